@@ -60,7 +60,7 @@ def gap(file: Path, chats: int = 1) -> Stats:
     with load(file, PROMPT_TOKENS + 2048) as engine:
         meter = EngineMeter(engine, seed=1)
         # Let the engine learn the prefill speed, which it knows in a running server.
-        meter.watched(meter.random_ids(FIRST_TURN_TOKENS), 1)
+        meter.run_watched(meter.random_ids(FIRST_TURN_TOKENS), 1)
         running = [GenerationWatch(engine.submit(meter.random_ids(8), meter.params(1500))) for _ in range(chats)]
         while min(len(watch.times) for watch in running) < 16:
             time.sleep(0.01)
@@ -250,7 +250,7 @@ def restore_write(file: Path, folder: str) -> Stats:
     with load(file, KEPT_TOKENS + 512, cache_dir=folder) as engine:
         meter = EngineMeter(engine, seed=1)
         began = time.perf_counter()
-        meter.watched(meter.prompt(KEPT_TOKENS, 1), 1)
+        meter.run_watched(meter.prompt(KEPT_TOKENS, 1), 1)
         offload = engine._offload
         assert offload is not None
         while offload.has_work:
@@ -264,7 +264,7 @@ def restore_read(file: Path, folder: str) -> Stats:
     with load(file, KEPT_TOKENS + 512, cache_dir=folder) as engine:
         meter = EngineMeter(engine, seed=1)
         prompt = meter.random_ids(KEPT_TOKENS)  # the same seed gives the same conversation
-        meter.watched(meter.random_ids(1), 4)
+        meter.run_watched(meter.random_ids(1), 4)
         first, found = first_token(engine, meter, [*prompt, *meter.random_ids(1)])
         again, _ = first_token(engine, meter, [*prompt, *meter.random_ids(1)])
         return about(engine) | {
@@ -288,7 +288,7 @@ def memory(file: Path, context: int, kv: KVChoice) -> Stats:
     with load(file, context, kv=kv) as engine:
         meter = EngineMeter(engine, seed=1)
         depth = context - TILE_POSITIONS
-        watch = meter.watched(meter.prompt(depth, TILE_POSITIONS - 16), 16)
+        watch = meter.run_watched(meter.prompt(depth, TILE_POSITIONS - 16), 16)
         if watch.usage.cached_tokens < depth:
             sys.exit("the context was not filled")
         return about(engine) | {

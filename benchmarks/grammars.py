@@ -22,7 +22,7 @@ import numpy as np
 from notso.qtensor import GGUFFile
 from notso.smollm3 import Grammar
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.sampling.grammar import Grammars, answer_part
+from notso.smollm3.sampling.grammar import GrammarCompiler, grammar_part
 from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.text.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ CASES = {
 
 
 def follow(
-    grammars: Grammars, tokenizer: Tokenizer, grammar: Grammar, tokens: int
+    grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, tokens: int
 ) -> tuple[float, list[float], list[float]]:
     """Return the seconds to create a matcher, for each mask, and for each row (including the mask)."""
     chance = np.random.default_rng(1)
@@ -54,7 +54,7 @@ def follow(
     masks: list[float] = []
     rows: list[float] = []
     start = time.perf_counter()
-    matcher = grammars.matcher([answer_part(grammar)], "grammar")
+    matcher = grammars.matcher([grammar_part(grammar)], "grammar")
     started = time.perf_counter() - start
     while len(masks) < tokens:
         start = time.perf_counter()
@@ -65,9 +65,9 @@ def follow(
         rows.append(time.perf_counter() - start)
         going_on = [int(token) for token in allowed if token not in tokenizer.end_ids]
         if going_on:
-            matcher.take(int(chance.choice(going_on)))
+            matcher.consume(int(chance.choice(going_on)))
         if not going_on or matcher.is_over:
-            matcher = grammars.matcher([answer_part(grammar)], "grammar")
+            matcher = grammars.matcher([grammar_part(grammar)], "grammar")
     return started, masks, rows
 
 
@@ -79,9 +79,9 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.gguf or demo_path()
     tokenizer = Tokenizer.from_gguf(GGUFFile.open(path).metadata, path)
-    grammars = Grammars(tokenizer)
+    grammars = GrammarCompiler(tokenizer)
     start = time.perf_counter()
-    grammars.matcher([answer_part(Grammar("regex", "a"))], "grammar")
+    grammars.matcher([grammar_part(Grammar("regex", "a"))], "grammar")
     print(
         f"{tokenizer.vocab_size:,} tokens; building the library's vocabulary took {time.perf_counter() - start:.2f} s"
     )

@@ -169,7 +169,7 @@ def main() -> None:
             case.call()  # warm up
         for _ in range(given.repeat):
             read.append(max(ceilings.read_bandwidth(memory) for _ in range(2)) / 1e9)
-            multiply.append(2 * ceilings.byte_products() / 1e9)
+            multiply.append(2 * ceilings.byte_product_rate() / 1e9)
             for case in cases:
                 rates[case.name].append(rate(case))
         tops = {"read": statistics.median(read), "multiply": statistics.median(multiply)}

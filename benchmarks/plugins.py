@@ -79,7 +79,7 @@ def main() -> None:
             "start_ms": round(1000 * started, 1),
             "resident_mb": memory,
             "call": milliseconds(lambda: process.call("tool", given, "tool", 10.0), CALLS),
-            f"row of {VOCAB:,} logits": milliseconds(lambda: process.change_row(processor, history, row), ROWS),
+            f"row of {VOCAB:,} logits": milliseconds(lambda: process.process_logits(processor, history, row), ROWS),
             "resident_mb_with_numpy": resident_mb(process),
             "load_average": os.getloadavg()[0],
             "python": sys.version.split()[0],

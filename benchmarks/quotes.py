@@ -22,7 +22,7 @@ import numpy as np
 
 from notso.smollm3 import Engine, QuoteSource
 from notso.smollm3.sampling.quote_index import CLOSE
-from notso.smollm3.sampling.quotes import Quotes
+from notso.smollm3.sampling.quotes import QuoteManager
 from notso.smollm3.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def text_of(characters: int, seed: int) -> str:
 
 def measure(tokenizer: Tokenizer, characters: int, quotations: int) -> None:
     text = text_of(characters, 1)
-    quotes = Quotes(tokenizer)
+    quotes = QuoteManager(tokenizer)
     quotes.vocabulary.spaced_tokens  # noqa: B018
     started = time.thread_time()
     quotes.index(text)
@@ -104,7 +104,7 @@ def measure(tokenizer: Tokenizer, characters: int, quotations: int) -> None:
             restricted = held.restrict(logits, False)
             (first if step == 0 else later).append(1000 * (time.thread_time() - started))
             token = int(restricted.argmax())
-            held.take(token, False, 1000)
+            held.consume(token, False, 1000)
             if tokenizer.token_bytes(token).startswith(CLOSE):
                 break
     place = lambda times: f"{statistics.median(times):.2f} {sorted(times)[int(0.99 * len(times))]:.2f} {max(times):.2f}"  # noqa: E731

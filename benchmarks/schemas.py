@@ -30,7 +30,7 @@ from jsonschema.validators import validator_for
 from notso.qtensor import GGUFFile
 from notso.smollm3 import Grammar, InvalidRequestError
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part
+from notso.smollm3.sampling.grammar import GrammarCompiler, Matcher, grammar_part
 from notso.smollm3.sampling.schemas.simplifying import FORMATS
 from notso.smollm3.text.tokenizer import Tokenizer
 
@@ -76,8 +76,8 @@ class Answers:
 
     def __init__(self, path: Path, seed: int) -> None:
         self._tokenizer = Tokenizer.from_gguf(GGUFFile.open(path).metadata, path)
-        self._grammars = Grammars(self._tokenizer)
-        self._grammars.matcher([answer_part(Grammar("regex", "a"))], "grammar")  # builds the vocabulary
+        self._grammars = GrammarCompiler(self._tokenizer)
+        self._grammars.matcher([grammar_part(Grammar("regex", "a"))], "grammar")  # builds the vocabulary
         self._chance = random.Random(seed)
         words = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
         self._closing = np.array([bool(re.fullmatch(rb'[^"\[{]*["\]}]+[, ]*', word)) for word in words])
@@ -85,12 +85,12 @@ class Answers:
 
     def matcher(self, schema: Any) -> Matcher:
         """Return a matcher at the beginning of an answer. Raises InvalidRequestError if the schema is rejected."""
-        return self._grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
+        return self._grammars.matcher([grammar_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
 
     def takes(self, schema: Any, text: str) -> bool:
         """Return whether the schema's grammar accepts a text as a complete answer."""
         matcher = self.matcher(schema)
-        return matcher.takes_all(self._tokenizer.encode(text)) and matcher.may_end
+        return matcher.try_consume_all(self._tokenizer.encode(text)) and matcher.may_end
 
     def draw(self, schema: Any) -> str | None:
         """Return a random answer, or None if it did not end within MOST_TOKENS."""
@@ -106,7 +106,7 @@ class Answers:
                     allowed = narrowed
                     break
             token = int(self._chance.choice(np.flatnonzero(allowed)))
-            matcher.take(token)
+            matcher.consume(token)
             tokens.append(token)
             if len(tokens) > MOST_TOKENS:
                 return None
@@ -121,12 +121,12 @@ class Answers:
             logits = np.where(matcher.allowed(), chance.random(self._tokenizer.vocab_size), -1)
             token = int(logits.argmax())
             while not matcher.permits(token, left):
-                ids = matcher.left_to_choose(token, left)
+                ids = matcher.remaining_choices(token, left)
                 logits[token] = -1
                 token = int(logits.argmax() if ids is None else chance.choice(ids))
             if token in self._tokenizer.end_ids:
                 break
-            matcher.take(token, left)
+            matcher.consume(token, left)
             tokens.append(token)
         return self._tokenizer.decode(tokens) if matcher.is_over or matcher.may_end else None
 

@@ -37,7 +37,7 @@ from notso import Engine, Message, SamplingParams, __version__
 from notso.qtensor import CPU
 from notso.smollm3.diagnostics.benchmark import StolenTime, describe_machine
 from notso.smollm3.model.input_batch import InputBatch
-from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, NgramDrafter, StepLatency, planned
+from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, NgramDrafter, StepLatency, planned_cost
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "src" / "notso" / "smollm3"
@@ -100,7 +100,7 @@ def run(
         accepted = 0
         while accepted < len(drafts) and drafts[accepted] == task.answer[at + accepted]:
             accepted += 1
-        drafter.accept(len(drafts), accepted)
+        drafter.record_acceptance(len(drafts), accepted)
         drafter.extend(task.answer[at : at + accepted + 1])
         outcome.proposing_s += time.perf_counter() - started
         if tried is not None and drafts:
@@ -206,7 +206,7 @@ def main() -> None:
     stolen = StolenTime()
     steps = measured(given.file) if given.file else {}
     machine = describe_machine() | {"stolen_percent": round(stolen.percent(), 2)}
-    price = priced(steps) if steps else planned
+    price = priced(steps) if steps else planned_cost
     if given.tokenizer:
         library = tokenizers.Tokenizer.from_file(str(given.tokenizer))
         encode: Encode = lambda text: library.encode(text, add_special_tokens=False).ids  # noqa: E731

@@ -151,11 +151,11 @@ def check_setting() -> None:
 
 
 def check_route() -> None:
-    from notso.web.sign_in.given_keys import KeyBook
+    from notso.web.sign_in.given_keys import KeyManager
     from notso.web.store.sqlite.access import SQLiteAccessStore
 
     with tempfile.TemporaryDirectory() as folder:
-        book = KeyBook(lambda: SQLiteAccessStore(Path(folder)))
+        book = KeyManager(lambda: SQLiteAccessStore(Path(folder)))
         ann, olga = book.add("ann")[0], book.add("olga", is_operator=True)[0]
         with served(data_dir=Path(folder), api_key="the operator's own key") as (server, _):
             asked = [server.client.post("/plant", headers={"Authorization": f"Bearer {key}"}) for key in (ann, olga)]
@@ -197,8 +197,8 @@ def check_column() -> None:
 
     from web.store.postgres_server import binaries, postgres_server
 
-    from notso.web.store.copy import copy_everything
-    from notso.web.store.opening import store_at
+    from notso.web.store.copy import copy_database
+    from notso.web.store.opening import create_store
     from notso.web.store.sql.store import SQLStore
 
     async def use(store: SQLStore, *, is_new: bool) -> None:
@@ -219,15 +219,15 @@ def check_column() -> None:
 
     CHAT = Chat("c" * 32, "One", True, date(2026, 1, 1), 1, 1)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as closing:
-        asyncio.run(use(store_at(Path(folder), None), is_new=True))
+        asyncio.run(use(create_store(Path(folder), None), is_new=True))
         targets = [f"{folder}/copy"]
         if binaries() is not None:
             targets.append(closing.enter_context(postgres_server()).new_database())
         for target in targets:
-            copy_everything(folder, target)
+            copy_database(folder, target)
             is_url = target.startswith("postgres")
             asyncio.run(
-                use(store_at(Path(folder) if is_url else Path(target), target if is_url else None), is_new=False)
+                use(create_store(Path(folder) if is_url else Path(target), target if is_url else None), is_new=False)
             )
 
 
@@ -268,7 +268,7 @@ QTENSOR_INLINE void unpack(const BlockPlanted& w, Unpacked256& out) {
 """
 UNPACK_REFERENCE = """\
 def _planted(b: Bytes) -> Unpacked256:
-    return _without_mins(_half(b, 0), np.ones((len(b), 16), np.int32), b[:, 2:].view(np.int8).astype(np.int32))
+    return _without_minimum(_half(b, 0), np.ones((len(b), 16), np.int32), b[:, 2:].view(np.int8).astype(np.int32))
 
 
 """

@@ -211,136 +211,136 @@ GROUPS: dict[str, tuple[str, ...]] = {
 THINNED: dict[str, dict[str, dict[str, int]]] = {
     "engine": {
         "tests/smollm3/diagnostics/test_goldens.py": {
-            "test_a_format_is_allowed_its_own_error_and_no_other": 2,
-            "test_a_planted_error_is_noticed": 1,
+            "test_quantization_error_passes_but_planted_error_fails": 2,
+            "test_planted_model_error_is_detected": 1,
         },
         "tests/smollm3/engine/test_answers_across_devices.py": {
-            "test_every_answer_is_the_same": 0,
+            "test_cpu_and_emulated_gpu_give_identical_answers": 0,
         },
         "tests/smollm3/engine/test_determinism.py": {
-            "test_kernels_threads_and_pieces_change_no_bit": 3,
-            "test_sampled_answers_are_the_same_under_every_kernel": 3,
+            "test_logits_are_bit_identical_across_kernels_threads_and_chunks": 3,
+            "test_sampled_answers_are_identical_across_kernels": 3,
         },
         "tests/smollm3/engine/test_prefix_warmup.py": {
-            "test_all_but_the_words_is_there": 2,
-            "test_chats_side_by_side_say_what_each_says_alone": 1,
+            "test_second_turn_finds_all_but_the_new_words_cached": 2,
+            "test_concurrent_chats_with_warmup_give_the_same_answers": 1,
         },
         "tests/smollm3/engine/test_receipts.py": {
-            "test_an_untouched_receipt_is_drawn_again": 5,
+            "test_unchanged_receipt_is_reproduced": 5,
         },
         "tests/smollm3/engine/test_receipts_elsewhere.py": {
-            "test_another_family_draws_them_again": 1,
+            "test_receipts_are_reproduced_by_other_kernel_families": 1,
         },
         "tests/smollm3/engine/test_replay.py": {
-            "test_an_answer_goes_on_from_each_of_its_tokens": 5,
-            "test_a_branch_is_what_a_cold_engine_writes_behind_the_same_tokens": 1,
+            "test_replayed_answer_continues_identically_from_any_token": 5,
+            "test_branch_of_a_replay_matches_a_cold_engine": 1,
         },
         "tests/smollm3/engine/test_reread.py": {
-            "test_cold_and_kept_give_the_same_bits": 1,
+            "test_restored_and_cold_engines_give_identical_answers": 1,
         },
         "tests/smollm3/engine/test_speculative_prefill.py": {
-            "test_what_is_typed_last_takes_its_beginning_up": 2,
-            "test_what_was_typed_is_there_when_it_is_sent": 2,
+            "test_message_extending_a_draft_reuses_the_cached_prefix": 2,
+            "test_sent_draft_is_fully_cached_for_one_owner": 2,
         },
         "tests/smollm3/kv/test_offload.py": {
-            "test_after_a_restart_a_conversation_is_there_to_the_last_token": 1,
-            "test_damaged_files_cost_time_and_nothing_else": 1,
+            "test_conversation_is_restored_completely_after_restart": 1,
+            "test_damaged_files_are_recomputed_with_identical_answers": 1,
         },
         "tests/smollm3/model/test_backends.py": {
-            "test_float_weights_have_the_same_bits": 0,
-            "test_every_step_of_the_demo_model_has_the_same_bits": 1,
-            "test_what_one_backend_wrote_to_the_disk_another_goes_on_with": 1,
+            "test_logits_of_float_weights_are_identical_on_all_backends": 0,
+            "test_demo_model_steps_are_identical_on_all_backends": 1,
+            "test_disk_cache_of_one_backend_is_used_by_another": 1,
         },
         "tests/smollm3/model/test_every_format.py": {
-            "test_a_model_answers_alike_in_every_family": 3,
+            "test_kernel_families_give_identical_answers_in_each_format": 3,
         },
         "tests/smollm3/model/test_public_files.py": {
-            "test_a_file_of_each_row": 10,
+            "test_documented_format_mix_matches_the_same_values_in_f32": 10,
         },
         "tests/smollm3/sampling/test_patterns.py": {
             "test_node_agrees_on_generated_patterns": 1,
         },
         "tests/smollm3/sampling/test_rare_filters.py": {
-            "test_frequencies_are_the_probabilities": 1,
+            "test_sampled_frequencies_match_the_probabilities": 1,
         },
         "tests/smollm3/sampling/test_sampler.py": {
-            "test_frequencies_are_the_probabilities": 2,
-            "test_many_faint_tokens_move_the_end_of_the_nucleus": 6,
+            "test_sampled_frequencies_match_the_probabilities": 2,
+            "test_nucleus_end_accounts_for_many_unlikely_tokens": 6,
         },
         "tests/smollm3/sampling/test_schemas.py": {
-            "test_what_is_valid_may_be_written_and_nothing_else": 13,
+            "test_grammar_accepts_exactly_the_valid_values": 13,
         },
         "tests/smollm3/sampling/test_strict_tools.py": {
-            "test_whatever_is_drawn_a_call_follows_its_tool": 2,
+            "test_random_calls_follow_the_strict_tool_schema": 2,
         },
         "tests/smollm3/sampling/test_token_limit.py": {
-            "test_a_model_ends_twenty_of_twenty": 1,
+            "test_demo_model_ends_twenty_of_twenty_answers": 1,
             "test_the_work_near_the_limit_is_bounded": 0,
-            "test_what_can_end_within_its_limit_does": 24,
+            "test_answer_ends_within_its_limit_if_possible": 24,
         },
         "tests/smollm3/text/test_chat_template.py": {
-            "test_what_a_template_leaves_out_is_found_by_showing_it": 1,
-            "test_known_templates_run_here_and_others_apart": 1,
+            "test_omissions_of_a_template_are_detected": 1,
+            "test_known_and_unknown_templates_render_equally": 1,
         },
         "tests/smollm3/text/test_template_sandbox.py": {
-            "test_what_a_template_must_not_do": 10,
-            "test_what_the_official_templates_rely_on": 4,
-            "test_a_name_that_is_not_given_is_an_error_that_names_it": 4,
+            "test_unsafe_template_operations_are_prevented": 10,
+            "test_features_of_official_templates_are_supported": 4,
+            "test_undefined_variable_is_named_in_the_error": 4,
         },
         "tests/smollm3/text/test_tokenizer_official.py": {
-            "test_a_long_text_costs_what_its_eighths_cost": 0,
-            "test_ids_are_the_library_s": 1,
-            "test_it_builds_about_as_fast_as_the_library": 0,
+            "test_official_encoding_time_is_near_linear": 0,
+            "test_official_ids_match_the_library": 1,
+            "test_tokenizer_loads_about_as_fast_as_the_library": 0,
         },
         "tests/smollm3/text/test_tokenizer.py": {
-            "test_time_is_near_linear_in_length": 4,
+            "test_encoding_time_is_near_linear_in_length": 4,
         },
         "tests/smollm3/sampling/test_quotes.py": {
-            "test_a_hostile_text_costs_no_more_per_token": 2,
+            "test_hostile_text_does_not_increase_work_per_token": 2,
         },
         "tests/smollm3/engine/test_memory_plan.py": {
-            "test_the_format_goes_by_the_file_and_is_kept_in_the_folder": 2,
+            "test_kv_format_depends_on_weights_and_is_remembered": 2,
         },
         "tests/smollm3/model/test_parity.py": {
-            "test_an_adapter_gives_the_logits_of_peft": 1,
+            "test_adapter_logits_match_peft": 1,
         },
         "tests/smollm3/kv/test_disk_store_damage.py": {
-            "test_thousands_of_accidents_are_found": 1,
+            "test_random_damage_is_detected": 1,
         },
     },
     "native": {
         "tests/qtensor/test_kernels_attention_bytes.py": {
-            "test_the_bits_of_the_twin": 7,
+            "test_attention_matches_numpy_bit_for_bit": 7,
         },
         "tests/qtensor/test_kernels_matmul.py": {
             "test_extremes_do_not_overflow": 8,
-            "test_families_agree": 40,
-            "test_long_rows": 8,
-            "test_panels_of_many_rows": 8,
+            "test_kernel_families_agree": 40,
+            "test_kernel_families_agree_on_long_rows": 8,
+            "test_row_panels_agree_and_stay_within_bounds": 8,
         },
         "tests/qtensor/test_threads.py": {
-            "test_products": 8,
+            "test_thread_count_does_not_change_products": 8,
         },
         "tests/qtensor/test_uneven_cores.py": {
-            "test_the_pool_with_workers_that_differ": 1,
+            "test_thread_pool_handles_workers_of_different_speed": 1,
         },
         "tests/qtensor/test_fused_matmul.py": {
-            "test_fused_equals_single_operations": 48,
+            "test_fused_matmul_matches_separate_operations": 48,
         },
         "tests/qtensor/test_packing.py": {
-            "test_gate_and_up_in_turns": 10,
+            "test_interleaved_gate_and_up_match_unpacked_weights": 10,
         },
     },
     "conversion": {
         "tests/smollm3/conversion/test_converter.py": {
-            "test_every_mix_is_made_and_runs": 3,
+            "test_conversion_to_every_mix_is_reproducible_and_runs": 3,
         },
         "tests/smollm3/conversion/test_quantizer.py": {
-            "test_every_mix_is_made_of_a_file_and_of_a_folder": 2,
+            "test_every_mix_is_quantized_equally_from_file_and_folder": 2,
         },
         "tests/smollm3/conversion/test_unusual_folders.py": {
-            "test_a_tokenizer_gives_the_ids_that_its_own_library_gives": 6,
-            "test_rotation_and_tensors_of_what_is_computed": 12,
+            "test_token_ids_match_the_tokenizers_library": 6,
+            "test_rope_and_tensors_of_supported_folders_match_transformers": 12,
         },
     },
     "store": {
@@ -350,158 +350,158 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
     },
     "chaos": {
         "tests/chaos/test_foreign_sites.py": {
-            "test_every_cell_of_sites_and_routes_is_as_written": 0,
+            "test_every_route_enforces_host_and_origin_checks": 0,
         },
         "tests/chaos/test_holes.py": {
-            "test_an_engine_whose_body_has_no_end": 0,
-            "test_attacks_of_one_key": 4,
-            "test_frames_that_a_plugin_forges": 0,
-            "test_imports_beyond_the_address_space": 0,
+            "test_endless_engine_responses_do_not_disrupt_server": 0,
+            "test_attacks_with_one_key_do_not_starve_other_users": 4,
+            "test_forged_plugin_frames_do_not_disrupt_server": 0,
+            "test_imports_beyond_address_space_limit_do_not_crash_server": 0,
         },
         "tests/chaos/test_kills.py": {
-            "test_kills_lose_nothing_that_was_acknowledged": 0,
+            "test_kills_lose_no_acknowledged_writes": 0,
         },
         "tests/chaos/test_rendering_attacks.py": {
-            "test_a_chat_that_is_slow_to_lay_out": 0,
+            "test_slow_markdown_does_not_block_other_requests": 0,
         },
         "tests/chaos/test_power_loss.py": {
-            "test_power_loss_loses_nothing_that_was_acknowledged": 0,
+            "test_power_loss_loses_no_acknowledged_data": 0,
         },
     },
     "commands": {
         "tests/cli/test_bench_compare.py": {
-            "test_the_fastest_configuration_counts": 0,
-            "test_the_peer_ends_with_us_however_we_end": 1,
-            "test_the_peer_stands_beside_our_figures": 0,
+            "test_fastest_peer_configuration_is_reported": 0,
+            "test_peer_process_exits_when_benchmark_is_killed": 1,
+            "test_report_contains_peer_results_and_ratios": 0,
         },
         "tests/cli/test_demo.py": {
-            "test_serve_says_that_the_demo_will_answer": 0,
-            "test_without_arguments_the_chat_opens": 0,
+            "test_serve_announces_the_demo_model": 0,
+            "test_command_without_arguments_starts_the_server": 0,
         },
         "tests/cli/test_interruption.py": {
-            "test_a_closed_pipe_ends_quietly_with_the_code_of_sigpipe": 1,
-            "test_a_missing_stdout_is_no_success": 1,
+            "test_closed_stdout_exits_quietly_with_sigpipe_code": 1,
+            "test_missing_stdout_is_an_error": 1,
         },
         "tests/cli/test_real_engine.py": {
-            "test_a_reader_that_leaves_in_the_middle_ends_it": 0,
-            "test_bench_gives_rates_and_the_machine": 0,
+            "test_closing_stdout_ends_the_run_with_sigpipe_code": 0,
+            "test_bench_reports_rates_and_machine_as_documented": 0,
             "test_kernels_and_threads_do_not_change_the_answer": 0,
-            "test_perplexity_and_divergence": 0,
-            "test_what_is_no_model_is_told_with_exit_code_3": 2,
+            "test_perplexity_reports_score_and_divergence": 0,
+            "test_invalid_model_file_exits_with_code_3": 2,
         },
         "tests/cli/test_run.py": {
             "test_every_sampling_field_is_an_option": 2,
         },
         "tests/cli/test_serve.py": {
-            "test_a_context_too_large_is_reduced_to_the_maximum": 0,
-            "test_a_data_directory_in_use_is_exit_code_5": 0,
-            "test_a_key_from_a_file_is_asked_for": 0,
-            "test_a_port_in_use_is_exit_code_6": 0,
-            "test_it_serves_at_once_until_told_to_stop": 1,
-            "test_the_page_is_opened_when_asked_for": 0,
+            "test_context_beyond_the_maximum_is_reduced": 0,
+            "test_data_directory_in_use_exits_with_code_5": 0,
+            "test_api_key_file_enables_authentication": 0,
+            "test_port_in_use_exits_with_code_6": 0,
+            "test_serve_starts_quickly_and_exits_cleanly_on_signals": 1,
+            "test_open_option_opens_the_page": 0,
         },
     },
     "server": {
         "tests/documents/test_reading.py": {
-            "test_a_parser_that_was_taken_over_is_not_believed": 4,
+            "test_invalid_parser_frames_are_refused": 4,
         },
         "tests/documents/test_traps.py": {
-            "test_a_bomb_ends_within_the_childs_limits": 2,
+            "test_bomb_document_ends_within_child_limits": 2,
         },
         "tests/web/api/test_receipts.py": {
-            "test_each_api_gives_a_receipt_that_holds": 6,
+            "test_each_api_returns_valid_receipt": 6,
         },
         "tests/web/api/test_volatile_lines.py": {
-            "test_nothing_is_found_behind_any_other_change": 0,
+            "test_other_prompt_changes_miss_prefix_cache": 0,
         },
         "tests/web/chat/test_chat_view.py": {
-            "test_what_is_done_in_a_long_chat_reads_what_a_prompt_has_room_for": 4,
+            "test_long_chat_reads_only_messages_that_fit_the_prompt": 4,
         },
         "tests/web/chat/test_library.py": {
-            "test_a_preview_that_costs_too_much_says_so": 0,
+            "test_too_expensive_preview_returns_413": 0,
         },
         "tests/web/chat/test_other_programs.py": {
-            "test_a_damaged_or_hostile_export_ends_in_one_sentence": 6,
-            "test_two_hundred_megabytes_end_in_one_sentence": 0,
+            "test_damaged_or_hostile_export_is_rejected_with_one_sentence": 6,
+            "test_oversized_import_is_rejected": 0,
         },
         "tests/web/chat/test_transfer.py": {
-            "test_what_is_broken_is_refused_whole": 3,
+            "test_invalid_import_returns_400_and_adds_no_chats": 3,
         },
         "tests/web/edge/test_fair_shares.py": {
-            "test_at_every_route_a_modest_owner_is_served_beside_a_greedy_one": 0,
+            "test_every_route_serves_modest_owner_beside_greedy_owner": 0,
         },
         "tests/web/edge/test_watchdog.py": {
-            "test_a_server_that_is_held_is_ended_with_its_tracebacks": 1,
-            "test_a_server_that_is_stopped_is_not_ended": 0,
+            "test_blocked_server_is_aborted_with_tracebacks": 1,
+            "test_suspended_server_is_not_ended": 0,
         },
         "tests/web/rendering/test_hostile_stream.py": {
-            "test_a_reader_of_single_bytes_gets_the_events_that_were_sent": 0,
-            "test_every_cut_of_every_text_is_clean_and_the_end_is_the_whole": 1,
+            "test_event_reader_fed_single_bytes_gets_the_sent_events": 0,
+            "test_hostile_streams_are_safe_at_every_byte_and_match_whole_render": 1,
         },
         "tests/web/rendering/test_rendering.py": {
-            "test_hostile_text_is_shown_and_not_obeyed": 25,
-            "test_no_text_is_slow": 8,
-            "test_nothing_is_lost_in_the_deep_nor_behind_it": 4,
+            "test_hostile_markup_renders_to_safe_html": 25,
+            "test_pathological_text_is_rendered_within_time_limit": 8,
+            "test_deep_nesting_loses_no_text": 4,
         },
         "tests/web/sign_in/test_quotas.py": {
-            "test_forty_at_once_of_what_continues_a_chat_are_refused_before_they_are_stored": 3,
+            "test_concurrent_chat_actions_over_quota_are_rejected_before_storing": 3,
         },
         "tests/web/test_crash.py": {
-            "test_a_killed_server_has_the_part_and_goes_on": 0,
+            "test_answer_resumes_after_kill_and_stopped_answer_can_be_continued": 0,
         },
         "tests/web/test_deployed.py": {
-            "test_compose": 0,
-            "test_compose_of_a_cluster": 0,
-            "test_kubernetes": 0,
-            "test_the_front_end_s_image": 0,
+            "test_compose_file_serves_configured_model": 0,
+            "test_cluster_compose_file_serves_shared_chats": 0,
+            "test_kubernetes_file_serves_configured_model": 0,
+            "test_front_end_image_serves_remote_engine": 0,
         },
         "tests/web/test_server.py": {
-            "test_a_long_answer_is_left_to_the_next_start_and_streams_end": 0,
-            "test_a_second_signal_ends_it_at_once": 0,
-            "test_after_kill_9_the_partial_answer_is_there_and_goes_on": 0,
+            "test_shutdown_leaves_long_answer_to_next_process": 0,
+            "test_second_signal_ends_server_immediately": 0,
+            "test_partial_answer_survives_kill_and_resumes": 0,
         },
         "tests/web/values/test_strict_fields.py": {
-            "test_a_file_of_much_of_nothing_is_refused_by_its_counts": 3,
+            "test_import_file_with_too_many_values_is_rejected": 3,
         },
         "tests/web/api/test_attacks.py": {
-            "test_many_clients_at_once_and_a_third_of_them_leave": 1,
+            "test_concurrent_streams_survive_client_disconnects": 1,
         },
         "tests/web/api/test_continued_responses.py": {
-            "test_a_response_in_the_background_goes_on": 1,
+            "test_background_response_resumes_after_restart": 1,
         },
         "tests/web/sign_in/test_oidc.py": {
-            "test_a_token_that_is_wrong_lets_nobody_in": 1,
+            "test_invalid_id_token_is_rejected": 1,
         },
         "tests/web/tools/test_hostile_mcp.py": {
-            "test_a_call_gets_its_answer_or_a_reason": 5,
+            "test_call_returns_result_or_failure_reason": 5,
         },
         "tests/web/store/test_postgres_outage.py": {
-            "test_what_a_person_sees": 0,
+            "test_outage_returns_503_and_keeps_drafts_and_answers": 0,
         },
     },
     "growth": {
         "tests/architecture/test_growth.py": {
-            "test_a_pattern_that_was_ambiguous_or_quadratic_is_found": 1,
-            "test_the_patterns_of_the_package_are_found": 0,
-            "test_no_pattern_takes_time_out_of_proportion": 0,
+            "test_ambiguous_or_quadratic_pattern_is_detected": 1,
+            "test_patterns_of_the_package_are_collected": 0,
+            "test_pattern_time_grows_in_proportion_to_text_length": 0,
         },
         "tests/architecture/test_growth_of_entries.py": {
-            "test_an_entry_takes_time_in_proportion": 10,
+            "test_entry_point_time_grows_in_proportion_to_text_length": 10,
         },
     },
     "check": {
         "tests/architecture/test_check_again.py": {
-            "test_what_fails_runs_once_more": 2,
+            "test_failed_tests_are_rerun_and_flaky_tests_reported": 2,
         },
     },
     "plants": {
         "tests/architecture/test_plants.py": {
-            "test_a_planted_change_works_and_needs_few_files": 1,
+            "test_typical_change_works_and_edits_few_files": 1,
         },
     },
     "programs": {
         "tests/strangers/test_requests.py": {
-            "test_each_turn_is_answered_with_what_it_asks_for": 50,
+            "test_each_turn_of_a_session_gets_the_expected_response": 50,
         },
     },
 }

@@ -18,7 +18,7 @@ def engine() -> Iterator[Engine]:
         yield loaded
 
 
-def test_the_same_answers(engine: Engine) -> None:
+def test_async_answers_equal_synchronous_ones(engine: Engine) -> None:
     async def ask() -> tuple[list[str], str, str]:
         aware = AsyncEngine(engine)
         answers = await asyncio.gather(*(aware.chat(f"What is {n} + 1?", temperature=0, max_tokens=99) for n in (1, 2)))
@@ -44,7 +44,7 @@ def test_two_tasks_share_one_answer(engine: Engine) -> None:
     assert engine.stats().prompt_tokens_total - before == engine.count_tokens(SUM)
 
 
-def test_it_loads_and_closes() -> None:
+def test_async_engine_loads_and_closes() -> None:
     async def ask() -> None:
         async with await AsyncEngine.load("demo", context_tokens=256) as aware:
             assert (await aware.chat("hello", max_tokens=2)).finish_reason == "length"
@@ -56,7 +56,7 @@ def test_it_loads_and_closes() -> None:
     asyncio.run(ask())
 
 
-def test_a_batch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_batch_equals_single_answers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notso.async_engine.MAX_BATCHED", 2)
 
     async def ask() -> list[str]:
@@ -70,7 +70,7 @@ def test_a_batch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(ask()) == expected
 
 
-def test_a_cancelled_wait_stops_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_task_stops_the_generation(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Generation] = []
     submit = engine._core.submit
     monkeypatch.setattr(engine._core, "submit", lambda request: (begun.append(request.generation), submit(request)))
@@ -92,7 +92,7 @@ def test_a_cancelled_wait_stops_the_answer(engine: Engine, monkeypatch: pytest.M
     assert [generation.result().finish_reason for generation in begun] == ["cancelled"] * len(begun) and begun
 
 
-def test_a_failed_answer_raises(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_error_is_raised_to_the_caller(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise EngineError("a logit is not finite")
 

@@ -231,7 +231,7 @@ def is_healthy(address: str) -> bool:
 
 
 @pytest.mark.parametrize("block", shell_blocks())
-def test_a_shell_block_runs(block: Block, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_shell_block_runs_without_errors(block: Block, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     for program in ("curl", "make"):
         if re.search(rf"^{program} ", block.body, re.MULTILINE) and shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -309,7 +309,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("block", runnable("python"))
-def test_a_python_block_runs(
+def test_python_block_runs_and_prints_output(
     block: Block, served: Served, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     exec(compile(block.body.replace("http://127.0.0.1:3000", served.address), block.name, "exec"), {})  # noqa: S102
@@ -318,9 +318,7 @@ def test_a_python_block_runs(
 
 
 @pytest.mark.parametrize("block", runnable("json"))
-def test_a_json_block_is_a_configuration_of_mcp_servers(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_block_is_a_valid_mcp_configuration(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "1")
     path = tmp_path / "mcp.json"
     path.write_text(block.body)
@@ -329,7 +327,7 @@ def test_a_json_block_is_a_configuration_of_mcp_servers(
 
 
 @pytest.mark.parametrize("block", runnable("toml"))
-def test_a_toml_block_is_read(block: Block, shell: Shell) -> None:
+def test_toml_block_is_a_valid_configuration(block: Block, shell: Shell) -> None:
     path = shell.folder / "file.toml"
     if "serve" in tomllib.loads(block.body):
         path.write_text(block.body)

@@ -18,7 +18,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("source", "line"), CASES)
-def test_the_command_is_that_of_this_installation(source: str | None, line: str, monkeypatch: Any) -> None:
+def test_install_command_matches_the_installation(source: str | None, line: str, monkeypatch: Any) -> None:
     class Found:
         def read_text(self, name: str) -> str | None:
             assert name == "direct_url.json"
@@ -28,7 +28,7 @@ def test_the_command_is_that_of_this_installation(source: str | None, line: str,
     assert extras.install_line("ray") == line
 
 
-def test_without_metadata(monkeypatch: Any) -> None:
+def test_install_command_without_package_metadata(monkeypatch: Any) -> None:
     def missing(name: str) -> Any:
         raise extras.PackageNotFoundError(name)
 

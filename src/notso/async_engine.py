@@ -16,7 +16,7 @@ from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
 from notso.smollm3.values.engine_config import EngineConfig, EngineSettings
 from notso.smollm3.values.events import Completion, Event
 from notso.smollm3.values.messages import Message
-from notso.smollm3.values.request_options import AnswerSettings, RequestOptions, settings_of
+from notso.smollm3.values.request_options import AnswerSettings, RequestOptions, apply_settings
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Prepare = Callable[[], Callable[[], Generation]]
@@ -31,7 +31,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
         self._generation: Generation | None = None
-        self._beginning = asyncio.Lock()  # several tasks may await the answer, but it must be started only once
+        self._start_lock = asyncio.Lock()  # several tasks may await the answer, but it must be started only once
         self._events = self._run()
 
     async def __anext__(self) -> Event:
@@ -39,9 +39,9 @@ class AsyncAnswerStream(AsyncIterator[Event]):
 
     async def result(self) -> Completion:
         """Wait for the complete answer and return it; cancelling stops it."""
-        generation = await self._begun()
+        generation = await self._start_once()
         try:
-            return Completion.from_events([event async for event in _follow(generation)])
+            return Completion.from_events([event async for event in _follow_events(generation)])
         finally:
             generation.stop()
 
@@ -52,14 +52,14 @@ class AsyncAnswerStream(AsyncIterator[Event]):
             self._generation.stop()
 
     async def __aenter__(self) -> AsyncAnswerStream:
-        await self._begun()
+        await self._start_once()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _begun(self) -> Generation:
-        async with self._beginning:
+    async def _start_once(self) -> Generation:
+        async with self._start_lock:
             if self._generation is None:
                 begin = await asyncio.to_thread(self._prepare)  # tokenizing a long prompt takes a while
                 self._generation = begin()
@@ -67,9 +67,9 @@ class AsyncAnswerStream(AsyncIterator[Event]):
             return self._generation
 
     async def _run(self) -> AsyncGenerator[Event, None]:
-        generation = await self._begun()
+        generation = await self._start_once()
         try:
-            async with aclosing(_follow(generation)) as events:
+            async with aclosing(_follow_events(generation)) as events:
                 async for event in events:
                     if event.error is not None:
                         raise event.error
@@ -78,7 +78,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
             generation.stop()
 
 
-async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
+async def _follow_events(generation: Generation) -> AsyncGenerator[Event, None]:
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def notify() -> None:
@@ -125,7 +125,7 @@ class AsyncEngine:
         **settings: Unpack[AnswerSettings],
     ) -> AsyncAnswerStream:
         """Return an asynchronous iterator over an answer's events."""
-        sampling, asked = settings_of(params, options, settings)
+        sampling, asked = apply_settings(params, options, settings)
         return AsyncAnswerStream(lambda: self.engine.prepare(conversation(messages, *more), sampling, asked))
 
     async def chat(
@@ -150,7 +150,7 @@ class AsyncEngine:
         """See `Engine.batch`. Cancelling stops the answers."""
         if isinstance(conversations, str | Mapping | Message):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
-        sampling, asked = settings_of(params, options, settings)
+        sampling, asked = apply_settings(params, options, settings)
         turns = [conversation(each) for each in conversations]
         begins = await asyncio.to_thread(lambda: [self.engine.prepare(each, sampling, asked) for each in turns])
         room = asyncio.Semaphore(MAX_BATCHED)
@@ -175,7 +175,7 @@ class AsyncEngine:
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
         """See `Engine.continue_text`. Cancelling stops the answer."""
-        sampling, asked = settings_of(params, options, settings)
+        sampling, asked = apply_settings(params, options, settings)
         return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, asked)).result()
 
     async def embed(self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None) -> Floats:

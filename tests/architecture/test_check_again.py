@@ -43,7 +43,7 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=["once", "always", "broken", "good"],
 )
-def test_what_fails_runs_once_more(tmp_path: Path, source: str, again: bool, named: bool) -> None:
+def test_failed_tests_are_rerun_and_flaky_tests_reported(tmp_path: Path, source: str, again: bool, named: bool) -> None:
     (tmp_path / "test_it.py").write_text(source)
     first = make(tmp_path, "tests")
     assert first.returncode == 0, first.stdout + first.stderr
@@ -53,6 +53,6 @@ def test_what_fails_runs_once_more(tmp_path: Path, source: str, again: bool, nam
     assert "test_good" not in second.stdout
 
 
-def test_without_a_second_run_a_failure_counts_at_once(tmp_path: Path) -> None:
+def test_failure_fails_the_check_without_a_rerun(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FAILS_ONCE)
     assert make(tmp_path, "tests", "AGAIN=").returncode != 0

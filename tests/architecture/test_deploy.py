@@ -37,7 +37,7 @@ MOST_EXPOSURE = 20  # maximum of systemd-analyze security, in tenths
 GROUP: Any = typer.main.get_command(app)
 
 
-def test_the_service_is_walled_in() -> None:
+def test_systemd_service_exposure_is_within_limit() -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={MOST_EXPOSURE}", UNIT]
@@ -45,7 +45,7 @@ def test_the_service_is_walled_in() -> None:
     assert said.returncode == 0, said.stdout[-300:] + said.stderr
 
 
-def test_the_service_runs_a_command_that_exists() -> None:
+def test_systemd_service_runs_an_existing_command() -> None:
     command, variables, folders = of_unit(UNIT.read_text())
     assert command[:2] == ["/usr/bin/notso", "serve"]
     known = {name for each in GROUP.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
@@ -54,7 +54,7 @@ def test_the_service_runs_a_command_that_exists() -> None:
     assert all(any(path.startswith(folder) for folder in folders) for path in kept)
 
 
-def test_the_agent_of_macos_runs_a_command_that_exists() -> None:
+def test_launchd_agent_runs_an_existing_command() -> None:
     agent = plistlib.loads((ROOT / "deploy" / "notso.plist").read_bytes())
     shell, option, script = agent["ProgramArguments"]
     assert (shell, option) == ("/bin/sh", "-c") and subprocess.run(["sh", "-n", "-c", script]).returncode == 0
@@ -66,7 +66,7 @@ def test_the_agent_of_macos_runs_a_command_that_exists() -> None:
     assert agent["SoftResourceLimits"]["NumberOfFiles"] >= MAX_CONNECTIONS + RESERVED_DESCRIPTORS
 
 
-def test_a_build_on_windows_ends_in_one_sentence(tmp_path: Path) -> None:
+def test_build_on_windows_fails_with_one_sentence(tmp_path: Path) -> None:
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert cmake is not None
     command = [cmake, "-S", ROOT, "-B", tmp_path, "-DCMAKE_SYSTEM_NAME=Windows"]
@@ -75,11 +75,11 @@ def test_a_build_on_windows_ends_in_one_sentence(tmp_path: Path) -> None:
     assert said.returncode == 1 and sentence.startswith("notso does not build on Windows: use WSL2")
 
 
-def test_the_formula_is_for_both_systems() -> None:
+def test_homebrew_formula_is_not_restricted_to_one_system() -> None:
     assert "depends_on :" not in (ROOT / "deploy" / "notso.rb").read_text()
 
 
-def test_the_settings_shown_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_in_the_sample_config_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = (ROOT / "deploy" / "config.toml").read_text()
     used = tmp_path / "config.toml"
     monkeypatch.setenv("NOTSO_CONFIG", str(used))
@@ -90,7 +90,7 @@ def test_the_settings_shown_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not installed")
-def test_the_package_holds_what_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debian_package_is_reproducible_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_packages(house: Path, python: str, machine: str) -> None:
         deb.put(house / "pyvenv.cfg", python)
 
@@ -115,7 +115,7 @@ def test_the_package_holds_what_it_should(tmp_path: Path, monkeypatch: pytest.Mo
         assert made.name.endswith(f"_{architecture}.deb") and f"Architecture: {architecture}\n" in control
 
 
-def test_the_image_runs_a_command_that_exists_and_keeps_to_its_volumes() -> None:
+def test_image_runs_existing_commands_and_stores_data_in_volumes() -> None:
     said = settings((ROOT / "deploy" / "Containerfile").read_text())
     command = [*json.loads(said["ENTRYPOINT"]), *json.loads(said["CMD"])]
     check = json.loads(said["HEALTHCHECK"].partition("CMD ")[2])
@@ -130,13 +130,13 @@ def test_the_image_runs_a_command_that_exists_and_keeps_to_its_volumes() -> None
 
 
 @pytest.mark.parametrize("name", ["Containerfile", "Containerfile.replica"])
-def test_an_image_can_be_built_on_each_machine(name: str) -> None:
+def test_containerfile_names_no_architecture(name: str) -> None:
     lines = [line for line in (ROOT / "deploy" / name).read_text().splitlines() if not line.startswith("#")]
     named = [*DEBIAN_NAMES, *DEBIAN_NAMES.values()]
     assert lines and not [line for line in lines if any(each in line for each in named)]
 
 
-def test_the_compose_file_agrees_with_the_image() -> None:
+def test_compose_file_matches_the_image() -> None:
     said = settings((ROOT / "deploy" / "Containerfile").read_text())
     service = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]["notso"]
     assert (ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
@@ -147,7 +147,7 @@ def test_the_compose_file_agrees_with_the_image() -> None:
     assert all(each.startswith("127.0.0.1:") for each in service["ports"])
 
 
-def test_a_front_end_is_given_all_but_what_computes() -> None:
+def test_front_end_packages_exclude_compute_libraries() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lines = (ROOT / "deploy" / "front-packages.txt").read_text().splitlines()
@@ -168,7 +168,7 @@ def test_a_front_end_is_given_all_but_what_computes() -> None:
     assert variables["NOTSO_DATA_DIR"] == said["VOLUME"]
 
 
-def test_the_files_for_several_servers_call_a_command_that_exists() -> None:
+def test_cluster_files_run_existing_commands() -> None:
     known = {name for each in GROUP.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
     services = yaml.safe_load((ROOT / "deploy" / "compose.cluster.yaml").read_text())["services"]
     kubernetes = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text()))
@@ -199,7 +199,7 @@ def test_each_replica_serves_the_model_that_was_downloaded_before() -> None:
 
 
 @pytest.mark.parametrize("proxy", ["haproxy", "caddy"])
-def test_the_proxies_take_their_files(proxy: str) -> None:
+def test_proxy_configuration_is_valid(proxy: str) -> None:
     program = shutil.which(proxy) or shutil.which(proxy, path="/usr/sbin")
     if program is None:
         pytest.skip(f"{proxy} is not installed (Debian: apt-get install {proxy})")
@@ -234,7 +234,7 @@ class _Deserter(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("path", ["/chats", "/v1/messages"])
-def test_a_request_that_ended_one_replica_is_not_sent_to_the_next(path: str, tmp_path: Path) -> None:
+def test_post_that_failed_on_one_replica_is_not_retried(path: str, tmp_path: Path) -> None:
     """The proxy may retry a GET request, because it has no side effects."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if program is None:
@@ -272,7 +272,7 @@ def test_a_request_that_ended_one_replica_is_not_sent_to_the_next(path: str, tmp
             replica.server_close()
 
 
-def test_the_dashboard_shows_metrics_that_exist() -> None:
+def test_dashboard_shows_only_documented_metrics() -> None:
     board = json.loads((ROOT / "deploy" / "grafana.json").read_text())
     shown = {
         name
@@ -284,7 +284,7 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
     assert len(shown) > 10 and {name.removesuffix("_bucket") for name in shown} <= told
 
 
-def test_what_a_month_costs_adds_up() -> None:
+def test_monthly_costs_in_scaling_document_add_up() -> None:
     """The table in docs/scaling.md agrees with the formula in the same document."""
     text = (ROOT / "docs" / "scaling.md").read_text("utf-8").partition("## What it costs a month")[2]
     row = r"^\| ([\d,]+)[^|]*\| (\d+) % \| (\d+)(?: \+ (\d+))? \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$"
@@ -299,7 +299,7 @@ def test_what_a_month_costs_adds_up() -> None:
         assert cost == int(hours * 0.10 + others * 0.05 + 0.5), row
 
 
-def test_a_whole_answer_outlasts_no_proxy_and_a_stream_is_sent_at_once() -> None:
+def test_proxies_allow_long_responses_and_do_not_delay_streams() -> None:
     """A response without streaming sends nothing for minutes, which must not exceed a proxy's timeout."""
     haproxy, kubernetes = ((ROOT / "deploy" / name).read_text() for name in ("haproxy.cfg", "kubernetes.yaml"))
     assert "timeout server 1h" in haproxy and "option http-no-delay" in haproxy

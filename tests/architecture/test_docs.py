@@ -67,7 +67,7 @@ def heading_anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_documents_are_found() -> None:
+def test_expected_documents_are_collected() -> None:
     names = {named(path) for path in DOCUMENTS}
     assert {"README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"} <= names
     assert {"docs/commands.md", "docs/kernels/gemv.md", "training/README.md"} <= names
@@ -77,11 +77,11 @@ def test_the_readme_is_short() -> None:
     assert len(read(ROOT / "README.md").splitlines()) <= README_LINES
 
 
-def test_the_drawing_of_the_house_is_short() -> None:
+def test_architecture_document_is_short() -> None:
     assert len(read(ROOT / "ARCHITECTURE.md").splitlines()) <= ARCHITECTURE_LINES
 
 
-def test_what_comes_next_has_a_room_each() -> None:
+def test_planned_changes_name_existing_and_new_files() -> None:
     """In each row of docs/next.md, files to change exist, and files to create do not."""
     rows = re.findall(r"^\| (?!item |-)(.+) \|$", read(ROOT / "docs" / "next.md"), re.MULTILINE)
     assert len(rows) >= 3
@@ -96,7 +96,7 @@ def test_what_comes_next_has_a_room_each() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_in_documents_resolve(path: Path) -> None:
     wrong = []
     for groups in LINK.findall(FENCE.sub("", read(path))):
         target = "".join(groups)
@@ -108,7 +108,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
-def test_nothing_of_a_machine_and_no_hosts(path: Path) -> None:
+def test_documents_contain_no_machine_paths_or_hosts(path: Path) -> None:
     text = read(path)
     assert not re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users|opt|usr|var|mnt)/(?!lib/notso\b)\S*", text)
     assert not re.findall(r"https?://(?!127\.0\.0\.1|localhost)\S+", text)
@@ -116,7 +116,7 @@ def test_nothing_of_a_machine_and_no_hosts(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
-def test_files_named_exist(path: Path) -> None:
+def test_files_named_in_documents_exist(path: Path) -> None:
     """Code spans that look like paths exist, relative to the root, the package, a layer's folder or the document."""
     package = ROOT / "src" / "notso"
     roots = (ROOT, path.parent, package, package / "qtensor", package / "smollm3", package / "web", ROOT / "native")
@@ -142,23 +142,23 @@ def test_files_that_benchmarks_read_exist() -> None:
             assert any((place / name).exists() for place in places), f"{named(path)} reads {name}"
 
 
-def test_every_target_is_documented() -> None:
+def test_every_make_target_is_documented() -> None:
     shown = set(re.findall(r"make ([a-z-]+)", everything()))
     assert len(targets()) > 8
     assert targets() <= shown, f"not documented: {targets() - shown}"
 
 
-def test_every_target_shown_exists() -> None:
+def test_make_targets_in_documents_exist() -> None:
     wrong = [f"{where}: make {words[0]}" for where, words in commands("make") if words and words[0] not in targets()]
     assert not wrong
 
 
-def test_every_verb_is_documented() -> None:
+def test_every_subcommand_is_documented() -> None:
     page = read(ROOT / "docs" / "commands.md")
     assert not [verb for verb in VERBS if f"## notso {verb}\n" not in page]
 
 
-def test_every_command_shown_exists() -> None:
+def test_notso_commands_in_documents_exist() -> None:
     group: Any = typer.main.get_command(app)
     wrong = []
     shown = list(commands("notso"))
@@ -177,7 +177,7 @@ def test_every_command_shown_exists() -> None:
     assert len(shown) > 15 and not wrong
 
 
-def test_every_program_shown_exists() -> None:
+def test_python_programs_in_documents_exist() -> None:
     wrong = []
     for where, words in commands("python"):
         if words[:1] == ["-m"] and not any(
@@ -189,7 +189,7 @@ def test_every_program_shown_exists() -> None:
     assert not wrong
 
 
-def test_every_variable_is_documented() -> None:
+def test_every_environment_variable_is_documented() -> None:
     sources = [*(ROOT / "src").rglob("*.py"), ROOT / "Makefile"]
     read_here = set(re.findall(r"\"(NOTSO_[A-Z_]+[A-Z])\"", "\n".join(map(read, sources))))
     assert len(read_here) > 8
@@ -197,7 +197,7 @@ def test_every_variable_is_documented() -> None:
     assert not [name for name in read_here if name not in text]
 
 
-def test_every_error_is_drawn() -> None:
+def test_architecture_document_lists_every_error_class() -> None:
     tree = read(ROOT / "ARCHITECTURE.md").split("## Errors")[1].split("## ")[0]
     defined = {
         node.name
@@ -213,7 +213,7 @@ def test_every_route_is_listed_with_its_audience() -> None:
     assert with_table(read(ROOT / "SECURITY.md")) == read(ROOT / "SECURITY.md"), "run: python supply/routes.py"
 
 
-def test_every_kernel_page_keeps_its_promise() -> None:
+def test_kernel_pages_have_required_sections_and_are_indexed() -> None:
     """Each page on kernels contains the plain version, the steps and rejected attempts, and is listed."""
     pages = sorted(path for path in (ROOT / "docs" / "kernels").glob("*.md") if path.name != "README.md")
     index = read(ROOT / "docs" / "kernels" / "README.md")
@@ -226,7 +226,7 @@ def test_every_kernel_page_keeps_its_promise() -> None:
         )
 
 
-def test_the_changelog_keeps_its_form() -> None:
+def test_changelog_has_only_known_headings() -> None:
     text = read(ROOT / "CHANGELOG.md")
     areas = {"Model and engine", "Server and APIs", "Chat page", "Command line", "Library", "Operations", "Tuning"}
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

@@ -89,13 +89,13 @@ def changed() -> set[str]:
         ("tests/conftest.py", {name for name in TREE if "/test_" in name}),
     ],
 )
-def test_a_change_makes_due_what_depends_on_it(tree: Path, name: str, due: set[str]) -> None:
+def test_change_makes_dependent_test_files_due(tree: Path, name: str, due: set[str]) -> None:
     assert changed() == set()
     (tree / name).write_text(TREE[name] + "\n")
     assert changed() == due
 
 
-def test_what_runs(tree: Path) -> None:
+def test_due_files_include_required_drawn_and_new_files(tree: Path) -> None:
     now, passed = digests(), due_files.read(due_files.PASSED)
     assert due_files.due(now, {}) == [], "a fresh clone runs everything"
     chosen = due_files.due(now, passed)
@@ -103,19 +103,19 @@ def test_what_runs(tree: Path) -> None:
     assert "tests/test_new.py" in due_files.due(now | {"tests/test_new.py": "0"}, passed)
 
 
-def test_what_failed_is_due_again_and_what_did_not_run_stays(tree: Path) -> None:
+def test_only_failed_test_files_are_due_again(tree: Path) -> None:
     due_files.record({"tests/test_sum.py": 1.0, "tests/test_docs.py": 1.0}, {"tests/test_sum.py"})
     assert changed() == {"tests/test_sum.py"}
 
 
-def test_what_changed_while_it_ran_is_due_again(tree: Path) -> None:
+def test_file_changed_during_the_run_is_due_again(tree: Path) -> None:
     """Recorded digests are those from before the run."""
     (tree / "docs/chat.md").write_text("Changed.")
     due_files.record({"tests/test_docs.py": 1.0}, set())
     assert changed() == {"tests/test_docs.py"}
 
 
-def test_the_cases_that_run_by_default_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cases_of_thinned_tests_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_tests, "THINNED", {"engine": {"a.py": {"test_many": 2, "test_one": 0}}})
     cases = ["a.py::test_one", *(f"a.py::test_many[{at}]" for at in range(4)), "a.py::test_other"]
     assert long_tests.thinned(cases) == dict.fromkeys(

@@ -8,7 +8,7 @@ import pytest
 from freeze import record
 
 
-def test_what_differs_from_run_to_run_is_masked() -> None:
+def test_ids_ports_and_times_are_masked() -> None:
     one = '{"id":"chatcmpl-abcdef0123456789","created":1764100000,"total_duration":12.5e3} 127.0.0.1:4001 took 1.25 s'
     two = '{"id":"chatcmpl-0123456789abcdef","created":1764100001,"total_duration":7} 127.0.0.1:4002 took 13 s'
     assert record.masked(one) == record.masked(two)
@@ -16,7 +16,7 @@ def test_what_differs_from_run_to_run_is_masked() -> None:
         assert record.masked(changed) != record.masked(two)
 
 
-def test_a_difference_is_found_unless_it_was_meant(
+def test_difference_is_found_unless_listed_as_reworded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = tmp_path / "old", tmp_path / "new"

@@ -333,13 +333,13 @@ def test_patterns_are_found_in_containers() -> None:
     assert [*_patterns_in({"x": [one, {"y": two}], "z": (three, 1)})] == [one, two, three]
 
 
-def test_the_patterns_of_the_package_are_found() -> None:
+def test_patterns_of_the_package_are_collected() -> None:
     sources = {pattern.pattern for pattern, _ in collected().values()}
     assert len(sources) >= 60
     assert any("x-anthropic-billing-header" in str(source) for source in sources)
 
 
-def test_no_pattern_takes_time_out_of_proportion() -> None:
+def test_pattern_time_grows_in_proportion_to_text_length() -> None:
     faults, seen = [], set()
     for where, (pattern, methods) in collected().items():
         key = pattern.pattern, pattern.flags, frozenset(methods)
@@ -357,6 +357,6 @@ def test_no_pattern_takes_time_out_of_proportion() -> None:
     ("source", "method"),
     [(OLD_VOLATILE_LINE, "match"), (OLD_PIECE, "findall"), (OLD_LITERAL, "sub"), (OLD_DECORATION, "sub")],
 )
-def test_a_pattern_that_was_ambiguous_or_quadratic_is_found(source: str, method: str) -> None:
+def test_ambiguous_or_quadratic_pattern_is_detected(source: str, method: str) -> None:
     with pytest.raises(GrowthError):
         check_pattern(re.compile(source), {method}, rounds=1)

@@ -23,7 +23,7 @@ from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.output.lookahead import StopStrings
 from notso.smollm3.output.tool_parser import ToolCallParser
-from notso.smollm3.sampling.grammar import answer_part
+from notso.smollm3.sampling.grammar import grammar_part
 from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, enforced_schema
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.tokenizer import SpecialTexts, Tokenizer
@@ -33,23 +33,23 @@ from notso.text_file import NotTextError, decode_text
 from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.llama_cpp.request import parse_native_request
-from notso.web.api.messages.request import parse_message_request, without_volatile_lines
+from notso.web.api.messages.request import parse_message_request, strip_volatile_lines
 from notso.web.api.request_fields.fields import parse_object
 from notso.web.api.responses.request import parse_response_request
 from notso.web.chat.files.imports import read_chats
-from notso.web.chat.suggestions import questions_in
-from notso.web.chat.titles import title_in
+from notso.web.chat.suggestions import parse_questions
+from notso.web.chat.titles import parse_title
 from notso.web.edge.errors import ApiError
 from notso.web.edge.forms import parse_form
 from notso.web.rendering.budget import MESSAGE_SECONDS
 from notso.web.rendering.markdown import render_markdown
 from notso.web.rendering.streaming import complete
-from notso.web.store.sql.search_words import fts5_query, snippet_of, terms_of, vector_of
+from notso.web.store.sql.search_words import extract_snippet, fts5_query, parse_query, to_tsvector
 from notso.web.tools.calculator import calculate
 from notso.web.tools.mcp_config import read_commented_json, read_mcp_config
-from notso.web.values.durations import duration_s
+from notso.web.values.durations import parse_duration
 from notso.web.values.errors import Problem, SettingsError, ToolError
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
@@ -160,7 +160,7 @@ def tool(pattern: str) -> list[object]:
 
 
 def grammar(kind: str) -> Callable[[str], object]:
-    return lambda text: answer_part(Grammar(kind, text))  # type: ignore[arg-type]
+    return lambda text: grammar_part(Grammar(kind, text))  # type: ignore[arg-type]
 
 
 @cache
@@ -230,7 +230,7 @@ _MCP = '{"mcpServers": {"a": {"command": "x", "args": ["'
 
 ENTRIES = {
     "system text": Entry(
-        without_volatile_lines, MIB, ("a=a", "a=", " ", "a=a;", " a=a", "a"), "x-anthropic-billing-header:", "!"
+        strip_volatile_lines, MIB, ("a=a", "a=", " ", "a=a;", " a=a", "a"), "x-anthropic-billing-header:", "!"
     ),
     "JSON": Entry(lambda text: parse_object(text.encode()), MIB, JSON, '{"a": '),
     "JSON text": Entry(lambda text: parse_object(text.encode()), MIB, JSON, '{"a": "', '"}'),
@@ -272,29 +272,29 @@ ENTRIES = {
     "tool calls in pieces": Entry(pushed, MIB // 4, CALLS, '<tool_call>\n{"name": "f", "arguments": {"a": "'),
     "Markdown": Entry(render_markdown, 256 * KIB, MARKS, budget_s=1.5 * MESSAGE_SECONDS),
     "open Markdown": Entry(complete, 16 * KIB, MARKS),
-    "title": Entry(title_in, 64 * KIB, (" ", '"', "title:", "*", ".", "title: '", "\n"), "a ", "!"),
-    "questions": Entry(questions_in, 64 * KIB, ("1. a?\n", " ", "- ", "\n", "?", "1", '"')),
+    "title": Entry(parse_title, 64 * KIB, (" ", '"', "title:", "*", ".", "title: '", "\n"), "a ", "!"),
+    "questions": Entry(parse_questions, 64 * KIB, ("1. a?\n", " ", "- ", "\n", "?", "1", '"')),
     "form": Entry(lambda text: parse_form(text.encode()), MIB, ("%41", "+", "=", "%", "a", "%C3%A9"), "a="),
     "import": Entry(
         lambda text: read_chats(text.encode(), str), 4 * MIB, JSON, '{"messages": [{"role": "user", "content": "'
     ),
-    "search words": Entry(terms_of, 64 * KIB, TEXT),
-    "indexed words": Entry(vector_of, 256 * KIB, TEXT),
-    "snippet": Entry(lambda text: snippet_of(text, text[:32], terms_of(text[:32])), 256 * KIB, TEXT),
-    "phrases": Entry(lambda text: fts5_query(terms_of(text)), 64 * KIB, TEXT),
+    "search words": Entry(parse_query, 64 * KIB, TEXT),
+    "indexed words": Entry(to_tsvector, 256 * KIB, TEXT),
+    "snippet": Entry(lambda text: extract_snippet(text, text[:32], parse_query(text[:32])), 256 * KIB, TEXT),
+    "phrases": Entry(lambda text: fts5_query(parse_query(text)), 64 * KIB, TEXT),
     "calculator": Entry(calculate, 64 * KIB, ("1", "(", "1+", " ", "-", "2**", "1.", "a", "1e1,", "sqrt(")),
-    "line of a tool": Entry(lambda text: visible_line(text, 1000), MIB, TEXT),
+    "line of a tool": Entry(lambda text: sanitize_line(text, 1000), MIB, TEXT),
     "text": Entry(lambda text: decode_text(text.encode()), MIB // 4, (*TEXT, "\r\n", "a\0", "\0", "\ufeff")),
     "commented JSON": Entry(_commented, MIB, (*JSON, "//", "/*", "*", "*/", "/", ", ", ",\n", '"\\'), '{"a": '),
     "MCP configuration": Entry(
         _configured, 128 * KIB, (*JSON, "$", "${", "${a:-", "${env:", "{env:", " $a", "a b "), _MCP, '"]}}}'
     ),
-    "duration": Entry(duration_s, 64 * KIB, ("1m", "1", "1.1", "1ms", "m"), "", "!"),
+    "duration": Entry(parse_duration, 64 * KIB, ("1m", "1", "1.1", "1ms", "m"), "", "!"),
 }
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_an_entry_takes_time_in_proportion(name: str) -> None:
+def test_entry_point_time_grows_in_proportion_to_text_length(name: str) -> None:
     entry = ENTRIES[name]
 
     def work(text: str) -> object:

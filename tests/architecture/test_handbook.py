@@ -11,12 +11,12 @@ from handbook import ROOT, faults, reached
 LISTED = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
 
 
-def test_every_document_and_picture_can_be_reached_from_the_readme() -> None:
+def test_every_document_and_image_is_reachable_from_the_readme() -> None:
     there = {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.png")}
     assert len(there) > 60 and there <= reached(ROOT / "README.md")
 
 
-def test_the_list_of_pages_names_every_subject() -> None:
+def test_site_navigation_lists_every_document() -> None:
     assert len(LISTED) > 20 and not [name for name in LISTED if not (ROOT / name).is_file()]
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= set(LISTED)
 
@@ -31,7 +31,7 @@ def test_the_list_of_pages_names_every_subject() -> None:
         ('<link href="https://example.org/font.css">', ["page.html loads https://example.org/font.css"]),
     ],
 )
-def test_what_is_missing_or_elsewhere_is_found(tmp_path: Path, body: str, found: list[str]) -> None:
+def test_missing_files_and_external_resources_are_found(tmp_path: Path, body: str, found: list[str]) -> None:
     for name in ("other.html", "a b.png"):
         (tmp_path / name).touch()
     (tmp_path / "page.html").write_text(body)

@@ -43,11 +43,11 @@ def text(path: Path) -> str | None:
         return None  # images and models
 
 
-def test_the_files_are_found() -> None:
+def test_source_files_are_collected() -> None:
     assert len(PYTHON) > 50 and len(NATIVE) > 10
 
 
-def test_the_lowest_floor_knows_no_word_of_the_model() -> None:
+def test_qtensor_and_native_code_do_not_mention_the_model() -> None:
     word = re.compile(r"smol|llama|chat|think|token|prompt|vocab", re.IGNORECASE)
     below = [p for p in PYTHON if SOURCE / "qtensor" in p.parents] + NATIVE
     wrong = [
@@ -59,7 +59,7 @@ def test_the_lowest_floor_knows_no_word_of_the_model() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_file_is_a_noun() -> None:
+def test_file_and_folder_names_are_not_vague() -> None:
     vague = {
         "util",
         "utils",
@@ -75,12 +75,12 @@ def test_a_file_is_a_noun() -> None:
     assert not [named(path) for path in FILES if path.stem in vague or set(path.relative_to(ROOT).parts[:-1]) & vague]
 
 
-def test_every_python_file_says_what_it_is() -> None:
+def test_every_python_file_has_a_docstring() -> None:
     docstring = re.compile(r'(?:#.*\n|\n)*r?"""\s*[^\s"]')
     assert not [named(p) for p in PYTHON if (source := p.read_text("utf-8").strip()) and not docstring.match(source)]
 
 
-def test_every_native_file_says_what_it_is() -> None:
+def test_every_native_file_or_its_header_begins_with_a_comment() -> None:
     """Its first line is a comment, or its header's first line is."""
     quiet = [path for path in NATIVE if not path.read_text("utf-8").startswith("//")]
     assert not [named(p) for p in quiet if p.suffix == ".h"]
@@ -88,7 +88,7 @@ def test_every_native_file_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("floor", ["qtensor", "smollm3"])
-def test_public_functions_and_classes_are_explained(floor: str) -> None:
+def test_public_functions_and_classes_have_docstrings(floor: str) -> None:
     wrong = [
         f"{named(path)}: {node.name}"
         for path in PYTHON
@@ -101,7 +101,7 @@ def test_public_functions_and_classes_are_explained(floor: str) -> None:
     assert not wrong
 
 
-def test_the_public_names_are_there() -> None:
+def test_exported_names_exist_and_classes_have_docstrings() -> None:
     import notso
     from notso import smollm3
 
@@ -116,7 +116,7 @@ def test_the_public_names_are_there() -> None:
         _ = notso.nothing_of_that_name  # type: ignore[attr-defined]
 
 
-def test_the_public_interface_keeps_its_shape() -> None:
+def test_public_signatures_are_stable() -> None:
     """Names, order and defaults of parameters that users' programs depend on."""
     from notso import Engine, Message, SamplingParams
 
@@ -135,7 +135,7 @@ def test_the_public_interface_keeps_its_shape() -> None:
     )
 
 
-def test_nothing_of_anybodys_machine() -> None:
+def test_files_contain_no_machine_specific_paths() -> None:
     """No file contains machine-specific paths or package indexes, which each machine configures."""
     taboo = re.compile(
         r"/w[o]rk/|/r[o]ot/|/h[o]me/(?!me\b)\w|/Us[e]rs/\w|/o[p]t/|py[p]i\.org|python[h]osted|index-[u]rl|find-[l]inks"
@@ -167,7 +167,7 @@ def test_every_dependency_is_pinned() -> None:
     assert not [line for line in lines if name_of(line) not in pinned]
 
 
-def test_no_test_is_left_out_in_silence() -> None:
+def test_every_skip_and_xfail_has_a_reason() -> None:
     """Skips print their reason: pytest runs with -ra, and each skip and xfail has a reason."""
     assert "-ra" in (ROOT / "pyproject.toml").read_text("utf-8")
     bare = re.compile(r"pytest\.mark\.(skip\b(?!\()|skip\(\)|xfail\b(?!\(reason))|pytest\.skip\(\)|pytest\.xfail\(\)")

@@ -81,7 +81,7 @@ def library(
     return data + struct.pack(">5I", 0xFADE0CC0, signature_bytes, 1, 0, 20) + directory + identifier + sums
 
 
-def test_a_right_library_has_no_fault() -> None:
+def test_valid_library_has_no_faults() -> None:
     assert not list(mach_o.faults(library(), "arm64"))
     assert not list(mach_o.faults(library(cpu=X86_64, signed=False), "x86_64"))  # signatures are optional on Intel
 
@@ -103,7 +103,7 @@ def test_a_right_library_has_no_fault() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_planted_fault_is_found(planted: bytes, fault: str) -> None:
+def test_library_fault_is_found(planted: bytes, fault: str) -> None:
     found = list(mach_o.faults(planted, "arm64"))
     assert len(found) == 1 and found[0].startswith(fault)
 
@@ -115,7 +115,7 @@ def test_bytes_changed_after_signing_are_found() -> None:
 
 
 @pytest.mark.parametrize("machine", ["arm64", "x86_64"])
-def test_a_library_says_nothing_of_the_folder_where_it_was_linked(machine: str) -> None:
+def test_stripped_library_contains_no_build_paths(machine: str) -> None:
     kind = {"cpu": ARM64, "signed": True} if machine == "arm64" else {"cpu": X86_64, "signed": False}
     made = [
         library(local=(*(f"{home}/{each}.o" for each in range(400)), "_helper"), **kind)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_a_library_says_nothing_of_the_folder_where_it_was_linked(machine: str) 
         (0x04A00000, "sve"),  # add z0.s, z0.s, z0.s
     ],
 )
-def test_instructions_that_the_m1_lacks_are_told_from_dot_products(word: int, name: str) -> None:
+def test_arm_instruction_extensions_are_identified(word: int, name: str) -> None:
     nop, add = 0xD503201F, 0x4EA28420  # add v0.4s, v1.4s, v2.4s
     assert mach_o.instructions(struct.pack("<3I", nop, word, add)) == {name}
     assert not mach_o.instructions(struct.pack("<2I", nop, add))

@@ -107,7 +107,7 @@ def _faults(name: str, words: list[str]) -> Iterator[str]:
         yield from ("test has no ==" for word in words if word == "==")
 
 
-def test_make_3_81_and_posix_tools_suffice() -> None:
+def test_makefile_needs_only_make_3_81_and_posix_tools() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert sum(len(list(commands(script))) for script in scripts(makefile)) > 150
     assert not list(faults(makefile))
@@ -135,12 +135,12 @@ def test_make_3_81_and_posix_tools_suffice() -> None:
         ("$(file >x,y)", "make 3.81 has no a function"),
     ],
 )
-def test_what_a_mac_lacks_is_found(line: str, fault: str) -> None:
+def test_makefile_features_missing_on_macos_are_found(line: str, fault: str) -> None:
     found = list(faults(f"all:\n{line}\n"))
     assert len(found) == 1 and fault in found[0], found
 
 
-def test_help_lists_the_targets() -> None:
+def test_make_help_lists_the_targets() -> None:
     command = ["make", "--no-print-directory", "help"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert said[0] == "help          list these commands" and len(said) > 30

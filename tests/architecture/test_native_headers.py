@@ -100,7 +100,7 @@ def test_every_header_compiles_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_missing_include_is_noticed() -> None:
+def test_missing_include_is_detected() -> None:
     """These three includes are the only ones that provide the names that the headers use from them."""
     for name, include in (
         ("kernels/portable/float_kernels.h", "vec16.h"),
@@ -116,12 +116,12 @@ def test_a_missing_include_is_noticed() -> None:
         assert complaints(path, text.replace(f'#include "{include}"\n', "")), f"{name} without {include}"
 
 
-def test_every_header_is_guarded() -> None:
+def test_every_header_has_pragma_once() -> None:
     wrong = [named(path) for path in NATIVE.rglob("*.h") if "\n#pragma once\n" not in path.read_text("utf-8")]
     assert not wrong
 
 
-def test_what_kernel_headers_hold_is_nobody_elses() -> None:
+def test_kernel_headers_use_an_anonymous_namespace() -> None:
     """Code compiled for one instruction set must never be linked into code for another."""
     wrong = []
     for path in KERNELS:
@@ -135,7 +135,7 @@ def test_what_kernel_headers_hold_is_nobody_elses() -> None:
     assert not wrong
 
 
-def test_sources_begin_with_their_own_header() -> None:
+def test_sources_include_their_own_header_first() -> None:
     """This checks that headers in runtime and ops are self-contained, too."""
     wrong = []
     for path in [*(NATIVE / "runtime").glob("*.cpp"), *(NATIVE / "ops").glob("*.cpp")]:
@@ -162,7 +162,7 @@ SHARED_INCLUDES = {
 }
 
 
-def test_rooms_know_their_neighbors_only() -> None:
+def test_native_folders_include_only_allowed_folders() -> None:
     wrong = []
     for path in NATIVE.rglob("*"):
         room = path.relative_to(NATIVE).parts[0]

@@ -64,5 +64,5 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize(("document", "sentence"), SENTENCES)
-def test_a_page_says_what_the_constant_is(document: str, sentence: str) -> None:
+def test_documents_state_the_values_of_constants(document: str, sentence: str) -> None:
     assert sentence in " ".join((ROOT / document).read_text("utf-8").split())

@@ -27,11 +27,11 @@ def stated(file: str, pattern: str) -> str:
     return found[1]
 
 
-def test_positions_of_a_block() -> None:
+def test_positions_per_block_agree_between_native_and_python() -> None:
     assert int(stated("cache_format.h", r"kTilePositions = (\d+);")) == TILE_POSITIONS == BLOCK_TOKENS
 
 
-def test_formats_of_the_cache() -> None:
+def test_cache_formats_agree_between_native_and_python() -> None:
     names = stated("cache_format.h", r"enum class CacheFormat : int \{ ([\w, ]+) \}").split(", ")
     assert names == list(KV_FORMATS) == list(get_args(KVFormat))
     assert int(stated("cache_format.h", r"kCacheFormats = (\d+);")) == len(KV_FORMATS)
@@ -40,12 +40,12 @@ def test_formats_of_the_cache() -> None:
         assert name in ("f16", f"k{bits.key}v{bits.value}")
 
 
-def test_batch_rows_of_a_tile() -> None:
+def test_batch_rows_per_tile_agree_between_native_and_python() -> None:
     assert int(stated("kernels/amx/activations_as_a.h", r"kMostMAsA = (\d+) \* kMostTilesAsA")) == TILE_ROWS
     assert "16 x 16" in (NATIVE / "kernel_table.h").read_text("utf-8")
 
 
-def test_the_documents_say_from_how_many_batch_rows_on_there_are_tiles() -> None:
+def test_documents_state_the_tile_thresholds_of_the_kernels() -> None:
     families = ("amx", "avx2", "neon")
     amx, avx2, neon = (int(stated(f"kernels/{each}/tuning.h", r"kTilesFromM = (\d+);")) for each in families)
     pattern = r"f == Format::Q4_K && [^?]*\? %s : %s;"
@@ -59,7 +59,7 @@ def test_the_documents_say_from_how_many_batch_rows_on_there_are_tiles() -> None
     assert f"{few} and {amx - 1} with AMX; more" in gemv
 
 
-def test_the_front_door_has_the_defaults_of_the_floors() -> None:
+def test_cli_defaults_agree_with_the_layers() -> None:
     """The CLI repeats these defaults, so that `--help` need not import the layers."""
     verbs: Any = typer.main.get_command(app)
     serve = {parameter.name: parameter for parameter in verbs.commands["serve"].params}
@@ -69,7 +69,7 @@ def test_the_front_door_has_the_defaults_of_the_floors() -> None:
     assert serve["library_disk"].default * 10**9 == DEFAULT_LIBRARY_BYTES
 
 
-def test_sampling_defaults() -> None:
+def test_documented_sampling_defaults_agree() -> None:
     stated = [
         (each.name, value, float(each.default))
         for each in PARAMETERS.values()

@@ -13,5 +13,5 @@ QUICK = ("setting",)
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long("plants")) for name in PLANTS]
 )
-def test_a_planted_change_works_and_needs_few_files(name: str, tmp_path: Path) -> None:
+def test_typical_change_works_and_edits_few_files(name: str, tmp_path: Path) -> None:
     assert planted(name, tmp_path) <= PLANTS[name].goal

@@ -35,7 +35,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_release_is_a_section_a_commit_and_a_tag(house: Path) -> None:
+def test_release_creates_changelog_section_commit_and_tag(house: Path) -> None:
     assert refusal(house, "0.2.0") is None
     seen = []
     release(house, "0.2.0", DAY, lambda root, v: seen.append((v, git(root, "status", "--porcelain"))))
@@ -47,7 +47,7 @@ def test_a_release_is_a_section_a_commit_and_a_tag(house: Path) -> None:
     assert refusal(house, "0.3.0") == "CHANGELOG.md has nothing under Unreleased"
 
 
-def test_provenance_names_files_commit_and_locks(tmp_path: Path) -> None:
+def test_provenance_lists_files_commit_and_lock_files(tmp_path: Path) -> None:
     made = [tmp_path / name for name in ("b.whl", "a.tar.gz")]
     for path in made:
         path.write_text(path.name)
@@ -79,16 +79,16 @@ def test_a_build_that_fails_leaves_no_release(house: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"), [("0.1.0", "already released"), ("0.0.9", "already released"), ("1.0", "not a version")]
 )
-def test_a_version_that_cannot_be_is_refused(house: Path, wanted: str, why: str) -> None:
+def test_invalid_or_released_version_is_refused(house: Path, wanted: str, why: str) -> None:
     assert why in str(refusal(house, wanted))
 
 
-def test_changes_that_are_not_committed_are_refused(house: Path) -> None:
+def test_uncommitted_changes_are_refused(house: Path) -> None:
     (house / "new").touch()
     assert refusal(house, "0.2.0") == "there are uncommitted changes"
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_version_is_defined_in_one_place() -> None:
     assert notso.__version__ == version()
     files = changed(ROOT, "9.9.9", DAY)
     assert all("9.9.9" in text for text in files.values()) and len(files) == 2
@@ -97,7 +97,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert not [path.name for path in ours if path.name != "release.py" and said.search(path.read_text())]
 
 
-def test_the_forge_runs_the_commands_of_everybody() -> None:
+def test_ci_steps_run_only_make_targets() -> None:
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
     steps = [
         step["run"]

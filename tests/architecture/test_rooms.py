@@ -54,7 +54,7 @@ def graphs() -> dict[str, Graph]:
     return found
 
 
-def test_nothing_is_in_a_circle() -> None:
+def test_imports_form_no_unlisted_cycles() -> None:
     """No two modules or packages of a folder depend on each other, not even indirectly."""
     found = graphs()
     assert len(found) > 25 and "values" in found["notso.smollm3"]["engine"]
@@ -67,14 +67,14 @@ def test_nothing_is_in_a_circle() -> None:
     assert circles == list(CIRCLES)
 
 
-def test_a_circle_would_be_found() -> None:
+def test_import_cycle_is_detected() -> None:
     graph = graphs()["notso.smollm3"]
     graph["values"].add("engine")
     with pytest.raises(CycleError):
         TopologicalSorter(graph).prepare()
 
 
-def test_a_row_of_a_contract_has_few_names() -> None:
+def test_contract_rows_have_few_names() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     rows = [row for contract in contracts for row in contract.get("layers", [])]
     assert len(rows) > 30 and not [row for row in rows if len(re.split(r"[|:]", row)) > MOST_NAMES]

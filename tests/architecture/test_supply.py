@@ -28,7 +28,7 @@ def pins() -> dict[str, str]:
     return {plain(name): version for name, _, version in (line.partition("==") for line in lines)}
 
 
-def test_the_lock_files_hold_the_pinned_versions_and_no_others() -> None:
+def test_lock_files_contain_exactly_the_pinned_versions() -> None:
     tools = {"uv": LOCKS["lock"]["uv"][0], "pip-audit": LOCKS["audit"]["pip-audit"][0]}
     assert {name: version for name, (version, _) in INSTALLED.items()} | tools == pins()
     shared = [LOCKS[group].keys() for group in audit.INSTALLED_GROUPS]
@@ -50,7 +50,7 @@ def test_few_packages_are_needed_to_run() -> None:
     assert len(LOCKS["run"]) <= 50
 
 
-def test_nothing_is_installed_without_its_hash() -> None:
+def test_makefile_installs_only_the_project_without_hashes() -> None:
     made = (ROOT / "Makefile").read_text("utf-8")
     assert "LOCKED := install --require-hashes --no-deps -r\n" in made
     loose = [line for line in made.splitlines() if re.search(r"(PIP\)|-m pip\S*) .*\binstall\b", line)]
@@ -79,7 +79,7 @@ def test_a_changed_or_missing_file_is_found(package: tuple[Path, Any]) -> None:
     assert list(audit.changed_files([thing])) == ["thing: thing.py is missing"]
 
 
-def test_another_version_than_the_locked_one_is_found(package: tuple[Path, Any]) -> None:
+def test_installed_version_other_than_the_locked_one_is_found(package: tuple[Path, Any]) -> None:
     assert list(audit.versions([package[1]], {"thing": "1.0"})) == []
     assert list(audit.versions([package[1]], {"thing": "1.1"})) == [
         "thing 1.0 is installed, but the lock files have 1.1"
@@ -87,7 +87,7 @@ def test_another_version_than_the_locked_one_is_found(package: tuple[Path, Any])
     assert list(audit.versions([package[1]], {})) == ["thing 1.0 is installed, but the lock files have none"]
 
 
-def test_what_runs_at_the_start_of_python_is_found(tmp_path: Path) -> None:
+def test_python_startup_files_are_found(tmp_path: Path) -> None:
     for name in ("evil.pth", audit.OUR_START_FILE, "sitecustomize.py", "usercustomize.py"):
         (tmp_path / name).touch()
     assert [line.split()[0] for line in audit.start_files(tmp_path)] == [
@@ -97,7 +97,7 @@ def test_what_runs_at_the_start_of_python_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_the_locked_versions_are_above_the_floors_and_their_licenses_known() -> None:
+def test_locked_versions_meet_minimums_and_have_known_licenses() -> None:
     low = [
         name
         for name, least in audit.FLOORS.items()
@@ -120,7 +120,9 @@ def test_the_locked_versions_are_above_the_floors_and_their_licenses_known() -> 
         ("echo cannot connect >&2; exit 1", None),
     ],
 )
-def test_not_asked_is_told_from_none_known(tmp_path: Path, script: str, found: list[str] | None) -> None:
+def test_failed_audit_is_distinguished_from_no_vulnerabilities(
+    tmp_path: Path, script: str, found: list[str] | None
+) -> None:
     program = tmp_path / "pip-audit"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -128,7 +130,7 @@ def test_not_asked_is_told_from_none_known(tmp_path: Path, script: str, found: l
     assert audit.vulnerabilities(tmp_path / "nothing") is None
 
 
-def test_the_bill_of_materials_names_everything_with_its_hash() -> None:
+def test_bill_of_materials_lists_libraries_and_file_hashes() -> None:
     bill = sbom.bill()
     assert json.loads(json.dumps(bill)) == bill == sbom.bill()
     assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)

@@ -74,7 +74,7 @@ def place(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
-def test_the_peers_worker_stands_alone() -> None:
+def test_peer_worker_imports_only_peers_and_notso_system() -> None:
     modules = {module.split(".")[0] for _, module, _ in imports(PEER_WORKER)}
     assert modules - set(sys.stdlib_module_names) == {"llama_cpp", "notso", "numpy", "openvino", "openvino_genai"}
     ours = {module for _, module, _ in imports(PEER_WORKER) if module.startswith("notso")}
@@ -83,7 +83,7 @@ def test_the_peers_worker_stands_alone() -> None:
     assert not users
 
 
-def test_the_native_module_has_one_importer_for_each_device() -> None:
+def test_native_module_is_imported_by_one_module_per_device() -> None:
     users = {
         path.name
         for path, _, module, names in all_imports()
@@ -92,7 +92,7 @@ def test_the_native_module_has_one_importer_for_each_device() -> None:
     assert users == {"kernel_choice.py", "driver.py"}
 
 
-def test_the_native_functions_have_their_users() -> None:
+def test_native_functions_are_used_only_by_listed_modules() -> None:
     """Other callers would bypass the checks in ops.py; ceilings.py and huge_pages.py call other functions."""
     users = {
         path.name for path, _, module, names in all_imports() if module.endswith(".kernel_choice") and "native" in names
@@ -102,7 +102,7 @@ def test_the_native_functions_have_their_users() -> None:
     assert not wrong
 
 
-def test_benchmarks_use_public_names_of_the_tensors() -> None:
+def test_benchmarks_use_only_public_names_of_qtensor() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {module} {names}"
         for path in sorted((ROOT / "benchmarks").rglob("*.py"))
@@ -113,7 +113,7 @@ def test_benchmarks_use_public_names_of_the_tensors() -> None:
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_libraries_of_a_floor(name: str) -> None:
+def test_layer_imports_only_its_allowed_libraries(name: str) -> None:
     wrong = [
         f"{place(path, line)} imports {module}"
         for path, line, module, _ in all_imports()
@@ -124,7 +124,7 @@ def test_libraries_of_a_floor(name: str) -> None:
     assert not wrong
 
 
-def test_libraries_are_declared() -> None:
+def test_imported_libraries_are_declared_dependencies() -> None:
     """An undeclared module disappears if the library that depends on it drops it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
@@ -142,7 +142,7 @@ def test_libraries_are_declared() -> None:
     assert not missing, f"imported but not in pyproject.toml's dependencies: {missing}"
 
 
-def test_the_lowest_floor_does_not_import_the_package_itself() -> None:
+def test_qtensor_does_not_import_the_notso_package() -> None:
     """`import notso` loads the model layer through lazy names, which the import graph does not contain."""
     wrong = [
         place(path, line) for path, line, module, _ in all_imports() if floor(path) == "qtensor" and module == "notso"
@@ -150,7 +150,7 @@ def test_the_lowest_floor_does_not_import_the_package_itself() -> None:
     assert not wrong
 
 
-def test_the_reference_stands_alone() -> None:
+def test_reference_imports_only_basic_qtensor_modules() -> None:
     allowed = re.compile(r"notso\.qtensor\.(reference|errors|formats|tensor|kv_formats)\b")
     wrong = [
         f"{place(path, line)} imports {module}"
@@ -160,7 +160,7 @@ def test_the_reference_stands_alone() -> None:
     assert not wrong
 
 
-def test_only_the_web_and_its_replicas_know_an_event_loop() -> None:
+def test_only_web_cluster_and_async_engine_import_asyncio() -> None:
     users = {path for path, _, module, _ in all_imports() if module.split(".")[0] in ("asyncio", "anyio")}
     strangers = [str(p) for p in users if floor(p) not in ("web", "cluster") and p.name != "async_engine.py"]
     assert not strangers
@@ -170,7 +170,7 @@ DYNAMIC = {"__import__", "exec", "eval", "compile"}
 LOADS_PLUGINS = SOURCE / "notso" / "plugins" / "loading.py"
 
 
-def test_no_dynamic_imports_and_no_evaluated_text() -> None:
+def test_no_dynamic_imports_or_code_evaluation() -> None:
     """They would bypass the import contracts, and could execute text from files or requests."""
     wrong = []
     for path in MODULES:
@@ -188,7 +188,7 @@ def test_no_dynamic_imports_and_no_evaluated_text() -> None:
     assert not wrong
 
 
-def test_one_module_loads_plugins_and_only_in_their_own_process() -> None:
+def test_plugins_are_loaded_by_one_module_in_their_own_process() -> None:
     """Only `notso.plugins.child`, in the plugin's process, calls `load`, which executes another distribution's code."""
     loads = [path for path in MODULES if re.search(r"\b(point|entry\w*)\.load\(", path.read_text("utf-8"))]
     assert loads == [LOADS_PLUGINS]
@@ -207,13 +207,13 @@ def test_one_module_loads_plugins_and_only_in_their_own_process() -> None:
     assert not wrong
 
 
-def test_no_assert_guards_anything() -> None:
+def test_source_contains_no_assert_statements() -> None:
     """`python -O` removes assert statements, so errors are raised instead."""
     wrong = [place(path, node.lineno) for path in MODULES for node in nodes(path) if isinstance(node, ast.Assert)]
     assert not wrong
 
 
-def test_libraries_do_not_print() -> None:
+def test_library_layers_do_not_print() -> None:
     wrong = [
         place(path, node.lineno)
         for path in MODULES
@@ -224,7 +224,7 @@ def test_libraries_do_not_print() -> None:
     assert not wrong
 
 
-def test_python_is_known_by_the_native_bindings() -> None:
+def test_only_native_bindings_include_python_headers() -> None:
     users = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "native").rglob("*")
@@ -233,7 +233,7 @@ def test_python_is_known_by_the_native_bindings() -> None:
     assert users == {f"native/bindings/{name}" for name in ("cpu.cpp", "cuda.cpp", "cuda.h")}
 
 
-def test_kernels_use_no_library() -> None:
+def test_kernels_include_no_library_headers() -> None:
     """Kernel files use neither the STL nor the C library: inlined code is compiled for a single instruction set."""
     allowed = re.compile(r"immintrin\.h|arm_neon\.h|cstdint|cstddef|stdint\.h|stddef\.h")
     wrong = [
@@ -246,7 +246,7 @@ def test_kernels_use_no_library() -> None:
     assert not wrong
 
 
-def test_one_module_knows_the_library_of_grammars() -> None:
+def test_llguidance_is_imported_by_one_module_on_demand() -> None:
     """It is imported only when needed, because most users never use grammars."""
     found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] == "llguidance"}
     assert found == {"grammar.py"}
@@ -254,7 +254,7 @@ def test_one_module_knows_the_library_of_grammars() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_two_modules_know_the_libraries_of_training() -> None:
+def test_training_libraries_are_imported_by_two_modules_on_demand() -> None:
     """They are imported only for tuning, because they belong to an extra."""
     libraries = {"torch", "transformers", "trl", "peft", "datasets"}
     found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] in libraries}
@@ -263,7 +263,7 @@ def test_two_modules_know_the_libraries_of_training() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_few_modules_know_ray() -> None:
+def test_ray_is_imported_by_three_modules_on_demand() -> None:
     """The command imports them only when needed, because they belong to an extra."""
     found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] == "ray"}
     assert found == {"batch_pool.py", "control.py", "replica.py"}

@@ -26,7 +26,7 @@ def test_the_newest_glibc_of_a_library_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", wheels.TARGETS)
-def test_the_compiler_is_told_the_machine_and_zigs_spelling(
+def test_compiler_wrapper_passes_target_and_zig_cpu_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wheels, "BUILD", tmp_path / "wheels")
@@ -42,14 +42,14 @@ def test_the_compiler_is_told_the_machine_and_zigs_spelling(
     ]
 
 
-def test_pip_takes_archives_of_that_machine_alone() -> None:
+def test_pip_target_allows_only_archives_of_the_machine() -> None:
     for machine in MACHINES:
         platforms = [word for word in pip_target("3.13", machine) if word.startswith("manylinux")]
         assert platforms and all(each.endswith(f"_{machine}") for each in platforms)
     assert set(MACHINES) == set(DEBIAN_NAMES) == set(ELF_NUMBERS)
 
 
-def test_programs_of_another_machine_are_known_by_their_head() -> None:
+def test_binfmt_registration_matches_the_elf_header() -> None:
     """binfmt_misc compares a program's bytes under the mask with the magic bytes."""
     _, name, kind, _, magic, mask, qemu, flags = registration("aarch64", "/usr/bin/qemu").split(":")
     assert (name, kind, qemu, flags) == ("aarch64", "M", "/usr/bin/qemu", "F")
@@ -64,7 +64,7 @@ def test_programs_of_another_machine_are_known_by_their_head() -> None:
     assert not is_known(program[:18] + b"\x3e\x00") and not is_known(b"#!/bin/sh".ljust(20, b"\0"))
 
 
-def test_only_fetched_packages_stay_listed(tmp_path: Path) -> None:
+def test_apt_lists_keep_only_fetched_packages(tmp_path: Path) -> None:
     (tmp_path / "debootstrap").mkdir()
     (tmp_path / "debootstrap" / "debpaths").write_text("apt /var/apt.deb\nzlib1g /var/zlib1g.deb\n")
     lists = tmp_path / "var" / "lib" / "apt" / "lists"
@@ -93,7 +93,7 @@ OF_THE_C_LIBRARY = re.compile(
 )
 
 
-def test_no_header_reads_what_pyconfig_says_otherwise_on_macos() -> None:
+def test_pyconfig_macros_used_by_headers_agree_with_macos() -> None:
     """Wheels for macOS are compiled with headers of a Python for Linux, so used macros must not differ."""
     compiler = shutil.which("g++")
     if compiler is None:
@@ -120,7 +120,7 @@ def test_no_header_reads_what_pyconfig_says_otherwise_on_macos() -> None:
 
 
 @pytest.mark.parametrize("platform", ["macosx_11_0_arm64", "macosx_11_0_x86_64"])
-def test_everything_that_runs_is_locked_for_macos(platform: str) -> None:
+def test_macos_dependencies_are_in_the_lock_files(platform: str) -> None:
     """Check that dependencies only for macOS are in the lock files; checking files' tags would need the index."""
     locked = "".join((ROOT / "supply" / name).read_text() for name in ("build.txt", "run.txt"))
     asked = {
@@ -140,7 +140,7 @@ def _holds_on(requirement: str, machine: str) -> bool:
     return marker is None or marker.evaluate(mac)
 
 
-def test_a_wheel_of_macos_is_not_taken_for_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_macos_wheel_is_not_selected_for_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "ROOT", tmp_path)
     monkeypatch.setattr(target, "version", lambda: "1.0")
     (tmp_path / "dist").mkdir()

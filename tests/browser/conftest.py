@@ -21,7 +21,7 @@ from notso.plugins.process import Plugins
 from notso.web.app import create_app
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import ChatEngine
-from notso.web.server import ChatServer, address_of, listen
+from notso.web.server import ChatServer, listen, page_url
 from notso.web.values.settings import Settings
 
 share_between_servers()
@@ -87,7 +87,7 @@ class Served:
     ) -> None:
         self.app = create_app(source, settings, model_registry=model_registry, plugins=plugins)
         listener = listen(settings)
-        self.url = address_of(listener, settings)
+        self.url = page_url(listener, settings)
         self.port = listener.getsockname()[1]
         self.server = ChatServer(self.app, self.url)
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)

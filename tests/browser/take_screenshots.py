@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from notso.smollm3 import Engine
 from notso.web.app import create_app
-from notso.web.server import ChatServer, address_of, listen
+from notso.web.server import ChatServer, listen, page_url
 from notso.web.values.settings import Settings
 from notso.web.values.wording import words
 
@@ -41,7 +41,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as data, sync_playwright() as playwright:
         settings = Settings(port=0, data_dir=Path(data))
         listener = listen(settings)
-        url = address_of(listener, settings)
+        url = page_url(listener, settings)
         server = ChatServer(create_app(Engine.load, settings), url)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()

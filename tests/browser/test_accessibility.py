@@ -69,7 +69,7 @@ OUTLINE = """() => [...document.querySelectorAll("main :is(h1, h2, h3, h4, h5, h
     .filter((heading) => heading.checkVisibility()).map((heading) => [heading.tagName, heading.textContent.trim()])"""
 
 
-def test_an_answers_headings_are_below_its_own(
+def test_headings_in_answers_are_below_the_page_headings(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     levels = ["One", "two", "three", "four", "five", "six"]
@@ -87,7 +87,7 @@ def test_an_answers_headings_are_below_its_own(
 
 
 @pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.long("page"))])
-def test_nothing_is_out_of_reach(
+def test_chat_page_has_no_accessibility_violations_in_any_state(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, size: str
 ) -> None:
     demo.dictate(ANSWER, "A thought.\n\n" * 30)
@@ -118,7 +118,9 @@ def test_nothing_is_out_of_reach(
     assert {state: wrong for state, wrong in found.items() if wrong} == {}
 
 
-def test_the_other_pages_neither(serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine) -> None:
+def test_other_pages_have_no_accessibility_violations(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
     page = open_page(serve(demo.load).url, expected="status of 404", reduced_motion="reduce")
     root, found = page.url.rstrip("/"), {}
     begin(page)
@@ -130,7 +132,9 @@ def test_the_other_pages_neither(serve: Callable[..., Any], open_page: Callable[
     assert {state: wrong for state, wrong in found.items() if wrong} == {}
 
 
-def test_axe_would_find_something(serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine) -> None:
+def test_axe_detects_injected_violations(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
     page = open_page(serve(demo.load).url)
     page.evaluate("const b = document.getElementById('composer-action'); b.textContent = b.title = ''")
     assert [wrong.split(":")[0] for wrong in violations(page)] == ["button-name"]
@@ -138,7 +142,7 @@ def test_axe_would_find_something(serve: Callable[..., Any], open_page: Callable
     assert [wrong.split(":")[0] for wrong in violations(page, of_colours=True)] == ["color-contrast"]
 
 
-def test_a_whole_chat_by_keyboard_alone(
+def test_chat_is_usable_by_keyboard_with_visible_focus(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     page = open_page(serve(demo.load).url)

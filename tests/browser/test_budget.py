@@ -82,7 +82,7 @@ SCROLL = """async () => {
 }"""
 
 
-def test_the_first_page_is_light_and_soon_of_use(
+def test_start_page_meets_size_and_time_limits(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     """The browser's cache is empty; the demo model is loaded and answers."""
@@ -102,7 +102,7 @@ def test_the_first_page_is_light_and_soon_of_use(
     assert best < INTERACTIVE_MS
 
 
-def test_nothing_jumps_while_an_answer_is_written(
+def test_streaming_causes_no_layout_shift(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     # a context large enough that no warning line appears
@@ -127,7 +127,7 @@ def test_nothing_jumps_while_an_answer_is_written(
 
 
 @pytest.mark.long("page")
-def test_a_chat_of_five_hundred_messages_stays_smooth(
+def test_chat_of_500_messages_loads_and_scrolls_smoothly(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     """Most of the chat exceeds the demo model's context; the oldest turns are dropped, and the answer says so."""
@@ -174,7 +174,7 @@ def test_a_chat_of_five_hundred_messages_stays_smooth(
 
 
 @pytest.mark.long("page")
-def test_an_answer_of_ten_thousand_tokens_stays_smooth(
+def test_answer_of_10000_tokens_streams_and_scrolls_smoothly(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, tmp_path: Path
 ) -> None:
     """A small random model in the shape of the 3B writes this, because the demo model's context is too short."""

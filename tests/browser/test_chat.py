@@ -39,7 +39,9 @@ Open = Callable[..., Page]
 Picture = Callable[..., None]
 
 
-def test_open_ask_watch_reload(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+def test_streamed_answer_is_unchanged_after_reload(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
     page = open_page(serve(demo.load).url)
     page.context.add_init_script(RECORD_GROWTH)
     expect(page.get_by_text("Demo model", exact=True)).to_be_visible()
@@ -76,7 +78,7 @@ def test_open_ask_watch_reload(serve: Serve, open_page: Open, demo: DemoEngine, 
     assert page.evaluate("document.activeElement.id") == "text"
 
 
-def test_thinking_is_open_while_it_runs_and_folds_at_its_end(
+def test_reasoning_panel_is_open_while_thinking_and_then_collapses(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     page = open_page(serve(demo.load).url)
@@ -98,7 +100,7 @@ def test_thinking_is_open_while_it_runs_and_folds_at_its_end(
     expect(page.locator("#turns [aria-busy=true]")).to_have_count(0)
 
 
-def test_a_touched_panel_is_left_alone(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_toggled_reasoning_panel_keeps_its_state(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     with demo.held("thinking"):
         ask(page, "What is 27 + 48?")
@@ -116,7 +118,7 @@ def test_a_touched_panel_is_left_alone(serve: Serve, open_page: Open, demo: Demo
     expect(answers(page).first.locator(".reasoning-text")).to_be_visible()
 
 
-def test_reload_while_it_thinks_continues_and_doubles_nothing(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_reload_during_an_answer_continues_without_duplicates(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.hold("thinking", 10)
     ask(page, "What is 27 + 48?")
@@ -145,7 +147,7 @@ def test_reload_while_it_thinks_continues_and_doubles_nothing(serve: Serve, open
     )
 
 
-def test_two_tabs_see_the_same_and_one_stops_both(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_stop_in_one_tab_stops_the_answer_in_both(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     first = open_page(serve(demo.load).url)
     demo.pace_s = 0.03
     # a separate browser context, because six streams would use all connections of one
@@ -175,7 +177,7 @@ def test_two_tabs_see_the_same_and_one_stops_both(serve: Serve, open_page: Open,
     finished(elsewhere, state="stopped")
 
 
-def test_a_refused_message_stays_in_the_input(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_rejected_message_stays_in_the_input(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     first = open_page(serve(demo.load).url)
     begin(first)
     second = open_page(
@@ -202,7 +204,7 @@ def test_a_refused_message_stays_in_the_input(serve: Serve, open_page: Open, dem
     expect(second.locator("#composer-problem")).to_be_empty()
 
 
-def test_keys(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_enter_sends_shift_enter_breaks_line_and_escape_stops(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.hold("thinking")
     page.keyboard.type("one")
@@ -218,7 +220,7 @@ def test_keys(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     expect(questions(page)).to_have_count(1)  # the input is empty, so nothing is sent
 
 
-def test_a_server_that_ends_in_an_answer_and_comes_back(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_answer_is_resumed_after_server_restart(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     server = serve(demo.load, drain_seconds=0.2)
     page = open_page(server.url, expected=r"htmx:sse:error|ERR_CONNECTION|ERR_INCOMPLETE|status of 404")
     demo.hold("answer", 20)
@@ -233,7 +235,7 @@ def test_a_server_that_ends_in_an_answer_and_comes_back(serve: Serve, open_page:
     finished(page, 2)
 
 
-def test_a_hidden_tab_lets_go_and_catches_up(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_hidden_tab_disconnects_and_catches_up_when_shown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.hold("answer", 10)
     ask(page, "Tell me a story")
@@ -254,7 +256,7 @@ def test_a_hidden_tab_lets_go_and_catches_up(serve: Serve, open_page: Open, demo
     assert last_answer(page).locator(".answer").inner_text() == before
 
 
-def test_a_server_that_does_not_answer_is_told(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_unreachable_server_is_reported_and_text_kept(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     server = serve(demo.load)
     page = open_page(server.url, expected="Failed to fetch|ERR_CONNECTION")
     begin(page)
@@ -268,7 +270,7 @@ def test_a_server_that_does_not_answer_is_told(serve: Serve, open_page: Open, de
     expect(page.locator("#composer-problem")).to_be_empty()
 
 
-def test_the_page_opens_before_the_model_is_there(
+def test_page_opens_and_queues_a_question_while_model_loads(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     gate = threading.Event()
@@ -289,7 +291,7 @@ def test_the_page_opens_before_the_model_is_there(
     expect(page.locator("#banner")).to_contain_text("Demo model")
 
 
-def test_without_scripts(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_chat_works_without_scripts(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url, java_script_enabled=False)
     page.locator("#text").fill("What is 27 + 48?")
     page.get_by_role("button", name="Send").click()
@@ -304,7 +306,9 @@ def test_without_scripts(serve: Serve, open_page: Open, demo: DemoEngine) -> Non
     expect(last_answer(page).locator(".reasoning-text")).to_contain_text("result:")
 
 
-def test_rename_and_delete(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+def test_chat_can_be_renamed_deleted_and_restored(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
     page = open_page(serve(demo.load).url, expected="404 .*/turns")  # a request sent just before the chat was deleted
     page.get_by_role("button", name="What can you do?").click()
     finished(page)
@@ -323,7 +327,7 @@ def test_rename_and_delete(serve: Serve, open_page: Open, demo: DemoEngine, pict
     finished(page)
 
 
-def test_the_toggle_holds_per_chat(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_thinking_switch_is_saved_per_chat(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     begin(page)
     with page.expect_response("**/thinking") as answered:
@@ -342,7 +346,7 @@ LOST = "ERR_(INTERNET|NETWORK|EMPTY|CONNECTION|CONTENT_LENGTH|INCOMPLETE|SOCKET)
 
 
 @pytest.mark.parametrize("part", ["thinking", "answer"])
-def test_a_connection_that_breaks_in_the_middle_is_taken_up_again(
+def test_broken_connection_is_resumed_without_gaps_or_duplicates(
     serve: Serve, open_page: Open, demo: DemoEngine, part: str
 ) -> None:
     """All connections are cut while the answer continues; the missed part arrives exactly once."""
@@ -367,7 +371,9 @@ def test_a_connection_that_breaks_in_the_middle_is_taken_up_again(
     wire.close()
 
 
-def test_an_answer_that_ends_while_the_browser_is_offline(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_answer_finished_while_offline_is_completed_when_online(
+    serve: Serve, open_page: Open, demo: DemoEngine
+) -> None:
     """The stream may still deliver the end while offline; what it triggers must be fetched once the network is back."""
     page = open_page(serve(demo.load).url, expected=LOST + "|htmx:error")
     demo.hold("answer", 6)

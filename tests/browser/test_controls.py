@@ -42,7 +42,7 @@ def chat(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> Callab
     return open_chat
 
 
-def test_keys_press_what_the_help_says(chat: Callable[..., Page]) -> None:
+def test_keyboard_shortcuts_work_and_can_be_disabled(chat: Callable[..., Page]) -> None:
     page = chat(**CLIPBOARD)
     page.keyboard.press("Control+k")
     expect(page.locator("#search")).to_be_visible()
@@ -90,7 +90,9 @@ def test_formulas_are_typeset_and_prices_are_not(chat: Callable[..., Page]) -> N
     expect(page.locator(".answer .katex")).to_have_count(2)
 
 
-def test_a_page_without_formulas_fetches_no_katex(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
+def test_page_without_formulas_does_not_load_katex(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine
+) -> None:
     page = open_page(serve(demo.load).url)
     fetched: list[str] = []
     page.on("request", lambda request: fetched.append(request.url))
@@ -98,7 +100,7 @@ def test_a_page_without_formulas_fetches_no_katex(serve: Callable[..., Any], ope
     assert fetched and not [url for url in fetched if "katex" in url]
 
 
-def test_code_is_copied_wrapped_and_unfolded(chat: Callable[..., Page]) -> None:
+def test_code_blocks_can_be_copied_wrapped_and_expanded(chat: Callable[..., Page]) -> None:
     page = chat(**CLIPBOARD)
     short, long = page.locator(".code-block").first, page.locator(".code-block").last
     short.get_by_role("button", name="Copy").click()
@@ -117,7 +119,7 @@ def test_code_is_copied_wrapped_and_unfolded(chat: Callable[..., Page]) -> None:
     assert page.evaluate("navigator.clipboard.readText()").startswith("Solve $ax^2 = 0$")
 
 
-def test_text_files_go_along_and_others_are_refused(
+def test_readable_files_are_attached_and_others_rejected(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, tmp_path: Path, picture: Picture
 ) -> None:
     page = open_page(serve(demo.load).url)
@@ -156,7 +158,7 @@ def test_text_files_go_along_and_others_are_refused(
     assert page.locator("#text").evaluate("text => text.required") and page.locator("article.user").count() == 2
 
 
-def test_a_long_paste_may_become_an_attachment(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
+def test_long_paste_can_become_an_attachment(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url, **CLIPBOARD)
     page.evaluate("navigator.clipboard.writeText('word '.repeat(600))")
     page.locator("#text").fill("See: ")
@@ -174,7 +176,7 @@ def test_a_long_paste_may_become_an_attachment(serve: Callable[..., Any], open_p
     expect(page.locator("#paste-offer")).to_be_hidden()
 
 
-def test_every_setting_that_cannot_be_says_why_beside_it(
+def test_invalid_settings_show_the_reason_beside_the_field(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     page = open_page(serve(demo.load).url, expected="status of 400|response:error")
@@ -201,7 +203,7 @@ def test_every_setting_that_cannot_be_says_why_beside_it(
     picture(page, dark=True)
 
 
-def test_settings_are_kept_and_checked_with_the_reason_beside_them(chat: Callable[..., Page]) -> None:
+def test_settings_are_validated_and_survive_reload(chat: Callable[..., Page]) -> None:
     page = chat(expected="status of 400|response:error")
     show_settings(page, "model")
     field = page.locator("#set-temperature")
@@ -227,7 +229,7 @@ def test_settings_are_kept_and_checked_with_the_reason_beside_them(chat: Callabl
     expect(page.locator("#set-system_prompt")).to_have_value("Answer in verse.")
 
 
-def test_the_meter_counts_the_draft_and_tells_of_the_end_before_it_comes(
+def test_context_meter_counts_the_draft_and_warns_when_nearly_full(
     chat: Callable[..., Page], demo: DemoEngine, picture: Picture
 ) -> None:
     page = chat()
@@ -253,7 +255,7 @@ def test_the_meter_counts_the_draft_and_tells_of_the_end_before_it_comes(
     picture(page, "over", dark=True)
 
 
-def test_the_question_is_there_before_the_server_has_it(chat: Callable[..., Page]) -> None:
+def test_question_is_shown_while_sending_and_restored_on_failure(chat: Callable[..., Page]) -> None:
     page = chat(expected="ERR_FAILED|Failed to fetch|htmx:error")
     release = threading.Event()
 
@@ -272,7 +274,7 @@ def test_the_question_is_there_before_the_server_has_it(chat: Callable[..., Page
     assert page.locator("#text").input_value() == "At once", "the typed text is not lost"
 
 
-def test_views_are_chosen_in_the_browser(chat: Callable[..., Page]) -> None:
+def test_browser_preferences_survive_reload(chat: Callable[..., Page]) -> None:
     page = chat()
     expect(page.locator(".numbers")).to_be_visible()
     show_settings(page)
@@ -287,7 +289,7 @@ def test_views_are_chosen_in_the_browser(chat: Callable[..., Page]) -> None:
     assert page.locator("#text").input_value() == "a\n"
 
 
-def test_answer_now_stands_beside_the_thoughts_while_they_come(
+def test_answer_now_button_is_shown_while_thinking(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     page = open_page(serve(demo.load).url)
@@ -312,7 +314,7 @@ def test_answer_now_stands_beside_the_thoughts_while_they_come(
     expect(page.locator("details.reasoning summary")).to_contain_text(re.compile("Reasoning|Thought"))
 
 
-def test_it_can_be_installed(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
+def test_page_is_an_installable_web_app(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     manifest = page.evaluate(
         """async () => {

@@ -81,7 +81,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[str, Process]]]:
         process.kill()
 
 
-def test_killed_in_an_answer_and_started_again(
+def test_answer_is_resumed_identically_after_kill_and_restart(
     start: Callable[..., tuple[str, Process]], open_page: Callable[..., Page], picture: Callable[..., None]
 ) -> None:
     url, process = start(PACE_S)

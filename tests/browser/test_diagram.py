@@ -16,7 +16,9 @@ ANSWER = (
 )
 
 
-def test_a_diagram_is_drawn_in_a_frame_of_its_own(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+def test_mermaid_diagram_is_drawn_in_a_sandboxed_frame(
+    serve: Callable[..., Any], open_page: Callable[..., Page]
+) -> None:
     page = open_page(serve(ScriptedEngine()).url, expected="Content Security Policy|cross-origin|CORS")
     fetched: list[str] = []
     page.on("request", lambda request: fetched.append(request.url))

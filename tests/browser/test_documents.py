@@ -25,7 +25,7 @@ def files(folder: Path, **contents: bytes) -> list[Path]:
     return paths
 
 
-def test_a_library_is_filled_searched_and_asked(
+def test_documents_can_be_added_searched_asked_about_and_deleted(
     serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path, picture: Picture
 ) -> None:
     served = serve(demo.load)
@@ -86,7 +86,7 @@ def test_a_library_is_filled_searched_and_asked(
     expect(row).to_have_count(2)
 
 
-def test_a_citation_opens_its_place_beside_the_chat(
+def test_citation_opens_the_quoted_passage_beside_the_chat(
     serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path, picture: Picture
 ) -> None:
     quoted = "nest on the chimneys of old houses"
@@ -118,7 +118,7 @@ def test_a_citation_opens_its_place_beside_the_chat(
     expect(page.locator("#quoted")).to_have_text(quoted)
 
 
-def test_a_chosen_document_can_be_taken_off_again(
+def test_selected_document_can_be_removed_before_sending(
     serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
 ) -> None:
     page = open_page(serve(demo.load).url + "documents")
@@ -136,7 +136,7 @@ def test_a_chosen_document_can_be_taken_off_again(
     assert "--- b.md ---\nStorks.\n" in demo.prompts[0] and "Herons" not in demo.prompts[0]
 
 
-def test_a_document_of_a_temporary_chat_is_not_kept(
+def test_document_of_a_temporary_chat_is_not_stored_in_the_library(
     serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
 ) -> None:
     page = open_page(serve(demo.load).url + "?temporary=on")

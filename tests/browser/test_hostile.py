@@ -34,7 +34,7 @@ def assert_unharmed(page: Page, articles: int = 2) -> None:
     assert page.evaluate("location.pathname").startswith("/chats/")
 
 
-def test_what_the_engine_says_is_harmless(
+def test_hostile_engine_output_is_harmless(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     """Run two answers at once, of which one consists of single-byte tokens."""
@@ -79,7 +79,7 @@ def spoken(texts: list[bytes]) -> list[str | bytes]:
 @pytest.mark.long("page")
 @pytest.mark.timeout(500)  # 8,000 updates, beside other browsers
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_a_thousand_hostile_texts_split_at_every_byte(
+def test_hostile_texts_streamed_byte_by_byte_are_harmless(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, batch: int
 ) -> None:
     """Replace the stream of a held answer with one that has an update for every byte."""

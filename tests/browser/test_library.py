@@ -13,7 +13,7 @@ from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 from scripted_engine import ScriptedEngine, say
 
-from notso.web.values.wording import LANGUAGES, table
+from notso.web.values.wording import LANGUAGES, language_table
 
 Serve = Callable[..., Any]
 Open = Callable[..., Page]
@@ -29,10 +29,10 @@ def saying(text: str, **facts: Any) -> ScriptedEngine:
     return ScriptedEngine(lambda messages, thinking: say(text), **facts)
 
 
-def test_a_start_is_put_into_the_input_and_the_rest_is_typed(serve: Serve, open_page: Open) -> None:
+def test_conversation_starter_fills_the_input_to_be_completed(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(saying("There you are.", is_demo=False)).url)
-    page.get_by_role("link", name=table("en")["start_explain"]).click()
-    expect(page.locator("#text")).to_have_value(table("en")["start_explain_text"])
+    page.get_by_role("link", name=language_table("en")["start_explain"]).click()
+    expect(page.locator("#text")).to_have_value(language_table("en")["start_explain_text"])
     expect(page.locator("#text")).to_be_focused()
     page.keyboard.type("tides")
     page.keyboard.press("Enter")
@@ -40,7 +40,7 @@ def test_a_start_is_put_into_the_input_and_the_rest_is_typed(serve: Serve, open_
     expect(questions(page)).to_contain_text("Explain in simple terms: tides")
 
 
-def test_what_the_empty_page_offers_follows_the_model_that_comes(serve: Serve, open_page: Open) -> None:
+def test_start_page_suggestions_update_when_the_model_is_loaded(serve: Serve, open_page: Open) -> None:
     let_go = threading.Event()
 
     def load() -> ScriptedEngine:
@@ -48,14 +48,14 @@ def test_what_the_empty_page_offers_follows_the_model_that_comes(serve: Serve, o
         return saying("Yes.")
 
     page = open_page(serve(load).url)
-    expect(page.get_by_role("link", name=table("en")["start_explain"])).to_be_visible()
+    expect(page.get_by_role("link", name=language_table("en")["start_explain"])).to_be_visible()
     page.locator("#text").fill("typed meanwhile")
     let_go.set()
     expect(page.get_by_role("button", name="What can you do?")).to_be_visible()
     expect(page.locator("#text")).to_have_value("typed meanwhile")
 
 
-def test_chats_at_work_and_unread_are_marked(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+def test_running_and_unread_chats_are_marked(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
     page = open_page(serve(demo.load).url)
     demo.dictate("An answer that takes its time. " * 5)
     demo.hold("answer", 3)
@@ -77,7 +77,7 @@ def test_chats_at_work_and_unread_are_marked(serve: Serve, open_page: Open, demo
     expect(page).to_have_title("Go on · notso")
 
 
-def test_saved_prompts_are_at_hand_in_every_chat(serve: Serve, open_page: Open) -> None:
+def test_saved_prompts_are_available_as_commands(serve: Serve, open_page: Open) -> None:
     url = serve(saying("Yes.")).url
     page = open_page(f"{url}prompts")
     for name, kind, text in (("tidy", "message", "Tidy this up:\n/x "), ("brief", "instructions", "Be brief.")):
@@ -102,7 +102,7 @@ def test_saved_prompts_are_at_hand_in_every_chat(serve: Serve, open_page: Open) 
     expect(page.locator("#set-system_prompt")).to_have_value("Be brief.")
 
 
-def test_instructions_by_name_go_with_a_new_chat_alone(serve: Serve, open_page: Open) -> None:
+def test_named_instructions_apply_only_to_the_new_chat(serve: Serve, open_page: Open) -> None:
     url = serve(saying("Yes.")).url
     page = open_page(f"{url}prompts")
     page.locator("#name-0").fill("pirate")
@@ -122,7 +122,7 @@ def test_instructions_by_name_go_with_a_new_chat_alone(serve: Serve, open_page: 
     expect(page.locator("#set-system_prompt")).to_have_value("")
 
 
-def test_a_command_in_a_new_chat_leaves_thinking_as_it_is(serve: Serve, open_page: Open) -> None:
+def test_command_in_a_new_chat_does_not_change_thinking_switch(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(saying("Yes.")).url)
     toggle = page.get_by_role("switch", name="Thinking").first
     for on in (True, False):
@@ -133,7 +133,7 @@ def test_a_command_in_a_new_chat_leaves_thinking_as_it_is(serve: Serve, open_pag
         expect(toggle).to_be_checked(checked=on)
 
 
-def test_what_is_typed_behind_a_question_that_was_not_sent_is_kept_with_it(
+def test_text_typed_after_a_failed_send_is_kept_with_the_question(
     serve: Serve, open_page: Open, demo: DemoEngine
 ) -> None:
     page = open_page(serve(demo.load).url, expected="ERR_FAILED|htmx:error|Failed to fetch")
@@ -151,7 +151,7 @@ def test_what_is_typed_behind_a_question_that_was_not_sent_is_kept_with_it(
 
 
 @pytest.mark.parametrize(("width", "height"), [(320, 256), (360, 420), (740, 360)])
-def test_send_is_in_reach_however_little_there_is_to_see(
+def test_send_button_is_reachable_on_small_screens(
     serve: Serve, open_page: Open, picture: Picture, width: int, height: int
 ) -> None:
     page = open_page(serve(saying("Yes.")).url, viewport={"width": width, "height": height})
@@ -168,7 +168,7 @@ def test_send_is_in_reach_however_little_there_is_to_see(
     finished(page, 2)
 
 
-def test_a_preview_runs_nothing_and_fetches_nothing(serve: Serve, open_page: Open, picture: Picture) -> None:
+def test_html_preview_runs_no_scripts_and_loads_nothing(serve: Serve, open_page: Open, picture: Picture) -> None:
     page = open_page(serve(saying(HOSTILE)).url)  # the fixture fails on requests to other origins and on console errors
     begin(page)
     page.get_by_role("button", name="Preview").click()
@@ -181,19 +181,19 @@ def test_a_preview_runs_nothing_and_fetches_nothing(serve: Serve, open_page: Ope
     expect(page.locator("#preview")).to_be_hidden()
 
 
-def test_many_chats_are_deleted_and_brought_back(serve: Serve, open_page: Open, picture: Picture) -> None:
+def test_chats_can_be_archived_deleted_and_restored_in_bulk(serve: Serve, open_page: Open, picture: Picture) -> None:
     url = serve(saying("Yes.")).url
     page = open_page(url)
     for text in ("One", "Two", "Three"):
         page.goto(url)
         begin(page, text)
-    page.get_by_role("link", name=table("en")["archive"]).click()
+    page.get_by_role("link", name=language_table("en")["archive"]).click()
     picture(page)
     page.get_by_label("Select Two").check()
     page.get_by_role("button", name="Archive", exact=True).click()
     expect(page.get_by_text("1 chat archived.")).to_be_visible()
     expect(page.get_by_role("row").filter(has_text="Two")).to_contain_text("archived")
-    page.get_by_label(table("en")["archive_all"]).check()
+    page.get_by_label(language_table("en")["archive_all"]).check()
     page.get_by_role("button", name="Delete").click()
     expect(page.get_by_text("3 chats deleted.")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
@@ -201,12 +201,12 @@ def test_many_chats_are_deleted_and_brought_back(serve: Serve, open_page: Open, 
     expect(page.locator("#chat-list li > a")).to_have_text(["Three", "One"])
 
 
-def test_a_branch_goes_on_in_a_new_chat(serve: Serve, open_page: Open) -> None:
+def test_branch_opens_as_a_new_chat(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(saying("Yes.")).url)
     begin(page, "One")
     ask(page, "Two")
     finished(page, 2)
-    more(answers(page).first).get_by_role("button", name=table("en")["branch"]).click()
+    more(answers(page).first).get_by_role("button", name=language_table("en")["branch"]).click()
     expect(page.get_by_role("heading", name="One (branch)")).to_be_visible()
     expect(questions(page)).to_have_count(1)
     ask(page, "Another two")
@@ -214,18 +214,18 @@ def test_a_branch_goes_on_in_a_new_chat(serve: Serve, open_page: Open) -> None:
     expect(page.locator("#chat-list li > a")).to_have_count(2)
 
 
-def test_a_temporary_chat_is_not_listed_until_it_is_kept(serve: Serve, open_page: Open) -> None:
+def test_temporary_chat_is_not_listed_until_kept(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(saying("Yes.")).url)
-    page.get_by_role("link", name=table("en")["temporary"]).click()
-    expect(page.get_by_text(table("en")["temporary_note"])).to_be_visible()
+    page.get_by_role("link", name=language_table("en")["temporary"]).click()
+    expect(page.get_by_text(language_table("en")["temporary_note"])).to_be_visible()
     begin(page, "Quietly")
     expect(page.locator("#chat-list li > a")).to_have_count(0)
     page.get_by_role("button", name="Chat menu").click()
-    page.get_by_role("button", name=table("en")["temporary_keep"]).click()
+    page.get_by_role("button", name=language_table("en")["temporary_keep"]).click()
     expect(page.locator("#chat-list li > a")).to_have_text(["Quietly"])
 
 
-def test_what_is_written_is_told_by_sentence(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_answer_is_announced_sentence_by_sentence(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.dictate("The first sentence. The second one goes on and on. The $x^2$ comes last\n\n```python\nx = 1\n```\n")
     demo.hold("answer", 12)
@@ -244,9 +244,11 @@ SHOW = "(id) => { const it = document.getElementById(id); it.popover ? it.showPo
 
 
 @pytest.mark.parametrize("code", [code for code in LANGUAGES if code != "en"])
-def test_the_page_speaks_the_browsers_language(serve: Serve, open_page: Open, picture: Picture, code: str) -> None:
+def test_page_uses_the_browser_language_and_fits_a_phone(
+    serve: Serve, open_page: Open, picture: Picture, code: str
+) -> None:
     """At a phone's width nothing exceeds the page, however long the words of the language are."""
-    said = table(code)
+    said = language_table(code)
     page = open_page(serve(saying("Oui.")).url, locale=code, viewport={"width": 360, "height": 640})
     expect(page.locator("html")).to_have_attribute("lang", code)
     expect(page.locator("#text")).to_have_attribute("placeholder", said["placeholder"])
@@ -268,13 +270,13 @@ def test_the_page_speaks_the_browsers_language(serve: Serve, open_page: Open, pi
         page.keyboard.press("Escape")
 
 
-def test_another_language_is_chosen_and_stays(serve: Serve, open_page: Open) -> None:
+def test_selected_language_is_kept_after_reload(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(saying("Yes.")).url, locale="fr-FR")
     show_settings(page)
     page.locator("#text").evaluate("(input) => { input.value = 'kept'; input.dispatchEvent(new Event('input')) }")
-    page.get_by_label(table("fr")["language"]).select_option("de")
+    page.get_by_label(language_table("fr")["language"]).select_option("de")
     expect(page.locator("html")).to_have_attribute("lang", "de")
-    expect(page.get_by_role("link", name=table("de")["new_chat"])).to_be_visible()
+    expect(page.get_by_role("link", name=language_table("de")["new_chat"])).to_be_visible()
     expect(page.locator("#text")).to_have_value("kept")
     page.reload()
     expect(page.locator("html")).to_have_attribute("lang", "de")

@@ -16,7 +16,7 @@ Open = Callable[..., Page]
 Picture = Callable[..., None]
 
 
-def test_who_waits_is_told_the_place_and_can_leave(
+def test_queued_question_shows_its_position_and_can_be_stopped(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     url = serve(lambda: demo.load(max_num_seqs=1)).url
@@ -39,9 +39,7 @@ def test_who_waits_is_told_the_place_and_can_leave(
     finished(third)
 
 
-def test_an_engine_that_is_busy_with_a_long_step_is_told_of_in_words(
-    serve: Serve, open_page: Open, demo: DemoEngine
-) -> None:
+def test_status_is_queued_while_the_engine_is_busy(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     expect(page.get_by_text("Demo model", exact=True)).to_be_visible()
     demo.hold_all()
@@ -53,7 +51,9 @@ def test_an_engine_that_is_busy_with_a_long_step_is_told_of_in_words(
     finished(page)
 
 
-def test_reading_a_long_prompt_is_told(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+def test_progress_of_processing_a_long_prompt_is_shown(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
     page = open_page(serve(lambda: demo.load(rows=32)).url)
     begin(page, "Tell me a story")
     demo.pace_s = 0.05
@@ -69,7 +69,7 @@ def test_reading_a_long_prompt_is_told(serve: Serve, open_page: Open, demo: Demo
     demo.release()
 
 
-def test_the_pill_tells_what_is_behind_it(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+def test_status_badge_opens_details(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
     page = open_page(serve(demo.load).url)
     begin(page, "Tell me a story")
     page.reload()
@@ -80,7 +80,7 @@ def test_the_pill_tells_what_is_behind_it(serve: Serve, open_page: Open, demo: D
     picture(page, dark=True)
 
 
-def test_a_thought_ends_at_its_budget_and_the_answer_begins(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_reasoning_ends_at_the_thinking_budget(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     begin(page)
     with page.expect_response("**/thinking"):
@@ -97,7 +97,7 @@ def test_a_thought_ends_at_its_budget_and_the_answer_begins(serve: Serve, open_p
     assert 20 <= int(re.findall(r"(\d+) tokens", summary)[0]) < 40, summary
 
 
-def test_where_the_context_ends_the_answer_says_so(
+def test_full_context_is_reported_and_drop_oldest_continues(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     page = open_page(serve(lambda: demo.load(context_tokens=512)).url, expected="status of 400|response:error")
@@ -122,7 +122,7 @@ def test_where_the_context_ends_the_answer_says_so(
     expect(last_answer(page)).to_contain_text("older messages no longer fit in the context and were left out.")
 
 
-def test_a_limit_of_tokens_ends_an_answer_which_can_go_on(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_answer_cut_off_at_max_tokens_can_be_continued(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     show_settings(page, "model")
     page.locator("#set-max_tokens").fill("40")

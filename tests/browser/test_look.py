@@ -66,7 +66,7 @@ def chat(serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEn
     return open_chat
 
 
-def test_nothing_sticks_out(chat: Callable[..., Page]) -> None:
+def test_page_fits_every_viewport_width(chat: Callable[..., Page]) -> None:
     page = chat()
     for width in (320, 390, 768, 1440):
         page.set_viewport_size({"width": width, "height": 700})
@@ -82,7 +82,7 @@ def assert_fits(page: Page, width: int) -> None:
     assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] + box["height"] <= 700
 
 
-def test_on_a_phone_the_chats_are_in_a_drawer(chat: Callable[..., Page]) -> None:
+def test_phone_layout_has_a_drawer_and_large_touch_targets(chat: Callable[..., Page]) -> None:
     page = chat(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
     expect(page.locator("#sidebar")).to_be_hidden()
     page.locator("header").get_by_role("button", name=words["menu"]).tap()
@@ -100,7 +100,7 @@ def test_on_a_phone_the_chats_are_in_a_drawer(chat: Callable[..., Page]) -> None
     assert small == []
 
 
-def test_text_can_be_read(chat: Callable[..., Page]) -> None:
+def test_text_contrast_is_sufficient_in_both_themes(chat: Callable[..., Page]) -> None:
     page = chat(reduced_motion="reduce")
     page.locator("details.reasoning summary").click()
     page.locator("#status button").click()
@@ -112,7 +112,7 @@ def test_text_can_be_read(chat: Callable[..., Page]) -> None:
     assert len(surfaces) == 2
 
 
-def test_colours_the_reader_forces_leave_everything_visible(chat: Callable[..., Page]) -> None:
+def test_forced_colors_keep_controls_visible(chat: Callable[..., Page]) -> None:
     page = chat(forced_colors="active")
     background = "getComputedStyle(document.querySelector('.switch .track')).backgroundColor"
     on = page.evaluate(background)
@@ -122,7 +122,7 @@ def test_colours_the_reader_forces_leave_everything_visible(chat: Callable[..., 
         assert page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).borderTopStyle") == "solid"
 
 
-def test_the_look_is_chosen_once(chat: Callable[..., Page]) -> None:
+def test_selected_theme_is_kept_after_reload(chat: Callable[..., Page]) -> None:
     page = chat(color_scheme="light", reduced_motion="reduce")
     surface = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(surface)
@@ -138,7 +138,7 @@ def test_the_look_is_chosen_once(chat: Callable[..., Page]) -> None:
     assert page.evaluate(surface) == light
 
 
-def test_roles_and_names(chat: Callable[..., Page]) -> None:
+def test_landmarks_and_controls_have_roles_and_names(chat: Callable[..., Page]) -> None:
     page = chat()
     expect(page.get_by_role("main")).to_have_count(1)
     expect(page.get_by_role("log", name="Conversation")).to_have_count(1)
@@ -162,7 +162,7 @@ LEAVE_THE_END = """() => {
 }"""
 
 
-def test_following_the_end_and_leaving_it(
+def test_scrolling_follows_the_answer_until_scrolled_away(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     page = open_page(serve(demo.load).url)
@@ -196,7 +196,7 @@ def test_following_the_end_and_leaving_it(
     expect(last_answer(page).locator(".reasoning summary")).to_be_in_viewport()
 
 
-def test_nothing_moves_for_those_who_want_it_still(
+def test_reduced_motion_stops_all_animations(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     """Checked while an answer is written, when most things move, and with every dialog open."""
@@ -216,7 +216,7 @@ def test_nothing_moves_for_those_who_want_it_still(
     demo.release()
 
 
-def test_the_picture_of_both_looks(chat: Callable[..., Page], picture: Callable[..., None]) -> None:
+def test_phone_screenshots_are_taken_in_both_themes(chat: Callable[..., Page], picture: Callable[..., None]) -> None:
     page = chat(color_scheme="light", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     picture(page, "phone", dark=True)
     page.locator("header").get_by_role("button", name=words["menu"]).tap()

@@ -28,7 +28,9 @@ def numbered(demo: DemoEngine) -> DemoEngine:
     return demo
 
 
-def test_regenerate_and_arrows(serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture) -> None:
+def test_regenerated_versions_can_be_switched(
+    serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture
+) -> None:
     page = open_page(serve(numbered.load).url)
     begin(page)
     expect(answers(page)).to_contain_text("Answer number 1.")
@@ -48,7 +50,7 @@ def test_regenerate_and_arrows(serve: Serve, open_page: Open, numbered: DemoEngi
     expect(answers(page)).to_contain_text("Answer number 2.")
 
 
-def test_an_answer_is_drawn_anew_by_the_model_itself(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_demo_model_regenerates_an_answer(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     begin(page, "What is 27 + 48?")
     page.get_by_role("button", name=words["regenerate"]).click()
@@ -57,7 +59,9 @@ def test_an_answer_is_drawn_anew_by_the_model_itself(serve: Serve, open_page: Op
     expect(answers(page).locator(".answer")).to_contain_text("27 + 48 =")
 
 
-def test_edit_a_question(serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture) -> None:
+def test_edited_question_becomes_a_new_version(
+    serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture
+) -> None:
     page = open_page(serve(numbered.load).url)
     begin(page, "First question")
     questions(page).locator(".bubble").hover()
@@ -78,7 +82,7 @@ def test_edit_a_question(serve: Serve, open_page: Open, numbered: DemoEngine, pi
     expect(answers(page)).to_contain_text("Answer number 1.")
 
 
-def test_an_edit_is_sent_and_left_by_key(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
+def test_edit_can_be_sent_and_cancelled_by_keyboard(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
     page = open_page(serve(numbered.load).url)
     begin(page, "First question")
     page.keyboard.press("ArrowUp")
@@ -95,7 +99,7 @@ def test_an_edit_is_sent_and_left_by_key(serve: Serve, open_page: Open, numbered
     assert "Sent by key" in asked[1] and "First question" not in asked[1]
 
 
-def test_edit_an_answer(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
+def test_edited_answer_is_marked_and_used_in_the_prompt(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
     page = open_page(serve(numbered.load).url)
     begin(page)
     more(answers(page)).get_by_role("link", name="Edit").click()
@@ -110,7 +114,7 @@ def test_edit_an_answer(serve: Serve, open_page: Open, numbered: DemoEngine) -> 
 
 
 @pytest.mark.parametrize("way", ["button", "key"])
-def test_stop_and_continue(serve: Serve, open_page: Open, demo: DemoEngine, way: str) -> None:
+def test_stopped_answer_can_be_continued(serve: Serve, open_page: Open, demo: DemoEngine, way: str) -> None:
     page = open_page(serve(demo.load).url)
     demo.hold("answer", 20)
     demo.dictate("word " * 3000, "A thought.")
@@ -135,7 +139,7 @@ def test_stop_and_continue(serve: Serve, open_page: Open, demo: DemoEngine, way:
     assert "word word" in demo.prompts[1].rpartition("assistant")[2], "the answer continues its own text"
 
 
-def test_a_thought_that_was_stopped_goes_on_or_ends(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_stopped_reasoning_can_be_continued_or_ended(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.dictate("Never said.", "thought " * 300)
     with demo.held("thinking", 20):
@@ -157,9 +161,7 @@ def test_a_thought_that_was_stopped_goes_on_or_ends(serve: Serve, open_page: Ope
     finished(page)
 
 
-def test_a_question_and_an_answer_are_copied_as_they_were_written(
-    serve: Serve, open_page: Open, demo: DemoEngine
-) -> None:
+def test_messages_are_copied_as_source_text(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url, **CLIPBOARD)
     begin(page, "Show me some Markdown")
     for turn, said in ((questions(page), "Show me some Markdown"), (answers(page), "## ")):
@@ -173,7 +175,7 @@ def test_a_question_and_an_answer_are_copied_as_they_were_written(
     assert "## " in (opened.value.locator("body").text_content() or "")
 
 
-def test_tables_lists_and_formulas_of_the_model_are_set(
+def test_tables_lists_and_formulas_of_the_model_are_rendered(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     """The demo model writes these structures when it is asked for them."""
@@ -192,7 +194,7 @@ def test_tables_lists_and_formulas_of_the_model_are_set(
     picture(page, dark=True)
 
 
-def test_code_is_coloured_when_its_block_is_closed(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_code_is_highlighted_when_its_block_closes(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.dictate("```python\ndef f(x):  # comment\n    return 'text', 1\n```\n\n" + "And more words. " * 20)
     with demo.held("answer", 18):
@@ -207,7 +209,7 @@ def test_code_is_coloured_when_its_block_is_closed(serve: Serve, open_page: Open
     assert colours >= 3
 
 
-def test_tokens_and_speed_stand_under_an_answer(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_tokens_and_speed_are_shown_under_an_answer(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     begin(page, "Tell me a story")
     numbers = last_answer(page).locator(".numbers")
@@ -219,7 +221,7 @@ def test_tokens_and_speed_stand_under_an_answer(serve: Serve, open_page: Open, d
     expect(last_answer(page).locator(".numbers")).to_contain_text("cached")
 
 
-def test_a_turn_begun_in_one_tab_appears_in_the_other(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
+def test_turns_and_versions_are_synchronized_between_tabs(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
     first = open_page(serve(numbered.load).url)
     begin(first)
     second = open_page(first.url, like=first)
@@ -238,7 +240,9 @@ def test_a_turn_begun_in_one_tab_appears_in_the_other(serve: Serve, open_page: O
     expect(last_answer(second)).to_contain_text("Answer number 2.")
 
 
-def test_summarize_and_take_it_out(serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture) -> None:
+def test_summary_replaces_messages_and_can_be_removed(
+    serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture
+) -> None:
     page = open_page(serve(numbered.load).url)
     begin(page, "A question before the summary")
     page.get_by_role("button", name="Chat menu").click()
@@ -256,7 +260,7 @@ def test_summarize_and_take_it_out(serve: Serve, open_page: Open, numbered: Demo
     expect(questions(page).first).to_contain_text("A question before the summary")
 
 
-def test_a_page_listens_on_one_connection(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
+def test_each_page_keeps_one_feed_connection(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
     """Browsers open six connections to a server; a page that kept old ones open would block in the middle of a chat."""
     page = open_page(serve(numbered.load).url)
     begin(page)
@@ -283,7 +287,7 @@ def test_a_page_listens_on_one_connection(serve: Serve, open_page: Open, numbere
     assert len(open_feeds) == 2, "one for each page"
 
 
-def test_a_queued_message_is_not_sent_into_the_branch_of_a_search_hit(
+def test_queued_message_is_not_sent_to_a_search_result_branch(
     serve: Serve, open_page: Open, numbered: DemoEngine
 ) -> None:
     page = open_page(serve(numbered.load).url)
@@ -311,7 +315,7 @@ def test_a_queued_message_is_not_sent_into_the_branch_of_a_search_hit(
     expect(questions(page)).to_have_count(1)
 
 
-def test_reloading_shows_the_branch_that_was_begun_at_a_search_hit(
+def test_reload_keeps_the_branch_started_at_a_search_result(
     serve: Serve, open_page: Open, numbered: DemoEngine
 ) -> None:
     page = open_page(serve(numbered.load).url)
@@ -332,7 +336,7 @@ def test_reloading_shows_the_branch_that_was_begun_at_a_search_hit(
     expect(answers(page)).to_contain_text("Answer number 2.")
 
 
-def test_suggestions_come_when_idle_and_can_be_asked(
+def test_suggestions_appear_when_idle_and_can_be_sent(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     page = open_page(serve(demo.load).url)

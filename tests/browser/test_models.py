@@ -34,7 +34,7 @@ def violations(page: Page) -> list[str]:
     return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]
 
 
-def test_fetch_stop_reload_resume_and_use(
+def test_model_download_can_be_stopped_resumed_and_loaded(
     serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: registry.KnownFile
 ) -> None:
     fake_hub.bytes_per_second, fake_hub.trickles_from = 500_000, 1_000_000
@@ -75,7 +75,7 @@ def test_fetch_stop_reload_resume_and_use(
     expect(page.locator("#model-demo").get_by_text("In use")).to_be_visible()
 
 
-def test_the_empty_page_greets_as_the_model_that_took_the_demos_place(
+def test_start_page_updates_when_the_demo_model_is_replaced(
     serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: registry.KnownFile
 ) -> None:
     go_on = threading.Event()
@@ -100,7 +100,7 @@ def test_the_empty_page_greets_as_the_model_that_took_the_demos_place(
     expect(page.locator("#text")).to_have_value("A draft")
 
 
-def test_degraded_it_says_why_and_the_demo_answers(serve: Serve, open_page: OpenPage, own_home: Path) -> None:
+def test_load_failure_is_shown_and_demo_model_can_be_used(serve: Serve, open_page: OpenPage, own_home: Path) -> None:
     def fails() -> Engine:
         raise ModelFileError("blk.3.attn_q.weight is missing")
 
@@ -116,7 +116,7 @@ def test_degraded_it_says_why_and_the_demo_answers(serve: Serve, open_page: Open
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1100])
-def test_nothing_for_axe_to_find(
+def test_models_page_has_no_accessibility_violations(
     serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: registry.KnownFile, scheme: str, width: int
 ) -> None:
     fake_hub.bytes_per_second, fake_hub.trickles_from = 300_000, 600_000

@@ -37,7 +37,7 @@ def reload_until_answered(page: Page) -> None:
     raise AssertionError("no answer appeared")
 
 
-def test_a_draft_survives_a_reload_and_not_its_sending(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_draft_survives_reload_and_is_cleared_after_sending(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     page.locator("#text").fill("half a thought")
     page.reload()
@@ -53,7 +53,7 @@ def test_a_draft_survives_a_reload_and_not_its_sending(serve: Serve, open_page: 
     expect(page.locator("#text")).to_have_value("another")
 
 
-def test_enter_while_an_answer_is_written_queues_the_message(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_enter_during_an_answer_queues_the_message(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.hold("thinking")
     ask(page, "Hello")
@@ -83,7 +83,7 @@ def test_enter_while_an_answer_is_written_queues_the_message(serve: Serve, open_
     demo.release()
 
 
-def test_with_the_server_gone_every_action_says_so(
+def test_every_action_reports_an_unresponsive_server(
     serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
 ) -> None:
     server = serve(demo.load)
@@ -105,7 +105,7 @@ def test_with_the_server_gone_every_action_says_so(
     expect(page.locator(".reconnecting")).to_be_visible()
 
 
-def test_too_long_a_question_comes_back(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_too_long_question_stays_in_the_input(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url, expected="status of 400|response:error")
     ask(page, "Hello")
     answered(page)
@@ -121,7 +121,7 @@ def test_too_long_a_question_comes_back(serve: Serve, open_page: Open, demo: Dem
     expect(limit).to_be_empty()
 
 
-def test_without_a_script_one_can_ask_read_search_and_export(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_asking_search_and_export_work_without_scripts(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     server = serve(demo.load)
     page = open_page(server.url, java_script_enabled=False)
     page.locator("#text").fill("What is SmolLM3?")
@@ -149,7 +149,7 @@ def test_without_a_script_one_can_ask_read_search_and_export(serve: Serve, open_
     expect(page.locator("#composer")).to_be_visible()
 
 
-def test_the_pill_tells_figures_for_as_long_as_it_is_open(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_status_details_refresh_only_while_open(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.hold("thinking")
     ask(page, "Hello")
@@ -169,7 +169,7 @@ def test_the_pill_tells_figures_for_as_long_as_it_is_open(serve: Serve, open_pag
     assert not [url for url in asked if "/status" in url], "closed, so nothing is requested"
 
 
-def test_memory_and_the_data_folder_are_shown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_memory_in_use_and_data_folder_are_shown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url, viewport={"width": 1300, "height": 800})
     page.locator("#gauge button").click()
     expect(page.locator("#gauge-details")).to_contain_text(re.compile(r"\d [MG]B in use"))
@@ -178,7 +178,7 @@ def test_memory_and_the_data_folder_are_shown(serve: Serve, open_page: Open, dem
     expect(page.locator("#data-folder")).to_contain_text("Stored in /")
 
 
-def test_old_thinking_is_kept_and_dropped(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_kept_earlier_reasoning_can_be_discarded(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     ask(page, "What is 27 + 48?")
     answered(page)
@@ -197,7 +197,7 @@ def test_old_thinking_is_kept_and_dropped(serve: Serve, open_page: Open, demo: D
     assert int(page.locator("#gauge [role=meter]").get_attribute("aria-valuenow") or 0) < before
 
 
-def test_instructions_that_set_thinking_are_shown_at_once(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_system_prompt_that_sets_thinking_disables_the_switch(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url, viewport={"width": 320, "height": 640})
     page.locator("#text").fill("/settings")
     page.locator("#text").press("Enter")
@@ -214,7 +214,7 @@ def test_instructions_that_set_thinking_are_shown_at_once(serve: Serve, open_pag
     expect(page.locator("#composer-problem")).to_contain_text("in the system prompt")
 
 
-def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_keys_and_links_jump_between_questions(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     demo.always("A line.\n\n" * 40)
     page = open_page(serve(demo.load).url)
     for number in range(1, 4):
@@ -229,7 +229,7 @@ def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngi
     expect(page.locator("article.user").first).to_be_in_viewport()
 
 
-def test_another_model_by_a_part_of_its_name(
+def test_model_command_switches_by_part_of_the_name(
     serve: Serve, open_page: Open, demo: DemoEngine, own_home: Path, tmp_path: Path
 ) -> None:
     """The other engine is scripted, because it must have another name."""
@@ -252,7 +252,7 @@ def test_another_model_by_a_part_of_its_name(
     page.wait_for_url("**/models")
 
 
-def test_questions_as_markdown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_questions_can_be_shown_as_markdown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     ask(page, "Is **this** bold?")
     answered(page)
@@ -265,7 +265,7 @@ def test_questions_as_markdown(serve: Serve, open_page: Open, demo: DemoEngine) 
     expect(page.locator(".bubble strong")).to_have_text("this")
 
 
-def test_a_lost_connection_leaves_something_to_press(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_lost_connection_shows_a_reload_button(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     server = serve(demo.load)
     page = open_page(server.url, expected=NO_ANSWER)
     demo.hold("thinking")
@@ -279,7 +279,7 @@ def test_a_lost_connection_leaves_something_to_press(serve: Serve, open_page: Op
     expect(page.locator(".reload")).to_be_visible()
 
 
-def test_suggestions_move_nothing(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_suggestions_cause_no_layout_shift(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     demo.always("A line.\n\n" * 40)
     demo.suggestions = "Why is that?\nWhere is it now?\nWho said so first?"
     server = serve(demo.load)
@@ -299,7 +299,7 @@ def test_suggestions_move_nothing(serve: Serve, open_page: Open, demo: DemoEngin
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_chat_below_a_path_asks_for_nothing_outside_it(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_chat_under_base_path_requests_no_other_paths(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     """A whole visit: a streamed answer, a dialog, a command that navigates, and an import."""
     demo.dictate("A **bold** answer with $x^2$ and `code`.\n\n```python\nprint(1)\n```\n")
     server = serve(demo.load, base_path="/chat")

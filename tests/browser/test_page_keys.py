@@ -78,7 +78,7 @@ def page(browser: Browser, server: Served) -> Iterator[Page]:
 
 
 @pytest.mark.parametrize("sheet", ["settings", "help", "search"])
-def test_focus_stays_in_an_open_sheet(page: Page, sheet: str) -> None:
+def test_focus_stays_in_an_open_dialog(page: Page, sheet: str) -> None:
     page.evaluate("(sheet) => document.querySelector(`#sidebar button[commandfor=${sheet}]`).click()", sheet)
     expect(page.locator(f"#{sheet}")).to_be_visible()
     outside = 0
@@ -90,7 +90,7 @@ def test_focus_stays_in_an_open_sheet(page: Page, sheet: str) -> None:
     assert outside == 0
 
 
-def test_tabs_are_one_stop_and_walked_by_arrows(page: Page) -> None:
+def test_settings_tabs_are_one_tab_stop_navigated_by_arrows(page: Page) -> None:
     page.locator("#sidebar [commandfor=settings]").click()
     page.locator("#tab-general").focus()
     steps = (("ArrowDown", "model"), ("End", "shortcuts"), ("ArrowDown", "general"), ("ArrowUp", "shortcuts"))
@@ -102,7 +102,7 @@ def test_tabs_are_one_stop_and_walked_by_arrows(page: Page) -> None:
     page.keyboard.press("Escape")
 
 
-def test_the_list_of_chats_is_one_tab_stop(page: Page) -> None:
+def test_chat_list_is_one_tab_stop_navigated_by_arrows(page: Page) -> None:
     controls = "[...document.querySelectorAll('#chat-list a, #chat-list button')]"
     stops = f"{controls}.filter(e => e.checkVisibility() && e.tabIndex === 0)"
     assert page.evaluate(f"{stops}.length") == 1
@@ -123,7 +123,7 @@ def test_the_list_of_chats_is_one_tab_stop(page: Page) -> None:
     assert page.evaluate(f"{stops}.length") == 1
 
 
-def test_a_chat_is_renamed_and_archived_in_its_row(page: Page) -> None:
+def test_chat_is_renamed_and_archived_from_its_row_menu(page: Page) -> None:
     here = page.url
     menu = chat_row(page, "One")
     menu.get_by_label(words["title"]).fill("First")
@@ -134,14 +134,14 @@ def test_a_chat_is_renamed_and_archived_in_its_row(page: Page) -> None:
     assert page.url == here, "a row of another chat does not leave the current page"
 
 
-def test_no_editing_key_is_taken(page: Page) -> None:
+def test_editing_keys_are_not_intercepted(page: Page) -> None:
     page.locator("#text").fill("half a thought")
     taken = [key for key in EDITING if page.evaluate(PRESSED, [key])]
     page.locator("#text").fill("")
     assert taken == []
 
 
-def test_no_editing_key_of_a_mac_is_taken(browser: Browser, server: Served, page: Page) -> None:
+def test_mac_editing_keys_are_not_intercepted(browser: Browser, server: Served, page: Page) -> None:
     context = browser.new_context()
     context.add_init_script("Object.defineProperty(navigator, 'platform', { get: () => 'MacIntel' })")
     mac = opened(context, page.url)
@@ -152,7 +152,7 @@ def test_no_editing_key_of_a_mac_is_taken(browser: Browser, server: Served, page
 
 
 @pytest.mark.parametrize("event", [{"isComposing": True}, {"keyCode": 229}])
-def test_enter_that_ends_a_composition_sends_nothing(page: Page, event: dict[str, Any]) -> None:
+def test_enter_that_ends_an_ime_composition_does_not_send(page: Page, event: dict[str, Any]) -> None:
     """Safari reports the end of a composition before the Enter that caused it, with key code 229."""
     page.locator("#text").fill("日本")
     assert not page.evaluate(PRESSED, [{"key": "Enter", **event}])
@@ -163,7 +163,7 @@ def test_enter_that_ends_a_composition_sends_nothing(page: Page, event: dict[str
     page.locator("#text").fill("")
 
 
-def test_what_scripts_write_can_be_undone(page: Page, server: Served) -> None:
+def test_text_inserted_by_scripts_can_be_undone(page: Page, server: Served) -> None:
     chat = page.url
     page.goto(server.url)
     page.locator("#text").press_sequentially("my words")
@@ -181,7 +181,7 @@ def test_what_scripts_write_can_be_undone(page: Page, server: Served) -> None:
     page.goto(chat)
 
 
-def test_the_end_of_an_answer_leaves_what_is_read_alone(page: Page, engine: ScriptedEngine) -> None:
+def test_end_of_an_answer_keeps_selection_and_code_wrapping(page: Page, engine: ScriptedEngine) -> None:
     held = {"at": 0}
 
     def script(messages: Any, thinking: bool) -> Iterator[Any]:
@@ -213,7 +213,7 @@ def test_the_end_of_an_answer_leaves_what_is_read_alone(page: Page, engine: Scri
     expect(answer.locator(".answer")).to_contain_text("The end.")
 
 
-def test_queued_messages_come_back_in_order_when_one_is_not_sent(page: Page, engine: ScriptedEngine) -> None:
+def test_queued_messages_return_to_input_in_order_if_sending_fails(page: Page, engine: ScriptedEngine) -> None:
     count = answers(page).count()
     engine.gate.clear()
     ask(page, "Before")
@@ -244,14 +244,14 @@ def test_answers_are_copied_as_rich_text_and_tables_as_csv(page: Page) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == 'a,b\n"1, 2","say ""x"""'
 
 
-def test_formulas_are_copied_by_hand_as_they_were_typed(page: Page) -> None:
+def test_selected_formulas_are_copied_as_source(page: Page) -> None:
     expect(page.locator(".answer .katex").first).to_be_attached()
     page.locator(".answer p:has(.katex)").first.select_text()
     page.keyboard.press("Control+c")
     assert page.evaluate("navigator.clipboard.readText()").strip() == "In $O(n \\log n)$."
 
 
-def test_a_copy_without_the_server_takes_what_the_page_shows(page: Page) -> None:
+def test_copy_without_server_uses_the_shown_text(page: Page) -> None:
     page.route("**/text", lambda route: route.abort())
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -262,7 +262,7 @@ def test_a_copy_without_the_server_takes_what_the_page_shows(page: Page) -> None
     assert "The first paragraph" in page.evaluate("navigator.clipboard.readText()") and complaints == []
 
 
-def test_a_first_message_that_is_not_sent_leaves_the_start_as_it_was(page: Page, server: Served) -> None:
+def test_failed_first_message_keeps_the_start_page(page: Page, server: Served) -> None:
     chat = page.url
     page.goto(server.url)
     page.route("**/chats", lambda route: route.abort() if route.request.method == "POST" else route.continue_())
@@ -275,7 +275,7 @@ def test_a_first_message_that_is_not_sent_leaves_the_start_as_it_was(page: Page,
     page.goto(chat)
 
 
-def test_all_chats_are_a_table(page: Page, server: Served) -> None:
+def test_chat_table_can_be_sorted_filtered_and_selected(page: Page, server: Served) -> None:
     chat = page.url
     page.goto(server.url.rstrip("/") + "/archive")
     buttons = page.locator(".bar button[name=action]")

@@ -34,7 +34,7 @@ def option(page: Page, name: str) -> Locator:
     return page.locator(f"#command-{name}")
 
 
-def test_the_palette_by_keyboard(chat: Callable[..., Page]) -> None:
+def test_palette_works_by_keyboard(chat: Callable[..., Page]) -> None:
     page = chat()
     text = page.locator("#text")
     text.press_sequentially("/")
@@ -65,7 +65,7 @@ def test_the_palette_by_keyboard(chat: Callable[..., Page]) -> None:
     assert page.locator("article.user").count() == 1, "no command was sent to the model"
 
 
-def test_every_command_of_the_palette_does_what_it_says(
+def test_every_palette_command_works(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     page = open_page(serve(demo.load).url)
@@ -134,7 +134,7 @@ def test_every_command_of_the_palette_does_what_it_says(
     assert set(listed) == set(done) and len(listed) >= 13
 
 
-def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page], demo: DemoEngine) -> None:
+def test_unknown_command_is_corrected_and_not_sent(chat: Callable[..., Page], demo: DemoEngine) -> None:
     page = chat()
     text = page.locator("#text")
     text.fill("/temprature 1")
@@ -159,9 +159,7 @@ def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page], demo: Dem
         assert any(f"user\n{sent}" in prompt for prompt in demo.prompts)
 
 
-def test_a_command_that_cannot_take_what_follows_it_says_so(
-    serve: Callable[..., Any], open_page: Open, demo: DemoEngine
-) -> None:
+def test_invalid_command_argument_shows_usage(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     text, problem = page.locator("#text"), page.locator("#composer-problem")
     for typed, told in (
@@ -187,7 +185,7 @@ def test_a_command_that_cannot_take_what_follows_it_says_so(
     expect(page.locator("#set-temperature")).to_have_value("1.5")
 
 
-def test_the_palette_by_mouse(chat: Callable[..., Page]) -> None:
+def test_palette_works_by_mouse(chat: Callable[..., Page]) -> None:
     page = chat()
     page.locator("#text").press_sequentially("/")
     option(page, "help").click()
@@ -195,16 +193,14 @@ def test_the_palette_by_mouse(chat: Callable[..., Page]) -> None:
     assert page.locator("#text").input_value() == ""
 
 
-def test_a_chat_that_is_not_there_yet_cannot_be_cleared(
-    serve: Callable[..., Any], open_page: Open, demo: DemoEngine
-) -> None:
+def test_clear_command_without_a_chat_is_rejected(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     page.locator("#text").fill("/clear")
     page.locator("#text").press("Enter")
     expect(page.locator("#composer-problem")).to_contain_text("Start a chat first")
 
 
-def test_prompts_and_resources_of_mcp_servers(
+def test_mcp_prompts_and_resources_are_available_as_commands(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, tmp_path: Path
 ) -> None:
     program = str(Path(__file__).parents[1] / "web/tools/mcp_server.py")
@@ -234,7 +230,7 @@ def test_prompts_and_resources_of_mcp_servers(
     expect(page.locator("#attachments .name")).to_have_text("Today's notes")
 
 
-def test_a_saved_prompt_whose_name_has_a_hyphen(chat: Callable[..., Page]) -> None:
+def test_saved_prompt_name_may_contain_a_hyphen(chat: Callable[..., Page]) -> None:
     page = chat()
     page.request.post(
         f"{page.url.split('/chats')[0]}/prompts", form={"name": "fix-it", "kind": "message", "text": "Fix this:"}

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from plugins.installed_plugins import running
 
 from notso.plugins.process import Plugins
-from notso.web.sign_in.given_keys import KeyBook
+from notso.web.sign_in.given_keys import KeyManager
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.sign_in import SignInSettings
 from notso.web.values.wording import words
@@ -28,7 +28,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugins
         yield plugins
 
 
-def test_a_plugins_command_is_offered_and_its_word_is_shown(
+def test_plugin_command_is_offered_and_its_result_is_shown(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, plugins: Plugins
 ) -> None:
     page = open_page(serve(demo.load, plugins=plugins).url, expected="status of 502")
@@ -49,10 +49,10 @@ def test_a_plugins_command_is_offered_and_its_word_is_shown(
     expect(page.locator("main")).not_to_contain_text("ZeroDivisionError")
 
 
-def test_a_key_opens_the_page_and_an_operators_key_the_operators(
+def test_operator_key_opens_the_chat_and_operator_page(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, tmp_path: Path
 ) -> None:
-    book = KeyBook(lambda: SQLiteAccessStore(tmp_path / "data"))
+    book = KeyManager(lambda: SQLiteAccessStore(tmp_path / "data"))
     with ThreadPoolExecutor(1) as thread:  # this thread already runs the browser's event loop
         secret, _ = thread.submit(book.add, "olga", tokens_per_day=9_000, is_operator=True).result()
     page = open_page(serve(demo.load, sign_in=SignInSettings(require_key=True)).url)

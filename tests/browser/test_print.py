@@ -83,7 +83,9 @@ def text_of(pages: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_printed_chat_has_its_text_and_ink(chat: Callable[..., Page], theme: str, tmp_path: Path) -> None:
+def test_printed_chat_has_complete_text_in_black_on_white(
+    chat: Callable[..., Page], theme: str, tmp_path: Path
+) -> None:
     page = chat(theme)
     # Print while scrolled to the top, so the formulas at the end have never been near the viewport.
     page.locator("#scroller").evaluate("element => { element.scrollTop = 0; }")

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 PHONE = {"width": 390, "height": 800}
 
 
-def test_a_project_is_created_filled_asked_in_and_deleted(
+def test_project_is_created_filled_used_in_a_chat_and_deleted(
     serve: Callable[..., Any],
     open_page: Callable[..., Page],
     demo: DemoEngine,
@@ -71,7 +71,7 @@ def test_a_project_is_created_filled_asked_in_and_deleted(
     picture(page, "documents-phone")
 
 
-def test_what_is_remembered_is_read_and_edited(
+def test_memory_entries_can_be_added_edited_and_deleted(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, picture: Callable[..., None]
 ) -> None:
     served = serve(demo.load)

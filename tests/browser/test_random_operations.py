@@ -783,7 +783,7 @@ CHANCES = {
 
 
 @pytest.mark.timeout(0)  # bounded by the number of operations, each of which has its own timeout
-def test_nothing_is_lost(
+def test_store_and_tabs_match_the_model_after_random_operations(
     serve: Any, open_page: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notso.web.app.UNDO_SECONDS", 3600.0)  # must not expire on a busy machine

@@ -153,7 +153,7 @@ ACTS = {"type": 40, "attach": 4, "settings": 8, "edit": 8, "switch": 18, "reload
 
 
 @pytest.mark.timeout(900)  # usually half a minute; up to eight times that on a busy machine
-def test_no_typed_character_is_missing(start: Any, open_page: Callable[..., Page]) -> None:
+def test_typed_text_survives_random_actions_and_server_kills(start: Any, open_page: Callable[..., Page]) -> None:
     url, process = f"http://127.0.0.1:{start.port}/", start()
     page = open_page(url, expected=NOISE)
     seed = random.SystemRandom().randrange(2**32)

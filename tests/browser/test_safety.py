@@ -58,7 +58,7 @@ PAYLOADS = [
 
 
 @pytest.mark.parametrize("each_token_is", ["a byte", "a word"])
-def test_nothing_in_an_answer_is_obeyed(
+def test_hostile_markup_in_messages_has_no_effect(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, each_token_is: str
 ) -> None:
     hostile = "\n\n".join(PAYLOADS)
@@ -85,7 +85,7 @@ def test_nothing_in_an_answer_is_obeyed(
         page.reload()
 
 
-def test_a_policy_stands_behind_the_sanitizer(
+def test_content_security_policy_blocks_scripts_and_requests(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     """If the sanitizer missed something, the browser would still refuse to run it."""

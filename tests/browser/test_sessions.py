@@ -18,7 +18,7 @@ Open = Callable[..., Page]
 Picture = Callable[..., None]
 
 
-def test_a_chat_is_called_what_it_was_asked_first(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_chat_title_is_the_first_line_of_the_question(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     text = "\n\nPlease   tell me something about the walrus and where it may be found in winter\nand more"
     page.locator("#text").fill(text)
@@ -32,7 +32,9 @@ def test_a_chat_is_called_what_it_was_asked_first(serve: Serve, open_page: Open,
     expect(page).to_have_title(f"{title} · notso")
 
 
-def test_the_list_of_chats_follows(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+def test_chat_list_is_synchronized_between_tabs(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
     server = serve(demo.load)
     first = open_page(server.url)
     second = open_page(server.url, like=first)
@@ -52,7 +54,7 @@ def test_the_list_of_chats_follows(serve: Serve, open_page: Open, demo: DemoEngi
     expect(second.locator("#chat-list").get_by_role("link", name="Fruit")).to_be_visible()
 
 
-def test_delete_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_deleted_chat_can_be_restored(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     begin(page, "To be deleted")
     said = answers(page).locator(".answer").inner_text()
@@ -65,7 +67,7 @@ def test_delete_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> Non
     expect(answers(page).locator(".answer")).to_have_text(said, use_inner_text=True)
 
 
-def test_a_chat_deleted_in_another_tab(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_deletion_in_another_tab_is_shown_and_can_be_undone(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     server = serve(demo.load)
     page = open_page(server.url, expected="status of 404|response:error")
     demo.hold("thinking")
@@ -84,7 +86,7 @@ def test_a_chat_deleted_in_another_tab(serve: Serve, open_page: Open, demo: Demo
     expect(questions(page)).to_contain_text("Go on")
 
 
-def test_clear_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_cleared_chat_can_be_restored(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     begin(page)
     page.get_by_role("button", name="Chat menu").click()
@@ -95,7 +97,9 @@ def test_clear_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> None
     expect(answers(page)).to_have_count(1)
 
 
-def test_search_finds_and_leads_there(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+def test_search_result_opens_the_matching_branch(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
     page = open_page(serve(demo.load).url)
     demo.dictate("On a floe, says answer number 1.")
     demo.dictate("On the ice, says answer number 2.")
@@ -117,9 +121,7 @@ def test_search_finds_and_leads_there(serve: Serve, open_page: Open, demo: DemoE
     expect(answers(page)).to_contain_text("number 1.")
 
 
-def test_a_chat_goes_out_as_a_file_and_comes_back(
-    serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
-) -> None:
+def test_chat_can_be_exported_and_imported(serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path) -> None:
     page = open_page(serve(demo.load).url, expected="status of 400")
     begin(page, "What is 27 + 48?")
     page.get_by_role("button", name=words["regenerate"]).click()

@@ -12,7 +12,7 @@ from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
 
-def test_a_version_begins_at_a_chosen_token(
+def test_new_version_starts_at_a_selected_token(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, picture: Callable[..., None]
 ) -> None:
     page = open_page(serve(demo.load).url)

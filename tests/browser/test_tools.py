@@ -15,8 +15,8 @@ from playwright.sync_api import Page, expect
 from notso.smollm3 import Engine
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.calculator import CALCULATOR
-from notso.web.tools.chat_tool import Surroundings
-from notso.web.tools.elicitation import question_of
+from notso.web.tools.chat_tool import ToolContext
+from notso.web.tools.elicitation import parse_question
 
 QUESTION = "What is 1234 * 77?"
 
@@ -48,7 +48,7 @@ def ask(page: Page, question: str = QUESTION) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_call_is_asked_for_by_keyboard_and_shown(page: Page) -> None:
+def test_tool_call_is_approved_by_keyboard_and_shown(page: Page) -> None:
     page.add_init_script(WATCH_SHIFTS)
     ask(page)
     box = page.locator(".permission")
@@ -79,7 +79,7 @@ def test_a_call_is_asked_for_by_keyboard_and_shown(page: Page) -> None:
     assert page.evaluate("window.shifts") < 0.01
 
 
-def test_reload_and_a_second_tab_while_it_waits(page: Page, open_page: Callable[..., Page]) -> None:
+def test_pending_approval_survives_reload_and_is_shared_by_tabs(page: Page, open_page: Callable[..., Page]) -> None:
     ask(page)
     expect(page.locator(".permission")).to_be_visible()
     page.reload()
@@ -94,7 +94,7 @@ def test_reload_and_a_second_tab_while_it_waits(page: Page, open_page: Callable[
         expect(each.locator("article.assistant .numbers")).to_be_visible()
 
 
-def test_stop_while_it_waits_then_go_on(page: Page) -> None:
+def test_answer_stopped_during_approval_can_be_continued(page: Page) -> None:
     ask(page)
     expect(page.locator(".permission")).to_be_visible()
     page.keyboard.press("Escape")
@@ -109,7 +109,7 @@ def test_stop_while_it_waits_then_go_on(page: Page) -> None:
     expect(page.locator(".tool-card")).to_have_count(2)
 
 
-def test_it_fits_on_a_phone(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+def test_tool_approval_fits_on_a_phone(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     server = serve(lambda: Engine.load(context_tokens=2048))
     page = open_page(server.url + "tools", viewport={"width": 320, "height": 640}, has_touch=True, is_mobile=True)
     page.check("#tool-calculator")
@@ -137,14 +137,14 @@ SEATS = {
 }
 
 
-async def seats(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+async def seats(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
     """A tool that asks a question, as an MCP server may."""
     assert surroundings.ask is not None
-    reply = await surroundings.ask(question_of("tables", "A table for whom?", SEATS))
+    reply = await surroundings.ask(parse_question("tables", "A table for whom?", SEATS))
     return json.dumps([reply.action, dict(reply.values)])
 
 
-def test_a_question_of_a_tool_is_answered_on_the_page(
+def test_tool_question_is_answered_on_the_page(
     serve: Callable[..., Any], open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = replace(CALCULATOR, run=seats, origin="tables")

@@ -26,7 +26,7 @@ def chat(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> Callab
     return open_chat
 
 
-def test_text_behind_an_unknown_command_is_never_lost(chat: Callable[..., Page], demo: DemoEngine) -> None:
+def test_text_after_an_unknown_command_is_kept(chat: Callable[..., Page], demo: DemoEngine) -> None:
     page = chat()
     text, problem = page.locator("#text"), page.locator("#composer-problem")
     typed = "/summarise the following text for me: " + "blah " * 300 + "end"
@@ -50,7 +50,7 @@ def test_text_behind_an_unknown_command_is_never_lost(chat: Callable[..., Page],
 
 
 @pytest.mark.parametrize("leave", ["Escape", "beside"])
-def test_settings_are_kept_when_the_sheet_is_left(chat: Callable[..., Page], picture: Picture, leave: str) -> None:
+def test_settings_are_saved_when_the_dialog_is_closed(chat: Callable[..., Page], picture: Picture, leave: str) -> None:
     page = chat(expected="status of 400|response:error")
     show_settings(page, "model")
     instructions = "Answer in verse. " * 33
@@ -87,7 +87,7 @@ def attach(page: Page, *names: str) -> None:
     expect(page.locator("#attachments .attached .name")).to_have_text([*names])
 
 
-def test_a_draft_with_its_files_survives_a_reload_and_a_failed_send(
+def test_draft_and_files_survive_reload_and_failed_send(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine
 ) -> None:
     """This also holds for the first question, which creates the chat."""
@@ -118,7 +118,7 @@ def test_a_draft_with_its_files_survives_a_reload_and_a_failed_send(
     expect(files).to_have_count(0)
 
 
-def test_what_is_written_over_a_message_is_kept_until_it_is_sent_or_cancelled(chat: Callable[..., Page]) -> None:
+def test_edited_text_is_kept_until_sent_or_cancelled(chat: Callable[..., Page]) -> None:
     page = chat()
     edit, box = page.locator("article.user [data-edit]"), page.locator("#edit-text")
     edit.click()
@@ -136,7 +136,7 @@ def test_what_is_written_over_a_message_is_kept_until_it_is_sent_or_cancelled(ch
     expect(box).to_have_value("What is 2 + 2?")
 
 
-def test_two_tabs_on_one_chat_keep_a_draft_each(chat: Callable[..., Page], open_page: Open) -> None:
+def test_two_tabs_of_one_chat_keep_separate_drafts(chat: Callable[..., Page], open_page: Open) -> None:
     page = chat()
     other = open_page(page.url, like=page)
     page.locator("#text").fill("in the one")
@@ -146,7 +146,7 @@ def test_two_tabs_on_one_chat_keep_a_draft_each(chat: Callable[..., Page], open_
         expect(tab.locator("#text")).to_have_value(draft)
 
 
-def test_the_first_question_is_shown_before_the_server_answers(
+def test_first_question_is_shown_before_the_server_responds(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine
 ) -> None:
     page = open_page(serve(demo.load).url)
@@ -160,7 +160,7 @@ def test_the_first_question_is_shown_before_the_server_answers(
     finished(page)
 
 
-def test_each_text_begins_where_its_own_words_do(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
+def test_text_direction_is_determined_per_text(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     hebrew = "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd."
     imported(page, [{"role": "user", "content": hebrew}, {"role": "assistant", "content": f"- {hebrew}\n\nHello."}])

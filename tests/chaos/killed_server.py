@@ -64,6 +64,6 @@ def serve_until(
 
     TurnConsumer.take = take  # type: ignore[method-assign]
     tool_calls.run_tool = run
-    submit.allowed_in = lambda chat: {CALCULATOR.digest}  # type: ignore[assignment]
+    submit.allowed_digests = lambda chat: {CALCULATOR.digest}  # type: ignore[assignment]
     settings = Settings(port=0, data_dir=folder, database_url=database, valkey_url=valkey)
     serve(load, settings, on_ready=ready.send)

@@ -105,7 +105,7 @@ def attacked(victim: Victim, attack: Callable[[], object], rounds: int) -> tuple
     return witness, failed
 
 
-def test_imports_of_empty_objects(victim: Start, ledger: Ledger) -> None:
+def test_server_survives_imports_of_empty_objects(victim: Start, ledger: Ledger) -> None:
     server, many = victim(), 12 if LONG else 4
     seen: list[int] = []
     witness, failed = attacked(server, lambda: seen.extend(answers(server, "/import", EMPTY_OBJECTS, many)), 1)
@@ -118,7 +118,7 @@ def test_imports_of_empty_objects(victim: Start, ledger: Ledger) -> None:
     )
 
 
-def test_keys_that_nobody_knows(victim: Start, ledger: Ledger) -> None:
+def test_server_survives_bodies_full_of_unknown_keys(victim: Start, ledger: Ledger) -> None:
     server, many = victim(), 40 if LONG else 6
     imported, asked = b"[" + unknown_keys(1_400_000) + b"]", unknown_keys(95_000)
     seen: list[int] = []
@@ -137,7 +137,7 @@ def test_keys_that_nobody_knows(victim: Start, ledger: Ledger) -> None:
     )
 
 
-def test_bodies_that_are_never_finished(victim: Start, ledger: Ledger) -> None:
+def test_server_survives_unfinished_request_bodies(victim: Start, ledger: Ledger) -> None:
     server, many = victim(), 100 if LONG else 30
     begun: list[socket.socket] = []
     blanks = b" " * (16 * MIB - 1)
@@ -167,7 +167,7 @@ def test_bodies_that_are_never_finished(victim: Start, ledger: Ledger) -> None:
     )
 
 
-def test_prompts_beyond_any_context(victim: Start, ledger: Ledger) -> None:
+def test_server_survives_prompts_beyond_context_size(victim: Start, ledger: Ledger) -> None:
     server, many = victim(DEMO), 200 if LONG else 24
     text = "word " * (MIB // 5 - 40)
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()

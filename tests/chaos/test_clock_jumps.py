@@ -66,7 +66,7 @@ def keep_response(server: Victim) -> str:
     return str(answer.json()["id"])
 
 
-def test_clock_jumps(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_system_clock_jumps_lose_no_data(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledger) -> None:
     shim = Shim(tmp_path, tmp_path / "data")
     server = victim(QUICK, environment=shim.environment, requests_per_minute=RATE)
     wrong: list[object] = []

@@ -115,7 +115,7 @@ def wait_for_some(crowd: Crowd, more: int) -> None:
         time.sleep(0.02)
 
 
-def test_killed_replicas(cluster: Cluster, ledger: Ledger) -> None:
+def test_killed_replicas_lose_no_acknowledged_question(cluster: Cluster, ledger: Ledger) -> None:
     rng, inspector, few, load = random.Random(4), Inspector(cluster.database), 0, os.getloadavg()[0]
 
     def kill(crowd: Crowd) -> None:
@@ -160,7 +160,7 @@ def test_killed_replicas(cluster: Cluster, ledger: Ledger) -> None:
     )
 
 
-def test_rolling_update(cluster: Cluster, ledger: Ledger) -> None:
+def test_rolling_update_causes_no_errors_or_lost_questions(cluster: Cluster, ledger: Ledger) -> None:
     inspector, rounds = Inspector(cluster.database), 3 if LONG else 1
 
     def replace(crowd: Crowd) -> None:
@@ -188,7 +188,7 @@ def test_rolling_update(cluster: Cluster, ledger: Ledger) -> None:
     )
 
 
-def test_valkey_away(cluster: Cluster, ledger: Ledger) -> None:
+def test_cluster_serves_during_valkey_outage(cluster: Cluster, ledger: Ledger) -> None:
     """Questions and answers work while Valkey is down. When it is back, readers at other replicas receive updates
     again."""
     inspector = Inspector(cluster.database)
@@ -223,7 +223,7 @@ def test_valkey_away(cluster: Cluster, ledger: Ledger) -> None:
     )
 
 
-def test_stops_elsewhere(cluster: Cluster, ledger: Ledger) -> None:
+def test_answer_is_stopped_from_another_replica(cluster: Cluster, ledger: Ledger) -> None:
     """An answer is read at the replica that computes it and stopped at another one."""
     urls = [f"http://127.0.0.1:{port}" for port in cluster.ports]
     taken: list[float] = []

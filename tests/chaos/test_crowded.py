@@ -16,7 +16,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
 """
 
 
-def test_a_storm_of_connections(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_pages_respond_during_connection_flood(victim: Callable[..., Victim], ledger: Ledger) -> None:
     size = 3000 if LONG else 150
     limit = 512 if LONG else 128
     server = victim(FEW_DESCRIPTORS.format(limit))
@@ -36,7 +36,7 @@ def test_a_storm_of_connections(victim: Callable[..., Victim], ledger: Ledger) -
     )
 
 
-def test_no_descriptor_is_left(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_server_survives_exhausted_file_descriptors(victim: Callable[..., Victim], ledger: Ledger) -> None:
     """Another cause has used up all descriptors except a few, so the server's own reserve is not enough."""
     size = 400 if LONG else 40
     server = victim()

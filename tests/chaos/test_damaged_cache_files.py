@@ -57,7 +57,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path], l
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_cache_files(
+def test_damaged_cache_files_do_not_change_answers(
     ledger: Ledger, tmp_path: Path, cache: tuple[Path, list[Path], list[Event]], kind: str
 ) -> None:
     whole, foreign, cold = cache

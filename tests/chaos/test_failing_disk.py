@@ -124,7 +124,9 @@ def calls_of_a_turn(server: Victim, shim: Shim) -> int:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_turn_while_the_disk_fails(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledger, error: str) -> None:
+def test_disk_errors_during_turn_lose_no_acknowledged_data(
+    tmp_path: Path, victim: Callable[..., Victim], ledger: Ledger, error: str
+) -> None:
     shim = Shim(tmp_path, tmp_path / "data")
     server = victim(environment=shim.environment)
     most = max(calls_of_a_turn(server, shim) for _ in range(3)) + 8
@@ -173,7 +175,7 @@ def test_a_turn_while_the_disk_fails(tmp_path: Path, victim: Callable[..., Victi
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_start_and_an_end_while_the_disk_fails(tmp_path: Path, ledger: Ledger, error: str) -> None:
+def test_disk_errors_at_start_and_shutdown_lose_no_data(tmp_path: Path, ledger: Ledger, error: str) -> None:
     kill_after(tmp_path / "killed", 3)
     shim = Shim(tmp_path, tmp_path / "data")
     told = run_program(IN_PROCESS, tmp_path, ERRORS[error], EACH, environment=shim.environment)

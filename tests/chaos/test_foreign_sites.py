@@ -61,7 +61,7 @@ def asked(
     return answer.status
 
 
-def test_every_cell_of_sites_and_routes_is_as_written(
+def test_every_route_enforces_host_and_origin_checks(
     victim: Callable[..., Victim], ledger: Ledger, tmp_path: Path
 ) -> None:
     routes = [

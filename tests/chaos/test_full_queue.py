@@ -73,7 +73,9 @@ class Visitors:
         return bool(self.did["refused"] and served and (served["light"] or not LONG))
 
 
-def test_a_full_queue(victim: Callable[..., Victim], ledger: Ledger, tmp_path: Path) -> None:
+def test_full_queue_serves_accepted_requests_in_order(
+    victim: Callable[..., Victim], ledger: Ledger, tmp_path: Path
+) -> None:
     order = tmp_path / "order"
     server = victim(MORE, pace_seconds=PACE_SECONDS, order=str(order))
     with Witness(server) as witness:
@@ -103,7 +105,7 @@ def test_a_full_queue(victim: Callable[..., Victim], ledger: Ledger, tmp_path: P
     )
 
 
-def test_a_burst_does_not_pass_the_limit(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_burst_of_requests_does_not_exceed_queue_limit(victim: Callable[..., Victim], ledger: Ledger) -> None:
     """All requests arrive while the queue is empty, so each is checked before any other is queued."""
     server = victim(pace_seconds=600.0)
 

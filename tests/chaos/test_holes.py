@@ -338,12 +338,12 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Rival]]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attacks_of_one_key(computing: Rival, ledger: Ledger, name: str) -> None:
+def test_attacks_with_one_key_do_not_starve_other_users(computing: Rival, ledger: Ledger, name: str) -> None:
     figures, tried, failed = attacked(computing, ATTACKS[name])
     ledger.note("holes", str(ATTACKS[name].__doc__), tried, failed, figures)
 
 
-def test_frames_that_a_plugin_forges(
+def test_forged_plugin_frames_do_not_disrupt_server(
     started: Callable[..., Rival], ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch)
@@ -369,7 +369,7 @@ def test_frames_that_a_plugin_forges(
     ledger.note("holes", f"frames forged by a plugin: {', '.join(PACKETS)}", tried, failed, figures)
 
 
-def test_an_engine_whose_body_has_no_end(started: Callable[..., Rival], ledger: Ledger) -> None:
+def test_endless_engine_responses_do_not_disrupt_server(started: Callable[..., Rival], ledger: Ledger) -> None:
     engine = FalseEngine()
     try:
         rival = started(engine_url=engine.address, engine_key="a key for front ends only")
@@ -387,7 +387,7 @@ def test_an_engine_whose_body_has_no_end(started: Callable[..., Rival], ledger: 
 
 
 @pytest.mark.long("chaos")
-def test_imports_beyond_the_address_space(started: Callable[..., Rival], ledger: Ledger) -> None:
+def test_imports_beyond_address_space_limit_do_not_crash_server(started: Callable[..., Rival], ledger: Ledger) -> None:
     """The limit is set after the server has started all its threads, 300 MB above its address space at that time."""
     rival = started()
     rival.at_once(20, lambda _: rival.json("/import", [{"role": "user", "content": "?"}]))

@@ -73,7 +73,9 @@ def poke(server: Victim, tool: str) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_hostile_mcp_servers(victim: Callable[..., Victim], ledger: Ledger, tmp_path: Path, group: str) -> None:
+def test_server_survives_hostile_mcp_servers(
+    victim: Callable[..., Victim], ledger: Ledger, tmp_path: Path, group: str
+) -> None:
     cases, mark = names_of(GROUPS[group]), str(tmp_path)
     entries = {name: {"command": sys.executable, "args": [SERVER, case, str(tmp_path)]} for name, case in cases.items()}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))

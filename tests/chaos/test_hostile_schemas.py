@@ -35,7 +35,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 
 
-def test_hostile_schemas(ledger: Ledger, victim: Callable[..., Victim]) -> None:
+def test_expensive_schemas_do_not_block_other_requests(ledger: Ledger, victim: Callable[..., Victim]) -> None:
     """Each request is refused for its own error or answered, and the server's pages stay available."""
     attacked = victim(DEMO)
     asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "reasoning_effort": "none"}

@@ -219,7 +219,7 @@ def kill_repeatedly(folder: Path, number: int) -> Killed:
 
 
 @pytest.mark.timeout(0 if ANSWERS > 1 else 300)
-def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path, ledger: Ledger) -> None:
+def test_killed_answer_resumes_byte_for_byte(tmp_path: Path, ledger: Ledger) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         numbers = range(FIRST, FIRST + ANSWERS)
         told = list(pool.map(lambda number: kill_repeatedly(tmp_path / f"{number}", number), numbers))
@@ -238,7 +238,7 @@ def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path, ledger: Ledger) -
 
 @pytest.mark.long("chaos")
 @pytest.mark.timeout(0 if LONG else 600)
-def test_an_answer_moves_between_replicas_before_its_readers(
+def test_another_replica_resumes_answer_without_interrupting_readers(
     tmp_path: Path, postgres: PostgresServer, valkey: ValkeyServer, ledger: Ledger
 ) -> None:
     """Three replicas on PostgreSQL and Valkey: the writing one is killed, and readers at another see one unbroken

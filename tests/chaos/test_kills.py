@@ -187,9 +187,7 @@ def attack(server: Victim, known: Acknowledged, rng: random.Random) -> list[str]
     return unexpected
 
 
-def test_kills_lose_nothing_that_was_acknowledged(
-    tmp_path: Path, victim: Callable[..., Victim], ledger: Ledger
-) -> None:
+def test_kills_lose_no_acknowledged_writes(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledger) -> None:
     rng, known = random.Random(9), Acknowledged()
     wrong: list[object] = []
     seen_keys: set[str] = set()

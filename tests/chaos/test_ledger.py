@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[2]
 ENTRIES = ledger.kept()
 
 
-def test_the_page_is_what_the_results_make() -> None:
+def test_reliability_page_matches_stored_results() -> None:
     assert (ROOT / "docs" / "reliability.md").read_text() == ledger.report(ENTRIES)
 
 
-def test_every_result_has_its_test_and_every_attack_its_result() -> None:
+def test_stored_results_match_chaos_tests() -> None:
     """Every attack has been run at full length, so each test has a result."""
     tests = {
         name: "ledger" in arguments
@@ -28,7 +28,7 @@ def test_every_result_has_its_test_and_every_attack_its_result() -> None:
 
 
 @pytest.mark.parametrize("figure", ["memory rise MB", "log MB"])
-def test_a_figure_over_its_limit_fails(figure: str) -> None:
+def test_figure_over_limit_raises(figure: str) -> None:
     entry = ledger.Ledger("test_nothing")
     if not ledger.LONG:
         entry.note("clients", "nothing", "1 of it", 0, {figure: ledger.LIMITS[figure]})
@@ -36,7 +36,7 @@ def test_a_figure_over_its_limit_fails(figure: str) -> None:
             entry.note("clients", "nothing", "1 of it", 0, {figure: ledger.LIMITS[figure] + 1})
 
 
-def test_a_failure_fails() -> None:
+def test_note_with_failures_raises() -> None:
     if not ledger.LONG:
         with pytest.raises(AssertionError, match="1 failed"):
             ledger.Ledger("test_nothing").note("clients", "nothing", "1 of it", 1)

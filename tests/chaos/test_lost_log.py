@@ -70,7 +70,7 @@ def sizes(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.name in ("notso.db", "notso.db-wal")}
 
 
-def test_a_lost_log_or_database_is_told(killed: Path, tmp_path: Path, ledger: Ledger) -> None:
+def test_lost_log_or_database_is_detected(killed: Path, tmp_path: Path, ledger: Ledger) -> None:
     failed = []
     for what, damage in DAMAGE.items():
         data = tmp_path / what.replace(" ", "-")
@@ -94,7 +94,7 @@ def test_a_lost_log_or_database_is_told(killed: Path, tmp_path: Path, ledger: Le
     )
 
 
-def test_a_smashed_log_never_passes_for_a_shorter_one(killed: Path, tmp_path: Path, ledger: Ledger) -> None:
+def test_damaged_log_is_never_read_as_a_shorter_log(killed: Path, tmp_path: Path, ledger: Ledger) -> None:
     rng, failed = random.Random(15), []
     log = (killed / "notso.db-wal").read_bytes()
     for number in range(SMASHED):

@@ -209,7 +209,7 @@ def runs(path: Path) -> bool:
     return True
 
 
-def test_mutated_model_files(sound: Any, tmp_path: Path, own_home: Path, ledger: Ledger) -> None:
+def test_mutated_model_files_are_rejected_or_run(sound: Any, tmp_path: Path, own_home: Path, ledger: Ledger) -> None:
     path, failed, ran, slowest = tmp_path / "x\n\x1b[2J.gguf", [], 0, 0.0
     write(path, *sound)
     assert verdict(path) and runs(path)
@@ -244,7 +244,7 @@ def test_mutated_model_files(sound: Any, tmp_path: Path, own_home: Path, ledger:
     )
 
 
-def test_doubled_texts_cost_linear_time(ledger: Ledger) -> None:
+def test_duplicate_token_check_runs_in_linear_time(ledger: Ledger) -> None:
     """Count comparisons: each token is looked up once. Comparing all pairs would take hours at full length."""
     count = 999_000 if LONG else 100_000
     tokens = [f"a{i}" for i in range(count)]

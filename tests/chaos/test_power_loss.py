@@ -156,7 +156,7 @@ def what_is_wrong(directory: Path, files: dict[str, bytearray], acknowledged: in
     return wrong or (None if check == [("ok",)] else check)
 
 
-def test_power_loss_loses_nothing_that_was_acknowledged(tmp_path: Path, ledger: Ledger) -> None:
+def test_power_loss_loses_no_acknowledged_data(tmp_path: Path, ledger: Ledger) -> None:
     data = tmp_path / "data"
     shim = Shim(tmp_path, data, trace=True)
     run_program(WRITER, data, TURNS, environment=shim.environment)

@@ -46,7 +46,7 @@ def at_once(jobs: Iterable[Callable[[], object]]) -> None:
             done.result()
 
 
-def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_slow_markdown_does_not_block_other_requests(victim: Callable[..., Victim], ledger: Ledger) -> None:
     """The answers arrive without HTML, as in an import, and are rendered once for all readers."""
     server = victim()
     answers, views = (len(SHAPES), 10) if LONG else (1, 2)
@@ -72,7 +72,9 @@ def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: L
 
 
 @pytest.mark.long("chaos")
-def test_slow_answers_in_many_chats(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_slow_markdown_in_many_chats_does_not_block_other_requests(
+    victim: Callable[..., Victim], ledger: Ledger
+) -> None:
     """The answers are written at the same time, and each is polled until it is complete."""
     chats = len(SHAPES) if LONG else 2
     server = victim(SAY, shapes=SHAPES, size=SIZE if LONG else 60_000)

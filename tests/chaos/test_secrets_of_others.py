@@ -30,7 +30,7 @@ def text_of(engine: Engine, messages: list[Message], owner: str, stop_after: int
     return said
 
 
-def test_no_secret_crosses_over(ledger: Ledger) -> None:
+def test_no_answer_contains_the_secret_of_another_chat(ledger: Ledger) -> None:
     chance = random.Random(3)
     secrets = [f"{chance.choice('BDKLMNRT')}{chance.getrandbits(40):x}" for _ in range(CHATS)]
     asked = [question(number, secret) for number, secret in enumerate(secrets)]

@@ -64,7 +64,7 @@ def _more_than(settled: tuple[int, int], server: Victim) -> tuple[int, int]:
     return max(0, server.threads() - settled[0] - POOL_THREADS), max(0, server.descriptors() - settled[1])
 
 
-def test_sixteen_chats_leave_nothing_behind(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_sixteen_chats_leak_no_memory_threads_or_descriptors(victim: Callable[..., Victim], ledger: Ledger) -> None:
     """Bounded buffers are full before the first sample: 160 recorded steps of 20 KB, the engine's blocks, SQLite's
     pages, 64 finished turns, and what malloc keeps for each thread between two trims. Before the server trimmed, the
     last alone added 1.3 MB an hour."""

@@ -88,7 +88,9 @@ PEERS = {each.__name__.removeprefix("with_"): each for each in MADE}
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_stopped_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger, peer: str) -> None:
+def test_suspended_peers_do_not_block_pages_or_shutdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger, peer: str
+) -> None:
     with ExitStack() as parts:
 
         def start(more: str = "", **settings: Any) -> Victim:

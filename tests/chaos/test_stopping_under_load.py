@@ -42,7 +42,7 @@ def keep_asking(server: Victim, name: str, acknowledged: list[str], begun: threa
                 return
 
 
-def test_stopping_under_load(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_sigterm_under_load_loses_no_acknowledged_questions(victim: Callable[..., Victim], ledger: Ledger) -> None:
     chance = random.Random(7)
     acknowledged: list[str] = []
     failed = 0

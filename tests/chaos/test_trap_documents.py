@@ -31,7 +31,9 @@ def hostile_texts() -> dict[str, bytes]:
     }
 
 
-def test_traps_disturb_nobody(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_malicious_documents_cause_no_side_effects(
+    tmp_path: Path, victim: Callable[..., Victim], ledger: Ledger
+) -> None:
     server = victim()
     traps = TRAPS | BOMBS if LONG else {each: TRAPS[each] for each in sorted(TRAPS)[:: len(TRAPS) // 6]}
     made = {each: (name, content(), sentence) for each, (name, content, sentence) in traps.items()}

@@ -119,7 +119,7 @@ class Browser:
         return OWN.sub("", self.client.get(path).text)
 
 
-def test_two_browsers_with_one_key(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_two_browsers_with_one_key_lose_no_data(victim: Callable[..., Victim], ledger: Ledger) -> None:
     server = victim(api_key=KEY, pace_seconds=0.01, requests_per_minute=0)
     server.client.headers["x-api-key"] = KEY
     chats = [server.ask(f"the first words of {number}") for number in range(CHATS)]

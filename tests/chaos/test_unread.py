@@ -84,7 +84,7 @@ class Crowd:
             self._over.wait(self._pause)
 
 
-def test_sockets_that_pipeline_and_read_nothing(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_pipelining_clients_that_never_read_are_dropped(victim: Callable[..., Victim], ledger: Ledger) -> None:
     size = 420 if LONG else 12  # the server creates more than a hundred pages for each before its buffers are full
     server = victim(FEW_DESCRIPTORS, send_timeout_seconds=SEND_SECONDS)
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200
@@ -106,7 +106,7 @@ def test_sockets_that_pipeline_and_read_nothing(victim: Callable[..., Victim], l
     )
 
 
-def test_exports_that_nobody_reads(victim: Callable[..., Victim], ledger: Ledger) -> None:
+def test_clients_that_never_read_exports_are_dropped(victim: Callable[..., Victim], ledger: Ledger) -> None:
     size, megabytes = (60, 13.5) if LONG else (6, 4)
     server = victim(send_timeout_seconds=SEND_SECONDS)
     messages = [

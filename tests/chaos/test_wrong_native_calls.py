@@ -15,7 +15,7 @@ from notso.qtensor.backends.cpu import kernel_choice
 CALLS = 182_000 if LONG else 14 * 10
 
 
-def test_wrong_native_calls(ledger: Ledger, kernels_as_they_were: None) -> None:
+def test_invalid_native_calls_never_write_out_of_bounds(ledger: Ledger, kernels_as_they_were: None) -> None:
     failed = 0
     each = CALLS // len(fuzz.OPERATIONS)
     for name in fuzz.OPERATIONS:

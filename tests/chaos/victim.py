@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 from scripted_engine import IMPORTABLE
 
-from notso.web.sign_in.given_keys import KeyBook
+from notso.web.sign_in.given_keys import KeyManager
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import READ_THREADS
 from notso.web.values.ids import new_id
@@ -75,7 +75,7 @@ def load():
 
 def new_key(directory: Path, name: str, *, is_operator: bool = False) -> dict[str, str]:
     """Create a key for the server with this data directory; return the request header that presents it."""
-    secret, _ = KeyBook(lambda: SQLiteAccessStore(directory)).add(name, is_operator=is_operator)
+    secret, _ = KeyManager(lambda: SQLiteAccessStore(directory)).add(name, is_operator=is_operator)
     return {"Authorization": f"Bearer {secret}"}
 
 

@@ -150,7 +150,9 @@ def test_every_request_is_answered_once(many: ManyAnswers, notso: Run, tmp_path:
     }
 
 
-def test_many_are_in_flight_and_give_way_to_others(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_batch_limits_requests_in_flight_and_uses_background_priority(
+    many: ManyAnswers, notso: Run, tmp_path: Path
+) -> None:
     source = write(tmp_path / "in.jsonl", [entry(number) for number in range(40)])
     many.awaits, many.in_all = 4, 40
     assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 0
@@ -158,7 +160,7 @@ def test_many_are_in_flight_and_give_way_to_others(many: ManyAnswers, notso: Run
     assert {options.priority for _, _, options in many.asked} == {"background"}
 
 
-def test_fields_reach_the_engine(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_request_fields_reach_the_engine(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     asked = entry(1, temperature=0, max_completion_tokens=9, stop="x", seed=5, n=3, reasoning_effort="low")
     notso("batch", str(write(tmp_path / "in.jsonl", [asked])), str(tmp_path / "out.jsonl"))
     _, params, options = many.asked[0]
@@ -187,7 +189,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "status", "code", "param"), REFUSED, ids=lambda value: str(value)[:30])
-def test_a_bad_line_gets_its_error_and_the_others_go_on(
+def test_invalid_line_gets_an_error_and_other_lines_are_answered(
     many: ManyAnswers, notso: Run, tmp_path: Path, line: Any, status: int, code: str, param: str | None
 ) -> None:
     source = write(tmp_path / "in.jsonl", [entry(0), line, "", entry(2)])
@@ -203,7 +205,7 @@ def test_a_bad_line_gets_its_error_and_the_others_go_on(
         assert param in error["message"]
 
 
-def test_what_was_ignored_is_named(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_ignored_fields_are_listed_in_response_headers(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     lines = [entry(number) for number in range(2)]
     lines[0]["body"] |= {"verbosity": "low", "frequency": 1}
     lines[0]["priority"] = 1
@@ -214,7 +216,7 @@ def test_what_was_ignored_is_named(many: ManyAnswers, notso: Run, tmp_path: Path
     assert "headers" not in found["request-1"]["response"]
 
 
-def test_the_engine_s_refusals_are_mapped(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_engine_errors_become_error_responses(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     many.refuses["question 1"] = ContextLengthError(9120, 8192)
     many.fails["question 2"] = EngineError("a logit was not finite")
     source = write(tmp_path / "in.jsonl", [entry(number) for number in range(4)])
@@ -227,14 +229,14 @@ def test_the_engine_s_refusals_are_mapped(many: ManyAnswers, notso: Run, tmp_pat
     assert found["request-0"]["error"] is None and found["request-3"]["error"] is None
 
 
-def test_a_repeated_command_still_tells_of_failures(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_rerun_still_exits_with_failure_code(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     many.refuses["question 1"] = ContextLengthError(9120, 8192)
     source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(2)]), tmp_path / "out.jsonl"
 
     assert [notso("batch", str(source), str(out)).code for _ in range(2)] == [9, 9]
 
 
-def test_a_custom_id_used_twice_is_refused_the_second_time(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_duplicate_custom_id_is_refused(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", [entry(1), entry(1), entry(1)])
     out = tmp_path / "out.jsonl"
     notso("batch", str(source), str(out))
@@ -244,7 +246,7 @@ def test_a_custom_id_used_twice_is_refused_the_second_time(many: ManyAnswers, no
     assert "3 already done" in notso("batch", str(source), str(out)).err
 
 
-def test_what_is_there_is_not_made_again(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_existing_answers_are_not_recomputed(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(3)]), tmp_path / "out.jsonl"
     notso("batch", str(source), str(out))
     before = out.read_bytes()
@@ -260,7 +262,7 @@ def test_what_is_there_is_not_made_again(many: ManyAnswers, notso: Run, tmp_path
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, 10_000])
-def test_a_torn_last_line_is_made_again(many: ManyAnswers, notso: Run, tmp_path: Path, cut: int) -> None:
+def test_truncated_last_line_is_recomputed(many: ManyAnswers, notso: Run, tmp_path: Path, cut: int) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(3)]), tmp_path / "out.jsonl"
     notso("batch", str(source), str(out))
     whole = out.read_bytes().splitlines(keepends=True)
@@ -283,7 +285,7 @@ def test_a_torn_last_line_is_made_again(many: ManyAnswers, notso: Run, tmp_path:
         '{"a":1}',
     ],
 )
-def test_a_file_of_someone_else_s_is_left_alone(many: ManyAnswers, notso: Run, tmp_path: Path, content: str) -> None:
+def test_unrelated_output_file_is_not_overwritten(many: ManyAnswers, notso: Run, tmp_path: Path, content: str) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "out.jsonl"
     out.write_text(content)
     result = notso("batch", str(source), str(out))
@@ -291,7 +293,7 @@ def test_a_file_of_someone_else_s_is_left_alone(many: ManyAnswers, notso: Run, t
     assert out.read_text() == content and not many.asked
 
 
-def test_a_changed_request_does_not_get_the_answer_of_the_former(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_rerun_with_a_changed_request_is_refused(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(1), entry(2)]), tmp_path / "out.jsonl"
     notso("batch", str(source), str(out))
     before = out.read_bytes()
@@ -303,14 +305,14 @@ def test_a_changed_request_does_not_get_the_answer_of_the_former(many: ManyAnswe
     assert out.read_bytes() == before
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_request(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_byte_order_mark_in_input_is_ignored(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(1), entry(2)]), tmp_path / "out.jsonl"
     source.write_bytes(codecs.BOM_UTF8 + source.read_bytes())
     assert notso("batch", str(source), str(out)).code == 0
     assert [answer["error"] for answer in answers(out).values()] == [None, None]
 
 
-def test_an_output_that_is_no_file_is_refused(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_output_must_be_a_regular_file(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     source, pipe = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "pipe"
     os.mkfifo(pipe)
     for out in ("/dev/null", str(pipe)):
@@ -318,14 +320,14 @@ def test_an_output_that_is_no_file_is_refused(many: ManyAnswers, notso: Run, tmp
         assert result.code == 2 and "must be a regular file" in result.err and not many.asked
 
 
-def test_in_and_out_must_differ(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_input_and_output_must_differ(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", [entry(1)])
     result = notso("batch", str(source), str(source))
     assert result.code == 2 and "same file" in result.err
     assert notso("batch", str(tmp_path / "missing"), str(tmp_path / "out")).code == 2
 
 
-def test_a_pipe_is_no_input_and_a_missing_folder_no_place(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_input_pipe_and_missing_output_folder_are_refused(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     result = notso("batch", str(pipe), str(tmp_path / "out.jsonl"))
@@ -335,7 +337,7 @@ def test_a_pipe_is_no_input_and_a_missing_folder_no_place(many: ManyAnswers, not
     assert result.code == 1 and len(result.err.splitlines()) == 1 and "No such file" in result.err
 
 
-def test_two_processes_never_share_an_output(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+def test_output_locked_by_another_process_is_refused(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "out.jsonl"
     with out.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -343,7 +345,7 @@ def test_two_processes_never_share_an_output(many: ManyAnswers, notso: Run, tmp_
     assert result.code == 2 and "another process is writing" in result.err and not many.asked
 
 
-def test_an_empty_batch_loads_nothing(notso: Run, tmp_path: Path) -> None:
+def test_empty_batch_does_not_load_the_model(notso: Run, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", ["", "  "])
     result = notso("batch", str(source), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "in.jsonl"))
     assert result.code == 0 and "0 requests: none." in result.err
@@ -369,7 +371,7 @@ def start(process: Callable[..., Any], source: Path, out: Path, done: int) -> An
     return running
 
 
-def test_kill_9_loses_and_repeats_nothing(
+def test_killed_batch_resumes_without_loss_or_repetition(
     process: Callable[..., Any], many: ManyAnswers, notso: Run, tmp_path: Path
 ) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(100)]), tmp_path / "out.jsonl"
@@ -393,7 +395,7 @@ def test_kill_9_loses_and_repeats_nothing(
     assert all(line["response"]["status_code"] == 200 for line in found.values())
 
 
-def test_ctrl_c_says_how_to_go_on(process: Callable[..., Any], tmp_path: Path) -> None:
+def test_ctrl_c_prints_how_to_continue(process: Callable[..., Any], tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(200)]), tmp_path / "out.jsonl"
     running = start(process, source, out, 2)
     running.send_signal(signal.SIGINT)
@@ -402,7 +404,7 @@ def test_ctrl_c_says_how_to_go_on(process: Callable[..., Any], tmp_path: Path) -
     assert out.read_bytes().endswith(b"\n") and 2 <= len(answers(out)) < 200
 
 
-def test_the_real_engine_answers_a_batch_as_it_answers_alone(notso: Run, tmp_path: Path) -> None:
+def test_batched_and_single_requests_get_equal_answers(notso: Run, tmp_path: Path) -> None:
     fields = {"temperature": 0, "max_tokens": 40}
     asked = [
         entry(number, messages=[{"role": "user", "content": f"What is {number} + 4?"}], **fields)

@@ -94,7 +94,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return said
 
 
-def test_the_peer_stands_beside_our_figures(compared: dict[str, Any]) -> None:
+def test_report_contains_peer_results_and_ratios(compared: dict[str, Any]) -> None:
     result = compared
     peer, ratio = result["peer"], result["ratio"]
     assert peer["name"] == "llama.cpp" and peer["version"] == "0.0-played"
@@ -106,28 +106,28 @@ def test_the_peer_stands_beside_our_figures(compared: dict[str, Any]) -> None:
             assert abs(quotient["ratio"] - ours["tok_s"] / theirs["tok_s"]) < 0.01 * quotient["ratio"]
 
 
-def test_the_fastest_configuration_counts(compared: dict[str, Any]) -> None:
+def test_fastest_peer_configuration_is_reported(compared: dict[str, Any]) -> None:
     peer = compared["peer"]
     rows = peer["prefill"] + peer["decode"] + peer["batch"]
     assert all("f16 cache, flash attention on" in row["configuration"] for row in rows)
     assert peer["decode"][0]["tok_s"] == pytest.approx(200, rel=0.01), "a step takes 5 milliseconds"
 
 
-def test_a_peer_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_missing_peer_package_is_reported(tmp_path: Path) -> None:
     (tmp_path / "llama_cpp.py").write_text("raise ImportError")
     run = bench("--compare", "llama.cpp", python_path=tmp_path)
     assert run.returncode == 2 and "llama-cpp-python is not installed" in run.stderr
     assert "Traceback" not in run.stderr
 
 
-def test_openvino_wants_a_model_of_its_own(tmp_path: Path) -> None:
+def test_openvino_requires_its_own_model(tmp_path: Path) -> None:
     (tmp_path / "openvino_genai.py").write_text("")
     run = bench("--compare", "openvino", python_path=tmp_path)
     assert run.returncode == 2 and "NOTSO_OPENVINO_MODEL" in run.stderr
     assert "Traceback" not in run.stderr
 
 
-def test_a_peer_that_fails_is_said_so(tmp_path: Path) -> None:
+def test_peer_failure_is_reported(tmp_path: Path) -> None:
     failing = STAND_IN.replace('print("noise on stdout")', 'raise OSError("no such luck")')
     (tmp_path / "llama_cpp.py").write_text(failing)
     run = bench("--compare", "llama.cpp", python_path=tmp_path)
@@ -143,7 +143,7 @@ def test_an_unknown_peer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("library", "kind"), [("PyDLL", signal.SIGKILL), ("CDLL", signal.SIGTERM), ("PyDLL", signal.SIGINT)]
 )
-def test_the_peer_ends_with_us_however_we_end(tmp_path: Path, kind: signal.Signals, library: str) -> None:
+def test_peer_process_exits_when_benchmark_is_killed(tmp_path: Path, kind: signal.Signals, library: str) -> None:
     """Also during a step that takes an hour, and even if the step never releases the interpreter lock (PyDLL)."""
     step = f"open('at_work', 'w').write(str(os.getpid())); ctypes.{library}(None).sleep(3600)"
     (tmp_path / "llama_cpp.py").write_text(

@@ -21,7 +21,7 @@ def said(engine: Any, turn: int = -1) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in engine.asked[turn]]
 
 
-def test_questions_and_answers_are_remembered(engine: Any, notso: Run) -> None:
+def test_conversation_history_is_sent_with_each_question(engine: Any, notso: Run) -> None:
     engine.says("Hello.", thinks=["A greeting."])
 
     result = notso("chat", stdin="hi\nand now?\n")
@@ -35,7 +35,7 @@ def test_questions_and_answers_are_remembered(engine: Any, notso: Run) -> None:
     assert engine.closed
 
 
-def test_empty_lines_ask_nothing(engine: Any, notso: Run) -> None:
+def test_empty_lines_are_ignored(engine: Any, notso: Run) -> None:
     notso("chat", stdin="\n   \nhi\n\n")
 
     assert len(engine.asked) == 1
@@ -51,12 +51,12 @@ def test_empty_lines_ask_nothing(engine: Any, notso: Run) -> None:
         ('""" open to the end of all', None),
     ],
 )
-def test_ways_to_put_a_question(engine: Any, notso: Run, typed: str, question: str | None) -> None:
+def test_question_is_parsed_from_typed_input(engine: Any, notso: Run, typed: str, question: str | None) -> None:
     assert notso("chat", stdin=typed).code == 0
     assert [messages[-1].content for messages in engine.asked] == ([] if question is None else [question])
 
 
-def test_help_tells_every_command(engine: Any, notso: Run) -> None:
+def test_help_lists_every_command(engine: Any, notso: Run) -> None:
     result = notso("chat", stdin="/help\n")
 
     for command in COMMANDS:
@@ -75,13 +75,13 @@ def test_clear_forgets_the_conversation(engine: Any, notso: Run) -> None:
     ("typed", "thinks"),
     [("/thinking off", False), ("/thinking on", True), ("/thinking", False), ("/think OFF", False)],
 )
-def test_thinking_is_switched(engine: Any, notso: Run, typed: str, thinks: bool) -> None:
+def test_thinking_command_switches_thinking(engine: Any, notso: Run, typed: str, thinks: bool) -> None:
     notso("chat", stdin=f"{typed}\nx\n")
 
     assert engine.thinking == [thinks]
 
 
-def test_thinking_gets_a_budget(engine: Any, notso: Run) -> None:
+def test_thinking_command_sets_a_token_budget(engine: Any, notso: Run) -> None:
     result = notso("chat", stdin="/thinking 256\nx\n/thinking 0\n/thinking ²\n/thinking 99999999999\n")
 
     assert "Thinking is on, at most 256 tokens." in result.err
@@ -96,7 +96,7 @@ def test_thinking_can_be_hidden(engine: Any, notso: Run) -> None:
     assert engine.thinking == [True]
 
 
-def test_the_temperature_is_shown_set_and_checked(engine: Any, notso: Run) -> None:
+def test_temp_command_shows_sets_and_validates_temperature(engine: Any, notso: Run) -> None:
     result = notso("chat", stdin="/temp\n/temp 0\nx\n/temp 7\n/temp warm\n/temp nan\ny\n")
 
     assert "The temperature is 0.6." in result.err
@@ -104,13 +104,13 @@ def test_the_temperature_is_shown_set_and_checked(engine: Any, notso: Run) -> No
     assert [params.temperature for params in engine.params] == [0.0, 0.0]
 
 
-def test_instructions_are_set_and_dropped(engine: Any, notso: Run) -> None:
+def test_system_command_sets_and_removes_system_prompt(engine: Any, notso: Run) -> None:
     notso("chat", "--system", "Be brief.", stdin="x\n/system Be kind.\ny\n/system -\nz\n")
 
     assert [messages[0].content for messages in engine.asked] == ["Be brief.", "Be kind.", "x"]
 
 
-def test_status_tells_model_settings_and_context(engine: Any, notso: Run) -> None:
+def test_status_shows_model_settings_and_context(engine: Any, notso: Run) -> None:
     engine.is_demo = True
     result = notso("chat", "--no-think", stdin="x\n/status\n")
 
@@ -119,7 +119,7 @@ def test_status_tells_model_settings_and_context(engine: Any, notso: Run) -> Non
     assert result.err.count("built-in demo model") == 2
 
 
-def test_regenerate_asks_the_last_question_again(engine: Any, notso: Run) -> None:
+def test_regenerate_resends_the_last_question(engine: Any, notso: Run) -> None:
     engine.says("Yes.")
     result = notso("chat", stdin="/regenerate\none\n/regenerate\n")
 
@@ -128,7 +128,7 @@ def test_regenerate_asks_the_last_question_again(engine: Any, notso: Run) -> Non
     assert engine.params[0].seed != engine.params[1].seed
 
 
-def test_with_a_seed_the_answers_repeat(engine: Any, notso: Run) -> None:
+def test_regenerate_reuses_a_given_seed(engine: Any, notso: Run) -> None:
     notso("chat", "--seed", "5", stdin="one\n/regenerate\n")
 
     assert [params.seed for params in engine.params] == [5, 5]
@@ -145,7 +145,7 @@ def test_an_unknown_command_is_not_sent_to_the_model(engine: Any, notso: Run, ty
 
 
 @pytest.mark.parametrize("typed", ["/exit\n", "/quit\n", ""])
-def test_ways_to_leave(engine: Any, notso: Run, typed: str) -> None:
+def test_chat_ends_on_exit_quit_or_end_of_input(engine: Any, notso: Run, typed: str) -> None:
     result = notso("chat", stdin=typed + ("never asked\n" if typed else ""))
 
     assert result.code == 0
@@ -153,7 +153,7 @@ def test_ways_to_leave(engine: Any, notso: Run, typed: str) -> None:
     assert engine.closed
 
 
-def test_a_failure_leaves_the_conversation_as_it_was(engine: Any, notso: Run) -> None:
+def test_failed_turn_leaves_the_conversation_unchanged(engine: Any, notso: Run) -> None:
     def fail_now() -> None:
         engine.script = [Event("text", text="Fine.")]
 
@@ -166,7 +166,7 @@ def test_a_failure_leaves_the_conversation_as_it_was(engine: Any, notso: Run) ->
     assert said(engine) == [("user", "short")]
 
 
-def test_what_the_model_says_cannot_steer_the_terminal(engine: Any, notso: Run) -> None:
+def test_control_characters_in_answers_are_replaced(engine: Any, notso: Run) -> None:
     engine.says("\x1b[2J")
 
     assert notso("chat", stdin="x\n").out == "␛[2J\n"
@@ -184,14 +184,14 @@ def test_continue_extends_the_last_answer(engine: Any, notso: Run, tmp_path: Pat
     assert said(engine, 2) == [("user", "hi"), ("assistant", "OneOne"), ("user", "and")]
 
 
-def test_a_cut_answer_is_continued(engine: Any, notso: Run) -> None:
+def test_truncated_answer_suggests_continue_or_clear(engine: Any, notso: Run) -> None:
     engine.script = [Event("text", text="half"), Event("end", finish_reason="length")]
 
     assert "maximum length; /continue resumes it." in notso("chat", "--max-tokens", "1", stdin="x\n").err
     assert "maximum length; /clear frees the context." in notso("chat", stdin="x\n").err
 
 
-def test_a_chat_is_saved_and_loaded(engine: Any, notso: Run, tmp_path: Path) -> None:
+def test_conversation_is_saved_and_loaded(engine: Any, notso: Run, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     engine.says("Grün.", thinks=["Hm."])
 
@@ -208,7 +208,7 @@ def test_a_chat_is_saved_and_loaded(engine: Any, notso: Run, tmp_path: Path) -> 
     assert f"Not written: {saved} already exists" in second.err
 
 
-def test_the_page_imports_what_was_saved(engine: Any, notso: Run, tmp_path: Path) -> None:
+def test_web_import_reads_a_saved_conversation(engine: Any, notso: Run, tmp_path: Path) -> None:
     from notso.web.chat.files.imports import read_chats
 
     engine.says("Yes.")
@@ -219,7 +219,7 @@ def test_the_page_imports_what_was_saved(engine: Any, notso: Run, tmp_path: Path
     assert [(each.role, each.content) for each in messages] == [("user", "x"), ("assistant", "Yes.")]
 
 
-def test_an_export_of_the_page_is_loaded_as_it_is_shown(engine: Any, notso: Run, tmp_path: Path) -> None:
+def test_load_uses_the_selected_branch_of_a_web_export(engine: Any, notso: Run, tmp_path: Path) -> None:
     def message(id: str, role: str, content: str, above: str | None, below: str | None = None) -> dict[str, Any]:
         return {"id": id, "role": role, "content": content, "parent_id": above, "chosen_child": below}
 
@@ -243,7 +243,7 @@ def test_an_export_of_the_page_is_loaded_as_it_is_shown(engine: Any, notso: Run,
     ("content", "told"),
     [(None, "No such file"), ("not JSON", "chat.json: "), ("{}", "chat.json: "), ('{"messages": []}', "chat.json: ")],
 )
-def test_a_file_that_is_no_chat_is_not_loaded(
+def test_invalid_chat_file_is_not_loaded(
     engine: Any, notso: Run, tmp_path: Path, content: str | None, told: str
 ) -> None:
     path = tmp_path / "chat.json"
@@ -256,7 +256,7 @@ def test_a_file_that_is_no_chat_is_not_loaded(
     assert said(engine)[0] == ("user", "x")
 
 
-def test_an_export_is_markdown_or_messages_and_overwrites_nothing(engine: Any, notso: Run, tmp_path: Path) -> None:
+def test_export_writes_markdown_or_json_without_overwriting(engine: Any, notso: Run, tmp_path: Path) -> None:
     engine.says("Yes.", thinks=["secret thought"])
     markdown, listed = tmp_path / "chat.md", tmp_path / "chat.json"
 
@@ -268,7 +268,7 @@ def test_an_export_is_markdown_or_messages_and_overwrites_nothing(engine: Any, n
     assert f"Not written: {markdown} already exists" in result.err
 
 
-def test_the_model_is_switched_and_the_conversation_kept(engine: Any, notso: Run, small_model: Path) -> None:
+def test_model_command_switches_model_and_keeps_conversation(engine: Any, notso: Run, small_model: Path) -> None:
     result = notso("chat", "--context", "512", stdin=f"x\n/model\n/model {small_model}\ny\n")
 
     assert "Using Scripted. Models:" in result.err and "demo" in result.err
@@ -277,7 +277,7 @@ def test_the_model_is_switched_and_the_conversation_kept(engine: Any, notso: Run
 
 
 @pytest.mark.parametrize("name", ["/no/such/file.gguf", "no-such-name"])
-def test_a_model_that_is_missing_leaves_the_old_one(engine: Any, notso: Run, name: str) -> None:
+def test_missing_model_leaves_the_current_model(engine: Any, notso: Run, name: str) -> None:
     result = notso("chat", stdin=f"/model {name}\ny\n")
 
     assert f"No model is named {name!r}; /model lists them." in result.err
@@ -285,7 +285,7 @@ def test_a_model_that_is_missing_leaves_the_old_one(engine: Any, notso: Run, nam
     assert len(engine.asked) == 1
 
 
-def test_a_damaged_model_leaves_the_old_one(engine: Any, notso: Run, tmp_path: Path) -> None:
+def test_damaged_model_leaves_the_current_model(engine: Any, notso: Run, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + bytes(20))
 
@@ -296,7 +296,7 @@ def test_a_damaged_model_leaves_the_old_one(engine: Any, notso: Run, tmp_path: P
     assert len(engine.asked) == 1
 
 
-def test_a_model_that_does_not_load_gives_back_the_old_one(
+def test_failed_model_load_reopens_the_previous_model(
     engine: Any, notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Path | None] = []
@@ -315,7 +315,7 @@ def test_a_model_that_does_not_load_gives_back_the_old_one(
     assert len(engine.asked) == 1
 
 
-def test_an_adapter_stays_where_another_model_does_not_load_and_goes_with_its_model(
+def test_adapter_is_kept_on_failed_model_switch_and_dropped_on_success(
     engine: Any, notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[list[str]] = []

@@ -107,7 +107,7 @@ def terminal(process: Callable[..., subprocess.Popen[bytes]]) -> Iterator[Termin
     opened.close()
 
 
-def test_a_conversation(terminal: Terminal) -> None:
+def test_terminal_conversation_with_completion_and_status_line(terminal: Terminal) -> None:
     terminal.expect("Ctrl-D quits.")
     terminal.expect_prompt()
     terminal.type("hello\r")
@@ -126,7 +126,7 @@ def test_a_conversation(terminal: Terminal) -> None:
     assert terminal.run.wait(60) == 0
 
 
-def test_ctrl_c_stops_an_answer_and_twice_leaves(terminal: Terminal) -> None:
+def test_ctrl_c_stops_the_answer_and_a_second_one_quits(terminal: Terminal) -> None:
     terminal.expect("Ctrl-D quits.")
     terminal.expect_prompt()
     terminal.type("wait\r")
@@ -139,7 +139,7 @@ def test_ctrl_c_stops_an_answer_and_twice_leaves(terminal: Terminal) -> None:
     assert terminal.run.wait(60) == 130
 
 
-def test_ctrl_c_between_answers_asks_once(terminal: Terminal) -> None:
+def test_ctrl_c_at_the_prompt_must_be_repeated_to_quit(terminal: Terminal) -> None:
     terminal.expect("Ctrl-D quits.")
     terminal.expect_prompt()
     terminal.type("\x03")
@@ -157,7 +157,7 @@ def test_ctrl_c_between_answers_asks_once(terminal: Terminal) -> None:
     assert terminal.run.wait(60) == 130
 
 
-def test_ctrl_c_during_an_answer_is_not_echoed_into_it(terminal: Terminal) -> None:
+def test_ctrl_c_is_not_echoed_into_the_answer(terminal: Terminal) -> None:
     terminal.expect("Ctrl-D quits.")
     terminal.expect_prompt()
     terminal.type("wait\r")

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from notso.cli import exit_codes
-from notso.cli.app import _with_verb, app
+from notso.cli.app import _insert_default_command, app
 from notso.plugins.errors import PluginError
 from notso.qtensor import errors as qtensor
 from notso.smollm3 import errors as model
@@ -27,7 +27,7 @@ VERBS += ["plugin", "keys", "bench", "doctor"]
 MOST_IMPORTS = 165  # in addition to those of typer
 
 
-def test_help_lists_every_verb_whole(notso: Run) -> None:
+def test_help_lists_every_command_untruncated(notso: Run) -> None:
     result = notso("--help")
 
     assert result.code == 0
@@ -37,7 +37,7 @@ def test_help_lists_every_verb_whole(notso: Run) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_each_verb_explains_itself_with_examples(notso: Run, verb: str) -> None:
+def test_help_of_each_command_contains_examples(notso: Run, verb: str) -> None:
     result = notso(verb, "--help")
 
     assert result.code == 0
@@ -46,13 +46,13 @@ def test_each_verb_explains_itself_with_examples(notso: Run, verb: str) -> None:
     assert max(len(line) for line in result.out.splitlines()) <= 100
 
 
-def test_quantize_is_a_hidden_alias_of_quantize(notso: Run) -> None:
+def test_quantise_is_a_hidden_alias_of_quantize(notso: Run) -> None:
     assert "quantise" not in notso("--help").out
     alias, command = (notso(name, "missing.gguf", "out.gguf") for name in ("quantise", "quantize"))
     assert (alias.code, alias.err.replace("quantise", "quantize")) == (command.code, command.err) != (0, "")
 
 
-def test_help_imports_little_and_nothing_heavy() -> None:
+def test_help_imports_few_modules_and_no_heavy_ones() -> None:
     """`--help` should take at most 0.2 s. Imports dominate this time, and counting them is independent of load."""
     code = (
         "import sys\nimport typer\nbefore = set(sys.modules)\nfrom notso.cli import main\ntry:\n    main(['--help'])\n"
@@ -114,7 +114,7 @@ def test_version_names_kernels_and_format(notso: Run) -> None:
         (["serve", "--api-key-file", "/no/such/file"], "No such file"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(notso: Run, arguments: list[str], told: str) -> None:
+def test_usage_errors_print_one_line_and_exit_with_code_2(notso: Run, arguments: list[str], told: str) -> None:
     result = notso(*arguments)
 
     assert result.code == 2
@@ -155,7 +155,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("error", "code", "told"), FAILURES, ids=lambda value: type(value).__name__)
-def test_every_failure_has_a_code_a_reason_and_a_next_step(error: BaseException, code: int, told: str) -> None:
+def test_errors_map_to_exit_code_and_one_line_advice(error: BaseException, code: int, told: str) -> None:
     got, line = exit_codes.explain(error)
 
     assert got == code
@@ -174,7 +174,7 @@ def test_every_failure_has_a_code_a_reason_and_a_next_step(error: BaseException,
         (["--context", "512", "--device", "cpu"], {"context": "512", "device": "cpu"}),
     ],
 )
-def test_without_a_verb_the_options_are_those_of_serve(notso: Run, line: list[str], options: dict[str, str]) -> None:
+def test_options_without_command_are_passed_to_serve(notso: Run, line: list[str], options: dict[str, str]) -> None:
     result = notso(*line, "--show-config") if line else notso("serve", "--show-config")
 
     assert result.code == 0
@@ -183,11 +183,11 @@ def test_without_a_verb_the_options_are_those_of_serve(notso: Run, line: list[st
 
 
 def test_an_empty_line_is_serve() -> None:
-    assert _with_verb(typer.main.get_command(app), []) == ["serve"]
+    assert _insert_default_command(typer.main.get_command(app), []) == ["serve"]
 
 
 @pytest.mark.parametrize("line", [["--version"], ["--help"], ["-h"]])
-def test_options_of_the_front_door_stay_its_own(notso: Run, line: list[str]) -> None:
+def test_top_level_help_and_version_are_not_passed_to_serve(notso: Run, line: list[str]) -> None:
     result = notso(*line)
 
     assert result.code == 0
@@ -222,7 +222,7 @@ OUT_OF_MEMORY = model.OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_advice_names_only_what_the_command_has(
+def test_advice_fits_the_command_that_failed(
     verb: str, error: BaseException, advised: list[str], unadvised: list[str]
 ) -> None:
     command = app_command(verb)
@@ -255,7 +255,7 @@ def test_no_advice_names_an_option_that_the_command_lacks() -> None:
 
 
 @pytest.mark.parametrize("verb", [["inspect"], ["verify"], ["run", "x", "--model"], ["serve", "--model"]])
-def test_an_error_of_a_model_file_names_the_file(notso: Run, tmp_path: Path, verb: list[str]) -> None:
+def test_model_file_error_names_the_file(notso: Run, tmp_path: Path, verb: list[str]) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + bytes(20))
 
@@ -265,7 +265,7 @@ def test_an_error_of_a_model_file_names_the_file(notso: Run, tmp_path: Path, ver
     assert result.err.startswith(f"notso: {damaged}: ")
 
 
-def test_an_error_of_a_checkpoint_names_the_folder(notso: Run, tmp_path: Path) -> None:
+def test_checkpoint_error_names_the_folder(notso: Run, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (folder / "config.json").write_text("[]")
@@ -276,7 +276,7 @@ def test_an_error_of_a_checkpoint_names_the_folder(notso: Run, tmp_path: Path) -
     assert result.err.startswith(f"notso: {folder}: config.json is not a JSON object")
 
 
-def test_an_error_of_an_adapter_names_the_adapter(notso: Run, small_model: Path, tmp_path: Path) -> None:
+def test_adapter_error_names_the_adapter_file(notso: Run, small_model: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + bytes(20))
 
@@ -293,7 +293,7 @@ def every_error(root: type[BaseException]) -> list[type[BaseException]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in every_error(child))]
 
 
-def test_no_error_of_ours_falls_through_the_table() -> None:
+def test_every_error_class_is_covered_by_the_failure_table() -> None:
     told = {type(error) for error, _, _ in FAILURES}
     general = {"NotsoError", "QTensorError", "ModelError", "WebError", "OperandError", "ToolError", "ClusterError"}
     general |= {"TuningError", "QuotaError", "SignInError"}
@@ -304,19 +304,19 @@ def test_no_error_of_ours_falls_through_the_table() -> None:
     assert {kind.__name__ for kind in ours if kind not in named} <= general | storage
 
 
-def test_a_message_of_several_lines_becomes_one_and_cannot_steer_the_terminal() -> None:
+def test_multiline_error_message_is_escaped_to_one_line() -> None:
     _, line = exit_codes.explain(model.ModelFileError("first\n  second\t\x1b[2J"))
 
     assert line.startswith(r"first\n second\t\x1b[2J.")
 
 
-def test_a_failure_is_printed_without_control_characters(engine: Any, notso: Run) -> None:
+def test_printed_error_escapes_control_characters(engine: Any, notso: Run) -> None:
     engine.script = [model.ModelFileError("name \x1b[2J")]
 
     assert r"name \x1b[2J" in notso("run", "x").err
 
 
-def test_a_traceback_is_shown_only_on_demand(engine: Any, notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_is_shown_only_with_debug_option(engine: Any, notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.script = [model.EngineError("a logit is not finite")]
 
     assert "Traceback" not in notso("run", "x").err
@@ -328,7 +328,7 @@ def test_a_traceback_is_shown_only_on_demand(engine: Any, notso: Run, monkeypatc
     assert "Traceback" not in notso("run", "x").err
 
 
-def test_what_the_floors_log_is_one_line(notso: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_warning_is_one_line_and_info_is_hidden(notso: Run, capsys: pytest.CaptureFixture[str]) -> None:
     import logging
 
     notso("list")
@@ -342,13 +342,13 @@ def test_what_the_floors_log_is_one_line(notso: Run, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "notso: two lines (ValueError: why not␛)\n"
 
 
-def test_the_module_and_both_commands_are_one(own_home: Any) -> None:
+def test_package_runs_as_a_module(own_home: Any) -> None:
     run = subprocess.run([sys.executable, "-m", "notso", "--version"], capture_output=True, text=True, check=True)
 
     assert run.stdout.startswith("notso 0.")
 
 
-def test_the_documentation_shows_the_help_as_it_is() -> None:
+def test_command_reference_page_is_up_to_date() -> None:
     from notso.cli.reference import reference
 
     page = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -356,11 +356,11 @@ def test_the_documentation_shows_the_help_as_it_is() -> None:
     assert page.read_text() == reference(), "run: python -m notso.cli.reference > docs/commands.md"
 
 
-def test_the_environment_of_other_tests_is_clean() -> None:
+def test_environment_of_tests_has_no_notso_variables() -> None:
     assert [name for name in os.environ if name.startswith(("NOTSO_", "HF_TOKEN"))] == []
 
 
-def test_a_kubernetes_service_of_our_name_sets_no_port(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_variable_of_a_kubernetes_service_is_ignored(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTSO_PORT", "tcp://10.96.12.7:80")
 
     assert notso("doctor", "--json").code in (0, 1)

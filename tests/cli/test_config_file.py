@@ -24,7 +24,7 @@ def sources(text: str) -> dict[str, tuple[str, str]]:
     return {name: (value, " ".join(source)) for name, value, *source in rows}
 
 
-def test_an_option_beats_the_environment_the_file_and_the_default(
+def test_option_overrides_environment_file_and_default(
     notso: Run, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config.write_text(
@@ -40,7 +40,7 @@ def test_an_option_beats_the_environment_the_file_and_the_default(
     assert told["kv"] == ("auto", "default") and told["model"] == ("-", "default") and "show-config" not in told
 
 
-def test_every_verb_reads_its_own_table(notso: Run, config: Path) -> None:
+def test_each_command_reads_its_own_table(notso: Run, config: Path) -> None:
     config.write_text("[run]\nmax-tokens = 1\ntemperature = 0.0\nstats = true\n[serve]\nport = 1\n")
     result = notso("run", "--no-think", "Hello")
     assert result.code == 8 and "The answer was cut off" in result.err and "fingerprint" in result.err
@@ -71,13 +71,15 @@ def test_every_verb_reads_its_own_table(notso: Run, config: Path) -> None:
         ("[serve]\nport = 70000\n", "less than or equal to 65535"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_in_a_line(notso: Run, config: Path, text: str, words: str) -> None:
+def test_invalid_configuration_file_is_a_one_line_error(notso: Run, config: Path, text: str, words: str) -> None:
     config.write_text(text)
     result = notso("serve", "--show-config")
     assert result.code == 2 and words in result.err and result.err.count("\n") == 1
 
 
-def test_another_file_can_be_named(notso: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notso_config_selects_another_file(
+    notso: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config.write_text("[serve]\nport = 1\n")
     monkeypatch.setenv("NOTSO_CONFIG", str(tmp_path / "other.toml"))
     result = notso("serve", "--show-config")

@@ -20,7 +20,7 @@ from notso.smollm3.values.engine_config import EngineConfig
 Run = Callable[..., Any]
 
 
-def test_run_answers_at_once(process: Callable[..., Any], own_home: Path) -> None:
+def test_run_answers_with_the_demo_model(process: Callable[..., Any], own_home: Path) -> None:
     run = process("run", "--temperature", "0", "--max-tokens", "300", "hello")
     out, err = run.communicate(timeout=60)
 
@@ -31,7 +31,7 @@ def test_run_answers_at_once(process: Callable[..., Any], own_home: Path) -> Non
     assert b"\x1b" not in out + err
 
 
-def test_thinking_comes_apart_and_can_be_left_out(notso: Run) -> None:
+def test_reasoning_is_separated_and_can_be_disabled(notso: Run) -> None:
     asked = ["run", "--json", "--temperature", "0", "--max-tokens", "400", "What is 12 + 30?"]
     thought = json.loads(notso(*asked).out)
     direct = json.loads(notso(*asked, "--no-think").out)
@@ -46,7 +46,7 @@ def test_thinking_comes_apart_and_can_be_left_out(notso: Run) -> None:
         assert "think>" not in told["text"] + told["reasoning"]
 
 
-def test_a_conversation_remembers(notso: Run) -> None:
+def test_chat_runs_with_the_demo_model(notso: Run) -> None:
     result = notso("chat", "-t", "0", "-n", "300", "--no-think", stdin="hello\nwho are you?\n/status\n")
 
     assert result.code == 0
@@ -54,7 +54,7 @@ def test_a_conversation_remembers(notso: Run) -> None:
     assert result.err.count("built-in demo model") == 2
 
 
-def test_list_inspect_and_verify_know_it(notso: Run) -> None:
+def test_list_inspect_and_verify_recognize_the_demo_model(notso: Run) -> None:
     (listed,) = json.loads(notso("list", "--json").out)
     assert (listed["name"], listed["where"], listed["verified"]) == ("demo", "built in", "built in")
 
@@ -69,7 +69,7 @@ def test_list_inspect_and_verify_know_it(notso: Run) -> None:
     assert notso("verify").out.endswith("\nok\n")
 
 
-def test_a_synthetic_model_takes_its_words_from_it(notso: Run, tmp_path: Path) -> None:
+def test_synth_without_tokenizer_creates_a_runnable_model(notso: Run, tmp_path: Path) -> None:
     out = tmp_path / "random.gguf"
     sizes = "--layers 2 --hidden 256 --ffn 512 --heads 4 --kv 1 --vocab 12000"
     assert notso("synth", str(out), *sizes.split()).code == 0
@@ -79,7 +79,7 @@ def test_a_synthetic_model_takes_its_words_from_it(notso: Run, tmp_path: Path) -
     assert told["usage"]["completion_tokens"] <= 4
 
 
-def test_bench_measures_it_where_no_file_is_named(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_without_file_measures_the_demo_model(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from notso.smollm3.diagnostics import benchmark
 
     probe_buffer = benchmark.probe_buffer
@@ -93,7 +93,7 @@ def test_bench_measures_it_where_no_file_is_named(notso: Run, monkeypatch: pytes
     assert undocumented(told) == set(), "docs/measuring.md"
 
 
-def test_serve_says_that_the_demo_will_answer(process: Callable[..., Any], own_home: Path) -> None:
+def test_serve_announces_the_demo_model(process: Callable[..., Any], own_home: Path) -> None:
     run = process("serve", "--port", "0", "--no-browser")
     first, second = (run.stdout.readline().decode() for _ in range(2))
     assert first.startswith("model    built-in demo model")
@@ -116,7 +116,9 @@ def test_a_server_without_a_model_advises_a_better_one(own_home: Path) -> None:
     assert str(registry.hub_cache()) in second and "`notso pull`" in second
 
 
-def test_without_arguments_the_chat_opens(process: Callable[..., Any], own_home: Path, tmp_path: Path) -> None:
+def test_command_without_arguments_starts_the_server(
+    process: Callable[..., Any], own_home: Path, tmp_path: Path
+) -> None:
     """Environment variables and the configuration file apply, too."""
     run = process(env={**os.environ, "NOTSO_PORT": "0", "NOTSO_DATA_DIR": str(tmp_path), "DISPLAY": ""})
     url = next(line for line in run.stdout if line.startswith(b"open ")).decode().split()[1]

@@ -54,7 +54,7 @@ def answers() -> Iterator[Answers]:
         (200, b"[]", 1, "no notso server"),
     ],
 )
-def test_it_says_what_the_server_says(
+def test_doctor_reports_the_health_of_a_server(
     notso: Run, answers: Answers, status: int, body: bytes, code: int, told: str
 ) -> None:
     result = notso("doctor", "--json", "--from", answers(status, body) + "/")
@@ -64,7 +64,7 @@ def test_it_says_what_the_server_says(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "nothing", "ftp:///x"])
-def test_nobody_there_is_a_failure(notso: Run, address: str) -> None:
+def test_doctor_fails_for_unreachable_or_invalid_address(notso: Run, address: str) -> None:
     result = notso("doctor", "--from", address)
     assert result.code == 1 and result.out.startswith("fail  server") and result.out.count("\n") == 1
 
@@ -84,13 +84,13 @@ def test_a_report_compares_the_kernel_families(notso: Run, monkeypatch: pytest.M
     assert kernel_choice.kernels() == before
 
 
-def test_a_report_says_which_family_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_shows_differing_and_failed_kernel_families(monkeypatch: pytest.MonkeyPatch) -> None:
     results = iter(["1", "2"])
 
     def measured() -> dict[str, Any]:
         return {"fingerprint": next(results), "prefill": [{"tok_s": 1.0}], "decode": [{"tok_s": 2.0}]}
 
     monkeypatch.setattr(kernel_choice, "available_kernels", lambda: ["generic"] * 3)
-    monkeypatch.setattr(doctor, "_measured", measured)
+    monkeypatch.setattr(doctor, "_benchmark_demo", measured)
     lines = doctor.report([]).splitlines()
     assert lines[-2] == "FAILED: the families differ" and any("StopIteration" in line for line in lines)

@@ -49,7 +49,7 @@ def test_documents_are_added_found_read_and_removed(documents: Run, tmp_path: Pa
     assert "birds" not in documents("list").out and "notes.txt" in documents("list").out
 
 
-def test_a_library_is_chosen_by_name(documents: Run, tmp_path: Path) -> None:
+def test_library_option_selects_a_library(documents: Run, tmp_path: Path) -> None:
     for name, text in (("a.txt", "Herons."), ("b.txt", "Storks.")):
         (tmp_path / name).write_text(text)
     assert documents("add", str(tmp_path / "a.txt")).code == exit_codes.DONE
@@ -69,7 +69,7 @@ def test_a_library_is_chosen_by_name(documents: Run, tmp_path: Path) -> None:
         assert documents("list", "--library", name).code != exit_codes.DONE
 
 
-def test_what_cannot_be_done_is_one_line(documents: Run, tmp_path: Path) -> None:
+def test_document_errors_are_one_line(documents: Run, tmp_path: Path) -> None:
     (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.7")
     failed = documents("add", str(tmp_path / "scan.pdf"))
     assert (

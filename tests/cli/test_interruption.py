@@ -47,7 +47,7 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_before_anything_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_import_exits_with_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "notso.cli.app", cast(Any, Interrupting()))
     assert main([]) == 130
 
@@ -79,7 +79,7 @@ def test_ctrl_c_stops_the_answer_and_ends_its_line(process: Process) -> None:
     assert run.returncode == 130
 
 
-def test_a_second_ctrl_c_leaves_at_once(process: Process) -> None:
+def test_second_ctrl_c_exits_immediately(process: Process) -> None:
     run = process("run", "x", setup=ENDLESS.format(deaf=True))
     wait_for(run, b"word")
     run.send_signal(signal.SIGINT)
@@ -92,7 +92,7 @@ def test_a_second_ctrl_c_leaves_at_once(process: Process) -> None:
     assert b"Traceback" not in err
 
 
-def test_in_a_chat_ctrl_c_stops_the_answer_and_the_chat_goes_on(process: Process) -> None:
+def test_ctrl_c_in_chat_stops_the_answer_but_not_the_chat(process: Process) -> None:
     run = process("chat", setup=ENDLESS.format(deaf=False))
     assert run.stdin is not None
     run.stdin.write(b"hello\n")
@@ -107,7 +107,7 @@ def test_in_a_chat_ctrl_c_stops_the_answer_and_the_chat_goes_on(process: Process
     assert run.returncode == 0
 
 
-def test_in_a_chat_ctrl_c_twice_leaves(process: Process) -> None:
+def test_second_ctrl_c_at_the_chat_prompt_quits(process: Process) -> None:
     run = process("chat", setup=ENDLESS.format(deaf=False))
     assert run.stderr is not None
     while b"/help" not in run.stderr.readline():
@@ -122,7 +122,7 @@ def test_in_a_chat_ctrl_c_twice_leaves(process: Process) -> None:
 
 
 @pytest.mark.parametrize("verb", [["list"], ["run", "x"], ["--help"]])
-def test_a_closed_pipe_ends_quietly_with_the_code_of_sigpipe(process: Process, verb: list[str]) -> None:
+def test_closed_stdout_exits_quietly_with_sigpipe_code(process: Process, verb: list[str]) -> None:
     setup = ENDLESS.format(deaf=False).replace('text="word"', 'text="word\\n" * 100000')
     read, write = os.pipe()
     os.close(read)
@@ -136,7 +136,7 @@ def test_a_closed_pipe_ends_quietly_with_the_code_of_sigpipe(process: Process, v
 
 
 @pytest.mark.parametrize(("verb", "code"), [(["list"], 141), (["run", "x"], 141), (["list", "/no/such/folder"], 2)])
-def test_a_missing_stdout_is_no_success(process: Process, verb: list[str], code: int) -> None:
+def test_missing_stdout_is_an_error(process: Process, verb: list[str], code: int) -> None:
     setup = "sys.stdout = None\n" + ENDLESS.format(deaf=False).replace("while not cancelled()", "while False")
     run = process(*verb, setup=setup)
     out, err = run.communicate(timeout=60)
@@ -145,7 +145,7 @@ def test_a_missing_stdout_is_no_success(process: Process, verb: list[str], code:
     assert b"Traceback" not in err
 
 
-def test_a_full_disk_is_told(process: Process) -> None:
+def test_full_disk_is_reported(process: Process) -> None:
     with Path("/dev/full").open("wb") as full:
         run = process("list", stdout=full)
         _, err = run.communicate(timeout=60)
@@ -154,14 +154,14 @@ def test_a_full_disk_is_told(process: Process) -> None:
     assert b"notso: No space left on device. Free disk space" in err
 
 
-def test_a_command_that_waits_for_nothing_does_not_read_stdin(process: Process) -> None:
+def test_run_with_a_prompt_does_not_read_stdin(process: Process) -> None:
     setup = ENDLESS.format(deaf=False).replace("while not cancelled()", "while False")
     run = process("run", "x", setup=setup)  # stdin stays open, so reading it would never end
 
     assert run.wait(60) == 0
 
 
-def test_help_of_a_signal_is_left_as_it_was() -> None:
+def test_interruption_restores_the_sigint_handler() -> None:
     from notso.cli.terminal import Interruption
 
     before = signal.getsignal(signal.SIGINT)
@@ -174,7 +174,7 @@ def test_help_of_a_signal_is_left_as_it_was() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_outside_the_main_thread_it_does_nothing() -> None:
+def test_interruption_is_inactive_outside_the_main_thread() -> None:
     import threading
 
     from notso.cli.terminal import Interruption

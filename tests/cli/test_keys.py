@@ -30,7 +30,7 @@ def test_a_key_is_added_listed_and_revoked(notso: Notso, tmp_path: Path) -> None
     assert json.loads(notso("keys", "revoke", "bob", "--json", *where).out)["revoked_ms"] > 0
 
 
-def test_reading_creates_nothing(notso: Notso, tmp_path: Path) -> None:
+def test_listing_and_revoking_keys_creates_no_files(notso: Notso, tmp_path: Path) -> None:
     missing, empty = tmp_path / "missing", tmp_path / "empty"
     empty.mkdir()
     for arguments in ((), ("list", "--json")):
@@ -45,7 +45,7 @@ def test_reading_creates_nothing(notso: Notso, tmp_path: Path) -> None:
     assert not missing.exists() and not list(empty.iterdir())
 
 
-def test_a_user_is_removed_by_key_or_name(notso: Notso, tmp_path: Path) -> None:
+def test_user_is_removed_by_key_id_or_name(notso: Notso, tmp_path: Path) -> None:
     data = tmp_path / "data"
     where = ("--data-dir", str(data))
     missing = notso("keys", "remove", "ann", *where)
@@ -66,7 +66,7 @@ def test_a_user_is_removed_by_key_or_name(notso: Notso, tmp_path: Path) -> None:
     assert json.loads(notso("keys", "remove", "proxy:ann", "--json", *where).out) == {"removed": "proxy:ann"}
 
 
-def test_what_is_none_is_refused(notso: Notso, tmp_path: Path) -> None:
+def test_invalid_key_arguments_are_refused(notso: Notso, tmp_path: Path) -> None:
     where = ("--data-dir", str(tmp_path / "data"))
     for arguments in (("add",), ("revoke",), ("revoke", "ann"), ("add", " "), ("forget", "ann")):
         refused = notso("keys", *arguments, *where)

@@ -30,7 +30,7 @@ def made(home: Path) -> list[Path]:
     return sorted((home / "cache/notso/converted").glob("*"))
 
 
-def test_it_is_converted_once(notso: Run, folder: Path, own_home: Path) -> None:
+def test_model_folder_is_converted_once_until_changed(notso: Run, folder: Path, own_home: Path) -> None:
     ask = ["run", "--model", str(folder), "-t", "0", "-n", "3", "--no-think", "hello"]
     first = notso(*ask)
     assert first.code == 8 and "to Q4_K_M (once; " in first.err
@@ -47,7 +47,7 @@ def test_it_is_converted_once(notso: Run, folder: Path, own_home: Path) -> None:
     assert newer != file
 
 
-def test_a_folder_that_is_no_model_is_refused_and_leaves_nothing(notso: Run, tmp_path: Path, own_home: Path) -> None:
+def test_invalid_model_folder_is_refused_and_leaves_no_files(notso: Run, tmp_path: Path, own_home: Path) -> None:
     result = notso("run", "--model", str(tmp_path), "hello")
     assert result.code == 3 and "config.json" in result.err and made(own_home) == []
 
@@ -70,7 +70,7 @@ def demo_at_the_hub(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> registry.
 
 
 @pytest.mark.parametrize(("name", "again"), [("Q4_K_M", "small"), ("their/Model:q6_k", "their/Model")])
-def test_fetch_downloads_it_once(
+def test_fetch_option_downloads_the_model_once(
     fake_hub: Any, demo_at_the_hub: object, notso: Run, monkeypatch: pytest.MonkeyPatch, name: str, again: str
 ) -> None:
     ask = ("-t", "0", "-n", "3", "--no-think", "hello")
@@ -90,7 +90,7 @@ def test_fetch_downloads_it_once(
 
 
 @pytest.mark.parametrize("answer", ["y", "", "n"])
-def test_a_terminal_is_asked(
+def test_download_is_confirmed_on_a_terminal(
     demo_at_the_hub: registry.KnownFile, notso: Run, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)

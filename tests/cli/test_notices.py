@@ -21,7 +21,7 @@ def loggers() -> Iterator[tuple[logging.Logger, logging.Logger]]:
         each.handlers[:] = handlers
 
 
-def test_as_json_each_record_is_an_object_on_a_line(
+def test_json_log_writes_one_object_per_line(
     loggers: tuple[logging.Logger, logging.Logger], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NOTSO_DEBUG", raising=False)
@@ -47,7 +47,7 @@ def test_as_json_each_record_is_an_object_on_a_line(
     assert "Traceback" in json.loads(capsys.readouterr().err)["traceback"]
 
 
-def test_as_text_it_is_a_line_for_people(
+def test_text_log_writes_one_line_per_record(
     loggers: tuple[logging.Logger, logging.Logger], capsys: pytest.CaptureFixture[str]
 ) -> None:
     loggers[0].handlers[:] = []

@@ -16,7 +16,7 @@ from notso.cli import options
 Notso = Callable[..., Any]
 
 
-def test_what_is_installed_is_listed_and_in_the_doctors_report(
+def test_installed_plugins_are_listed_and_reported_by_doctor(
     notso: Notso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch)
@@ -30,7 +30,7 @@ def test_what_is_installed_is_listed_and_in_the_doctors_report(
     assert "kind of hostile-plugins 1.0: `serve --plugin kind`" in said
 
 
-def test_a_new_one_is_written_where_there_is_none(notso: Notso, tmp_path: Path) -> None:
+def test_plugin_new_creates_a_plugin_but_never_overwrites(notso: Notso, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     assert notso("plugin", "new", "mine", "--folder", str(folder)).code == 0
     assert (folder / "mine.py").is_file() and (folder / "test_plugin.py").is_file()
@@ -59,14 +59,16 @@ def test_a_new_one_is_written_where_there_is_none(notso: Notso, tmp_path: Path) 
         ("a" * 33, "up to 32"),
     ],
 )
-def test_an_unusable_name_is_refused_and_nothing_is_written(notso: Notso, tmp_path: Path, name: str, why: str) -> None:
+def test_invalid_plugin_name_is_refused_without_writing_files(
+    notso: Notso, tmp_path: Path, name: str, why: str
+) -> None:
     refused = notso("plugin", "new", name, "--folder", str(tmp_path / "new"))
 
     assert refused.code == 2 and why in refused.err and "plugin list" not in refused.err
     assert not (tmp_path / "new").exists()
 
 
-def test_a_name_that_is_installed_is_refused(notso: Notso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_of_an_installed_plugin_is_refused(notso: Notso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch)
 
     refused = notso("plugin", "new", "kind", "--folder", str(tmp_path / "new"))
@@ -74,12 +76,12 @@ def test_a_name_that_is_installed_is_refused(notso: Notso, tmp_path: Path, monke
     assert refused.code == 2 and "'kind': a plugin of that name is already installed" in refused.err
 
 
-def test_one_that_is_not_installed_is_refused_before_anything_starts(notso: Notso, tmp_path: Path) -> None:
+def test_serve_refuses_a_plugin_that_is_not_installed(notso: Notso, tmp_path: Path) -> None:
     refused = notso("serve", "--plugin", "nobody", "--data-dir", str(tmp_path), "--port", "0", "--no-browser")
     assert refused.code != 0 and "no plugin 'nobody' is installed" in refused.err
 
 
-def test_roles_of_plugins() -> None:
+def test_plugin_options_are_parsed_with_roles() -> None:
     assert options.plugins(None) == options.PluginChoice((), None)
     chosen = options.plugins(["kind", "doorman:sign-in", "doorman"])
     assert chosen == options.PluginChoice(("kind", "doorman"), "doorman")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc exists on
 CODE = """
 import ctypes, os, sys
 from pathlib import Path
-from notso.system.processes import keep_memory_private
+from notso.system.processes import make_undumpable
 
 if os.getuid() == 0:  # root may read the memory of all processes
     os.setgroups([])
@@ -20,7 +20,7 @@ if os.getuid() == 0:  # root may read the memory of all processes
     os.setuid(65534)
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as a program of that user is started
 if sys.argv[1] == "private":
-    keep_memory_private()
+    make_undumpable()
 reader = os.fork()
 if not reader:
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
@@ -37,7 +37,7 @@ Path("/proc/self/smaps_rollup").read_text(), Path("/proc/self/status").read_text
 
 
 @pytest.mark.parametrize(("how", "told"), [("open", "found"), ("private", "refused")])
-def test_a_child_does_not_read_the_environment(how: str, told: str) -> None:
+def test_private_memory_hides_the_environment_from_children(how: str, told: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", CODE, how], env={"NOTSO_API_KEY": "very-secret"}, capture_output=True, text=True
     )

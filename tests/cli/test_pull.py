@@ -16,7 +16,7 @@ from notso.smollm3.hub import registry
 Run = Callable[..., Any]
 
 
-def test_the_path_goes_to_stdout(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
+def test_pull_prints_the_file_path_to_stdout(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
     result = notso("pull", "small")
 
     assert result.code == 0
@@ -26,7 +26,7 @@ def test_the_path_goes_to_stdout(fake_hub: Any, official_file: registry.KnownFil
     assert "already downloaded" in notso("pull", "small:Q4_K_M").err
 
 
-def test_json_tells_what_was_done(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
+def test_pull_json_reports_the_download(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
     result = notso("pull", "Q4_K_M", "--json")
 
     told = json.loads(result.out)
@@ -44,7 +44,7 @@ def test_json_tells_what_was_done(fake_hub: Any, official_file: registry.KnownFi
         ({"extra": b"x"}, "longer than the published"),
     ],
 )
-def test_failures_are_one_line_and_exit_code_7(
+def test_failed_download_exits_with_code_7(
     fake_hub: Any, official_file: registry.KnownFile, notso: Run, knobs: dict[str, Any], told: str
 ) -> None:
     for name, value in knobs.items():
@@ -58,7 +58,7 @@ def test_failures_are_one_line_and_exit_code_7(
     assert registry.find_local(official_file) is None
 
 
-def test_offline_is_obeyed(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
+def test_offline_option_sends_no_requests(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
     result = notso("pull", "Q4_K_M", "--offline")
 
     assert result.code == 7
@@ -66,7 +66,7 @@ def test_offline_is_obeyed(fake_hub: Any, official_file: registry.KnownFile, not
     assert fake_hub.requests == []
 
 
-def test_after_ctrl_c_the_same_command_goes_on(
+def test_interrupted_download_is_resumed(
     fake_hub: Any, official_file: registry.KnownFile, process: Callable[..., Any], notso: Run
 ) -> None:
     fake_hub.trickles_from = 600_000
@@ -92,7 +92,9 @@ def test_after_ctrl_c_the_same_command_goes_on(
     assert Path(told["path"]).read_bytes() == fake_hub.content
 
 
-def test_list_tells_what_is_here(fake_hub: Any, official_file: registry.KnownFile, notso: Run, tmp_path: Path) -> None:
+def test_list_shows_downloaded_and_local_models(
+    fake_hub: Any, official_file: registry.KnownFile, notso: Run, tmp_path: Path
+) -> None:
     assert "`notso pull`" in notso("list").err
     notso("pull", "Q4_K_M")
     (tmp_path / "mine-Q8_0.gguf").write_bytes(b"GGUF")

@@ -47,7 +47,7 @@ def answer(notso: Run, small_model: Path) -> Callable[..., dict[str, Any]]:
     return ask
 
 
-def test_run_answers_and_counts(answer: Callable[..., dict[str, Any]]) -> None:
+def test_run_reports_token_counts_and_timings(answer: Callable[..., dict[str, Any]]) -> None:
     told = answer()
 
     # user turn "hi" and the beginning of the assistant's turn, with one token per byte and per special token
@@ -83,7 +83,7 @@ def test_kernels_and_threads_do_not_change_the_answer(
     assert len(set(told)) == 1
 
 
-def test_a_reader_that_leaves_in_the_middle_ends_it(process: Callable[..., Any], small_model: Path) -> None:
+def test_closing_stdout_ends_the_run_with_sigpipe_code(process: Callable[..., Any], small_model: Path) -> None:
     run = process("run", "-m", str(small_model), "--threads", "1", "-n", "3000", "--seed", "1", "--no-think", "hi")
     assert run.stdout.read(1)
     run.stdout.close()
@@ -94,9 +94,7 @@ def test_a_reader_that_leaves_in_the_middle_ends_it(process: Callable[..., Any],
     run.stderr.close()
 
 
-def test_an_unknown_kernel_family_is_wrong_usage(
-    notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_kernel_family_is_a_usage_error(notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTSO_KERNELS", "mmx")
     result = notso("run", "-m", str(small_model), "hi")
 
@@ -104,7 +102,7 @@ def test_an_unknown_kernel_family_is_wrong_usage(
     assert "generic" in result.err  # the choices are listed
 
 
-def test_a_chat_goes_on(notso: Run, small_model: Path) -> None:
+def test_chat_keeps_earlier_turns_in_context(notso: Run, small_model: Path) -> None:
     result = notso("chat", "-m", str(small_model), "-n", "4", "--no-think", stdin="hi\nagain\n/status\n")
 
     assert result.code == 0
@@ -113,7 +111,7 @@ def test_a_chat_goes_on(notso: Run, small_model: Path) -> None:
     assert used > 45  # two questions and the answer between them
 
 
-def test_a_prompt_longer_than_the_context(notso: Run, small_model: Path) -> None:
+def test_prompt_longer_than_context_is_refused(notso: Run, small_model: Path) -> None:
     result = notso("run", "-m", str(small_model), "--context", "64", "x" * 100)
 
     assert result.code == 1
@@ -121,7 +119,7 @@ def test_a_prompt_longer_than_the_context(notso: Run, small_model: Path) -> None
 
 
 @pytest.mark.parametrize("verb", ["run", "inspect", "verify", "bench", "serve"])
-def test_what_is_no_model_is_told_with_exit_code_3(notso: Run, tmp_path: Path, verb: str) -> None:
+def test_invalid_model_file_exits_with_code_3(notso: Run, tmp_path: Path, verb: str) -> None:
     files = {"empty.gguf": b"", "text.gguf": b"this is no model", "cut.gguf": b"GGUF\x03\x00\x00\x00"}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
@@ -135,7 +133,7 @@ def test_what_is_no_model_is_told_with_exit_code_3(notso: Run, tmp_path: Path, v
         assert result.err.count("\n") == 1
 
 
-def test_another_architecture_is_told_with_exit_code_3(notso: Run, small_model: Path, tmp_path: Path) -> None:
+def test_unsupported_architecture_exits_with_code_3(notso: Run, small_model: Path, tmp_path: Path) -> None:
     at = small_model.read_bytes().index(b"smollm3")
     other = damaged(small_model, tmp_path, at, b"mistral")
 
@@ -149,7 +147,7 @@ def test_another_architecture_is_told_with_exit_code_3(notso: Run, small_model: 
     assert "tensors by type" in result.out  # what can be read is still shown
 
 
-def test_a_context_that_memory_cannot_hold_is_refused_with_exit_code_4(
+def test_context_that_exceeds_memory_exits_with_code_4(
     notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from notso.qtensor import CPU
@@ -163,14 +161,14 @@ def test_a_context_that_memory_cannot_hold_is_refused_with_exit_code_4(
     assert "tokens would fit" in result.err
 
 
-def test_a_cache_format_is_chosen_and_an_unknown_one_is_a_usage_error(notso: Run, small_model: Path) -> None:
+def test_kv_option_selects_cache_format_and_rejects_unknown_ones(notso: Run, small_model: Path) -> None:
     status = notso("chat", "-m", str(small_model), "--kv", "f16", stdin="/status\n")
     assert "KV cache f16, " in status.err
 
     assert notso("run", "-m", str(small_model), "--kv", "q8_0", "hi").code == 2
 
 
-def test_inspect_tells_layers_types_and_memory(notso: Run, small_model: Path) -> None:
+def test_inspect_shows_layers_types_and_memory(notso: Run, small_model: Path) -> None:
     text = notso("inspect", str(small_model), "--tensors").out
     assert "layers without RoPE (NoPE): 3\n" in text
     assert "blk.3.ffn_down.weight" in text
@@ -184,7 +182,7 @@ def test_inspect_tells_layers_types_and_memory(notso: Run, small_model: Path) ->
     assert len(json.loads(notso("inspect", str(small_model), "--json", "--tensors").out)["tensors"]) == 38
 
 
-def test_verify_multiplies_every_tensor(notso: Run, small_model: Path) -> None:
+def test_verify_multiplies_every_quantized_tensor(notso: Run, small_model: Path) -> None:
     result = notso("verify", str(small_model))
     assert result.code == 0
     assert result.out.endswith("\nok\n")
@@ -198,7 +196,7 @@ def test_verify_multiplies_every_tensor(notso: Run, small_model: Path) -> None:
     assert all(0 < check["worst_error"] <= check["tolerance"] for check in multiplied)
 
 
-def test_verify_finds_a_broken_scale(notso: Run, small_model: Path, tmp_path: Path) -> None:
+def test_verify_detects_an_invalid_scale(notso: Run, small_model: Path, tmp_path: Path) -> None:
     told = json.loads(notso("inspect", str(small_model), "--json", "--tensors").out)
     assert told["tensors"][0]["name"] == "token_embd.weight"
     # The scale of a Q6_K block is in its last two of 210 bytes. Replace it with NaN.
@@ -209,7 +207,7 @@ def test_verify_finds_a_broken_scale(notso: Run, small_model: Path, tmp_path: Pa
     assert "token_embd.weight: row 0 has a scale that is NaN" in result.err
 
 
-def test_verify_compares_with_goldens(notso: Run, small_model: Path, tmp_path: Path) -> None:
+def test_verify_compares_logits_with_a_golden_file(notso: Run, small_model: Path, tmp_path: Path) -> None:
     with Engine.load(small_model, kv="f16") as engine:
         config, right = engine.config, engine.logits([5, 6, 7])
     shape = {name: getattr(config, name) for name in ("hidden_size", "vocab_size")} | {
@@ -236,7 +234,7 @@ def test_a_short_text_is_scored_against_another_model(notso: Run, small_model: P
     assert found["kl"]["value"] == 0 and found["model"] == found["base"] and found["model"]["tokens"] == 4 * 7
 
 
-def test_perplexity_and_divergence(notso: Run, small_model: Path, tmp_path: Path) -> None:
+def test_perplexity_reports_score_and_divergence(notso: Run, small_model: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("some words to be foretold, again and again. " * 20)
     told = notso("perplexity", str(small_model), str(text), "--window", "32")
@@ -249,7 +247,7 @@ def test_perplexity_and_divergence(notso: Run, small_model: Path, tmp_path: Path
         assert result.code == 2 and words in result.err and result.err.count("\n") == 1
 
 
-def test_verify_knows_a_published_file_and_its_damaged_copy(
+def test_verify_recognizes_a_published_file_and_its_damaged_copy(
     notso: Run, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = registry.KnownFile(
@@ -267,7 +265,7 @@ def test_verify_knows_a_published_file_and_its_damaged_copy(
     assert "Same size as small:Q4_K_M, but different content" in result.err
 
 
-def test_synth_makes_a_model_that_runs(notso: Run, small_model: Path, tmp_path: Path) -> None:
+def test_synth_creates_a_reproducible_model_that_runs(notso: Run, small_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "made.gguf"
     sizes = "--layers 2 --hidden 512 --ffn 768 --heads 8 --kv 2 --vocab 400 --seed 3"
     arguments = ["synth", str(out), *sizes.split(), "--tokenizer", str(small_model)]
@@ -285,7 +283,7 @@ def test_synth_makes_a_model_that_runs(notso: Run, small_model: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("sizes", ["--hidden 300", "--heads 7", "--kv 3", "--vocab 257", "--layers 100000"])
-def test_synth_refuses_sizes_that_cannot_be(notso: Run, small_model: Path, tmp_path: Path, sizes: str) -> None:
+def test_synth_refuses_invalid_sizes(notso: Run, small_model: Path, tmp_path: Path, sizes: str) -> None:
     out = tmp_path / "made.gguf"
     base = "--layers 2 --hidden 512 --ffn 768 --heads 8 --kv 2 --vocab 400"
     result = notso("synth", str(out), *base.split(), *sizes.split(), "--tokenizer", str(small_model))
@@ -295,7 +293,7 @@ def test_synth_refuses_sizes_that_cannot_be(notso: Run, small_model: Path, tmp_p
     assert not out.exists()
 
 
-def test_bench_gives_rates_and_the_machine(
+def test_bench_reports_rates_and_machine_as_documented(
     notso: Run, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from notso.smollm3.diagnostics import benchmark
@@ -327,7 +325,7 @@ def test_bench_gives_rates_and_the_machine(
     assert "| decode at 50, tok/s" in text
 
 
-def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_problems(notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTSO_MODEL", str(small_model))
     told = {line["subject"]: line for line in json.loads(notso("doctor", "--port", "0", "--json").out)}
     assert set(told) == {
@@ -354,14 +352,14 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
     assert any("model downloads are disabled (HF_HUB_OFFLINE)" in line for line in lines)
 
 
-def test_doctor_reads_what_it_calls_a_model(notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fails_for_an_invalid_model_file(notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.gguf").write_text("no model\n")
     monkeypatch.setenv("NOTSO_MODEL", str(tmp_path / "text.gguf"))
     told = {line["subject"]: line for line in json.loads(notso("doctor", "--port", "0", "--json").out)}
     assert told["model"]["status"] == "fail" and "cannot be used" in told["model"]["message"]
 
 
-def test_doctor_finds_a_port_in_use(notso: Run) -> None:
+def test_doctor_warns_about_a_port_in_use(notso: Run) -> None:
     import socket
 
     with socket.socket() as taken:

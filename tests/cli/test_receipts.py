@@ -13,7 +13,7 @@ from notso.smollm3.engine.request import ids_digest
 Run = Callable[..., Any]
 
 
-def test_a_receipt_is_written_and_checked(notso: Run, tmp_path: Path) -> None:
+def test_receipt_is_written_and_verified(notso: Run, tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
     answer = notso("run", "Tell me something", "--temperature", "1.2", "--max-tokens", "40", "--receipt", str(path))
     assert answer.code in (0, 8)
@@ -41,7 +41,7 @@ def test_a_receipt_is_written_and_checked(notso: Run, tmp_path: Path) -> None:
     assert found.code == 1 and "receipt 2: token 3 is " in found.err
 
 
-def test_what_is_no_receipt_is_named(notso: Run, tmp_path: Path) -> None:
+def test_invalid_receipts_are_refused(notso: Run, tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text("{")
     assert notso("verify", "--receipt", str(path)).code == 2

@@ -19,7 +19,7 @@ def fetched(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> Pat
 
 
 @pytest.mark.parametrize("name", ["small:Q4_K_M", "Q4_K_M", "SMALL", "PATH"])
-def test_a_fetched_file_is_removed_and_can_be_fetched_again(notso: Run, fetched: Path, name: str) -> None:
+def test_downloaded_file_is_removed_and_can_be_downloaded_again(notso: Run, fetched: Path, name: str) -> None:
     blob, repository = fetched.resolve(), fetched.parents[2]
     other = repository / "snapshots" / ("f" * 40) / "Another name.gguf"
     other.parent.mkdir()
@@ -34,7 +34,7 @@ def test_a_fetched_file_is_removed_and_can_be_fetched_again(notso: Run, fetched:
     assert notso("pull", "small").code == 0 and fetched.resolve().is_file()
 
 
-def test_it_asks_and_where_nobody_can_be_asked_it_removes_nothing(notso: Run, fetched: Path) -> None:
+def test_rm_without_terminal_requires_yes_option(notso: Run, fetched: Path) -> None:
     result = notso("rm", "small")
     assert result.code == 2 and "--yes" in result.err and fetched.is_file()
 
@@ -42,12 +42,12 @@ def test_it_asks_and_where_nobody_can_be_asked_it_removes_nothing(notso: Run, fe
 @pytest.mark.parametrize(
     ("name", "told"), [("demo", "part of the program"), ("nothing", "there is no model"), ("../x", "there is no model")]
 )
-def test_what_is_not_there_or_not_ours_is_refused(notso: Run, own_home: Path, name: str, told: str) -> None:
+def test_rm_refuses_the_demo_and_unknown_models(notso: Run, own_home: Path, name: str, told: str) -> None:
     result = notso("rm", name, "--yes")
     assert result.code == 2 and told in result.err and result.err.count("\n") == 1
 
 
-def test_what_another_program_fetched_is_left_to_it(
+def test_rm_refuses_files_of_other_programs(
     notso: Run, own_home: Path, monkeypatch: pytest.MonkeyPatch, small_model: Path
 ) -> None:
     folder = own_home / ".lmstudio" / "models" / "somebody" / "SmolLM3-GGUF"

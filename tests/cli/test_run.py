@@ -20,7 +20,7 @@ from notso.smollm3.values.sampling_params import SamplingParams
 Run = Callable[..., Any]
 
 
-def test_the_answer_goes_to_stdout_and_the_thinking_to_stderr(engine: Any, notso: Run) -> None:
+def test_answer_goes_to_stdout_and_reasoning_to_stderr(engine: Any, notso: Run) -> None:
     engine.says("The sky", " scatters blue.", thinks=["Light", " scatters."])
 
     result = notso("run", "Why is the sky blue?")
@@ -42,13 +42,13 @@ def test_the_answer_goes_to_stdout_and_the_thinking_to_stderr(engine: Any, notso
         ([], "\n"),
     ],
 )
-def test_there_is_exactly_one_final_newline(engine: Any, notso: Run, texts: list[str], printed: str) -> None:
+def test_output_ends_with_exactly_one_newline(engine: Any, notso: Run, texts: list[str], printed: str) -> None:
     engine.says(*texts)
 
     assert notso("run", "x").out == printed
 
 
-def test_thinking_can_be_hidden_or_left_out(engine: Any, notso: Run) -> None:
+def test_thinking_can_be_hidden_or_disabled(engine: Any, notso: Run) -> None:
     engine.says("Yes.", thinks=["Hm."])
 
     assert notso("run", "x", "--hide-thinking").err == ""
@@ -57,7 +57,7 @@ def test_thinking_can_be_hidden_or_left_out(engine: Any, notso: Run) -> None:
     assert engine.thinking == [True, False]
 
 
-def test_control_characters_of_the_model_are_harmless(engine: Any, notso: Run) -> None:
+def test_control_characters_in_output_are_replaced(engine: Any, notso: Run) -> None:
     engine.says("\x1b]0;owned\x07 \x1b[2J\r\x9b31m\x7f ok\ttab", thinks=["\x1b[8mhidden"])
 
     result = notso("run", "x")
@@ -66,7 +66,7 @@ def test_control_characters_of_the_model_are_harmless(engine: Any, notso: Run) -
     assert result.err == "[thinking]\n␛[8mhidden\n[end of thinking]\n"
 
 
-def test_json_holds_text_usage_timings_and_the_seed(engine: Any, notso: Run) -> None:
+def test_json_contains_text_usage_timings_and_seed(engine: Any, notso: Run) -> None:
     engine.says("a\x1bb\x9b é\n", thinks=["hm"])
 
     result = notso("run", "x", "--json", "--seed", "7")
@@ -91,14 +91,14 @@ def test_json_holds_text_usage_timings_and_the_seed(engine: Any, notso: Run) -> 
     assert answer["timings"]["total_ms"] >= answer["timings"]["first_token_ms"] > 0
 
 
-def test_json_tells_the_seed_that_was_drawn(engine: Any, notso: Run) -> None:
+def test_json_contains_the_random_seed(engine: Any, notso: Run) -> None:
     seeds = [json.loads(notso("run", "x", "--json").out)["seed"] for _ in range(2)]
 
     assert seeds == [params.seed for params in engine.params]
     assert seeds[0] != seeds[1]
 
 
-def test_tool_calls_are_in_the_json(engine: Any, notso: Run) -> None:
+def test_json_contains_tool_calls(engine: Any, notso: Run) -> None:
     engine.script = [Event("tool_call", tool_call=ToolCall("call_1", "add", '{"a": 1}'))]
 
     assert json.loads(notso("run", "x", "--json").out)["tool_calls"] == [
@@ -106,7 +106,7 @@ def test_tool_calls_are_in_the_json(engine: Any, notso: Run) -> None:
     ]
 
 
-def test_options_reach_the_sampler(engine: Any, notso: Run) -> None:
+def test_sampling_options_reach_the_engine(engine: Any, notso: Run) -> None:
     options = "--temperature 0 --top-p 0.5 --max-tokens 9 --seed 3 --stop END --stop STOP"
     notso("run", "x", *options.split())
 
@@ -143,7 +143,7 @@ TYPED: dict[str, tuple[str, Any]] = {
 }
 
 
-def test_every_sampling_field_but_the_bias_is_tried() -> None:
+def test_cases_cover_every_sampling_field_except_logit_bias() -> None:
     assert {each.name for each in fields(SamplingParams)} - set(TYPED) == {"logit_bias", "given"}
 
 
@@ -175,7 +175,7 @@ def test_all_sampling_fields_are_options_of_one_command(engine: Any, notso: Run,
 
 
 @pytest.mark.parametrize("verb", ["run", "chat"])
-def test_options_left_out_leave_the_fields_to_the_model_file(engine: Any, notso: Run, verb: str) -> None:
+def test_omitted_options_leave_sampling_params_at_defaults(engine: Any, notso: Run, verb: str) -> None:
     notso(verb, *(["x"] if verb == "run" else []), stdin="x\n")
 
     (params,) = engine.params
@@ -183,20 +183,20 @@ def test_options_left_out_leave_the_fields_to_the_model_file(engine: Any, notso:
     assert params.given == ()
 
 
-def test_a_value_out_of_range_names_its_option(engine: Any, notso: Run) -> None:
+def test_out_of_range_value_names_its_option(engine: Any, notso: Run) -> None:
     result = notso("run", "x", "--min-p", "2")
 
     assert result.code == 2
     assert "min_p must be a number from 0 to 1. See --min-p in `notso run --help`." in result.err
 
 
-def test_without_options_the_model_s_own_settings_hold(engine: Any, notso: Run) -> None:
+def test_default_sampling_values_without_options(engine: Any, notso: Run) -> None:
     notso("run", "x")
 
     assert (engine.params[0].temperature, engine.params[0].top_p, engine.params[0].max_tokens) == (0.6, 0.95, None)
 
 
-def test_the_system_message_comes_first(engine: Any, notso: Run) -> None:
+def test_system_option_adds_the_first_message(engine: Any, notso: Run) -> None:
     notso("run", "x", "--system", "Be brief.")
 
     assert [(m.role, m.content) for m in engine.asked[0]] == [("system", "Be brief."), ("user", "x")]
@@ -208,7 +208,7 @@ def test_model_context_and_threads_reach_the_engine(engine: Any, notso: Run) -> 
     assert (str(engine.opened_with[0]), *engine.opened_with[1:]) == ("m.gguf", 512, 2)
 
 
-def test_the_environment_names_the_model(engine: Any, notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_read_from_environment(engine: Any, notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTSO_MODEL", "n.gguf")
     notso("run", "x")
 
@@ -226,7 +226,7 @@ def test_the_environment_names_the_model(engine: Any, notso: Run, monkeypatch: p
         (["-"], "é 漢 🙂", "é 漢 🙂"),
     ],
 )
-def test_where_the_question_comes_from(
+def test_prompt_is_read_from_arguments_or_stdin(
     engine: Any, notso: Run, arguments: list[str], stdin: str, question: str
 ) -> None:
     assert notso("run", *arguments, stdin=stdin).code == 0
@@ -244,7 +244,7 @@ def test_where_the_question_comes_from(
         (["x", "--system", "\udcff"], b"", "not valid UTF-8 text"),
     ],
 )
-def test_what_is_no_question_is_wrong_usage(
+def test_empty_or_invalid_prompt_is_a_usage_error(
     engine: Any, notso: Run, arguments: list[str], stdin: bytes, told: str
 ) -> None:
     result = notso("run", *arguments, stdin=stdin)
@@ -259,7 +259,7 @@ def test_what_is_no_question_is_wrong_usage(
     "arguments",
     ["--temperature 3", "--top-p 0", "--max-tokens 0", "--stop a " * (MAX_STOP_STRINGS + 1), "--context 1"],
 )
-def test_options_out_of_range_are_wrong_usage(engine: Any, notso: Run, arguments: str) -> None:
+def test_out_of_range_options_are_usage_errors(engine: Any, notso: Run, arguments: str) -> None:
     result = notso("run", "x", *arguments.split())
 
     assert result.code == 2
@@ -268,7 +268,7 @@ def test_options_out_of_range_are_wrong_usage(engine: Any, notso: Run, arguments
     assert result.err.count("\n") == 1
 
 
-def test_a_schema_goes_to_the_engine_as_it_is(engine: Any, notso: Run, tmp_path: Path) -> None:
+def test_schema_is_passed_to_the_engine_unchanged(engine: Any, notso: Run, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "integer"}')
     engine.says("7")
@@ -279,7 +279,7 @@ def test_a_schema_goes_to_the_engine_as_it_is(engine: Any, notso: Run, tmp_path:
 
 
 @pytest.mark.parametrize(("data", "told"), [(None, "No such file"), (b"\xff", "not UTF-8 text (byte 0)")])
-def test_a_schema_that_cannot_be_read_is_wrong_usage(
+def test_unreadable_schema_is_a_usage_error(
     engine: Any, notso: Run, tmp_path: Path, data: bytes | None, told: str
 ) -> None:
     schema = tmp_path / "schema.json"
@@ -293,7 +293,7 @@ def test_a_schema_that_cannot_be_read_is_wrong_usage(
     assert engine.asked == []
 
 
-def test_a_prompt_too_long_says_what_to_do(engine: Any, notso: Run) -> None:
+def test_context_length_error_suggests_a_shorter_prompt(engine: Any, notso: Run) -> None:
     engine.script = [ContextLengthError(9000, 4096)]
 
     result = notso("run", "x")
@@ -302,7 +302,7 @@ def test_a_prompt_too_long_says_what_to_do(engine: Any, notso: Run) -> None:
     assert "it needs 9,000 tokens, but the context is 4,096. Shorten the prompt" in result.err
 
 
-def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:
+def test_truncated_answer_is_reported_on_stderr(engine: Any, notso: Run) -> None:
     engine.script = [Event("text", text="half"), Event("end", finish_reason="length")]
     result = notso("run", "x")
     assert (result.code, result.out) == (8, "half\n")
@@ -319,7 +319,7 @@ def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:
     assert "cut off at the token limit" in notso("run", "x", "--no-think").err
 
 
-def test_the_demo_says_that_it_is_the_demo(engine: Any, notso: Run) -> None:
+def test_demo_model_is_announced(engine: Any, notso: Run) -> None:
     engine.is_demo = True
     engine.says("hello")
 
@@ -328,7 +328,7 @@ def test_the_demo_says_that_it_is_the_demo(engine: Any, notso: Run) -> None:
     assert json.loads(notso("run", "x", "--json").out)["demo"] is True
 
 
-def test_stats_are_told_when_asked_for(engine: Any, notso: Run) -> None:
+def test_stats_option_prints_token_rates(engine: Any, notso: Run) -> None:
     engine.says("hello")
 
     assert "12 prompt tokens (3 cached) in 0.1 s, 4 tokens at 8.0 per second" in notso("run", "x", "--stats").err

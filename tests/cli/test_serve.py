@@ -85,7 +85,9 @@ def imports_seconds() -> float:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_at_once_until_told_to_stop(start: Process, imports_seconds: float, number: signal.Signals) -> None:
+def test_serve_starts_quickly_and_exits_cleanly_on_signals(
+    start: Process, imports_seconds: float, number: signal.Signals
+) -> None:
     before = children_seconds()
     run = start("--port", "0")
     url = address(run)
@@ -100,7 +102,7 @@ def test_it_serves_at_once_until_told_to_stop(start: Process, imports_seconds: f
     assert children_seconds() - before < START_IMPORTS * imports_seconds
 
 
-def test_a_program_is_told_in_json_what_starts_and_where(start: Process, small_model: Path) -> None:
+def test_json_option_prints_startup_events(start: Process, small_model: Path) -> None:
     run = start("--port", "0", "--json", "--context", "64")
     assert run.stdout is not None
     starting, opened = json.loads(run.stdout.readline()), json.loads(run.stdout.readline())
@@ -113,7 +115,7 @@ def test_a_program_is_told_in_json_what_starts_and_where(start: Process, small_m
     assert out == b"" and run.returncode == 0
 
 
-def test_a_port_in_use_is_exit_code_6(start: Process) -> None:
+def test_port_in_use_exits_with_code_6(start: Process) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -125,12 +127,12 @@ def test_a_port_in_use_is_exit_code_6(start: Process) -> None:
     assert err.count(b"\n") == 1
 
 
-def test_a_folder_of_adapters_that_is_not_there_is_told(start: Process) -> None:
+def test_missing_adapter_folder_is_reported(start: Process) -> None:
     _, err = start("--adapter-dir", "/none/such").communicate(timeout=60)
     assert b"--adapter-dir" in err and b"does not exist" in err
 
 
-def test_letting_others_in_without_a_key_is_exit_code_6(start: Process) -> None:
+def test_public_host_without_api_key_exits_with_code_6(start: Process) -> None:
     run = start("--host", "0.0.0.0")
     _, err = run.communicate(timeout=60)
 
@@ -138,7 +140,7 @@ def test_letting_others_in_without_a_key_is_exit_code_6(start: Process) -> None:
     assert b"--api-key-file" in err
 
 
-def test_a_key_from_a_file_is_asked_for(start: Process, tmp_path: Path) -> None:
+def test_api_key_file_enables_authentication(start: Process, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("a-key-of-more-than-16-letters\n")
     run = start("--port", "0", "--api-key-file", str(tmp_path / "key"))
     url = address(run)
@@ -149,7 +151,7 @@ def test_a_key_from_a_file_is_asked_for(start: Process, tmp_path: Path) -> None:
     caught.value.close()
 
 
-def test_a_data_directory_in_use_is_exit_code_5(start: Process, tmp_path: Path) -> None:
+def test_data_directory_in_use_exits_with_code_5(start: Process, tmp_path: Path) -> None:
     first = start("--port", "0", "--data-dir", str(tmp_path / "data"))
     address(first)
     second = start("--port", "0", "--data-dir", str(tmp_path / "data"))
@@ -160,7 +162,7 @@ def test_a_data_directory_in_use_is_exit_code_5(start: Process, tmp_path: Path) 
     assert first.poll() is None
 
 
-def test_a_context_too_large_is_reduced_to_the_maximum(start: Process) -> None:
+def test_context_beyond_the_maximum_is_reduced(start: Process) -> None:
     run = start("--port", "0", "--context", "200000")
     assert run.stdout is not None
     lines = {}
@@ -192,7 +194,7 @@ def test_the_key_of_a_file_reaches_the_server_and_the_page_is_opened(
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("notso.web.server.serve", run)
-    monkeypatch.setattr(serve, "keep_memory_private", lambda: None)  # it would concern the tests' process
+    monkeypatch.setattr(serve, "make_undumpable", lambda: None)  # it would concern the tests' process
     monkeypatch.setattr(webbrowser, "open", opened.put)
     (tmp_path / "key").write_text("a-key-of-more-than-16-letters\n")
     result = notso("serve", "--model", str(small_model), "--open", "--api-key-file", str(tmp_path / "key"))
@@ -205,7 +207,7 @@ def test_the_key_of_a_file_reaches_the_server_and_the_page_is_opened(
 @pytest.mark.parametrize(
     ("variables", "shown"), [({}, False), ({"DISPLAY": ":0"}, True), ({"WAYLAND_DISPLAY": "wayland-0"}, True)]
 )
-def test_a_browser_is_opened_where_it_can_be_seen(
+def test_display_is_detected_from_environment(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], shown: bool
 ) -> None:
     monkeypatch.setattr("sys.platform", "linux")
@@ -217,7 +219,7 @@ def test_a_browser_is_opened_where_it_can_be_seen(
     assert serve.has_display() is shown
 
 
-def test_the_page_is_opened_when_asked_for(process: Process, small_model: Path, tmp_path: Path) -> None:
+def test_open_option_opens_the_page(process: Process, small_model: Path, tmp_path: Path) -> None:
     opened = tmp_path / "opened"
     setup = f"import pathlib, webbrowser\nwebbrowser.open = lambda url: pathlib.Path({str(opened)!r}).write_text(url)"
     run = process("serve", "--model", str(small_model), "--port", "0", "--open", setup=setup)

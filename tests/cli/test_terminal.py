@@ -14,13 +14,13 @@ import time
 import pytest
 
 from notso.cli import terminal
-from notso.cli.message_printer import MessagePrinter, split_finished
+from notso.cli.message_printer import MessagePrinter, split_completed
 
 SPEAKER = """
 import sys
 from notso.cli import terminal
 from notso.cli.message_printer import MessagePrinter
-from notso.cli.message_printer import split_finished
+from notso.cli.message_printer import split_completed
 printer = MessagePrinter(show_reasoning=True)
 with terminal.progress(in_bytes=True) as report:
     for done in range(0, 1000001, 100000):
@@ -56,7 +56,7 @@ def on_a_terminal(code: str, **environment: str) -> str:
     return written.decode().replace("\r\n", "\n")
 
 
-def test_a_terminal_gets_dim_thinking_and_bars_that_vanish() -> None:
+def test_terminal_gets_dim_reasoning_and_erased_progress_bars() -> None:
     shown = on_a_terminal(SPEAKER, TERM="xterm")
 
     assert "\x1b[2mwhy\x1b[0m" in shown
@@ -67,11 +67,11 @@ def test_a_terminal_gets_dim_thinking_and_bars_that_vanish() -> None:
 
 
 @pytest.mark.parametrize("variable", [{"TERM": "dumb"}, {"TERM": "xterm", "NOTSO_PLAIN": "1"}])
-def test_a_plain_terminal_gets_text_and_nothing_else(variable: dict[str, str]) -> None:
+def test_plain_terminal_gets_text_only(variable: dict[str, str]) -> None:
     assert on_a_terminal(SPEAKER, **variable) == "[thinking]\nwhy\n[end of thinking]\nbecause\n"
 
 
-def test_no_color_takes_color_and_spinner_and_leaves_the_bar() -> None:
+def test_no_color_removes_colors_and_spinner_but_keeps_progress_bar() -> None:
     shown = on_a_terminal(SPEAKER, TERM="xterm", NO_COLOR="1")
 
     assert "[thinking]\nwhy\n[end of thinking]\n\nbecause" in shown
@@ -85,7 +85,7 @@ def test_no_color_takes_color_and_spinner_and_leaves_the_bar() -> None:
     ("variable", "seen"),
     [({}, (True, True)), ({"NO_COLOR": "1"}, (False, True)), ({"NOTSO_PLAIN": "1"}, (False, False))],
 )
-def test_when_there_is_a_spinner_and_a_bar(variable: dict[str, str], seen: tuple[bool, bool]) -> None:
+def test_spinner_and_progress_bar_depend_on_environment(variable: dict[str, str], seen: tuple[bool, bool]) -> None:
     code = (
         "from notso.cli import terminal\n"
         "with terminal.waiting('waiting-for'): pass\n"
@@ -96,22 +96,22 @@ def test_when_there_is_a_spinner_and_a_bar(variable: dict[str, str], seen: tuple
     assert ("waiting-for" in shown, "working-on" in shown) == seen
 
 
-def test_a_pipe_gets_text_and_nothing_else() -> None:
+def test_pipe_gets_text_only() -> None:
     run = subprocess.run([sys.executable, "-c", SPEAKER], capture_output=True, text=True, check=True)
 
     assert (run.stdout, run.stderr) == ("because\n", "[thinking]\nwhy\n[end of thinking]\n")
 
 
-def test_every_control_character_is_made_harmless() -> None:
+def test_harmless_replaces_control_characters() -> None:
     text = "".join(map(chr, range(0x00, 0x100)))
-    shown = terminal.harmless(text)
+    shown = terminal.escape_control(text)
 
     assert len(shown) == len(text)
     assert [c for c in shown if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0] == ["\t", "\n"]
-    assert terminal.harmless("é 漢 🙂") == "é 漢 🙂"
+    assert terminal.escape_control("é 漢 🙂") == "é 漢 🙂"
 
 
-def test_a_split_between_two_pieces_changes_nothing() -> None:
+def test_printed_text_does_not_depend_on_chunk_boundaries() -> None:
     text = "\n\x1b[31mred\n\nblue\n\n"
     whole = io.StringIO()
     printer = MessagePrinter(show_reasoning=True, out=whole, err=io.StringIO())
@@ -126,7 +126,7 @@ def test_a_split_between_two_pieces_changes_nothing() -> None:
         assert out.getvalue() == whole.getvalue() == "␛[31mred\n\nblue\n"
 
 
-def test_progress_as_json_is_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_progress_is_written_as_lines_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     with terminal.progress(as_json=True) as report:
         for done in range(11):
             report("checking", done, 10)
@@ -140,11 +140,11 @@ def test_progress_as_json_is_lines_on_stderr(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("size", "said"), [(0, "0 bytes"), (999, "999 bytes"), (6_300_000, "6.3 MB"), (1_915_305_312, "1.92 GB")]
 )
-def test_sizes_are_said_in_powers_of_ten(size: int, said: str) -> None:
+def test_sizes_are_formatted_with_decimal_units(size: int, said: str) -> None:
     assert terminal.gigabytes(size) == said
 
 
-def test_columns_line_up() -> None:
+def test_columns_are_aligned() -> None:
     assert terminal.columns([["name", "size"], ["a", "10 MB"], ["longer", "9 MB"]], right=(1,)) == [
         "name     size",
         "a       10 MB",
@@ -153,7 +153,7 @@ def test_columns_line_up() -> None:
     assert terminal.columns([]) == []
 
 
-def test_a_stream_that_is_not_there_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_stdout_exits_with_sigpipe_code(monkeypatch: pytest.MonkeyPatch) -> None:
     run = subprocess.run(
         ["/bin/sh", "-c", f"{sys.executable} -m notso list >&-; echo $?"], capture_output=True, text=True, check=True
     )
@@ -161,8 +161,8 @@ def test_a_stream_that_is_not_there_is_replaced(monkeypatch: pytest.MonkeyPatch)
     assert run.stdout == "141\n"
 
 
-def test_a_character_the_terminal_lacks_is_replaced() -> None:
-    code = "from notso.cli import terminal; terminal.prepare_streams(); terminal.say('ü🙂')"
+def test_unencodable_characters_are_replaced() -> None:
+    code = "from notso.cli import terminal; terminal.prepare_streams(); terminal.print_line('ü🙂')"
     env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, check=True)
 
@@ -174,7 +174,7 @@ MARKDOWN = (
 )
 
 
-def test_markdown_is_drawn_and_every_block_stands_once() -> None:
+def test_markdown_is_rendered_with_each_block_once() -> None:
     pieces = [MARKDOWN[at : at + 3] for at in range(0, len(MARKDOWN), 3)]
     code = (
         "from notso.cli.message_printer import MarkdownPrinter\n"
@@ -218,5 +218,5 @@ def what_stands(written: str) -> list[str]:
         ("``` py\n\n```not the end\n\n", ""),
     ],
 )
-def test_a_block_is_finished_at_an_empty_line_outside_code(text: str, finished: str) -> None:
-    assert split_finished(text) == (finished, text[len(finished) :])
+def test_markdown_block_ends_at_empty_line_outside_code(text: str, finished: str) -> None:
+    assert split_completed(text) == (finished, text[len(finished) :])

@@ -48,7 +48,7 @@ def write(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Pat
     return write
 
 
-def test_every_text_is_read_as_it_was_meant(write: Callable[[str], Path]) -> None:
+def test_text_files_are_decoded_in_any_encoding(write: Callable[[str], Path]) -> None:
     assert options.read_text(write("one\nzwei ä\n"), "TEXT") == "one\nzwei ä\n"
     assert options.api_key(write(KEY + "\n")) == KEY
     secret = OidcSettings(issuer="https://a", public_url="https://b", client_id="c", client_secret_file=str(write(KEY)))
@@ -56,7 +56,7 @@ def test_every_text_is_read_as_it_was_meant(write: Callable[[str], Path]) -> Non
     assert read_sign_in(write('require_key = true\noperators = ["ä"]\n')).operators == ("ä",)
 
 
-def test_a_configuration_file_is_read(
+def test_configuration_file_is_decoded_in_any_encoding(
     notso: Run, write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTSO_CONFIG", str(write("[serve]\n# für später\nport = 8080\n")))
@@ -64,14 +64,16 @@ def test_a_configuration_file_is_read(
     assert result.code == 0 and "8080" in result.out
 
 
-def test_prompts_and_schemas_are_read(engine: Any, notso: Run, write: Callable[[str], Path], tmp_path: Path) -> None:
+def test_prompts_and_schemas_are_decoded_in_any_encoding(
+    engine: Any, notso: Run, write: Callable[[str], Path], tmp_path: Path
+) -> None:
     data = write('Say "hällo"\ntwice\n').read_bytes()
     assert notso("run", "-", stdin=data).code == 0
     assert engine.asked[0][-1].content == 'Say "hällo"\ntwice'
     assert notso("run", "x", "--schema", str(write('{"type": "object",\n"title": "Grüße"}'))).code == 0
 
 
-def test_bodies_and_imports_are_read(write: Callable[[str], Path]) -> None:
+def test_request_bodies_and_imports_are_decoded_in_any_encoding(write: Callable[[str], Path]) -> None:
     body = write('{"messages": [{"role": "user",\n "content": "Grüße"}]}').read_bytes()
     assert parse_object(body)["messages"][0]["content"] == "Grüße"
     assert read_chats(body, str)[0][1][0].content == "Grüße"
@@ -86,7 +88,7 @@ def test_bodies_and_imports_are_read(write: Callable[[str], Path]) -> None:
         (b"\xef\xbb\xbf\xffa", "is not UTF-8 text (byte 3) in line 1"),
     ],
 )
-def test_what_is_no_text_is_refused_with_its_file_and_line(
+def test_undecodable_text_is_refused_with_file_and_line(
     notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
 ) -> None:
     path = tmp_path / "given"
@@ -113,26 +115,26 @@ def test_what_is_no_text_is_refused_with_its_file_and_line(
 
 
 @pytest.mark.parametrize("data", [b"key\0", b"ab\0\0", b"\0", b"a\0\0\0", "\u4e00\u0100".encode() + b"\0"])
-def test_a_nul_at_the_end_does_not_make_another_encoding(data: bytes) -> None:
+def test_trailing_nul_does_not_change_detected_encoding(data: bytes) -> None:
     assert decode_text(data) == data.decode().rstrip("\0")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig", "utf-8"])
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 200_000])
-def test_a_stream_is_read_piece_by_piece(encoding: str, size: int) -> None:
+def test_utf8_stream_converts_any_encoding(encoding: str, size: int) -> None:
     text = ("ä🙂b\n" * size)[:size]
     assert utf8_stream(io.BytesIO(text.encode(encoding))).read() == text.encode()
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
-def test_a_batch_is_read_in_any_encoding_with_a_mark(tmp_path: Path, encoding: str) -> None:
+def test_batch_input_with_byte_order_mark_is_decoded(tmp_path: Path, encoding: str) -> None:
     lines = [{"custom_id": "one", "x": "ä" * 40_000}, {"custom_id": "two"}]
     text = "".join(json.dumps(each, ensure_ascii=False) + "\r\n" for each in lines)
     (tmp_path / "in.jsonl").write_bytes(text.encode(encoding))
     assert [each.custom_id for each in BatchInput(tmp_path / "in.jsonl").lines()] == ["one", "two"]
 
 
-def test_a_stream_that_ends_amid_a_character_is_refused(tmp_path: Path) -> None:
+def test_stream_truncated_within_a_character_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotTextError, match="is not UTF-16 text"):
         utf8_stream(io.BytesIO(codecs.BOM_UTF16_LE + b"a\0b")).read()
     (tmp_path / "in.jsonl").write_bytes(codecs.BOM_UTF16_LE + b"a\0b")

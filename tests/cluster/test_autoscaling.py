@@ -19,11 +19,11 @@ class Context:
 @pytest.mark.parametrize(
     ("requests", "replicas"), [((0.0, 0.0), 1), ((16.0, 16.0), 2), ((16.0, 17.0), 3), ((40.0, 0.0, 1.0), 3)]
 )
-def test_what_there_is_to_do_decides(requests: tuple[float, ...], replicas: int) -> None:
+def test_replica_count_follows_request_count(requests: tuple[float, ...], replicas: int) -> None:
     context = Context({METRIC: {f"replica {number}": each for number, each in enumerate(requests)}})
     wanted, state = ByQueue(16)(context)
     assert math.ceil(wanted) == replicas and state == {}
 
 
-def test_nobody_having_said_anything_changes_nothing() -> None:
+def test_missing_metrics_keep_the_replica_count() -> None:
     assert ByQueue(16)(Context())[0] == ByQueue(16)(Context(None))[0] == 3

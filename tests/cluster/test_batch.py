@@ -61,7 +61,7 @@ def said(answers: Path) -> dict[str, Any]:
     }
 
 
-def test_it_says_what_one_engine_says_though_it_was_killed(requests: Path, tmp_path: Path) -> None:
+def test_killed_ray_batch_resumes_with_answers_of_a_single_engine(requests: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
     assert start(requests, here).wait() == REQUESTS_FAILED  # the last line is not a valid request
 

@@ -11,7 +11,7 @@ from notso.cli import exit_codes
 from notso.cli.app import run_command_line
 
 
-def test_the_configuration_is_printed_without_ray(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_the_serve_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["cluster", "up", "--replicas", "3", "--release", "7", "--allow-host", "chat.example.com", "--dry-run"]
     assert run_command_line(asked) == exit_codes.DONE
     config = json.loads(capsys.readouterr().out)
@@ -21,7 +21,7 @@ def test_the_configuration_is_printed_without_ray(capsys: pytest.CaptureFixture[
     assert config["proxy_location"] == "EveryNode"
 
 
-def test_several_with_nothing_between_them_are_refused(
+def test_several_replicas_require_database_and_valkey(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -31,7 +31,7 @@ def test_several_with_nothing_between_them_are_refused(
 
 
 @pytest.mark.parametrize("action", ["up", "down", "status"])
-def test_what_is_missing_is_named(
+def test_missing_ray_is_reported(
     action: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # imitate an environment without Ray
@@ -43,6 +43,6 @@ def test_what_is_missing_is_named(
     assert "Ray is not installed: " in capsys.readouterr().err
 
 
-def test_fewer_at_most_than_at_least_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_max_replicas_below_replicas_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["cluster", "up", "--replicas", "4", "--max-replicas", "2", "--dry-run"])
     assert "max_replicas must not be less than replicas" in capsys.readouterr().err

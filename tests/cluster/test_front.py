@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from notso.cluster.front import Front
+from notso.cluster.front import ReplicaMiddleware
 from notso.smollm3 import EngineError
 
 
@@ -34,13 +34,13 @@ def feed(request: Request) -> StreamingResponse:
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-def app(**changes: Any) -> Front:
+def app(**changes: Any) -> ReplicaMiddleware:
     paths = ("/", "/chats", "/v1/models")
     routes = [*(Route(path, page) for path in paths), Route("/feed", feed)]
-    return Front(Starlette(routes=routes), **{"ready": nothing, "leave": nothing, **changes})
+    return ReplicaMiddleware(Starlette(routes=routes), **{"ready": nothing, "leave": nothing, **changes})
 
 
-def test_a_browser_gets_a_cookie_once_and_a_program_none() -> None:
+def test_browser_gets_one_cookie_and_programs_get_none() -> None:
     client, html = TestClient(app()), {"accept": "text/html"}
     assert "set-cookie" not in client.get("/v1/models", headers=html).headers
     assert "set-cookie" not in client.get("/chats", headers={"accept": "*/*"}).headers
@@ -49,13 +49,13 @@ def test_a_browser_gets_a_cookie_once_and_a_program_none() -> None:
     assert "set-cookie" not in client.get("/", headers=html).headers
 
 
-def test_a_feed_ends_as_a_whole_response() -> None:
+def test_feed_ends_as_a_complete_response() -> None:
     """Otherwise a proxy would report the response as truncated."""
     response = TestClient(app(feed_seconds=0.05)).get("/feed")
     assert response.status_code == 200 and response.text == ": attached\n\n"
 
 
-def test_it_begins_when_questions_can_be_answered_and_ends_when_they_are() -> None:
+def test_lifespan_waits_for_ready_and_calls_leave() -> None:
     seen = []
 
     async def ready() -> None:
@@ -69,7 +69,7 @@ def test_it_begins_when_questions_can_be_answered_and_ends_when_they_are() -> No
     assert seen == ["ready", "left"]
 
 
-def test_a_model_that_cannot_be_loaded_is_no_beginning() -> None:
+def test_startup_fails_if_the_model_cannot_be_loaded() -> None:
     async def ready() -> None:
         raise EngineError("no such file")
 
@@ -77,18 +77,18 @@ def test_a_model_that_cannot_be_loaded_is_no_beginning() -> None:
         pass
 
 
-def test_an_error_of_the_application_is_no_end_of_a_feed() -> None:
+def test_application_timeout_error_is_not_taken_for_the_feed_limit() -> None:
     """The application's own TimeoutError must not be mistaken for the feed's time limit."""
 
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise TimeoutError("of the application")
 
-    front = Front(broken, ready=nothing, leave=nothing)
+    front = ReplicaMiddleware(broken, ready=nothing, leave=nothing)
     with pytest.raises(TimeoutError, match="of the application"):
         TestClient(front).get("/feed")
 
 
-def test_a_replica_is_watched_and_private(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_uses_watchdog_and_private_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica uses the watchdog and private memory like a standalone server. Ray is replaced by a stub."""
     serve = SimpleNamespace(ingress=lambda: lambda cls: cls)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
@@ -108,13 +108,15 @@ def test_a_replica_is_watched_and_private(monkeypatch: pytest.MonkeyPatch) -> No
         seen.append("stopping")
 
     monkeypatch.setattr(replica, "Watchdog", Watched)
-    monkeypatch.setattr(replica, "keep_memory_private", lambda: seen.append("private"))
+    monkeypatch.setattr(replica, "make_undumpable", lambda: seen.append("private"))
     monkeypatch.setattr(replica, "_settings", lambda chosen: None)
-    monkeypatch.setattr(replica, "begin_stopping", stopping)
+    monkeypatch.setattr(replica, "drain_work", stopping)
 
     async def live() -> None:
         made = replica.Replica({"engine": {}})
-        made._parts = SimpleNamespace(shared=SimpleNamespace(engine=SimpleNamespace(settled=nothing, state="ready")))
+        made._parts = SimpleNamespace(
+            shared=SimpleNamespace(engine=SimpleNamespace(wait_for_first_load=nothing, state="ready"))
+        )
         await made._ready()
         await made._leave()
 

@@ -94,7 +94,7 @@ class Answers:
         return found
 
 
-def test_an_answer_goes_on_when_all_replicas_are_killed(cluster: RayCluster) -> None:
+def test_answer_resumes_after_all_replicas_are_killed(cluster: RayCluster) -> None:
     answers, differing, taken_up, seconds = Answers(cluster), list[str](), 0, 0.0
     for number in range(ANSWERS):
         chat = answers.ask(number)

@@ -59,7 +59,7 @@ async def under_load(cluster: RayCluster, words: str, attack: Callable[[Crowd], 
     return crowd
 
 
-def test_the_whole_server_is_there(cluster: RayCluster) -> None:
+def test_cluster_serves_pages_health_and_metrics(cluster: RayCluster) -> None:
     assert cluster.get("/health").json()["status"] == "ok"
     assert "notso_num_requests_running" in cluster.get("/metrics").text
     page = cluster.get("/", accept="text/html")
@@ -67,7 +67,7 @@ def test_the_whole_server_is_there(cluster: RayCluster) -> None:
     assert len(cluster.replicas()) == 2 and cluster.status()["replicas"] == {"RUNNING": 2}
 
 
-def test_a_conversation_finds_what_was_computed_of_it(cluster: RayCluster) -> None:
+def test_affinity_lets_each_turn_reuse_the_cache(cluster: RayCluster) -> None:
     """With affinity each turn finds the previous one in the cache, as on one machine; without it, many do not."""
 
     def found(*options: str) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def test_a_conversation_finds_what_was_computed_of_it(cluster: RayCluster) -> No
     assert found("--scattered", "--name", "scattered")[0] < 48
 
 
-def test_a_killed_replica_costs_nothing_that_was_acknowledged(cluster: RayCluster) -> None:
+def test_killed_replica_loses_no_acknowledged_data(cluster: RayCluster) -> None:
     def kill(crowd: Crowd) -> None:
         for _ in range(MOST_KILLS):
             victim = cluster.kill()
@@ -94,7 +94,7 @@ def test_a_killed_replica_costs_nothing_that_was_acknowledged(cluster: RayCluste
     print("streams resumed after", *(f"{seconds:.1f}" for seconds in sorted(crowd.resumed)), "s")
 
 
-def test_a_rolling_update_refuses_nobody(cluster: RayCluster) -> None:
+def test_rolling_update_causes_no_server_errors(cluster: RayCluster) -> None:
     before = set(cluster.replicas())
 
     def update(crowd: Crowd) -> None:

@@ -16,11 +16,11 @@ LINUX = re.compile(
 ABOUT_LINUX = {
     "tests/system/test_memory.py": "control groups and glibc's heaps are Linux's",
     "tests/cli/test_private_memory.py": "who reads a process's environment is Linux's to say",
-    r"test_the_peer_ends_with_us_however_we_end\[PyDLL": "PR_SET_PDEATHSIG is Linux's",
-    "test_time_is_granted_up_to_a_bound": "macOS has no prlimit: a child's time cannot be extended",
-    "test_the_doctor_says_what_the_system_lacks": "nothing is missing on Linux alone; test_macos.py has the other case",
+    r"test_peer_process_exits_when_benchmark_is_killed\[PyDLL": "PR_SET_PDEATHSIG is Linux's",
+    "test_cpu_time_is_granted_up_to_the_limit": "macOS has no prlimit: a child's time cannot be extended",
+    "test_doctor_reports_missing_confinement_features": "nothing is missing on Linux alone; see test_macos.py",
     r"test_quotas.py.*\[three": "it needs PostgreSQL",
-    r"test_bombs_end_early.*out of memory": "macOS does not enforce RLIMIT_AS",
+    r"test_template_bombs_are_stopped_early.*out of memory": "macOS does not enforce RLIMIT_AS",
 }
 """Pattern of test ids -> reason why these tests cannot pass on macOS."""
 

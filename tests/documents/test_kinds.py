@@ -6,8 +6,8 @@ import pytest
 from documents.made import cell, docx, epub, odt, paragraph, pptx, relations, text_pdf, xlsx
 from documents.test_traps import read_here
 
-from notso.documents.pdf import joined, without_margins
-from notso.documents.tables import HEADER_EVERY, rows_of
+from notso.documents.pdf import join_hyphenated, remove_margins
+from notso.documents.tables import HEADER_EVERY, markdown_lines
 from notso.documents.values import UnreadableError
 
 BREAK = "<w:p><w:r><w:br w:type='page'/></w:r></w:p>"
@@ -19,7 +19,7 @@ def row(*texts: str) -> str:
     return "<w:tr>" + "".join(f"<w:tc>{paragraph(text)}</w:tc>" for text in texts) + "</w:tr>"
 
 
-def test_a_word_document_has_headings_lists_tables_and_pages() -> None:
+def test_docx_headings_lists_tables_and_pages_are_read() -> None:
     listed = "<w:p><w:pPr><w:numPr/></w:pPr><w:r><w:t>first</w:t><w:tab/><w:t>tab</w:t></w:r></w:p>"
     table = GRID.format(row("Name", "Price") + row("pear | plum", "2"))
     core = '<c xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>Prices\n2025</dc:title></c>'
@@ -46,7 +46,7 @@ def test_a_word_document_has_headings_lists_tables_and_pages() -> None:
     assert (document.kind, document.title, document.warnings) == ("DOCX", "Prices 2025", ())
 
 
-def test_slides_come_in_their_order_with_notes() -> None:
+def test_pptx_slides_are_read_in_order_with_notes() -> None:
     title = '<p:sp><p:nvPr><p:ph type="title"/></p:nvPr><a:p><a:r><a:t>{}</a:t></a:r></a:p></p:sp>'
     note = '<n xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"><a:p><a:t>say this</a:t></a:p></n>'
     document = read_here(
@@ -62,7 +62,7 @@ def test_slides_come_in_their_order_with_notes() -> None:
     assert document.text == "# One\n\n# Two\n\nNotes: say this" and len(document.pages) == 2
 
 
-def test_opendocument_text() -> None:
+def test_odt_headings_and_tables_are_read_without_deletions() -> None:
     table = (
         "<table:table><table:table-row><table:table-cell><text:p>A</text:p></table:table-cell><table:table-cell>"
         "<text:p>B</text:p></table:table-cell></table:table-row><table:table-row><table:table-cell "
@@ -77,7 +77,7 @@ def test_opendocument_text() -> None:
     assert "gone" not in document.text
 
 
-def test_a_book_has_its_chapters_in_order() -> None:
+def test_epub_chapters_are_read_in_order() -> None:
     document = read_here(
         epub({"b.xhtml": "<h1>First</h1><p>a", "a%20b.xhtml": "<p>x"} | {"c": ""}, **{"OPS/a b.xhtml": "<p>second"}),
         "a.epub",
@@ -85,7 +85,7 @@ def test_a_book_has_its_chapters_in_order() -> None:
     assert document.text == "# First\n\na\n\nsecond" and len(document.pages) == 2
 
 
-def test_a_spreadsheet_is_a_table_for_each_sheet() -> None:
+def test_xlsx_sheet_is_read_as_a_table() -> None:
     cells = (
         f'<row r="1">{cell("A1", "Fruit")}{cell("B1", "Price")}</row>'
         f'<row r="2">{cell("A2", "pear")}<c r="B2"><v>0.30000000000000004</v></c></row>'
@@ -95,7 +95,7 @@ def test_a_spreadsheet_is_a_table_for_each_sheet() -> None:
     assert document.kind == "XLSX"
 
 
-def test_a_pdf_has_pages_and_no_repeated_lines() -> None:
+def test_pdf_pages_are_read_without_headers_and_footers() -> None:
     document = read_here(text_pdf(*([f"Report {n}", word, f"Page {n}"] for n, word in enumerate(WORDS))), "a.pdf")
     assert document.text == "heron\n\nstork\n\ncrane\n\negret"
     assert [document.text[at : at + 5] for at in document.pages] == WORDS
@@ -104,19 +104,19 @@ def test_a_pdf_has_pages_and_no_repeated_lines() -> None:
 
 
 def test_hyphenated_words_are_joined() -> None:
-    assert joined("a hyphen-\r\nated word, hyphen\ufffe\r\nated; Anglo-\r\nSaxon, 1-\r\n2") == (
+    assert join_hyphenated("a hyphen-\r\nated word, hyphen\ufffe\r\nated; Anglo-\r\nSaxon, 1-\r\n2") == (
         "a hyphenated word, hyphenated; Anglo-\nSaxon, 1-\n2"
     )
 
 
-def test_margins_are_lines_that_most_pages_share() -> None:
-    assert without_margins(["T 1\na", "T 2\nb", "c"]) == ["T 1\na", "T 2\nb", "c"]
-    assert without_margins(["T\na\nb", "T\nc\nd", "T\ne\nf"]) == ["a\nb", "c\nd", "e\nf"]
-    assert without_margins(["Slide 1", "Slide 2", "Slide 3"]) == ["Slide 1", "Slide 2", "Slide 3"]
+def test_margin_lines_shared_by_most_pages_are_removed() -> None:
+    assert remove_margins(["T 1\na", "T 2\nb", "c"]) == ["T 1\na", "T 2\nb", "c"]
+    assert remove_margins(["T\na\nb", "T\nc\nd", "T\ne\nf"]) == ["a\nb", "c\nd", "e\nf"]
+    assert remove_margins(["Slide 1", "Slide 2", "Slide 3"]) == ["Slide 1", "Slide 2", "Slide 3"]
 
 
 def test_the_header_of_a_long_table_is_repeated() -> None:
-    lines = list(rows_of([["n"], *([str(n)] for n in range(HEADER_EVERY + 1))]))
+    lines = list(markdown_lines([["n"], *([str(n)] for n in range(HEADER_EVERY + 1))]))
     assert lines.count("| n |") == 2 and lines[-1] == f"| {HEADER_EVERY} |"
 
 
@@ -139,16 +139,16 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         (b"%PDF-1.7 is how a PDF begins."[1:], "a.txt", "PDF-1.7 is how a PDF begins."),
     ],
 )
-def test_text(data: bytes, name: str, text: str) -> None:
+def test_text_formats_are_read(data: bytes, name: str, text: str) -> None:
     assert read_here(data, name).text == text
 
 
-def test_a_guessed_encoding_is_said() -> None:
+def test_guessed_encoding_is_reported() -> None:
     document = read_here(b"caf\xe9", "a.txt")
     assert document.text == "caf\u00e9" and document.warnings == ("its encoding was guessed: Windows-1252",)
 
 
-def test_attachments_of_a_message_are_named() -> None:
+def test_email_attachments_are_listed() -> None:
     message = (
         b"Subject: s\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=b\n\n--b\n\nbody\n--b\n"
         b"Content-Type: application/pdf\nContent-Disposition: attachment; filename=a.pdf\n\nx\n--b--\n"
@@ -157,6 +157,6 @@ def test_attachments_of_a_message_are_named() -> None:
     assert "Attachments: a.pdf" in document.text and document.warnings == ("attachments not read: 1",)
 
 
-def test_without_a_text_there_is_a_sentence() -> None:
+def test_empty_document_is_unreadable() -> None:
     with pytest.raises(UnreadableError, match="is empty"):
         read_here(b"", "a.txt")

@@ -10,7 +10,7 @@ import pytest
 from documents.made import pdf, stream, text_operators, text_pdf
 
 from notso.documents import page_images
-from notso.documents.page_images import MAX_HEIGHT, MAX_WIDTH, PNG, PageDrawer, drawn, png
+from notso.documents.page_images import MAX_HEIGHT, MAX_WIDTH, PNG, PageDrawer, draw_page, png
 from notso.documents.values import UnreadableError
 
 
@@ -31,7 +31,7 @@ def pixels_of(image: bytes) -> tuple[int, int, list[bytes]]:
 
 
 @pytest.mark.parametrize("channels", [3, 4])
-def test_pixels_are_written_as_they_are(channels: int) -> None:
+def test_png_contains_the_given_pixels(channels: int) -> None:
     rng, width, height = random.Random(7), 5, 3
     stride = channels * width + 6
     given = rng.randbytes(height * stride)
@@ -43,7 +43,7 @@ def test_pixels_are_written_as_they_are(channels: int) -> None:
     assert found[:2] == (width, height)
 
 
-def test_a_page_is_drawn_in_a_child() -> None:
+def test_page_is_rendered_in_a_child_process() -> None:
     data = text_pdf(["first"], ["The heron stands in the reeds."])
     width, height, rows = pixels_of(PageDrawer(data, 2).draw())
     assert width <= MAX_WIDTH and height <= MAX_HEIGHT and max(width, height) > 1000
@@ -53,21 +53,21 @@ def test_a_page_is_drawn_in_a_child() -> None:
 
 
 @pytest.mark.parametrize("data, page", [(text_pdf(["x"]), 2), (text_pdf(["x"]), 0), (b"%PDF-1.7", 1), (b"", 1)])
-def test_what_is_no_page_says_so(data: bytes, page: int) -> None:
+def test_missing_or_damaged_page_is_an_error(data: bytes, page: int) -> None:
     with pytest.raises(UnreadableError, match="could not be drawn: the page is damaged"):
         PageDrawer(data, page).draw()
 
 
-def test_a_giant_page_is_drawn_small() -> None:
+def test_giant_page_is_rendered_within_size_limits() -> None:
     from pypdfium2 import PdfDocument
 
     data = pdf([stream(text_operators(["x"]))]).replace(b"612 792", b"9e6 9e6")
     assert b"9e6 9e6" in data
-    width, height, _ = pixels_of(drawn(PdfDocument(data), 1))
+    width, height, _ = pixels_of(draw_page(PdfDocument(data), 1))
     assert width <= MAX_WIDTH + 1 and height <= MAX_HEIGHT + 1
 
 
-def test_without_confinement_nothing_is_drawn_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendering_without_sandbox_must_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_images, "lacking", lambda: ["Landlock"])
     with pytest.raises(UnreadableError, match="this system lacks Landlock"):
         PageDrawer(text_pdf(["x"]), 1)

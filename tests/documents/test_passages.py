@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from notso.documents.passages import PASSAGE_TOKENS, estimated_tokens, page_at, passages_of
+from notso.documents.passages import PASSAGE_TOKENS, estimated_tokens, page_at, split_into_passages
 
 SENTENCE = "The heron stands in the reeds of the old river, and waits. "
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_passages_hold_the_whole_text_and_never_cross_a_page(seed: int) -> None:
+def test_passages_cover_the_text_and_never_cross_a_page(seed: int) -> None:
     rng = random.Random(seed)
     pieces = (
         SENTENCE,
@@ -30,7 +30,7 @@ def test_passages_hold_the_whole_text_and_never_cross_a_page(seed: int) -> None:
     pages = ["".join(rng.choices(pieces, k=rng.randrange(60))) for _ in range(rng.randrange(1, 6))]
     starts = [sum(map(len, pages[:number])) for number in range(len(pages))]
     text = "".join(pages)
-    found = list(passages_of(text, starts))
+    found = list(split_into_passages(text, starts))
     for passage in found:
         assert passage.page == page_at(starts, passage.start) == page_at(starts, passage.end - 1)
         assert estimated_tokens(text[passage.start : passage.end]) < 2 * PASSAGE_TOKENS
@@ -41,12 +41,12 @@ def test_passages_hold_the_whole_text_and_never_cross_a_page(seed: int) -> None:
 
 def test_passages_end_with_sentences_and_are_about_equally_long() -> None:
     text = SENTENCE * 40
-    found = [text[each.start : each.end] for each in passages_of(text, (0,))]
+    found = [text[each.start : each.end] for each in split_into_passages(text, (0,))]
     sizes = [estimated_tokens(each) for each in found]
     assert len(found) == 3 and max(sizes) <= PASSAGE_TOKENS and min(sizes) > 0.8 * PASSAGE_TOKENS
     assert all(each.endswith("waits.") and each.startswith("The heron") for each in found)
 
 
 def test_empty_pages_have_no_passage() -> None:
-    assert [each.page for each in passages_of("\n\n  \n\na\n\n", (0, 2, 6))] == [3]
-    assert list(passages_of("", (0,))) == []
+    assert [each.page for each in split_into_passages("\n\n  \n\na\n\n", (0, 2, 6))] == [3]
+    assert list(split_into_passages("", (0,))) == []

@@ -10,7 +10,7 @@ import pytest
 from documents.made import text_pdf
 
 from notso.documents import reading
-from notso.documents.reading import DocumentReader, document_of, frames
+from notso.documents.reading import DocumentReader, assemble_document, parse_frames
 from notso.documents.values import UnreadableError
 from notso.system.confinement import lacking
 
@@ -24,10 +24,12 @@ def framed(*objects: Any) -> bytes:
 
 def made(*objects: Any) -> reading.Document:
     data = framed(*objects)
-    return document_of(frames(iter([data[at : at + 7] for at in range(0, len(data), 7)])), lambda seconds: None)
+    return assemble_document(
+        parse_frames(iter([data[at : at + 7] for at in range(0, len(data), 7)])), lambda seconds: None
+    )
 
 
-def test_pages_are_joined_and_marked() -> None:
+def test_page_frames_are_joined_with_page_offsets() -> None:
     document = made({"page": "a", "more": True}, {"page": "b", "more": False}, {"page": "c", "more": False}, END)
     assert (document.text, document.pages) == ("ab\n\nc", (0, 4))
 
@@ -35,7 +37,7 @@ def test_pages_are_joined_and_marked() -> None:
 def test_time_is_granted_once_for_each_page() -> None:
     granted: list[int] = []
     data = framed({"reading": 100}, {"reading": 50}, {"reading": 10**9}, {"page": "a", "more": False}, END)
-    document_of(frames(iter([data])), granted.append)
+    assemble_document(parse_frames(iter([data])), granted.append)
     assert sum(each for each in granted if each > 0) == 2_000
 
 
@@ -54,7 +56,7 @@ def test_time_is_granted_once_for_each_page() -> None:
         [{"page": "a" * 1_000_000, "more": True}] * 21,
     ],
 )
-def test_a_parser_that_was_taken_over_is_not_believed(objects: list[Any]) -> None:
+def test_invalid_parser_frames_are_refused(objects: list[Any]) -> None:
     with pytest.raises(UnreadableError, match="its parser"):
         made(*objects)
 
@@ -65,19 +67,19 @@ def test_a_parser_sends_no_more_characters_than_it_may(monkeypatch: pytest.Monke
         made({"page": "a" * 30_000, "more": True})
 
 
-def test_what_it_says_is_one_clean_line() -> None:
+def test_parser_text_is_stripped_of_control_characters() -> None:
     with pytest.raises(UnreadableError, match=r"^is bad evil$") as raised:
         made({"refused": "is\nbad\u202e\x00 evil", "code": "document_pages", "values": {"limit": 3, "name": "<b>"}})
     assert (raised.value.code, raised.value.values) == ("document_pages", {"limit": 3})
     assert made({"page": "a\x00\u202eb", "more": False}, {**END, "title": "a\nb"}).text == "ab"
 
 
-def test_a_frame_that_is_too_long_is_refused_before_it_arrives() -> None:
+def test_oversized_frame_is_refused_from_its_header() -> None:
     with pytest.raises(UnreadableError, match="invalid result"):
-        next(frames(iter([struct.pack(">I", (1 << 20) + 1)])))
+        next(parse_frames(iter([struct.pack(">I", (1 << 20) + 1)])))
 
 
-def test_a_file_is_read_in_a_child() -> None:
+def test_document_is_read_in_a_child_process() -> None:
     document = DocumentReader(text_pdf(["The word is heron."]), "../../\u202efdp.PDF", bool(lacking())).read()
     assert (document.text, document.kind, len(document.pages)) == ("The word is heron.", "PDF", 1)
 
@@ -99,7 +101,7 @@ child.main()
         DocumentReader(b"a", "a.txt", program=program).read()
 
 
-def test_without_confinement_native_parsers_are_refused() -> None:
+def test_native_parsers_require_a_sandbox() -> None:
     program = "from notso.documents import child; child.lacking = lambda: ['seccomp']; child.main()"
     with pytest.raises(UnreadableError, match=r"this system lacks seccomp \(see notso doctor\)"):
         DocumentReader(text_pdf(["a"]), "a.pdf", program=program).read()
@@ -107,13 +109,13 @@ def test_without_confinement_native_parsers_are_refused() -> None:
     assert DocumentReader(b"a", "a.txt", program=program).read().text == "a"
 
 
-def test_without_the_extra_the_command_is_said() -> None:
+def test_missing_documents_extra_is_reported() -> None:
     missing = "import sys; sys.modules['pypdfium2'] = None\nfrom notso.documents.child import main; main()"
     with pytest.raises(UnreadableError, match=r"requires libraries that are not installed: .*\[documents\]"):
         DocumentReader(text_pdf(["a"]), "a.pdf", program=missing).read()
 
 
-def test_a_child_ends_with_its_reader() -> None:
+def test_killed_reader_raises_unreadable_error() -> None:
     slow = "import time; time.sleep(1000)"
     reader = DocumentReader(b"x", "a.txt", program=slow)
     reader.kill()

@@ -9,7 +9,7 @@ import pytest
 from documents.traps import BOMBS, SECRET, TRAPS
 
 from notso.documents import child
-from notso.documents.reading import DocumentReader, document_of, frames
+from notso.documents.reading import DocumentReader, assemble_document, parse_frames
 from notso.documents.values import Document, UnreadableError
 
 HURRIED = """
@@ -24,12 +24,12 @@ child.main()
 def read_here(data: bytes, name: str) -> Document:
     """Read a document in this process, without sandboxing."""
     output = io.BytesIO()
-    child.answer(io.BytesIO(data), output, name.rpartition(".")[2], [], lambda: None)
-    return document_of(frames(iter([output.getvalue()])), lambda seconds: None)
+    child.write_document_frames(io.BytesIO(data), output, name.rpartition(".")[2], [], lambda: None)
+    return assemble_document(parse_frames(iter([output.getvalue()])), lambda seconds: None)
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_trap_ends_in_one_sentence_or_in_harmless_text(trap: str) -> None:
+def test_trap_document_gives_one_sentence_error_or_harmless_text(trap: str) -> None:
     name, content, sentence = TRAPS[trap]
     try:
         document = read_here(content(), name)
@@ -43,11 +43,11 @@ def test_a_trap_ends_in_one_sentence_or_in_harmless_text(trap: str) -> None:
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_ends_within_the_childs_limits(bomb: str) -> None:
+def test_bomb_document_ends_within_child_limits(bomb: str) -> None:
     name, content, sentence = BOMBS[bomb]
     with pytest.raises(UnreadableError, match=sentence):  # also without Landlock or seccomp
         DocumentReader(content(), name, unconfined=True, program=HURRIED).read()
 
 
-def test_there_are_enough_traps() -> None:
+def test_trap_collection_has_at_least_60_documents() -> None:
     assert len(TRAPS) + len(BOMBS) >= 60

@@ -107,7 +107,7 @@ def seeds() -> Iterator[int]:
         yield SystemRandom().randrange(1 << 48)
 
 
-def test_every_body_is_a_question_or_a_refusal() -> None:
+def test_fuzzed_bodies_give_a_request_or_an_api_error() -> None:
     outcomes = {"question": 0, "refusal": 0}
     for seed in seeds():
         random = Random(seed)

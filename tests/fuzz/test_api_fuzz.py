@@ -96,7 +96,7 @@ def seeds() -> Iterator[int]:
         yield SystemRandom().randrange(1 << 48)
 
 
-def test_every_body_is_a_request_or_a_refusal() -> None:
+def test_fuzzed_chat_bodies_give_a_request_or_an_api_error() -> None:
     outcomes = {"request": 0, "refusal": 0}
     for seed in seeds():
         data = body(Random(seed))

@@ -123,7 +123,7 @@ def loads(path: Path) -> bool:
     return True
 
 
-def test_gguf_reader(tmp_path: Path) -> None:
+def test_fuzzed_gguf_files_load_or_raise_gguf_error(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     base = 0 if "FUZZ_SECONDS" not in os.environ else random.SystemRandom().getrandbits(48)
     seeds = iter([int(ONE_SEED)]) if ONE_SEED else iter(range(base, base + 10**12))

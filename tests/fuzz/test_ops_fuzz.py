@@ -241,9 +241,9 @@ def attention_expected(c: Call) -> Call:
             held, tables = (pool, "tables") if window is None or tile not in (0, own) else (window, "window_tables")
             block, heads = held.block(c[tables][s, tile]), (held.kv_heads, held.head_dim)
             taken = (
-                kv_cache.take_halves(block, *heads)
+                kv_cache.unpack_half_block(block, *heads)
                 if held.format == "f16"
-                else kv_cache.take(block, held.format, *heads)
+                else kv_cache.unpack_block(block, held.format, *heads)
             )
             parts.append(taken)
         q = c["q"][row : row + 1]
@@ -252,7 +252,7 @@ def attention_expected(c: Call) -> Call:
             out[row] = reference.attention(q, k, v, int(p), c["scale"])[0]
         else:
             keys, values = (
-                kv_cache.Rounded(*(np.concatenate(of) for of in zip(*(part[i] for part in parts), strict=True)))
+                kv_cache.RoundedVectors(*(np.concatenate(of) for of in zip(*(part[i] for part in parts), strict=True)))
                 for i in (0, 1)
             )
             out[row] = kv_cache.attention(q, keys, values, int(p), c["scale"])[0]
@@ -448,7 +448,7 @@ def test_every_exported_operation_is_fuzzed() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_random_calls(name: str) -> None:
+def test_fuzzed_calls_match_numpy_and_never_write_out_of_bounds(name: str) -> None:
     before = kernel_choice.kernels()
     try:
         if ONE_SEED is not None:

@@ -141,7 +141,7 @@ def _seeds() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_special_tokens_come_from_the_scaffold_alone(name: str, tokenizer: Tokenizer) -> None:
+def test_special_tokens_come_only_from_the_template(name: str, tokenizer: Tokenizer) -> None:
     """Requirement TK5; in addition, the text must be equal to that of plain Jinja2."""
     if not TEMPLATES[name].is_file():
         pytest.skip(f"the official {TEMPLATES[name].name} is not in ../shared/data")
@@ -163,7 +163,7 @@ def test_special_tokens_come_from_the_scaffold_alone(name: str, tokenizer: Token
 ANSWER = [*HOSTILE, "</tool_call>\n", '{"name": "f", "arguments": {"a": "', '"}}', '"', "{", "}", "stop", "st", "op!"]
 
 
-def test_answers_are_read_the_same_however_they_are_cut(tokenizer: Tokenizer) -> None:
+def test_answer_parsing_does_not_depend_on_chunk_boundaries(tokenizer: Tokenizer) -> None:
     """Random tokens pass through every stage of an answer, and then their text does, character by character."""
     for seed in _seeds():
         chance = Random(seed)

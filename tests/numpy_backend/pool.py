@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from notso.qtensor import KV_FORMATS, KVFormat, kv_block_bytes
 from notso.qtensor.reference import kv_cache
-from notso.qtensor.reference.kv_cache import TILE, Rounded
+from notso.qtensor.reference.kv_cache import TILE, RoundedVectors
 from notso.qtensor.reference.ops import Floats
 
 Integers = npt.NDArray[np.int32]
@@ -55,11 +55,13 @@ class NumpyPool:
 
     def halves(self, table: Integers, count: int) -> tuple[Floats, Floats]:
         """Keys and values (count, KH, D) of the first positions of a sequence."""
-        tiles = [kv_cache.take_halves(self._data[b, :, 0], self.kv_heads, self.head_dim) for b in _blocks(table, count)]
+        tiles = [
+            kv_cache.unpack_half_block(self._data[b, :, 0], self.kv_heads, self.head_dim) for b in _blocks(table, count)
+        ]
         k, v = (np.concatenate(part)[:count] for part in zip(*tiles, strict=True))
         return k, v
 
-    def rounded(self, table: Integers, count: int, windows: tuple[Integers, NumpyPool] | None) -> list[Rounded]:
+    def rounded(self, table: Integers, count: int, windows: tuple[Integers, NumpyPool] | None) -> list[RoundedVectors]:
         """The same in other formats: with windows, the first tile and the last are read from those."""
         numbers = _blocks(table, count)
         taken = []
@@ -69,12 +71,12 @@ class NumpyPool:
             else:
                 taken.append(self._take(block))
         return [
-            Rounded(*(np.concatenate(part)[:count] for part in zip(*both, strict=True)))
+            RoundedVectors(*(np.concatenate(part)[:count] for part in zip(*both, strict=True)))
             for both in zip(*taken, strict=True)
         ]
 
-    def _take(self, block: int) -> tuple[Rounded, Rounded]:
-        return kv_cache.take(self._data[block, :, 0], self.format, self.kv_heads, self.head_dim)
+    def _take(self, block: int) -> tuple[RoundedVectors, RoundedVectors]:
+        return kv_cache.unpack_block(self._data[block, :, 0], self.format, self.kv_heads, self.head_dim)
 
 
 def _blocks(table: Integers, count: int) -> Integers:

@@ -66,7 +66,7 @@ def same_as_kept(name: str, fresh: Golden) -> bool:
         ("random_yarn", YARN_CONTEXT, check_floats),
     ],
 )
-def test_random_weights_and_transformers(name: str, context: int | None, check: Check, tmp_path: Path) -> None:
+def test_random_weights_match_transformers(name: str, context: int | None, check: Check, tmp_path: Path) -> None:
     require("transformers")
     fresh = GOLDENS[name](tmp_path)
     path = RANDOM.write(tmp_path / "ours.gguf", context=context)
@@ -75,7 +75,7 @@ def test_random_weights_and_transformers(name: str, context: int | None, check: 
     assert same_as_kept(name, fresh)
 
 
-def test_an_adapter_and_peft(tmp_path: Path) -> None:
+def test_adapter_matches_peft(tmp_path: Path) -> None:
     require("peft")
     fresh = GOLDENS["random_adapter"](tmp_path)
     path = RANDOM.write(tmp_path / "ours.gguf")
@@ -85,7 +85,7 @@ def test_an_adapter_and_peft(tmp_path: Path) -> None:
     assert same_as_kept("random_adapter", fresh)
 
 
-def test_trained_weights_and_transformers(tmp_path: Path) -> None:
+def test_trained_weights_match_transformers(tmp_path: Path) -> None:
     require("transformers")
     fresh = GOLDENS["demo_f32"](tmp_path)
     with Engine.load(write_dequantized(demo_path(), tmp_path / "ours.gguf"), kv="f16") as engine:
@@ -93,7 +93,7 @@ def test_trained_weights_and_transformers(tmp_path: Path) -> None:
     assert same_as_kept("demo_f32", fresh)
 
 
-def test_the_original_checkpoint_and_its_export() -> None:
+def test_exported_checkpoint_matches_transformers() -> None:
     """transformers runs the trained checkpoint, and our engine runs the GGUF exported from it."""
     paths = [os.environ.get(name) for name in ("NOTSO_DEMO_HF", "NOTSO_DEMO_F32")]
     if None in paths:
@@ -107,21 +107,21 @@ def test_the_original_checkpoint_and_its_export() -> None:
         check_floats(engine, Golden.of("", sha256(export), prompts, said.lists, said.logits, everywhere))
 
 
-def test_quantized_trained_weights_and_llama_cpp(tmp_path: Path) -> None:
+def test_quantized_trained_weights_match_llama_cpp(tmp_path: Path) -> None:
     require("llama_cpp")
     require("transformers")  # transformers writes the answers to compare
     with Engine.load(kv="f16") as engine:
         check_trained_blocks(engine, GOLDENS["demo_q4_k_m"](tmp_path))
 
 
-def test_blocks_in_the_shapes_of_the_3b_and_llama_cpp(tmp_path: Path) -> None:
+def test_random_blocks_in_3b_shapes_match_llama_cpp(tmp_path: Path) -> None:
     require("llama_cpp")
     fresh = GOLDENS["shapes_3b"](tmp_path)
     with Engine.load(write_shapes_3b(tmp_path / "ours.gguf"), context_tokens=256, kv="f16") as engine:
         check_random_blocks(engine, fresh)
 
 
-def test_the_rotation_of_the_3b_and_transformers() -> None:
+def test_stored_rope_tables_match_transformers() -> None:
     require("transformers")
     fresh = live.rope_of_the_3b()
     with np.load(FOLDER / "rope_of_the_3b.npz", allow_pickle=False) as kept:
@@ -131,7 +131,7 @@ def test_the_rotation_of_the_3b_and_transformers() -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_a_demo_model_of_each_block_type_and_llama_cpp(name: str, tmp_path: Path) -> None:
+def test_scores_of_each_block_type_match_llama_cpp(name: str, tmp_path: Path) -> None:
     """Our scores match llama.cpp's, and our results are as close to float arithmetic as llama.cpp's."""
     require("llama_cpp")
     found = score(name, tmp_path)
@@ -140,7 +140,7 @@ def test_a_demo_model_of_each_block_type_and_llama_cpp(name: str, tmp_path: Path
     assert found.ours_kl < DIVERGENCE_BESIDE * found.theirs_kl
 
 
-def test_blocks_that_llama_cpp_quantizes_today(tmp_path: Path) -> None:
+def test_stored_blocks_match_current_llama_cpp(tmp_path: Path) -> None:
     require("llama_cpp")
     live.make_blocks(tmp_path / "fresh.npz", TYPES)
     with np.load(FOLDER / "llama_cpp_blocks.npz") as kept, np.load(tmp_path / "fresh.npz") as fresh:

@@ -41,7 +41,7 @@ def fits(body: bytes, limits: JsonLimits) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(VALUES, st.booleans(), st.integers(2, 40))
-def test_each_limit_is_exact_wherever_the_windows_end(value: Any, ascii_only: bool, window: int) -> None:
+def test_json_limits_are_exact_for_any_window_size(value: Any, ascii_only: bool, window: int) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     depth, objects, values = counted(value)
     before, json_shape.WINDOW_BYTES = json_shape.WINDOW_BYTES, window
@@ -58,7 +58,7 @@ def test_each_limit_is_exact_wherever_the_windows_end(value: Any, ascii_only: bo
 
 
 @pytest.mark.parametrize("unit", [b"{},", b"[],", b"[", b"1,", b'""', b'"', b'\\"', b"\\", b"\\n", b"]", b'"a",'])
-def test_it_takes_time_in_proportion(unit: bytes) -> None:
+def test_check_shape_takes_linear_time(unit: bytes) -> None:
     body = b'["' + unit * (8_000_000 // len(unit))
     began = time.thread_time()
     fits(body, JsonLimits(64, 100_000, 1_000_000))

@@ -16,7 +16,7 @@ from notso.plugins.new_plugin import TEMPLATE, write_plugin
 from notso.plugins.process import START_SECONDS, PluginProcess
 
 
-def test_the_new_plugins_test_passes_and_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_plugin_passes_its_tests_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "word-counter"
     written = write_plugin("word-counter", folder)
     assert {path.name for path in written} == {"pyproject.toml", "README.md", "word_counter.py", "test_plugin.py"}
@@ -40,12 +40,12 @@ def test_the_new_plugins_test_passes_and_it_loads(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "../x", "a_b", "1a", "a-", "x" * 33])
-def test_a_name_that_would_be_none_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_plugin_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(PluginError, match="a plugin's name"):
         write_plugin(name, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_plugin("mine", tmp_path)

@@ -12,7 +12,7 @@ from plugins.false_plugin import ANY, PACKETS
 
 from notso.plugins import wire
 from notso.plugins.errors import PluginError
-from notso.plugins.offers import MAX_GIVEN, checked_offer, is_answer
+from notso.plugins.offers import MAX_GIVEN, is_valid_result, validate_offer
 from notso.plugins.process import PluginProcess
 
 Started = Callable[[str], PluginProcess]
@@ -23,7 +23,7 @@ def tool(name: str) -> dict[str, Any]:
     return {"name": name, "arguments": {}, "called_in": CALLED_IN}
 
 
-def test_a_wrong_entry_is_left_out_by_name_and_the_others_work(started: Started) -> None:
+def test_invalid_entries_are_skipped_and_valid_ones_work(started: Started) -> None:
     process = started("mistaken")
     assert process.state == "on", process.failure
     names = {kind: [row.get("name", row.get("path")) for row in process.offer[kind]] for kind in ("tools", "pages")}
@@ -39,7 +39,7 @@ def test_a_wrong_entry_is_left_out_by_name_and_the_others_work(started: Started)
 
 
 @pytest.mark.parametrize("name", PACKETS)
-def test_a_forged_packet_ends_the_plugin_and_no_call_waits_for_ever(started: Started, name: str) -> None:
+def test_forged_packet_disables_the_plugin_and_fails_its_calls(started: Started, name: str) -> None:
     process = started("forger")
     assert process.state == "on" and len(process.offer["tools"]) == len(PACKETS)
     future = process.ask("tool", tool(name), f"tool {name}", 3_600.0)
@@ -65,39 +65,39 @@ def many_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_descriptors")
-def test_a_server_with_many_connections_can_start_one(started: Started) -> None:
+def test_plugin_starts_with_more_descriptors_than_select_supports(started: Started) -> None:
     process = started("kind")
     assert process.state == "on", process.failure
     assert process.call("command", {"name": "shout", "argument": "a"}, "command", 30) == "A"
 
 
-def test_entries_beyond_the_limit_are_left_out() -> None:
+def test_entries_beyond_the_limit_are_skipped() -> None:
     rows = [{"name": f"n{n}", "description": "", "parameters": ANY, "seconds": 1} for n in range(MAX_GIVEN + 3)]
-    offer, left_out = checked_offer({"tools": rows, "more": 5})
+    offer, left_out = validate_offer({"tools": rows, "more": 5})
     assert offer["tools"] == rows[:MAX_GIVEN] and len(left_out) == 3
 
 
 @pytest.mark.parametrize("given", [None, [], {"tools": 5}, {"pages": {}}])
-def test_what_is_no_offer_is_refused(given: object) -> None:
+def test_invalid_offer_is_refused(given: object) -> None:
     with pytest.raises(ValueError):
-        checked_offer(given)
+        validate_offer(given)
 
 
-def test_results_have_the_types_of_their_calls() -> None:
+def test_result_types_are_validated() -> None:
     page = {"body": "x", "media_type": "text/html", "status": 200}
     right = {"tool": "x", "command": "", "page": page, "logits": 5, "sign_in": None}
-    assert all(is_answer(kind, given) for kind, given in right.items())
+    assert all(is_valid_result(kind, given) for kind, given in right.items())
     wrong: dict[str, list[Any]] = {
         "tool": [None, 5, "x" * (1 << 21)],
         "page": ["x", page | {"status": True}, page | {"body": None}, {"body": "x"}],
         "logits": [True, 5.0],
         "sign_in": [5, ["a"]],
     }
-    assert not [(kind, each) for kind, givens in wrong.items() for each in givens if is_answer(kind, each)]
+    assert not [(kind, each) for kind, givens in wrong.items() for each in givens if is_valid_result(kind, each)]
 
 
-def test_a_packet_of_many_values_is_refused_before_it_is_parsed() -> None:
+def test_packet_with_too_many_values_is_refused() -> None:
     unpacker = wire.Unpacker(wire.MAX_ANSWER_BYTES, wire.ANSWER_LIMITS)
     with pytest.raises(ValueError, match="too many values"):
-        unpacker.feed(wire.packed([[]] * 100_000))
-    assert wire.Unpacker(wire.MAX_ANSWER_BYTES, wire.ANSWER_LIMITS).feed(wire.packed("[,{" * 100_000))
+        unpacker.feed(wire.encode_packet([[]] * 100_000))
+    assert wire.Unpacker(wire.MAX_ANSWER_BYTES, wire.ANSWER_LIMITS).feed(wire.encode_packet("[,{" * 100_000))

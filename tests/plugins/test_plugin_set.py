@@ -11,8 +11,8 @@ import pytest
 from plugins.installed_plugins import NAMES, install
 
 from notso.plugins.errors import PluginError
-from notso.plugins.loading import installed
-from notso.plugins.offers import checked_offer
+from notso.plugins.loading import list_installed
+from notso.plugins.offers import validate_offer
 from notso.plugins.process import PluginProcess, Plugins
 
 
@@ -22,8 +22,8 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
 
 
-def test_they_are_listed_without_running_any() -> None:
-    ours = [each for each in installed() if each.distribution == "hostile-plugins"]
+def test_installed_plugins_are_listed_without_importing_them() -> None:
+    ours = [each for each in list_installed() if each.distribution == "hostile-plugins"]
     assert {each.name for each in ours} == set(NAMES) and {each.version for each in ours} == {"1.0"}
     assert "hostile_import" not in sys.modules and "hostile_plugin" not in sys.modules
 
@@ -32,17 +32,17 @@ def test_they_are_listed_without_running_any() -> None:
     ("names", "why"),
     [(("nobody",), "no plugin 'nobody' is installed"), (("kind", "kind"), "more than once"), (("",), "is installed")],
 )
-def test_a_name_that_is_none_is_refused(names: tuple[str, ...], why: str) -> None:
+def test_unknown_or_duplicate_plugin_names_are_refused(names: tuple[str, ...], why: str) -> None:
     with pytest.raises(PluginError, match=why):
         Plugins(names)
 
 
-def test_plugins_and_what_they_provide_are_named_by_one_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_names_and_command_names_follow_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("with_underscore", "with-dash", "Capital", "1st", "a.b")
     install(tmp_path / "named", monkeypatch, dict.fromkeys(names, "hostile_plugin:KIND"))
-    assert set(names) <= {each.name for each in installed()}
+    assert set(names) <= {each.name for each in list_installed()}
     for name in names:
-        _, left_out = checked_offer({"slash_commands": [{"name": name, "usage": "", "does": ""}]})
+        _, left_out = validate_offer({"slash_commands": [{"name": name, "usage": "", "does": ""}]})
         if name in ("with_underscore", "with-dash"):
             assert not left_out and Plugins((name,)).find(name) is not None
             continue
@@ -58,7 +58,7 @@ def offering(name: str, **offer: object) -> PluginProcess:
     return process
 
 
-def test_of_one_name_the_first_is_used() -> None:
+def test_first_plugin_wins_a_duplicate_tool_name() -> None:
     plugins = Plugins()
     plugins.processes = (
         offering("first", tools=[{"name": "same"}]),
@@ -68,7 +68,7 @@ def test_of_one_name_the_first_is_used() -> None:
     assert found == [("first", "same"), ("second", "own")]
 
 
-def test_one_that_is_off_gives_nothing() -> None:
+def test_disabled_plugin_provides_nothing() -> None:
     plugins = Plugins(("kind", "unloadable"))
     plugins.start()
     plugins.wait()
@@ -79,7 +79,7 @@ def test_one_that_is_off_gives_nothing() -> None:
     assert [process.state for process in plugins.processes] == ["off", "off"]
 
 
-def test_what_an_author_imports_is_light() -> None:
+def test_plugin_package_imports_no_heavy_modules() -> None:
     code = (
         "import sys, notso.plugins; sys.exit(bool({'numpy', 'pydantic', 'fastapi', 'tokenizers'} & set(sys.modules)))"
     )

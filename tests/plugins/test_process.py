@@ -18,7 +18,7 @@ from plugins.installed_plugins import install
 from notso.plugins import process as process_module
 from notso.plugins import wire
 from notso.plugins.errors import PluginError, PluginRefusalError
-from notso.plugins.process import START_SECONDS, PluginProcess, _late
+from notso.plugins.process import START_SECONDS, PluginProcess, _timeout_message
 
 Started = Callable[[str], PluginProcess]
 CALLED_IN = {"owner": "local", "chat_id": "c", "attachments": {"a.txt": "text"}}
@@ -39,7 +39,7 @@ def is_gone(process: PluginProcess) -> bool:
     return process._process.wait(30) != 0
 
 
-def test_what_it_gives_arrives(started: Started) -> None:
+def test_plugin_offer_and_results_are_received(started: Started) -> None:
     process = started("kind")
     assert process.state == "on" and process.failure == ""
     assert [each["name"] for each in process.offer["tools"]] == ["echo", "refuse"]
@@ -49,7 +49,7 @@ def test_what_it_gives_arrives(started: Started) -> None:
     assert process.call("command", {"name": "shout", "argument": "a"}, "command", 30) == "A"
 
 
-def test_to_refuse_is_no_failure(started: Started) -> None:
+def test_refusal_does_not_disable_the_plugin(started: Started) -> None:
     process = started("kind")
     with pytest.raises(PluginRefusalError, match=r"^not today nor tomorrow$"):
         tool(process, "refuse")
@@ -66,7 +66,7 @@ def test_to_refuse_is_no_failure(started: Started) -> None:
         ("leaves", 30.0, "its process has ended"),
     ],
 )
-def test_what_it_does_wrong_switches_it_off(
+def test_plugin_error_disables_the_plugin(
     started: Started, caplog: pytest.LogCaptureFixture, name: str, seconds: float, why: str
 ) -> None:
     process = started(name)
@@ -80,7 +80,7 @@ def test_what_it_does_wrong_switches_it_off(
         tool(process, name)
 
 
-def test_who_waits_for_something_else_is_told_too(started: Started) -> None:
+def test_pending_calls_fail_when_the_plugin_is_disabled(started: Started) -> None:
     process = started("hangs")
     given = {"name": "hangs", "arguments": {}, "called_in": CALLED_IN}
     long: Future[Any] = process.ask("tool", given, "tool long", 3600.0)
@@ -89,7 +89,7 @@ def test_who_waits_for_something_else_is_told_too(started: Started) -> None:
         long.result(60)
 
 
-def test_it_can_be_switched_on_again(started: Started) -> None:
+def test_disabled_plugin_can_be_restarted(started: Started) -> None:
     process = started("raises")
     first = pid(process)
     with pytest.raises(PluginError):
@@ -100,7 +100,7 @@ def test_it_can_be_switched_on_again(started: Started) -> None:
     assert process.state == "on" and process.failure == "" and pid(process) != first
 
 
-def test_what_it_prints_is_told_and_harms_nothing(started: Started, caplog: pytest.LogCaptureFixture) -> None:
+def test_printed_lines_are_logged_up_to_a_limit(started: Started, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "notso.plugins")
     caplog.handler.filters.clear()  # a server in this process may have limited repeated records
     process = started("prints")
@@ -113,10 +113,10 @@ def test_what_it_prints_is_told_and_harms_nothing(started: Started, caplog: pyte
     assert said.count("printed: ") <= process_module.MAX_PRINTED_LINES
 
 
-def test_every_line_of_a_long_output_counts() -> None:
+def test_every_printed_line_is_counted() -> None:
     process = SimpleNamespace(name="prints", printed_lines=0)
-    printed = process_module._Printed(cast(PluginProcess, process))
-    assert printed.take(b"line\n" * 3_000 + b"unfinished")
+    printed = process_module._OutputLogger(cast(PluginProcess, process))
+    assert printed.log_output(b"line\n" * 3_000 + b"unfinished")
     assert process.printed_lines == 3_000
 
 
@@ -128,33 +128,33 @@ def test_every_line_of_a_long_output_counts() -> None:
         ("nobody", "it cannot be loaded: LookupError: no plugin nobody is installed"),
     ],
 )
-def test_one_that_does_not_load_is_off(started: Started, name: str, why: str) -> None:
+def test_plugin_that_fails_to_load_is_off(started: Started, name: str, why: str) -> None:
     process = started(name)
     assert (process.state, process.failure) == ("off", why)
 
 
-def test_one_that_never_loads_is_ended(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_that_never_loads_is_terminated(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "START_SECONDS", 0.5)
     process = PluginProcess("never-loads")
     process.start()
     process.ready.wait(60)
-    assert (process.state, process.failure) == ("off", _late("loading it", 0.5)) and is_gone(process)
+    assert (process.state, process.failure) == ("off", _timeout_message("loading it", 0.5)) and is_gone(process)
 
 
-def test_it_has_none_of_the_servers_secrets(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_environment_contains_no_server_secrets(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NOTSO_API_KEY", "NOTSO_DATA_DIR", "DATABASE_URL", "NOTSO_PLUGIN_COLOUR"):
         monkeypatch.setenv(name, "x")
     assert tool(started("tells"), "tells") == "NOTSO_PLUGIN_COLOUR"
 
 
-def test_it_ends_with_the_server(started: Started) -> None:
+def test_close_ends_the_plugin_process(started: Started) -> None:
     process = started("kind")
     process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid(process), 0)
 
 
-def test_a_call_that_is_no_json_harms_nothing(started: Started) -> None:
+def test_unserializable_arguments_do_not_disable_the_plugin(started: Started) -> None:
     process = started("kind")
     with pytest.raises(PluginError, match="cannot receive this value"):
         tool(process, "echo", text=object())
@@ -163,7 +163,7 @@ def test_a_call_that_is_no_json_harms_nothing(started: Started) -> None:
     assert process.state == "on"
 
 
-def test_more_calls_than_it_may_have_are_refused(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_beyond_the_limit_are_refused(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "MAX_CALLS", 2)
     process = started("hangs")
     given = {"name": "hangs", "arguments": {}, "called_in": CALLED_IN}
@@ -175,11 +175,11 @@ def test_more_calls_than_it_may_have_are_refused(started: Started, monkeypatch: 
 
 
 def row_of(process: PluginProcess, name: str, tokens: Any, logits: Any) -> Any:
-    changed = process.change_row(name, tokens.data.cast("B"), logits.data.cast("B"))
+    changed = process.process_logits(name, tokens.data.cast("B"), logits.data.cast("B"))
     return np.frombuffer(changed, np.float32)
 
 
-def test_a_row_of_logits_is_changed_where_it_says(started: Started) -> None:
+def test_logits_processor_changes_only_its_tokens(started: Started) -> None:
     process = started("kind")
     logits = np.random.default_rng(1).normal(size=49_152).astype(np.float32)
     changed = row_of(process, "ban_1000", np.arange(7, dtype=np.int32), logits)
@@ -190,7 +190,9 @@ def test_a_row_of_logits_is_changed_where_it_says(started: Started) -> None:
 
 
 @pytest.mark.parametrize("name", ["hang_row", "raise_row", "short_row"])
-def test_a_row_that_fails_switches_it_off(started: Started, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_failing_logits_processor_disables_the_plugin(
+    started: Started, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(process_module, "ROW_SECONDS", 0.3)
     process = started("rows")
     with pytest.raises(PluginError, match=f"the plugin rows .*{name}"):
@@ -198,22 +200,22 @@ def test_a_row_that_fails_switches_it_off(started: Started, monkeypatch: pytest.
     assert is_gone(process) and process.state == "off"
 
 
-def test_rows_that_take_most_of_the_time_switch_it_off(started: Started) -> None:
+def test_slow_logits_processor_disables_the_plugin(started: Started) -> None:
     process = started("rows")
     process._counted = 0.0
-    process._count_wait("logits processor slow", 0.0, 4.0)  # the calls took all of four seconds
+    process._record_wait("logits processor slow", 0.0, 4.0)  # the calls took all of four seconds
     assert process.state == "on"
-    process._count_wait("logits processor slow", 104.0, 107.0)  # idle time compensates for earlier calls
+    process._record_wait("logits processor slow", 104.0, 107.0)  # idle time compensates for earlier calls
     assert process.state == "on"
     for began in range(107, 112):
-        process._count_wait("logits processor slow", float(began), began + 1.0)
+        process._record_wait("logits processor slow", float(began), began + 1.0)
     assert process.state == "on"  # a fifth of the time was idle
     for began in range(112, 140):
-        process._count_wait("logits processor slow", float(began), began + 1.0)
+        process._record_wait("logits processor slow", float(began), began + 1.0)
     assert (process.state, process.failure) == ("off", "logits processor slow delays all responses")
 
 
-def test_more_tokens_than_there_is_room_for_are_refused(started: Started) -> None:
+def test_logits_beyond_the_vocabulary_limit_are_refused(started: Started) -> None:
     process = started("kind")
     with pytest.raises(PluginError, match="this many tokens"):
         row_of(process, "ban_1000", np.zeros(1, np.int32), np.zeros(wire.MAX_VOCAB + 1, np.float32))
@@ -236,7 +238,7 @@ def refuse_thread(*arguments: Any, **options: Any) -> Any:
     ("where", "refused", "reason"),
     [
         ("socket.socketpair", refuse, "too many open files"),
-        ("notso.plugins.wire.shared_file", refuse, "too many open files"),
+        ("notso.plugins.wire.create_shared_file", refuse, "too many open files"),
         ("os.ftruncate", refuse, "too many open files"),
         ("mmap.mmap", refuse, "too many open files"),
         ("subprocess.Popen", refuse, "too many open files"),
@@ -244,7 +246,7 @@ def refuse_thread(*arguments: Any, **options: Any) -> Any:
         ("selectors.DefaultSelector", refuse, "too many open files"),
     ],
 )
-def test_a_start_without_resources_leaves_it_off_and_nothing_open(
+def test_start_without_resources_fails_cleanly_and_can_be_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, refused: Callable[..., Any], reason: str
 ) -> None:
     install(tmp_path, monkeypatch)

@@ -21,7 +21,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugins
         yield plugins
 
 
-def test_a_stuck_processor_fails_its_own_answer_and_no_other(plugins: Plugins) -> None:
+def test_stuck_logits_processor_fails_only_its_own_answer(plugins: Plugins) -> None:
     with Engine.load(context_tokens=512, threads=1, find_processor=plugins.logits_processor) as engine:
 
         def answer(*names: str, engine: Engine = engine) -> tuple[str, str]:

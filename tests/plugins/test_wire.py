@@ -19,8 +19,8 @@ JSON = st.recursive(
 
 
 @given(st.lists(JSON, max_size=4), st.integers(1, 40))
-def test_frames_come_whole_however_the_bytes_are_cut(packets: list[object], piece: int) -> None:
-    data, unpacker, found = b"".join(map(wire.packed, packets)), wire.Unpacker(), []
+def test_frames_are_unpacked_at_any_chunk_size(packets: list[object], piece: int) -> None:
+    data, unpacker, found = b"".join(map(wire.encode_packet, packets)), wire.Unpacker(), []
     for at in range(0, len(data), piece):
         found += unpacker.feed(data[at : at + piece])
     assert found == packets
@@ -29,19 +29,19 @@ def test_frames_come_whole_however_the_bytes_are_cut(packets: list[object], piec
 @pytest.mark.parametrize(
     "data", [b"\xff\xff\xff\xff", b"\x02\0\0\0{{", b"\x01\0\0\0\xff", b"\x40\x0d\x03\0" + b"[" * 200_000]
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_invalid_frames_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         wire.Unpacker().feed(data)
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_values_that_cannot_be_packed_are_refused() -> None:
     for packet in (float("nan"), object(), "x" * (wire.MAX_CALL_BYTES + 1)):
         with pytest.raises((ValueError, TypeError)):
-            wire.packed(packet)
+            wire.encode_packet(packet)
 
 
-def test_memory_is_seen_by_both() -> None:
-    descriptor = wire.shared_file()
+def test_shared_memory_is_visible_in_both_mappings() -> None:
+    descriptor = wire.create_shared_file()
     first, second = (mmap.mmap(descriptor, wire.SHARED_BYTES) for _ in range(2))
     os.close(descriptor)
     first[wire.SHARED_BYTES - 4 :] = b"last"

@@ -12,7 +12,7 @@ from twins import same_bits
 
 from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.formats import Format
-from notso.qtensor.reference.random_blocks import HALVES, put_halves, random_blocks
+from notso.qtensor.reference.random_blocks import HALVES, random_blocks, write_halves
 from notso.qtensor.tensor import QTensor
 
 Floats = npt.NDArray[np.float32]
@@ -93,7 +93,7 @@ def make_weight() -> MakeWeight:
                 blocks[:, 0] = np.minimum(blocks[:, 0], 200)
             if kind != "zero" and format in HALVES:
                 halves = [_halves(rng, count, kind).view("<f2")[:, 0] for _ in HALVES[format]]
-                put_halves(format, blocks, np.stack(halves, axis=1).astype(np.float32))
+                write_halves(format, blocks, np.stack(halves, axis=1).astype(np.float32))
         room = np.full(blocks.size + 64, 0xA5, np.uint8)
         begin = -room.ctypes.data % 32 + offset
         data = room[begin : begin + blocks.size]

@@ -18,7 +18,7 @@ with open(sys.argv[1], "r+b") as file:
 """
 
 
-def test_the_last_words_and_the_exit_code(tmp_path: Path) -> None:
+def test_bus_error_prints_the_message_and_exits_with_the_code(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 8192)
     run = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], capture_output=True)

@@ -19,7 +19,7 @@ from notso.qtensor.tensor import QTensor
 @pytest.mark.parametrize("places", ceilings.PLACES)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("size", [64, 7 * 64, (1 << 20) + 64, 5 << 20])
-def test_every_line_is_read_once(size: int, threads: int, places: int, family: str) -> None:
+def test_read_memory_reads_every_word_once(size: int, threads: int, places: int, family: str) -> None:
     memory = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     before = kernel_choice.threads(), kernel_choice.kernels()
     kernel_choice.set_threads(threads)
@@ -31,24 +31,24 @@ def test_every_line_is_read_once(size: int, threads: int, places: int, family: s
         kernel_choice.use_kernels(before[1])
 
 
-def test_other_numbers_of_places_are_refused() -> None:
+def test_read_bandwidth_rejects_invalid_number_of_places() -> None:
     with pytest.raises(OperandError):
         ceilings.read_bandwidth(np.zeros(1 << 20, np.uint8), 3)
 
 
 @pytest.mark.parametrize("family", kernel_choice.available_kernels())
-def test_at_least_so_many_products_are_made(family: str) -> None:
+def test_multiply_bytes_makes_at_least_the_requested_products(family: str) -> None:
     before = kernel_choice.kernels()
     kernel_choice.use_kernels(family)
     try:
         least = native.multiply_bytes(1)  # one round by every thread
         assert 10_000_000 <= native.multiply_bytes(10_000_000) < 10_000_000 + least
-        assert ceilings.byte_products(10_000_000) > 1e6
+        assert ceilings.byte_product_rate(10_000_000) > 1e6
     finally:
         kernel_choice.use_kernels(before)
 
 
-def test_a_better_family_multiplies_faster() -> None:
+def test_better_kernel_family_multiplies_faster() -> None:
     """Otherwise, the loop would not measure the families' instructions."""
     before = kernel_choice.kernels()
     families = [name for name in kernel_choice.available_kernels() if name in ("avx2", "avxvnni", "avx512", "amx")]
@@ -56,14 +56,14 @@ def test_a_better_family_multiplies_faster() -> None:
     for _ in range(30):  # repeated until other load does not affect the better family
         for family in families:
             kernel_choice.use_kernels(family)
-            best[family] = max(best[family], *(ceilings.byte_products(1 << 28) for _ in range(3)))
+            best[family] = max(best[family], *(ceilings.byte_product_rate(1 << 28) for _ in range(3)))
         if list(best.values()) == sorted(best.values(), reverse=True):
             break
     kernel_choice.use_kernels(before)
     assert list(best.values()) == sorted(best.values(), reverse=True), best
 
 
-def test_no_kernel_exceeds_it() -> None:
+def test_matmul_does_not_exceed_the_measured_ceiling() -> None:
     rows, width, columns = 2048, 2048, 256
     blocks = random_blocks(Q4_K, rows * width // 256, np.random.default_rng(1)).reshape(-1)
     weight = QTensor("w", Q4_K, (rows, width), blocks)
@@ -73,18 +73,18 @@ def test_no_kernel_exceeds_it() -> None:
         started = time.perf_counter()
         ops.matmul(x, weight, out)
         fastest = max(fastest, rows * width * columns / (time.perf_counter() - started))
-        ceiling = max(ceiling, ceilings.byte_products(1 << 29))
+        ceiling = max(ceiling, ceilings.byte_product_rate(1 << 29))
         if fastest < ceiling:
             break
     assert fastest < ceiling
 
 
 @pytest.mark.parametrize("memory", [np.zeros(100, np.uint8), np.zeros((2, 1 << 20), np.uint8), np.zeros(1 << 20)])
-def test_other_arrays_are_refused(memory: np.ndarray) -> None:
+def test_read_bandwidth_rejects_invalid_arrays(memory: np.ndarray) -> None:
     with pytest.raises(OperandError):
         ceilings.read_bandwidth(memory)
 
 
-def test_no_products_are_refused() -> None:
+def test_byte_products_rejects_zero_products() -> None:
     with pytest.raises(OperandError):
-        ceilings.byte_products(0)
+        ceilings.byte_product_rate(0)

@@ -25,19 +25,19 @@ def refused(number: int = 0, **settings: int) -> str:
     return str(error.value)
 
 
-def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_raises_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LIBRARY", "libcuda-absent.so.1")
     with pytest.raises(DeviceError, match="no GPU driver is installed"):
         CUDA()
 
 
-def test_a_library_that_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_without_cuda_symbols_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LIBRARY", "libc.so.6")
     with pytest.raises(DeviceError, match="too old: it has no cuInit"):
         CUDA()
 
 
-def test_what_cannot_be_used_is_refused_with_its_reason() -> None:
+def test_unusable_driver_or_gpu_is_rejected_with_the_reason() -> None:
     assert "too old: it serves CUDA 11.4" in refused(version=11040)
     assert refused(devices=0) == "the GPU driver finds no GPU"
     assert "does not start" in refused(devices=-1)
@@ -61,7 +61,7 @@ def some_work() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("result", "wanted"), [(OUT_OF_MEMORY, DeviceMemoryError), (LOST, DeviceLostError)])
-def test_a_failure_at_every_call_is_typed_and_leaves_nothing(result: int, wanted: type[DeviceError]) -> None:
+def test_failure_of_any_driver_call_is_typed_and_frees_memory(result: int, wanted: type[DeviceError]) -> None:
     before = calls()
     with installed():
         right = some_work()
@@ -84,7 +84,7 @@ def test_a_failure_at_every_call_is_typed_and_leaves_nothing(result: int, wanted
         assert wanted in kinds and kinds <= {wanted, DeviceError}
 
 
-def test_memory_is_what_the_device_has_left() -> None:
+def test_memory_reports_free_device_memory() -> None:
     with installed(memory=100 << 20):
         gpu = CUDA()
         assert gpu.memory().available_bytes == 100 << 20
@@ -96,5 +96,5 @@ def test_memory_is_what_the_device_has_left() -> None:
         assert gpu.memory().available_bytes == 100 << 20
 
 
-def test_every_kernel_can_be_found() -> None:
+def test_all_kernels_are_found() -> None:
     assert library().stub_kernels() == 54

@@ -79,13 +79,13 @@ def instructions(cubin: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nothing_spills_and_registers_suffice(architecture: int, tmp_path: Path) -> None:
+def test_kernels_do_not_spill_and_stay_within_register_limits(architecture: int, tmp_path: Path) -> None:
     uses = compiled(architecture, tmp_path / "kernels.cubin")
     assert len(uses) == KERNELS, sorted(uses)
     assert not complaints(uses)
 
 
-def test_a_planted_spill_is_noticed(tmp_path: Path) -> None:
+def test_register_spill_is_detected(tmp_path: Path) -> None:
     """Without this check, the test above could pass without detecting anything."""
     source = tmp_path / "crowded.cu"
     source.write_text(TOO_MANY_BLOCKS)
@@ -93,7 +93,7 @@ def test_a_planted_spill_is_noticed(tmp_path: Path) -> None:
     assert any("spills" in words for words in said)
 
 
-def test_no_step_depends_on_the_compiler_not_contracting(tmp_path: Path) -> None:
+def test_machine_code_does_not_depend_on_contraction(tmp_path: Path) -> None:
     """Every float operation is an intrinsic, so that allowing contraction gives the same code, byte for byte."""
     compiled(90, tmp_path / "apart.cubin")
     compiled(90, tmp_path / "contracted.cubin", "-fmad=true")

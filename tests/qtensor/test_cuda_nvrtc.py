@@ -71,7 +71,7 @@ def compiled(nvrtc: ctypes.CDLL, architecture: int) -> dict[str, Use]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nothing_spills_and_registers_suffice(nvrtc: ctypes.CDLL, architecture: int) -> None:
+def test_nvrtc_kernels_do_not_spill_and_stay_within_register_limits(nvrtc: ctypes.CDLL, architecture: int) -> None:
     uses = compiled(nvrtc, architecture)
     assert len(uses) == KERNELS, sorted(uses)
     assert not complaints(uses)

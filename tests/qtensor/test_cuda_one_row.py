@@ -40,7 +40,7 @@ def assert_equal(work: Callable[[Backend], list[np.ndarray]]) -> None:
         *((("Q4_K", name, "Q4_K"), 512) for name in ("Q6_K", "Q8_0", "F32")),
     ],
 )
-def test_products_of_one_row(formats: tuple[str, str, str], columns: int, normed: bool) -> None:
+def test_one_row_products_match_the_cpu(formats: tuple[str, str, str], columns: int, normed: bool) -> None:
     def work(backend: Backend) -> list[np.ndarray]:
         rng = np.random.default_rng(3)
         x = backend.upload(rng.standard_normal((1, columns), np.float32))
@@ -56,7 +56,7 @@ def test_products_of_one_row(formats: tuple[str, str, str], columns: int, normed
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_row_with_such_a_number(fault: str) -> None:
+def test_one_row_products_of_special_values_match_the_cpu(fault: str) -> None:
     def work(backend: Backend) -> list[np.ndarray]:
         values = np.random.default_rng(3).standard_normal((1, 512), np.float32)
         values[0, 300] = FAULTS[fault]
@@ -69,7 +69,7 @@ def test_a_row_with_such_a_number(fault: str) -> None:
     assert_equal(work)
 
 
-def test_many_outputs_are_several_sets_to_a_thread_block() -> None:
+def test_one_row_product_with_many_outputs_matches_the_cpu() -> None:
     def work(backend: Backend) -> list[np.ndarray]:
         x, out = backend.upload(np.random.default_rng(3).standard_normal((1, 256), np.float32)), backend.empty(1, 33000)
         backend.matmul(x, weight(backend, "Q4_K", 33000, 256), out)

@@ -31,7 +31,7 @@ def rows_of(width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_likeliest_is_the_cpus(width: int) -> None:
+def test_argmax_matches_the_cpu(width: int) -> None:
     gpu, x = emulated_gpu(), rows_of(width)
     there, out = gpu.upload(x), gpu.upload(np.full(len(x), -1, np.int32))
     gpu.device.native.argmax(there.address, len(x), width, out.address)
@@ -45,7 +45,7 @@ def test_the_likeliest_is_the_cpus(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_softmax_has_the_cpus_bits(width: int) -> None:
+def test_softmax_matches_the_cpu_bit_for_bit(width: int) -> None:
     gpu, x = emulated_gpu(), rows_of(width)[[0, 1, 2, 3, 7]]
     there: DeviceArray = gpu.upload(x)
     gpu.device.native.softmax(there.address, len(x), width)

@@ -28,12 +28,12 @@ NEEDS = {
 }
 
 
-def test_generic_is_always_there_and_last() -> None:
+def test_generic_kernels_are_always_available_and_last() -> None:
     assert kernel_choice.available_kernels()[-1] == "generic"
     assert _native.known_kernels()[-1] == "generic"
 
 
-def test_available_are_those_the_cpu_has_best_first() -> None:
+def test_available_kernels_match_cpu_features_best_first() -> None:
     features = kernel_choice.cpu_features()
     known = list(_native.known_kernels())
     assert known == [name for name in (*NEEDS, "generic") if name in known]
@@ -62,7 +62,7 @@ def test_every_available_family_can_be_forced() -> None:
 
 
 @pytest.mark.parametrize("name", ["sse9", "", "AVX2", "generic ", "avx2,avx512"])
-def test_unknown_families_are_refused_with_the_choices(name: str) -> None:
+def test_unknown_kernel_family_is_rejected_with_the_choices(name: str) -> None:
     before = kernel_choice.kernels()
     with pytest.raises(KernelChoiceError) as caught:
         kernel_choice.use_kernels(name)
@@ -70,7 +70,7 @@ def test_unknown_families_are_refused_with_the_choices(name: str) -> None:
     assert kernel_choice.kernels() == before
 
 
-def test_the_environment_forces_and_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_variable_selects_or_rejects_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
     for family in kernel_choice.available_kernels():
         monkeypatch.setenv(kernel_choice.KERNELS_VARIABLE, f" {family}\n")
         kernel_choice.configure(1)
@@ -82,7 +82,7 @@ def test_the_environment_forces_and_is_refused(monkeypatch: pytest.MonkeyPatch) 
         kernel_choice.configure(1)
 
 
-def test_attention_by_tiles_is_a_choice_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_variable_selects_tiles_only_with_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     for family in kernel_choice.available_kernels():
         monkeypatch.setenv(kernel_choice.KERNELS_VARIABLE, family)
         for way in ("auto", "vectors"):
@@ -103,14 +103,14 @@ def test_attention_by_tiles_is_a_choice_where_there_are_any(monkeypatch: pytest.
             kernel_choice.configure(1)
 
 
-def test_a_fresh_process_takes_the_best() -> None:
+def test_fresh_process_selects_the_best_family() -> None:
     environment = {name: value for name, value in os.environ.items() if name != kernel_choice.KERNELS_VARIABLE}
     code = "from notso.qtensor.backends.cpu import kernel_choice as it; it.configure(1); print(it.kernels())"
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert run.stdout.split() == [kernel_choice.available_kernels()[0]], run.stderr
 
 
-def test_a_family_this_cpu_lacks_is_refused() -> None:
+def test_family_unsupported_by_the_cpu_is_rejected() -> None:
     lacking = [name for name in _native.known_kernels() if name not in kernel_choice.available_kernels()]
     if not lacking:
         pytest.skip(f"this CPU supports every family: {', '.join(_native.known_kernels())}")
@@ -136,7 +136,7 @@ def output_of(tool: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("family", _native.known_kernels())
-def test_kernel_objects_share_nothing(family: str) -> None:
+def test_kernel_objects_export_only_their_kernel_table(family: str) -> None:
     """A weak symbol compiled for one instruction set could replace the generic copy at link time."""
     for path in objects(family):
         defined = [line.split() for line in output_of("nm", "--defined-only", str(path)).splitlines() if line.strip()]
@@ -151,7 +151,7 @@ TABOO = {"generic": "ymm|zmm|tmm", "avx2": "zmm|tmm|k[1-7]}", "avxvnni": "zmm|tm
 
 
 @pytest.mark.parametrize("family", TABOO)
-def test_kernel_objects_keep_to_their_instructions(family: str) -> None:
+def test_kernel_objects_use_only_allowed_instructions(family: str) -> None:
     if family not in _native.known_kernels():
         pytest.skip(f"{family} is not compiled for this processor")
     for path in objects(family):
@@ -165,7 +165,7 @@ def test_kernel_objects_keep_to_their_instructions(family: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "are_there"), [("avx2", False), ("avxvnni", True)])
-def test_vnni_products_are_where_they_belong(family: str, are_there: bool) -> None:
+def test_vnni_products_are_vex_encoded_and_absent_from_avx2(family: str, are_there: bool) -> None:
     """AVX-VNNI and AVX-512 VNNI have the same instructions in different encodings."""
     if family not in _native.known_kernels():
         pytest.skip(f"{family} is not compiled for this processor")
@@ -176,7 +176,7 @@ def test_vnni_products_are_where_they_belong(family: str, are_there: bool) -> No
         assert all(vex for vex, _ in found), f"{path.name} has products that AVX-512 encodes"
 
 
-def test_everything_but_the_kernels_is_plain() -> None:
+def test_non_kernel_objects_use_no_wide_registers() -> None:
     """Bindings, dispatcher and thread pool run before the CPU's features are checked."""
     plain = sorted(ROOT.glob("build/*/CMakeFiles/_native.dir/**/*.o"))
     if not plain:

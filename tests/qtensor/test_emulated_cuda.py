@@ -53,16 +53,17 @@ def run_tests(module: Path, *arguments: str, fault: str = "") -> subprocess.Comp
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path, part: str) -> None:
+def test_emulated_cuda_kernels_match_generic(emulated_module: Path, part: str) -> None:
     run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"))
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     print(run.stdout.strip().splitlines()[-1])
 
 
 @pytest.mark.parametrize(
-    ("part", "test"), [("matmul", "test_a_column_does_not_know_its_neighbors"), ("attention", "test_against_numpy")]
+    ("part", "test"),
+    [("matmul", "test_column_does_not_depend_on_neighbors"), ("attention", "test_attention_matches_numpy")],
 )
-def test_a_missing_barrier_is_noticed(emulated_module: Path, part: str, test: str) -> None:
+def test_missing_barrier_is_detected(emulated_module: Path, part: str, test: str) -> None:
     """Threads run in a different order in each launch. Without this check, the tests above could miss such errors."""
     run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"), "-k", test, fault="barrier")
     assert run.returncode == 1 and " differs from " in run.stdout, run.stdout[-3000:]

@@ -58,7 +58,7 @@ def counted(call):
     library.emulated_tile_counts(before)
     call()
     library.emulated_tile_counts(after)
-    names = ("configures", "zeros", "loads", "stores", "byte_products", "float_products")
+    names = ("configures", "zeros", "loads", "stores", "byte_product_rate", "float_products")
     return {name: b - a for name, a, b in zip(names, before, after)}
 
 found = {}
@@ -97,7 +97,7 @@ def run_tests(module: Path, *arguments: str, fault: str = "") -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=1000)
 
 
-def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path) -> None:
+def test_emulated_amx_kernels_match_generic(emulated_module: Path) -> None:
     files = [str(TESTS / f"test_kernels_{name}.py") for name in KERNEL_TESTS]
     run = run_tests(emulated_module, *files, "-k", NO_TILES)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
@@ -106,22 +106,22 @@ def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "test"),
-    [("matmul", "test_a_column_does_not_know_its_neighbors"), ("attention_bytes", "test_prefill_gives_the_bits")],
+    [("matmul", "test_column_does_not_depend_on_neighbors"), ("attention_bytes", "test_prefill_gives_the_bits")],
 )
-def test_a_row_too_few_in_the_tiles_is_noticed(emulated_module: Path, file: str, test: str) -> None:
+def test_missing_tile_row_is_detected(emulated_module: Path, file: str, test: str) -> None:
     """Hardware would give no error. Without this check, the tests above could pass without detecting anything."""
     run = run_tests(emulated_module, str(TESTS / f"test_kernels_{file}.py"), "-k", test, fault="short")
     noticed = re.search("amx-emulated differs from generic|a packed .* differs from rows", run.stdout)
     assert run.returncode == 1 and noticed, run.stdout[-3000:]
 
 
-def test_shapes_that_do_not_fit_are_refused(emulated_module: Path) -> None:
+def test_mismatched_tile_shapes_abort_the_process(emulated_module: Path) -> None:
     """Hardware would raise an invalid-opcode exception."""
     run = run_tests(emulated_module, str(TESTS / "test_kernels_matmul.py"), "-k", "neighbors", "-s", fault="uneven")
     assert run.returncode < 0 and re.search("emulated tiles: tdp.*differ in rows", run.stderr), run.stderr[-2000:]
 
 
-def test_tile_instructions_are_counted_and_few(emulated_module: Path) -> None:
+def test_tile_instruction_counts_stay_within_limits(emulated_module: Path) -> None:
     """A product takes 16 cycles and a load 8, so with two loads per product, a kernel would be limited by loads."""
     command = [sys.executable, "-c", REPLACE + COUNT, str(emulated_module)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)

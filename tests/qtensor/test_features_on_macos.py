@@ -50,7 +50,7 @@ def built(folder: Path, processor: str) -> Path:
     return folder / "features"
 
 
-def test_i8mm_is_there_only_where_the_system_says_so(tmp_path: Path) -> None:
+def test_dotprod_and_i8mm_are_detected_by_sysctl(tmp_path: Path) -> None:
     """The M1 has dot products but no i8mm; the M2 and later chips have both."""
     program = built(tmp_path, "QTENSOR_ARM64")
     found = [
@@ -60,7 +60,7 @@ def test_i8mm_is_there_only_where_the_system_says_so(tmp_path: Path) -> None:
     assert found == [[], ["dotprod"], ["dotprod", "i8mm"], []]
 
 
-def test_avx512_is_there_only_where_the_system_says_so(tmp_path: Path) -> None:
+def test_avx512_is_detected_by_sysctl(tmp_path: Path) -> None:
     """XCR0 does not show AVX-512 before its first use. Tiles are not checked."""
     try:
         program = built(tmp_path, "QTENSOR_X86")

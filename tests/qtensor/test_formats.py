@@ -19,20 +19,20 @@ from notso.qtensor.formats import (
 
 
 @pytest.mark.parametrize("format", list(FORMATS.values()), ids=str)
-def test_sizes_are_those_of_the_gguf_package(format: Format) -> None:
+def test_format_sizes_match_the_gguf_package(format: Format) -> None:
     theirs = gguf.GGMLQuantizationType(format.ggml_type)
     assert theirs.name == format.name
     assert gguf.GGML_QUANT_SIZES[theirs] == (format.block_values, format.block_bytes)
 
 
-def test_every_format_of_the_gguf_package_has_a_name_here() -> None:
+def test_every_format_of_the_gguf_package_has_a_name() -> None:
     for theirs in gguf.GGMLQuantizationType:
         assert format_name(theirs.value) == theirs.name
     assert not set(FORMATS) & set(UNSUPPORTED_NAMES)
     assert format_name(9999) == "unknown type 9999"
 
 
-def test_row_bytes() -> None:
+def test_row_bytes_requires_whole_blocks() -> None:
     assert (row_bytes(Q4_K, 2048), row_bytes(Q4_K, 11008)) == (1152, 6192)
     assert (row_bytes(Q6_K, 2048), row_bytes(Q6_K, 11008)) == (1680, 9030)
     for bad in (0, -256, 255, 257):

@@ -39,7 +39,7 @@ def bits(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("format", [Q4_K, Q6_K, Q8_0, F32], ids=str)
 @pytest.mark.parametrize("rows", [48, 150])
-def test_fused_equals_single_operations(family: str, format: Format, rows: int, columns: int) -> None:
+def test_fused_matmul_matches_separate_operations(family: str, format: Format, rows: int, columns: int) -> None:
     rng = np.random.default_rng(columns)
     x = rng.standard_normal((columns, 512)).astype(np.float32)
     norm = ops.RMSNorm(rng.standard_normal(512).astype(np.float32), EPS)
@@ -64,14 +64,14 @@ def test_fused_equals_single_operations(family: str, format: Format, rows: int, 
     assert np.array_equal(bits(residual), bits(expected))
 
 
-def test_gate_and_up_of_different_shape_are_refused() -> None:
+def test_gate_and_up_of_different_shape_are_rejected() -> None:
     with pytest.raises(ops.OperandError):
         ops.matmul_gated(
             np.ones((1, 512), np.float32), weight(Q4_K, 8, 512, 1), weight(Q4_K, 9, 512, 2), ops.empty(1, 8)
         )
 
 
-def test_a_norm_of_another_width_is_refused() -> None:
+def test_norm_of_another_width_is_rejected() -> None:
     norm = ops.RMSNorm(np.ones(256, np.float32), EPS)
     with pytest.raises(ops.OperandError, match="norm"):
         ops.matmul(np.ones((1, 512), np.float32), weight(Q4_K, 8, 512, 1), ops.empty(1, 8), norm=norm)

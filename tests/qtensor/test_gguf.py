@@ -64,7 +64,7 @@ def write_sample(path: Path) -> dict[str, np.ndarray]:
     return written
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_gguf_file_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "sample.gguf"
     written = write_sample(path)
     with GGUFFile.open(path) as file:
@@ -82,7 +82,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         assert "sample.gguf" in repr(file)
 
 
-def test_the_gguf_package_reads_what_was_written(tmp_path: Path) -> None:
+def test_gguf_package_reads_written_file(tmp_path: Path) -> None:
     path = tmp_path / "sample.gguf"
     written = write_sample(path)
     program = (
@@ -105,7 +105,7 @@ def test_the_gguf_package_reads_what_was_written(tmp_path: Path) -> None:
         ]
 
 
-def test_what_the_gguf_package_writes_is_read(tmp_path: Path) -> None:
+def test_file_written_by_gguf_package_is_read(tmp_path: Path) -> None:
     path = tmp_path / "theirs.gguf"
     writer = gguf.GGUFWriter(path, "demo")
     writer.add_uint32("n", 7)
@@ -143,7 +143,7 @@ def test_tensors_and_metadata_outlive_the_file(tmp_path: Path) -> None:
     assert metadata["b.strings"][1] == "ä"
 
 
-def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
+def test_open_leaks_no_file_descriptor(tmp_path: Path) -> None:
     sound, broken = tmp_path / "sound.gguf", tmp_path / "broken.gguf"
     write_sample(sound)
     broken.write_bytes(sound.read_bytes()[:-40])
@@ -155,7 +155,7 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_version_2_has_the_same_layout(tmp_path: Path) -> None:
+def test_version_2_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "two.gguf"
     write_sample(path)
     raw = bytearray(path.read_bytes())
@@ -165,7 +165,7 @@ def test_version_2_has_the_same_layout(tmp_path: Path) -> None:
         assert file.version == 2 and len(file.tensors) == len(FORMATS) + 2
 
 
-def test_counts_at_the_cap_are_read(tmp_path: Path) -> None:
+def test_counts_at_the_limit_are_read(tmp_path: Path) -> None:
     path = tmp_path / "many.gguf"
     with GGUFWriter(path) as writer:
         writer.add("numbers", np.zeros(MAX_ARRAY_ITEMS, np.uint8).tolist(), "array of uint8")
@@ -239,7 +239,7 @@ def test_parsing_memory_is_bounded(tmp_path: Path, large_header: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "empty", "fifo", "nul", "device"])
-def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_open_rejects_paths_that_are_not_gguf_files(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.gguf"
     match kind:
         case "directory":
@@ -260,7 +260,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
 # ---------------------------------------------------------------- writer
 
 
-def test_nothing_appears_unless_whole(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_text("the old file")
     for data in (bytes(143), bytes(145), [bytes(100), bytes(45)], iter([])):
@@ -274,7 +274,7 @@ def test_nothing_appears_unless_whole(tmp_path: Path) -> None:
     assert path.read_text() == "the old file"
 
 
-def test_tensor_bytes_come_in_any_form(tmp_path: Path) -> None:
+def test_tensor_data_may_be_bytes_array_iterable_or_function(tmp_path: Path) -> None:
     path, raw = tmp_path / "x.gguf", np.arange(210, dtype=np.uint8)
     with GGUFWriter(path) as writer:
         writer.add_tensor("bytes", (256,), Q6_K, raw.tobytes())
@@ -311,7 +311,7 @@ def test_tensor_bytes_come_in_any_form(tmp_path: Path) -> None:
         ("k", "\ud800", "string"),
     ],
 )
-def test_entries_no_reader_would_take_are_refused(tmp_path: Path, key: str, value: object, type_name: str) -> None:
+def test_writer_rejects_invalid_entries(tmp_path: Path, key: str, value: object, type_name: str) -> None:
     writer = GGUFWriter(tmp_path / "x.gguf")
     writer.add("twice", 1, "uint32")
     with pytest.raises(GGUFError):
@@ -319,7 +319,7 @@ def test_entries_no_reader_would_take_are_refused(tmp_path: Path, key: str, valu
 
 
 @pytest.mark.parametrize("name", ["", "n" * 65, "a\0b", "twice"])
-def test_tensor_names_no_reader_would_take_are_refused(tmp_path: Path, name: str) -> None:
+def test_writer_rejects_invalid_tensor_names(tmp_path: Path, name: str) -> None:
     writer = GGUFWriter(tmp_path / "x.gguf")
     writer.add_tensor("twice", (1,), F32, bytes(4))
     with pytest.raises(GGUFError):
@@ -327,12 +327,12 @@ def test_tensor_names_no_reader_would_take_are_refused(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1, 1, 1, 1, 256), (2, 255), (-1, 256)])
-def test_shapes_no_reader_would_take_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_writer_rejects_invalid_shapes(tmp_path: Path, shape: tuple[int, ...]) -> None:
     with pytest.raises((GGUFError, OperandError)):
         GGUFWriter(tmp_path / "x.gguf").add_tensor("w", shape, Q4_K, b"")
 
 
-def test_counts_past_the_cap_are_refused(tmp_path: Path) -> None:
+def test_writer_rejects_counts_over_the_limit(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "x.gguf")
     for i in range(MAX_ENTRIES):
         writer.add(f"k{i}", i, "uint32")
@@ -343,7 +343,7 @@ def test_counts_past_the_cap_are_refused(tmp_path: Path) -> None:
         writer.add_tensor("one too many", (1,), F32, bytes(4))
 
 
-def test_a_file_is_written_by_two_at_once(tmp_path: Path) -> None:
+def test_concurrent_writers_use_separate_temporary_files(tmp_path: Path) -> None:
     """Two writers use separate temporary files, even in one process; the file of the last one remains."""
     path = tmp_path / "a.gguf"
     inner = GGUFWriter(path, durable=False)

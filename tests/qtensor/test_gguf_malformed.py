@@ -280,18 +280,18 @@ def refused(path: Path) -> GGUFError:
     return caught.value
 
 
-def test_there_are_at_least_a_hundred_cases() -> None:
+def test_malformed_cases_are_at_least_a_hundred_and_unique() -> None:
     assert len(CASES) >= 100 and len({case.name for case in CASES}) == len(CASES)
 
 
-def test_the_sound_file_is_sound(tmp_path: Path) -> None:
+def test_sound_file_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(SOUND)
     assert GGUFFile.open(path).tensors["t"].shape == (256,)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_refused_with_field_and_offset(tmp_path: Path, case: Case) -> None:
+def test_malformed_file_is_rejected_with_field_and_offset(tmp_path: Path, case: Case) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(case.content)
     error = refused(path)
@@ -345,7 +345,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_every_numeric_field_at_its_extremes(tmp_path: Path, field: str) -> None:
+def test_extreme_numeric_fields_load_or_are_rejected_quickly(tmp_path: Path, field: str) -> None:
     path, outcomes = tmp_path / "x.gguf", {}
     for value in EXTREMES:
         content = FIELDS[field](value)
@@ -357,7 +357,7 @@ def test_every_numeric_field_at_its_extremes(tmp_path: Path, field: str) -> None
     assert not any(loaded for value, loaded in outcomes.items() if value >= 2**31)
 
 
-def test_opening_never_allocates_what_an_accepted_file_claims(tmp_path: Path) -> None:
+def test_open_does_not_allocate_the_claimed_tensor_size(tmp_path: Path) -> None:
     """A sparse file of 8 GiB is filled by its only tensor: opening maps it without reading."""
     path = tmp_path / "sparse.gguf"
     rows = (8 << 30) // 144
@@ -385,7 +385,7 @@ def small_but_varied() -> bytes:
     return build(entries, tensors, np.random.default_rng(1).integers(0, 60, 320 + 68, np.uint8).tobytes())
 
 
-def test_cut_at_every_byte(tmp_path: Path) -> None:
+def test_file_truncated_at_any_byte_is_rejected(tmp_path: Path) -> None:
     path, content = tmp_path / "x.gguf", small_but_varied()
     path.write_bytes(content)
     assert rejected_or_loaded(path)
@@ -394,7 +394,7 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         assert not rejected_or_loaded(path), f"a file cut to {size} of {len(content)} bytes was accepted"
 
 
-def test_every_metadata_bit_flipped(tmp_path: Path) -> None:
+def test_flipped_header_bit_loads_or_is_rejected(tmp_path: Path) -> None:
     path, content = tmp_path / "x.gguf", small_but_varied()
     header = len(content) - (320 + 68)
     loaded = 0

@@ -73,7 +73,7 @@ def attend(q: Floats, positions: list[int], sequences: list[int], stored: Stored
 
 @pytest.mark.parametrize("dim", [16, 32, 48, 64, 80, 128])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 1), (3, 3), (16, 4), (6, 2), (5, 1)])
-def test_against_numpy(dim: int, heads: int, kv_heads: int, every_family: Every) -> None:
+def test_attention_matches_numpy(dim: int, heads: int, kv_heads: int, every_family: Every) -> None:
     rng = np.random.default_rng([dim, heads])
     for length in LENGTHS if (dim, heads) in ((16, 4), (128, 16)) else (1, 17, 130):
         stored = store([length], kv_heads, dim, rng)
@@ -85,7 +85,7 @@ def test_against_numpy(dim: int, heads: int, kv_heads: int, every_family: Every)
         assert np.abs(result - expected).max() < ATTENTION_TOLERANCE * np.abs(stored.values[0]).max()
 
 
-def test_prefill_gives_the_bits_of_row_by_row(every_family: Every) -> None:
+def test_prefill_gives_the_bits_of_single_rows(every_family: Every) -> None:
     rng = np.random.default_rng(1)
     stored = store([300], 2, 64, rng)
     q = rng.standard_normal((300, 8, 64), np.float32)
@@ -98,7 +98,7 @@ def test_prefill_gives_the_bits_of_row_by_row(every_family: Every) -> None:
         np.testing.assert_array_equal(whole, np.concatenate(pieces))
 
 
-def test_sequences_of_a_batch_do_not_know_each_other(every_family: Every) -> None:
+def test_batched_sequences_do_not_affect_each_other(every_family: Every) -> None:
     rng = np.random.default_rng(2)
     lengths = [1, 129, 40, 128, 300, 7]
     stored = store(lengths, 2, 32, rng)
@@ -114,7 +114,7 @@ def test_sequences_of_a_batch_do_not_know_each_other(every_family: Every) -> Non
 
 
 @pytest.mark.parametrize("length", [1, 16, 33, 127, 128, 129, 200])
-def test_what_lies_beyond_the_length_does_not_matter(length: int, every_family: Every) -> None:
+def test_cache_contents_beyond_the_length_are_ignored(length: int, every_family: Every) -> None:
     """The caches above contain NaN after each sequence. Here, bits are compared with zeros, huge values and
     infinities."""
     rng = np.random.default_rng(length)
@@ -130,7 +130,7 @@ def test_what_lies_beyond_the_length_does_not_matter(length: int, every_family: 
         np.testing.assert_array_equal(result, expected)
 
 
-def test_blocks_may_be_shared_and_lie_anywhere(every_family: Every) -> None:
+def test_sequences_sharing_a_block_give_identical_results(every_family: Every) -> None:
     """Two sequences with a common prefix have the same block in both tables, and give the same bits."""
     rng = np.random.default_rng(3)
     stored = store([256, 256], 1, 32, rng)
@@ -141,7 +141,7 @@ def test_blocks_may_be_shared_and_lie_anywhere(every_family: Every) -> None:
     assert not np.array_equal(*attend(q, [128, 128], [0, 1], stored))
 
 
-def test_peaked_and_flat_scores(every_family: Every) -> None:
+def test_peaked_and_flat_scores_match_numpy(every_family: Every) -> None:
     """The softmax over tiles is correct with one dominant key and with identical keys."""
     rng = np.random.default_rng(4)
     for spread in (0.0, 30.0):
@@ -154,7 +154,7 @@ def test_peaked_and_flat_scores(every_family: Every) -> None:
             np.testing.assert_allclose(result[i], expected[0], atol=3e-4 if spread else 1e-6)
 
 
-def test_a_nan_in_the_query_shows_in_its_own_head(every_family: Every) -> None:
+def test_nan_in_query_affects_only_one_head(every_family: Every) -> None:
     rng = np.random.default_rng(5)
     stored = store([140], 1, 32, rng)
     for bad in (np.nan, np.inf):
@@ -165,7 +165,7 @@ def test_a_nan_in_the_query_shows_in_its_own_head(every_family: Every) -> None:
         assert not finite[1, 2] and finite.sum() == 11
 
 
-def test_a_nan_in_the_cache_shows_in_rows_that_see_it(every_family: Every) -> None:
+def test_nan_in_cache_affects_only_attending_rows(every_family: Every) -> None:
     rng = np.random.default_rng(6)
     stored = store([200], 1, 32, rng)
     block = stored.tables[0, 150 // 128]
@@ -182,7 +182,7 @@ def test_a_nan_in_the_cache_shows_in_rows_that_see_it(every_family: Every) -> No
         stored.pool.write_block(block, kept)
 
 
-def test_the_cache_holds_what_was_stored(every_family: Every) -> None:
+def test_stored_values_are_rounded_to_half_precision(every_family: Every) -> None:
     """Stored values are rounded to nearest even, in the layout that the class documents; other places are unchanged."""
     rng = np.random.default_rng(7)
     special = [0.0, -0.0, 1e-8, 5.9604645e-8, 2.9802322e-8, 6.1e-5, 65504.0, 65519.9, 65520.0, 1e30, -1e30, 2049, 2051]

@@ -34,7 +34,7 @@ class Stored:
     keys: list[Floats]  # (length, KH, D) for each sequence
     values: list[Floats]
 
-    def held(self, sequence: int, position: int) -> list[reference.Rounded]:
+    def held(self, sequence: int, position: int) -> list[reference.RoundedVectors]:
         """Return keys and values as rounded for the row at `position`: (position + 1, KH, D)."""
         key_bits, value_bits = kv_cache.BITS[self.pool.format]
         own = np.arange(position + 1) // 128
@@ -43,7 +43,7 @@ class Stored:
         for x, bits in ((self.keys[sequence], key_bits), (self.values[sequence], value_bits)):
             exact, coarse = (reference.round_vectors(x[: position + 1], b) for b in (8, bits))
             levels = np.where(first_or_last[..., None], exact.levels, coarse.levels)
-            sides.append(reference.Rounded(levels, np.where(first_or_last, exact.scales, coarse.scales)))
+            sides.append(reference.RoundedVectors(levels, np.where(first_or_last, exact.scales, coarse.scales)))
         return sides
 
     def expected(self, q: Floats, positions: list[int], sequences: list[int]) -> Floats:
@@ -107,7 +107,7 @@ def attend(q: Floats, positions: list[int], sequences: list[int], stored: Stored
 
 
 @pytest.mark.parametrize(("dim", "format"), drawn())
-def test_the_bits_of_the_twin(dim: int, format: ops.KVFormat, every_family: Every) -> None:
+def test_attention_matches_numpy_bit_for_bit(dim: int, format: ops.KVFormat, every_family: Every) -> None:
     for heads, kv_heads in ((1, 1), (4, 1), (3, 3), (16, 4), (6, 2), (5, 1)):
         rng = np.random.default_rng([dim, heads])
         for length in LENGTHS if (dim, heads) in ((32, 4), (128, 16)) else (1, 17, 290):
@@ -120,7 +120,7 @@ def test_the_bits_of_the_twin(dim: int, format: ops.KVFormat, every_family: Ever
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_stored(format: ops.KVFormat, every_family: Every) -> None:
+def test_stored_bytes_match_numpy(format: ops.KVFormat, every_family: Every) -> None:
     """The stored bytes equal NumPy's, including NaN, infinities and zero vectors; other bytes are unchanged."""
     rng = np.random.default_rng(7)
     keys, values = rng.standard_normal((2, 9, 2, 48), np.float32) * np.float32(3)
@@ -151,10 +151,10 @@ def test_what_is_stored(format: ops.KVFormat, every_family: Every) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_blocks_come_apart_as_they_were_put_together(format: ops.KVFormat) -> None:
+def test_stored_blocks_unpack_to_rounded_vectors(format: ops.KVFormat) -> None:
     rng = np.random.default_rng(8)
     stored = store([128], 3, 32, rng, format)
-    k, v = kv_cache.take(stored.pool.block(stored.tables[0, 0]), format, 3, 32)
+    k, v = kv_cache.unpack_block(stored.pool.block(stored.tables[0, 0]), format, 3, 32)
     for side, x, bits in zip((k, v), (stored.keys[0], stored.values[0]), kv_cache.BITS[format], strict=True):
         expected = reference.round_vectors(x, bits)
         np.testing.assert_array_equal(side.levels, expected.levels)
@@ -162,7 +162,7 @@ def test_blocks_come_apart_as_they_were_put_together(format: ops.KVFormat) -> No
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_prefill_gives_the_bits_of_row_by_row(format: ops.KVFormat, every_family: Every) -> None:
+def test_prefill_gives_the_bits_of_single_rows(format: ops.KVFormat, every_family: Every) -> None:
     rng = np.random.default_rng(1)
     stored = store([300], 2, 64, rng, format)
     q = rng.standard_normal((300, 8, 64), np.float32)
@@ -176,7 +176,7 @@ def test_prefill_gives_the_bits_of_row_by_row(format: ops.KVFormat, every_family
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_sequences_of_a_batch_do_not_know_each_other(format: ops.KVFormat, every_family: Every) -> None:
+def test_batched_sequences_do_not_affect_each_other(format: ops.KVFormat, every_family: Every) -> None:
     rng = np.random.default_rng(2)
     lengths = [1, 129, 40, 128, 390, 7]
     stored = store(lengths, 2, 32, rng, format)
@@ -193,7 +193,7 @@ def test_sequences_of_a_batch_do_not_know_each_other(format: ops.KVFormat, every
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_peaked_and_flat_scores(format: ops.KVFormat, every_family: Every) -> None:
+def test_peaked_and_flat_scores_match_numpy(format: ops.KVFormat, every_family: Every) -> None:
     rng = np.random.default_rng(4)
     for spread in (0.0, 1e-6, 40.0):
         stored = store([300], 1, 64, rng, format, spread)
@@ -204,7 +204,7 @@ def test_peaked_and_flat_scores(format: ops.KVFormat, every_family: Every) -> No
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_nan_shows_where_it_is_seen(format: ops.KVFormat, every_family: Every) -> None:
+def test_nan_affects_only_attending_heads_and_rows(format: ops.KVFormat, every_family: Every) -> None:
     rng = np.random.default_rng(5)
     for bad in (np.nan, np.inf):
         stored = store([200], 1, 32, rng, format)
@@ -223,7 +223,7 @@ def test_nan_shows_where_it_is_seen(format: ops.KVFormat, every_family: Every) -
             part[0] = kept
 
 
-def test_tiles_that_are_not_there() -> None:
+def test_missing_tiles_are_rejected_unless_unused() -> None:
     """Below 8 bits, a row needs its first and last tile from the window pool, and all others from the main pool."""
     rng = np.random.default_rng(6)
     stored = store([400], 1, 16, rng, "k4v4")
@@ -253,7 +253,7 @@ def test_tiles_that_are_not_there() -> None:
         ops.store_key_values(k, k, *row, tables, stored.pool, stored.window)
 
 
-def test_recent_pools_go_with_small_formats_only() -> None:
+def test_window_pool_is_required_only_below_8_bits() -> None:
     rng = np.random.default_rng(9)
     for format in ops.KV_FORMATS:
         stored = store([3], 1, 16, rng, format)

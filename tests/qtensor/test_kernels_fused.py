@@ -37,7 +37,7 @@ def normed(x: Floats, norm: Floats) -> Floats:
 
 
 @each_format
-def test_norm(format: Format, make_weight: Make, every_family: Every) -> None:
+def test_fused_norm_matches_separate_operations(format: Format, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng([1, format.ggml_type])
     for columns, rows, cols in SIZES:
         x, norm = rng.standard_normal((columns, cols), np.float32), rng.uniform(0.5, 2, cols).astype(np.float32)
@@ -53,7 +53,7 @@ def test_norm(format: Format, make_weight: Make, every_family: Every) -> None:
 
 
 @each_format
-def test_addition(format: Format, make_weight: Make, every_family: Every) -> None:
+def test_fused_addition_matches_separate_operations(format: Format, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng([2, format.ggml_type])
     for columns, rows, cols in SIZES:
         weight, x = make_weight(format, rows, cols, rng), rng.standard_normal((columns, cols), np.float32)
@@ -69,7 +69,9 @@ def test_addition(format: Format, make_weight: Make, every_family: Every) -> Non
 
 @each_format
 @pytest.mark.parametrize("with_norm", [False, True], ids=["plain", "norm"])
-def test_gate(format: Format, with_norm: bool, make_weight: Make, every_family: Every) -> None:
+def test_fused_gate_matches_separate_operations(
+    format: Format, with_norm: bool, make_weight: Make, every_family: Every
+) -> None:
     rng = np.random.default_rng([3, format.ggml_type])
     for columns, rows, cols in SIZES:
         gate, up = make_weight(format, rows, cols, rng), make_weight(format, rows, cols, rng)
@@ -86,7 +88,7 @@ def test_gate(format: Format, with_norm: bool, make_weight: Make, every_family: 
         np.testing.assert_array_equal(every_family(fused), expected)
 
 
-def test_weights_of_different_formats(make_weight: Make, every_family: Every) -> None:
+def test_gate_and_up_may_have_different_formats(make_weight: Make, every_family: Every) -> None:
     """Q4_K together with Q6_K, as in the official file, and float weights with both."""
     rng = np.random.default_rng(4)
     gates = [make_weight(f, 40, 512, rng) for f in FORMATS.values()]
@@ -106,7 +108,7 @@ def test_weights_of_different_formats(make_weight: Make, every_family: Every) ->
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_nothing(threads: int, make_weight: Make, every_family: Every) -> None:
+def test_thread_count_does_not_change_gated_matmul(threads: int, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng(5)
     gate, up = (make_weight(FORMATS[12], 1000, 1024, rng) for _ in range(2))
     norm = rng.uniform(0.5, 2, 1024).astype(np.float32)

@@ -19,7 +19,7 @@ from twins import PACKED, packed_twin, same_bits
 from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.formats import FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
 from notso.qtensor.reference import ops as reference
-from notso.qtensor.reference.random_blocks import HALVES, put_halves
+from notso.qtensor.reference.random_blocks import HALVES, write_halves
 from notso.qtensor.tensor import QTensor
 
 COLUMNS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 34, 48, 49, 64, 65, 97, 128, 129, 512)
@@ -72,7 +72,7 @@ def twin(x: npt.NDArray[np.float32], weight: QTensor) -> npt.NDArray[np.float32]
 
 
 @pytest.mark.parametrize(("format", "columns"), drawn(COLUMNS), ids=str)
-def test_families_agree(format: Format, columns: int, make_weight: Make, every_family: Every) -> None:
+def test_kernel_families_agree(format: Format, columns: int, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng([columns, format.ggml_type])
     for rows in ROWS if columns < 512 else (37,):
         for cols in (256, 768) if columns < 64 else (512,):
@@ -81,7 +81,7 @@ def test_families_agree(format: Format, columns: int, make_weight: Make, every_f
 
 
 @each_format
-def test_panels_of_many_rows(format: Format, make_weight: Make, every_family: Every) -> None:
+def test_row_panels_agree_and_stay_within_bounds(format: Format, make_weight: Make, every_family: Every) -> None:
     """More rows than a panel, complete and partial panels, and results with and without nontemporal stores."""
     rng = np.random.default_rng(format.ggml_type)
     few = ((16, 130, 256), (18, 288, 512), (32, 176, 768), (33, 272, 512), (50, 304, 768))
@@ -104,7 +104,7 @@ def test_panels_of_many_rows(format: Format, make_weight: Make, every_family: Ev
 
 
 @pytest.mark.parametrize("format", [Q4_K, Q5_K, Q6_K], ids=str)
-def test_every_number_of_columns(format: Format, make_weight: Make, every_family: Every) -> None:
+def test_kernel_families_agree_for_1_to_49_columns(format: Format, make_weight: Make, every_family: Every) -> None:
     """Columns in registers, one and several passes; tiles of four rows and of one; more blocks than are prefetched;
     columns whose sums fit in 16 bits next to others."""
     rng = np.random.default_rng(format.ggml_type)
@@ -117,7 +117,9 @@ def test_every_number_of_columns(format: Format, make_weight: Make, every_family
 
 @each_format
 @pytest.mark.parametrize("kind", ["wild", "ones", "zero", "nonfinite"])
-def test_families_agree_on_any_bytes(format: Format, kind: str, make_weight: Make, every_family: Every) -> None:
+def test_kernel_families_agree_on_arbitrary_bytes(
+    format: Format, kind: str, make_weight: Make, every_family: Every
+) -> None:
     rng = np.random.default_rng([7, format.ggml_type])
     for columns, rows, cols in ((1, 5, 256), (9, 18, 768), (21, 48, 768), (33, 40, 512), (64, 4, 256)):
         weight, x = make_weight(format, rows, cols, rng, kind), activations(rng, columns, cols)
@@ -129,7 +131,7 @@ def test_families_agree_on_any_bytes(format: Format, kind: str, make_weight: Mak
 
 
 @each_format
-def test_long_rows(format: Format, make_weight: Make, every_family: Every) -> None:
+def test_kernel_families_agree_on_long_rows(format: Format, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng(format.ggml_type)
     weight = make_weight(format, 22, 43 * 256, rng)
     for columns in (1, 3, 8, 23, 39, 90):  # the last sizes need more than one chunk of memory for activations
@@ -139,7 +141,9 @@ def test_long_rows(format: Format, make_weight: Make, every_family: Every) -> No
 
 @pytest.mark.parametrize("format", [*SUB_BLOCKS, *PLAIN], ids=str)
 @pytest.mark.parametrize("cols", [32, 96, 288, 480, 544])
-def test_rows_that_end_within_a_super_block(format: Format, cols: int, make_weight: Make, every_family: Every) -> None:
+def test_kernel_families_agree_on_partial_super_blocks(
+    format: Format, cols: int, make_weight: Make, every_family: Every
+) -> None:
     rng = np.random.default_rng([cols, format.ggml_type])
     for columns, rows in ((1, 1), (2, 7), (5, 18)):
         weight, x = make_weight(format, rows, cols, rng), activations(rng, columns, cols)
@@ -149,7 +153,7 @@ def test_rows_that_end_within_a_super_block(format: Format, cols: int, make_weig
 
 
 @pytest.mark.parametrize("format", PLAIN, ids=str)
-def test_float_rows_of_any_length(format: Format, make_weight: Make, every_family: Every) -> None:
+def test_float_rows_of_any_length_match_numpy(format: Format, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng(format.ggml_type)
     for cols in (*range(1, 35), 47, 63, 65, 257):
         weight, x = make_weight(format, 5, cols, rng), activations(rng, 3, cols)
@@ -159,7 +163,9 @@ def test_float_rows_of_any_length(format: Format, make_weight: Make, every_famil
 
 
 @pytest.mark.parametrize(("format", "offset"), drawn((1, 2, 3, 7, 14, 31)), ids=str)
-def test_weights_may_lie_anywhere(format: Format, offset: int, make_weight: Make, every_family: Every) -> None:
+def test_unaligned_weights_give_identical_products(
+    format: Format, offset: int, make_weight: Make, every_family: Every
+) -> None:
     rng_here, rng_there = np.random.default_rng(5), np.random.default_rng(5)
     here = make_weight(format, 35, 512, rng_here)
     there = make_weight(format, 35, 512, rng_there, offset=offset)
@@ -170,7 +176,7 @@ def test_weights_may_lie_anywhere(format: Format, offset: int, make_weight: Make
 
 @each_quantized
 @pytest.mark.parametrize("kind", ["plain", "wild", "ones"])
-def test_equals_its_numpy_twin(format: Format, kind: str, make_weight: Make) -> None:
+def test_quantized_matmul_equals_numpy(format: Format, kind: str, make_weight: Make) -> None:
     rng = np.random.default_rng([11, format.ggml_type])
     for columns, rows, cols in ((1, 17, 768), (7, 33, 256), (23, 5, 11008 if kind == "plain" else 768)):
         weight, x = make_weight(format, rows, cols, rng, kind), activations(rng, columns, cols)
@@ -178,7 +184,7 @@ def test_equals_its_numpy_twin(format: Format, kind: str, make_weight: Make) -> 
 
 
 @pytest.mark.parametrize("format", PLAIN, ids=str)
-def test_float_weights_near_their_numpy_twin(format: Format, make_weight: Make) -> None:
+def test_float_matmul_is_close_to_numpy(format: Format, make_weight: Make) -> None:
     rng = np.random.default_rng(format.ggml_type)
     for columns, rows, cols in ((1, 17, 768), (23, 33, 2048)):
         weight, x = make_weight(format, rows, cols, rng), activations(rng, columns, cols)
@@ -188,7 +194,7 @@ def test_float_weights_near_their_numpy_twin(format: Format, make_weight: Make) 
 
 
 @each_format
-def test_a_column_does_not_know_its_neighbors(format: Format, make_weight: Make, every_family: Every) -> None:
+def test_column_does_not_depend_on_neighbors(format: Format, make_weight: Make, every_family: Every) -> None:
     """A column's bits do not depend on the batch or on its position in it (reliability DT1)."""
     rng = np.random.default_rng(format.ggml_type)
     weight, x = make_weight(format, 21, 768, rng), activations(rng, 23, 768)
@@ -202,7 +208,7 @@ def test_a_column_does_not_know_its_neighbors(format: Format, make_weight: Make,
 
 
 @each_format
-def test_activations_that_are_not_ordinary(format: Format, make_weight: Make, every_family: Every) -> None:
+def test_non_finite_activations_affect_only_their_rows(format: Format, make_weight: Make, every_family: Every) -> None:
     """NaN and infinities affect only their own rows; zeros, subnormals and huge values are ordinary numbers."""
     rng = np.random.default_rng(format.ggml_type)
     weight = make_weight(format, 25, 512, rng)
@@ -234,7 +240,7 @@ def test_extremes_do_not_overflow(format: Format, make_weight: Make, every_famil
         body[:] = fill
         if format in HALVES:
             halves = np.random.default_rng(3).standard_normal((len(body), len(HALVES[format])))
-            put_halves(format, body, halves.astype(np.float32))
+            write_halves(format, body, halves.astype(np.float32))
         for sign, columns in itertools.product((1, -1), (1, 2, 4, 8, 16, 20, 48)):  # few; half a tile, one, two, three
             x = np.full((max(columns, 4), 768), sign, np.float32)
             x[1, ::2] *= -1
@@ -247,7 +253,7 @@ def test_extremes_do_not_overflow(format: Format, make_weight: Make, every_famil
 
 
 @pytest.mark.parametrize("format", [Q4_K, Q5_K], ids=str)
-def test_each_scale_and_minimum_has_its_place(format: Format, every_family: Every) -> None:
+def test_packed_scales_and_minima_are_unpacked_in_order(format: Format, every_family: Every) -> None:
     """One input, and one scale or minimum at a time, to check the unpacking of all eight of both from twelve bytes."""
     from notso.qtensor.reference.blocks import pack_scales
 
@@ -267,7 +273,7 @@ def test_each_scale_and_minimum_has_its_place(format: Format, every_family: Ever
     np.testing.assert_allclose(result[:8].T, expected, rtol=1e-6)
 
 
-def test_several_weights_of_one_input(make_weight: Make, every_family: Every) -> None:
+def test_matmul_many_equals_single_products(make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng(3)
     weights = [make_weight(f, 10 + 7 * i, 512, rng) for i, f in enumerate(FORMATS.values())]
     for columns in (1, 3, 6, 40):  # with three columns, AVX-512 uses tiles for some formats

@@ -40,7 +40,7 @@ def test_table_is_exact_up_to_the_last_position(theta: float) -> None:
     assert (cosine[0] == 1).all() and (sine[0] == 0).all()
 
 
-def test_every_quadrant_and_the_points_between(every_family: Every) -> None:
+def test_table_is_accurate_at_quadrant_boundaries(every_family: Every) -> None:
     quarter = np.arange(1, 200, dtype=np.float64) * np.pi / 2
     frequencies = np.concatenate([quarter, np.nextafter(quarter, 0), np.nextafter(quarter, 1e9), -quarter, [0.0, 1e6]])
     cosine, sine = table_to(frequencies, 2)
@@ -66,7 +66,7 @@ def test_positions_may_come_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("frequency", [np.nan, np.inf])
-def test_what_is_no_rotation_is_refused(frequency: float) -> None:
+def test_invalid_rope_table_arguments_are_rejected(frequency: float) -> None:
     with pytest.raises(OperandError):
         table_to(np.array([1.0, frequency]), 3)
     with pytest.raises(OperandError):
@@ -90,7 +90,7 @@ def rotated(
 
 @pytest.mark.parametrize("dim", [2, 4, 6, 16, 30, 32, 34, 64, 128])
 @pytest.mark.parametrize("adjacent", [True, False], ids=["pairs", "halves"])
-def test_rotation(dim: int, adjacent: bool, every_family: Every) -> None:
+def test_rope_matches_numpy(dim: int, adjacent: bool, every_family: Every) -> None:
     rng = np.random.default_rng(dim)
     frequencies = reference.inverse_frequencies(dim, 5e6)
     table = table_to(frequencies, 1000)
@@ -114,7 +114,7 @@ def test_the_layouts_are_permutations_of_each_other(every_family: Every) -> None
     assert not np.array_equal(halves, rotated(x, positions, table, True)), "the layouts must differ"
 
 
-def test_position_nought_changes_nothing_and_length_stays(every_family: Every) -> None:
+def test_rope_keeps_position_zero_and_vector_length(every_family: Every) -> None:
     table = table_to(reference.inverse_frequencies(128, 5e6), 65_536)
     x = np.random.default_rng(2).standard_normal((3, 2, 128), np.float32)
     result = every_family(lambda: rotated(x, np.array([0, 30_000, 65_535], np.int32), table, True))

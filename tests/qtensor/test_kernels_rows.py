@@ -48,7 +48,7 @@ def softmaxed(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return out
 
 
-def test_sizes(every_family: Every) -> None:
+def test_row_operations_match_numpy_for_all_sizes(every_family: Every) -> None:
     rng = np.random.default_rng(1)
     for size in SIZES:
         a, b, weight = numbers(rng, 3, size), numbers(rng, 3, size), numbers(rng, size)
@@ -72,7 +72,7 @@ def test_sizes(every_family: Every) -> None:
         np.testing.assert_allclose(result.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_many_elements_in_pieces(every_family: Every) -> None:
+def test_batch_of_rows_equals_single_rows(every_family: Every) -> None:
     """The row is split into pieces for several threads; boundaries leave no gap and change no bit."""
     rng = np.random.default_rng(2)
     gate, up = numbers(rng, 7, 11008), numbers(rng, 7, 11008)
@@ -84,7 +84,7 @@ def test_many_elements_in_pieces(every_family: Every) -> None:
     np.testing.assert_array_equal(whole, np.concatenate([normed(x[i : i + 1].copy(), weight) for i in range(50)]))
 
 
-def test_in_place(every_family: Every) -> None:
+def test_row_operations_work_in_place(every_family: Every) -> None:
     rng = np.random.default_rng(3)
     a, b, weight = numbers(rng, 4, 75), numbers(rng, 4, 75), numbers(rng, 75)
 
@@ -102,7 +102,7 @@ def test_in_place(every_family: Every) -> None:
         np.testing.assert_array_equal(every_family(lambda call=call: in_place(call)), expected)
 
 
-def test_exp(every_family: Every) -> None:
+def test_exp_error_is_within_tolerance(every_family: Every) -> None:
     """Measure exp through the softmax of [0, x]: the quotient of its two outputs. All callers of exp have x <= 0."""
     rng = np.random.default_rng(4)
     halves_of_ln2 = (np.arange(-249, 1) * (np.log(2) / 2)).astype(np.float32)  # where the range reduction changes
@@ -114,7 +114,7 @@ def test_exp(every_family: Every) -> None:
     assert error.max() < EXP_TOLERANCE, f"{error.max()} at {x[error.argmax()]}"
 
 
-def test_silu_over_its_range(every_family: Every) -> None:
+def test_silu_matches_numpy_over_the_whole_range(every_family: Every) -> None:
     gate = np.concatenate([np.linspace(-100, 100, 4001), [0.0, -0.0, 1e-30, -1e-30, 1e30, -1e30]]).astype(np.float32)
     gate = gate.reshape(1, -1)
     up = np.ones_like(gate)
@@ -124,7 +124,7 @@ def test_silu_over_its_range(every_family: Every) -> None:
     np.testing.assert_allclose(result[ordinary], reference.silu_mul(gate, up)[ordinary], rtol=SILU_TOLERANCE)
 
 
-def test_softmax_of_far_apart_and_equal_numbers(every_family: Every) -> None:
+def test_softmax_of_extreme_and_equal_values_matches_numpy(every_family: Every) -> None:
     for row in ([0.0] * 33, [1e30, 0, -1e30], [-3e38, 3e38], [5.0, 5.0], [-1e4] * 20 + [-1e4 + 1], [7.0]):
         x = np.array([row], np.float32)
         result = every_family(lambda x=x: softmaxed(x))
@@ -133,7 +133,7 @@ def test_softmax_of_far_apart_and_equal_numbers(every_family: Every) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [5, 16, 40, 67])
-def test_what_is_not_finite_shows(bad: float, size: int, every_family: Every) -> None:
+def test_non_finite_values_affect_only_their_row(bad: float, size: int, every_family: Every) -> None:
     """NaN and infinities in a row never give ordinary values, and do not affect other rows."""
     rng = np.random.default_rng(size)
     for place in range(0, size, 3):
@@ -149,7 +149,7 @@ def test_what_is_not_finite_shows(bad: float, size: int, every_family: Every) ->
             assert not np.isfinite(result[1]).all() and np.isfinite(result[[0, 2]]).all()
 
 
-def test_rms_norm_of_extremes(every_family: Every) -> None:
+def test_rms_norm_of_extreme_scales_matches_numpy(every_family: Every) -> None:
     weight = np.ones(40, np.float32)
     for scale in (0.0, 1e-42, 1e-20, 1e15):
         x = numbers(np.random.default_rng(5), 2, 40, scale=1) * np.float32(scale)
@@ -172,7 +172,7 @@ def test_argmax_takes_the_first_of_equals(every_family: Every) -> None:
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=str)
 @pytest.mark.parametrize("kind", ["plain", "wild", "ones", "zero"])
-def test_embedding_rows(format: Format, kind: str, make_weight: Make, every_family: Every) -> None:
+def test_embed_rows_matches_numpy(format: Format, kind: str, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng(7)
     weight = make_weight(format, 40, 512, rng, kind, offset=3)
     ids = np.concatenate([rng.integers(0, 40, 50), [0, 39, 39]]).astype(np.int32)
@@ -185,7 +185,7 @@ def test_embedding_rows(format: Format, kind: str, make_weight: Make, every_fami
     np.testing.assert_array_equal(every_family(rows), reference.embedding_rows(weight, ids))
 
 
-def test_gathered_rows() -> None:
+def test_gather_rows_copies_the_selected_rows() -> None:
     rng = np.random.default_rng(8)
     x = numbers(rng, 9, 33)
     ids = np.array([8, 0, 3, 3], np.int32)

@@ -15,7 +15,7 @@ from notso.qtensor.errors import OperandError
 BITS = {"f16": 16, "k8v8": 8.125, "k8v4": 6.125, "k4v4": 4.125, "k4v3": 3.625}
 
 
-def test_bytes_per_value_are_those_of_the_name() -> None:
+def test_block_bytes_match_the_bits_of_the_format() -> None:
     assert set(BITS) == set(ops.KV_FORMATS)
     for format in ops.KV_FORMATS:
         pool = ops.key_value_pool(3, 4, 128, format)
@@ -39,7 +39,7 @@ def test_blocks_are_read_written_and_copied(format: ops.KVFormat) -> None:
     assert held == before[2].tobytes(), "a change of the block must not change its copy"
 
 
-def test_pools_of_several_layers_lie_one_behind_the_other() -> None:
+def test_layer_pools_are_contiguous_and_separate() -> None:
     pools = ops.key_value_pools(3, 4, 2, 32, "k8v8")
     for layer, pool in enumerate(pools):
         for head in pool.block_memory(layer):
@@ -52,7 +52,7 @@ def test_pools_of_several_layers_lie_one_behind_the_other() -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, RUN_BLOCKS, RUN_BLOCKS + 1, 3 * RUN_BLOCKS, 65, 1000])
-def test_no_two_blocks_share_a_byte_and_a_head_of_neighbors_lies_in_order(blocks: int) -> None:
+def test_blocks_do_not_overlap_and_neighbors_are_contiguous(blocks: int) -> None:
     pool = ops.key_value_pool(blocks, 3, 16, "k4v3")
     start = pool.data.ctypes.data
     heads = np.array([[head.ctypes.data - start for head in pool.block(block)] for block in range(blocks)])
@@ -65,7 +65,7 @@ def test_no_two_blocks_share_a_byte_and_a_head_of_neighbors_lies_in_order(blocks
             assert (heads[block] - heads[block - 1] == size).all()
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_blocks_and_formats_are_rejected() -> None:
     pool = ops.key_value_pool(2, 1, 16)
     for block in (-1, 2):
         for call in (
@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused() -> None:
         ops.key_value_pool(1, 1, 2048, "k8v8")
 
 
-def test_memory_is_taken_on_first_use() -> None:
+def test_pool_memory_is_allocated_on_first_use() -> None:
     """A pool of 8 GiB reserves only address space."""
     pool = ops.key_value_pool(1 << 16, 4, 128, "k8v8")
     assert pool.nbytes > 8 << 30
@@ -97,7 +97,7 @@ def test_memory_is_taken_on_first_use() -> None:
     assert pool.data.ctypes.data % 64 == 0
 
 
-def test_what_is_mostly_never_written_lies_on_small_pages() -> None:
+def test_pool_without_large_pages_uses_only_written_blocks() -> None:
     """A block uses its own memory but not that of its neighbors."""
     pool = ops.key_value_pool(64, 4, 128, "k8v8", large_pages=False)
     assert pool.nbytes > 2 * huge_pages.LARGE_BYTES

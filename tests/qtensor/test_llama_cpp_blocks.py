@@ -25,13 +25,13 @@ def golden() -> dict[str, npt.NDArray[np.generic]]:
         return dict(file)
 
 
-def test_every_format_is_there(golden: dict[str, npt.NDArray[np.generic]]) -> None:
+def test_golden_file_contains_every_quantized_format(golden: dict[str, npt.NDArray[np.generic]]) -> None:
     names = {name.partition(".")[0] for name in golden} - {"source", "importance"}
     assert {FORMATS_BY_NAME[name] for name in names} == set(QUANTIZED)
 
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
-def test_values(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> None:
+def test_dequantized_values_match_llama_cpp(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> None:
     packed, expected = golden[f"{format.name}.blocks"].astype(np.uint8), golden[f"{format.name}.values"]
     np.testing.assert_array_equal(blocks.dequantize(format, packed), expected)
     weight = QTensor("w", format, expected.shape, packed.reshape(-1))
@@ -44,7 +44,7 @@ def test_values(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> N
 
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
-def test_they_stand_for_what_was_quantized(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> None:
+def test_golden_values_are_close_to_the_source(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> None:
     """The dequantized values are close to the originals, so the golden file is plausible."""
     source, values = golden["source"].astype(np.float64), golden[f"{format.name}.values"].astype(np.float64)
     weight = golden["importance"].astype(np.float64)

@@ -11,7 +11,7 @@ import pytest
 STUB = Path(__file__).parents[2] / "src" / "notso" / "qtensor" / "_native.pyi"
 
 
-def test_stub_is_in_step_with_the_module(tmp_path: Path) -> None:
+def test_stub_matches_the_native_module(tmp_path: Path) -> None:
     pytest.importorskip("nanobind", reason="nanobind writes the stub; it is not installed")
     fresh = tmp_path / "_native.pyi"
     command = [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "notso.qtensor._native", "-o", str(fresh)]

@@ -43,7 +43,7 @@ def digests(printed: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("cpu", FAMILIES)
-def test_every_kernel_gives_the_bits_of_generic(cpu: str, family_bits: Path, digest_of_this_machine: str) -> None:
+def test_aarch64_kernels_match_generic(cpu: str, family_bits: Path, digest_of_this_machine: str) -> None:
     """Kernels of all families that the CPU supports are run, best first; results also equal those of this machine."""
     run = aarch64.run(cpu, family_bits, SEED, ROUNDS)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -53,13 +53,13 @@ def test_every_kernel_gives_the_bits_of_generic(cpu: str, family_bits: Path, dig
 
 
 @pytest.mark.parametrize("fault", ["matmul", "tiles", "slabs", "rows", "attention"])
-def test_a_bit_turned_over_is_noticed(fault: str, family_bits: Path) -> None:
+def test_flipped_bit_is_detected(fault: str, family_bits: Path) -> None:
     """Without this check, the tests above could pass without detecting anything."""
     run = aarch64.run(DOTPROD, family_bits, SEED, ROUNDS, fault)
     assert run.returncode == 1 and "neon differs from generic" in run.stdout, run.stdout + run.stderr
 
 
-def test_operations_and_threads() -> None:
+def test_operations_and_threads_pass_on_emulated_aarch64() -> None:
     """Operations with several threads, families selected at run time, and arrays that end at inaccessible pages."""
     driver = aarch64.cross_build("driver")
     for cpu, families in FAMILIES.items():
@@ -85,7 +85,7 @@ def output_of(tool: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("family", INSTRUCTIONS)
-def test_kernel_objects_keep_to_their_instructions(family: str, family_bits: Path) -> None:
+def test_kernel_objects_use_only_allowed_instructions(family: str, family_bits: Path) -> None:
     (path,) = family_bits.parent.glob(f"CMakeFiles/kernels_{family}.dir/**/table.cpp.o")
     code = set(
         re.findall(r"^\s*[0-9a-f]+:\s+([a-z]\w*)", output_of("objdump", "-d", "--no-show-raw-insn", str(path)), re.M)
@@ -95,7 +95,7 @@ def test_kernel_objects_keep_to_their_instructions(family: str, family_bits: Pat
 
 
 @pytest.mark.parametrize("family", INSTRUCTIONS)
-def test_kernel_objects_share_nothing(family: str, family_bits: Path) -> None:
+def test_kernel_objects_export_only_their_kernel_table(family: str, family_bits: Path) -> None:
     (path,) = family_bits.parent.glob(f"CMakeFiles/kernels_{family}.dir/**/table.cpp.o")
     defined = [line.split() for line in output_of("nm", "--defined-only", str(path)).splitlines() if line.strip()]
     shown = [words[2] for words in defined if len(words) == 3 and (words[1].isupper() or words[1] in "vw")]

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_every_kernel_test_passes(tmp_path: Path) -> None:
+def test_kernel_tests_pass_on_emulated_aarch64(tmp_path: Path) -> None:
     aarch64.install(tmp_path)
     files = sorted(str(path) for path in TESTS.glob("test_kernels_*.py"))
     assert len(files) == 6

@@ -132,7 +132,7 @@ FREE_SIDES = {
 }  # fmt: skip
 
 
-def test_no_operation_is_forgotten() -> None:
+def test_every_public_operation_has_a_case() -> None:
     public = {
         name
         for name, value in vars(ops).items()
@@ -142,7 +142,7 @@ def test_no_operation_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_operands_below_are_taken(name: str) -> None:
+def test_valid_operands_are_accepted(name: str) -> None:
     make, _, call = CASES[name]
     call(**make())
 
@@ -201,7 +201,7 @@ def cases_of_operands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "operand"), list(cases_of_operands()))
-def test_wrong_operands(name: str, operand: str) -> None:
+def test_invalid_operands_are_rejected(name: str, operand: str) -> None:
     make, written, _ = CASES[name]
     for what, wrong in altered(make()[operand]):
         _refuses(name, {**make(), operand: wrong}, f"{operand} as {what}")
@@ -222,7 +222,7 @@ def test_wrong_operands(name: str, operand: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, (_, written, _) in CASES.items() if written])
-def test_overlapping_operands(name: str) -> None:
+def test_overlapping_outputs_are_rejected(name: str) -> None:
     """Output may be the same array as an input if documented, but must not overlap it otherwise."""
     make, written, _ = CASES[name]
     for out in written:
@@ -249,7 +249,7 @@ def test_overlapping_operands(name: str) -> None:
         ("attention", "positions", 256), ("attention", "sequences", 2), ("attention", "tables", 4),
     ],
 )  # fmt: skip
-def test_contents_out_of_range(name: str, operand: str, limit: int, make_index: int) -> None:
+def test_out_of_range_contents_are_rejected(name: str, operand: str, limit: int, make_index: int) -> None:
     """Row numbers, positions, sequences and blocks are checked when the operation runs, eagerly or in a program."""
     make, _, call = CASES[name]
     for wrong in (-1, limit, limit + 1, -(2**31), 2**31 - 1, 2**30):
@@ -271,14 +271,14 @@ def test_contents_out_of_range(name: str, operand: str, limit: int, make_index: 
             np.testing.assert_array_equal(operands[key], value, err_msg=f"{name} wrote {key}")
 
 
-def test_blocks_beyond_a_rows_position_are_not_looked_at() -> None:
+def test_blocks_beyond_the_position_are_not_checked() -> None:
     make, _, call = CASES["attention"]
     operands = make()
     operands["tables"][0, 1] = -1  # sequence 0 is at position 0, in its first tile
     call(**operands)
 
 
-def test_no_rows_are_nothing_to_do() -> None:
+def test_operations_accept_zero_rows() -> None:
     none = {"positions": i(), "sequences": i(), "tables": np.zeros((1, 1), np.int32)}
     ops.embed_rows(WEIGHT, i(), f(0, 64))
     ops.gather_rows(f(0, 5), i(), f(0, 5))
@@ -293,7 +293,7 @@ def test_no_rows_are_nothing_to_do() -> None:
     ops.argmax(f(0, 5), i())
 
 
-def test_weights_that_do_not_fit() -> None:
+def test_mismatched_weights_are_rejected() -> None:
     with pytest.raises(OperandError):
         ops.matmul_many(f(3, 64), [])
     with pytest.raises(OperandError):
@@ -312,13 +312,13 @@ def test_weights_that_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize("sides", [(0, 1, 16), (1, 0, 16), (1, 1, 0), (1, 1, 8), (1, 1, 24), (-1, 1, 16)])
-def test_caches_that_cannot_be(sides: tuple[int, int, int]) -> None:
+def test_invalid_pool_dimensions_are_rejected(sides: tuple[int, int, int]) -> None:
     with pytest.raises(OperandError):
         ops.key_value_pool(*sides)
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(0, 8), (2, 0), (2, 7)])
-def test_heads_that_cannot_be_rotated(heads: int, dim: int) -> None:
+def test_rope_rejects_invalid_head_dimensions(heads: int, dim: int) -> None:
     table = np.zeros((3, dim // 2), np.float32)
     with pytest.raises(OperandError):
         ops.rope(f(2, heads, dim), i(0, 1), (table, table.copy()), adjacent=True)

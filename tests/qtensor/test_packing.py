@@ -23,7 +23,7 @@ each_packed = pytest.mark.parametrize("format", [FORMATS_BY_NAME[name] for name 
 
 @each_packed
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 63, 64, 65, 96, 128, 150])
-def test_every_row_comes_out_again(format: Format, rows: int, make_weight: Make) -> None:
+def test_packed_rows_equal_the_original_rows(format: Format, rows: int, make_weight: Make) -> None:
     for cols in (256, 768):
         weight = make_weight(format, rows, cols, np.random.default_rng([rows, cols]), "wild")
         for gap in (0, 64, 4096):
@@ -35,7 +35,7 @@ def test_every_row_comes_out_again(format: Format, rows: int, make_weight: Make)
 
 
 @each_packed
-def test_what_fills_up_the_last_rows_does_not_count(format: Format, make_weight: Make) -> None:
+def test_packed_padding_rows_are_zero(format: Format, make_weight: Make) -> None:
     """Padding rows are zero, whatever the memory contained before."""
     weight = make_weight(format, 17, 512, np.random.default_rng(1))
     data = packed_twin(weight).data
@@ -45,7 +45,9 @@ def test_what_fills_up_the_last_rows_does_not_count(format: Format, make_weight:
 
 @each_packed
 @pytest.mark.parametrize("columns", [1, 3, 5, 33])
-def test_gate_and_up_in_turns(format: Format, columns: int, make_weight: Make, every_family: Every) -> None:
+def test_interleaved_gate_and_up_match_unpacked_weights(
+    format: Format, columns: int, make_weight: Make, every_family: Every
+) -> None:
     rng = np.random.default_rng(columns)
     gate, up = make_weight(format, 208, 768, rng), make_weight(Q6_K, 208, 768, rng)
     x = rng.standard_normal((columns, 768), np.float32)
@@ -80,7 +82,7 @@ def in_turns(*weights: QTensor) -> list[PackedTensor]:
     return found
 
 
-def test_the_arena_packs_what_the_kernels_take(make_weight: Make) -> None:
+def test_arena_packs_formats_supported_by_the_kernels(make_weight: Make) -> None:
     rng = np.random.default_rng(3)
     gate, up, low = (make_weight(Q4_K, rows, 512, rng) for rows in (160, 160, 40))
     norm = QTensor.quantize(rng.standard_normal((1, 512)).astype(np.float32), F32)
@@ -109,7 +111,7 @@ def test_the_arena_packs_what_the_kernels_take(make_weight: Make) -> None:
                 arena.copy(gate)
 
 
-def test_what_is_not_packed_is_refused(make_weight: Make) -> None:
+def test_invalid_packed_tensor_is_rejected(make_weight: Make) -> None:
     weight = make_weight(Q4_K, 70, 512, np.random.default_rng(4))
     x, out = np.ones((1, 512), np.float32), np.empty((1, 70), np.float32)
     twin = packed_twin(weight)

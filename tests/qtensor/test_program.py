@@ -73,7 +73,7 @@ class Layer:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_replay_gives_the_bits_of_eager_calls(rows: int, make_weight: Make, every_family: Every) -> None:
+def test_replay_matches_eager_calls(rows: int, make_weight: Make, every_family: Every) -> None:
     eager, recorded = Layer(make_weight, rows), Layer(make_weight, rows)
     program = ops.Program()
     with program.record():
@@ -91,7 +91,7 @@ def test_replay_gives_the_bits_of_eager_calls(rows: int, make_weight: Make, ever
     assert np.isfinite(every_family(both)).all()
 
 
-def test_contents_are_read_when_it_runs(make_weight: Make) -> None:
+def test_replay_reads_current_array_contents(make_weight: Make) -> None:
     """Decode token by token with one program whose ids and positions change in place; the bits equal a prefill's."""
     whole, single = Layer(make_weight, 140), Layer(make_weight, 1)
     whole.step()
@@ -131,7 +131,7 @@ def test_arrays_live_as_long_as_the_program(make_weight: Make) -> None:
     assert all(ref() is None for ref in alive), "a deleted program must not keep arrays alive"
 
 
-def test_a_refused_operation_is_not_recorded() -> None:
+def test_rejected_operation_is_not_recorded() -> None:
     program = ops.Program()
     x = np.ones((2, 3), np.float32)
     with program.record():
@@ -143,7 +143,7 @@ def test_a_refused_operation_is_not_recorded() -> None:
     assert (x == 2).all()
 
 
-def test_an_error_within_recording_ends_it() -> None:
+def test_error_during_recording_ends_the_recording() -> None:
     program, x = ops.Program(), np.ones((1, 4), np.float32)
     with pytest.raises(KeyError), program.record():
         raise KeyError
@@ -151,7 +151,7 @@ def test_an_error_within_recording_ends_it() -> None:
     assert (x == 2).all() and len(program) == 0
 
 
-def test_one_recording_per_thread() -> None:
+def test_only_one_recording_per_thread_is_allowed() -> None:
     program, other = ops.Program(), ops.Program()
     x = np.ones((1, 4), np.float32)
     with program.record():
@@ -167,7 +167,7 @@ def test_one_recording_per_thread() -> None:
     assert len(program) == 2 and len(other) == 0
 
 
-def test_it_stops_at_the_step_that_fails() -> None:
+def test_replay_stops_at_the_failing_step() -> None:
     """Steps before the failing one have run; it and later steps have written nothing. The next run succeeds."""
     x, ids, row, out = (np.ones((3, 4), np.float32), np.array([1], np.int32), *np.zeros((2, 1, 4), np.float32))
     program = ops.Program()
@@ -184,7 +184,7 @@ def test_it_stops_at_the_step_that_fails() -> None:
     assert (x == 4).all() and (row == 4).all() and (out == 8).all()
 
 
-def test_the_interpreter_goes_on_while_it_runs(make_weight: Make) -> None:
+def test_replay_releases_the_interpreter_lock(make_weight: Make) -> None:
     """The program releases the interpreter lock: another thread counts during a long run."""
     weight = make_weight(Q4_K, 2048, 2048, np.random.default_rng(2))
     x, y = np.ones((64, 2048), np.float32), np.zeros((64, 2048), np.float32)
@@ -215,7 +215,7 @@ def test_the_interpreter_goes_on_while_it_runs(make_weight: Make) -> None:
     assert len(gaps) > 5 and max(gaps) < 0.9 * took, "if the lock were held, one gap would last the whole run"
 
 
-def test_programs_of_several_threads_take_turns(make_weight: Make) -> None:
+def test_concurrent_programs_give_correct_results(make_weight: Make) -> None:
     weight = make_weight(Q4_K, 96, 512, np.random.default_rng(3))
     rng = np.random.default_rng(4)
     inputs = [rng.standard_normal((n, 512), np.float32) for n in (1, 3, 17, 40)]

@@ -9,7 +9,7 @@ import pytest
 from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import BF16, F16, F32, FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
 from notso.qtensor.reference import blocks
-from notso.qtensor.reference.random_blocks import HALVES, put_halves
+from notso.qtensor.reference.random_blocks import HALVES, write_halves
 from notso.qtensor.reference.unpacked_blocks import grid
 
 ALL = list(FORMATS.values())
@@ -45,7 +45,7 @@ def random_blocks(format: Format, count: int, seed: int) -> np.ndarray:
     if format.name == "MXFP4":
         raw[:, 0] = np.minimum(raw[:, 0], 200)
     if format in HALVES:
-        put_halves(format, raw, np.stack([_scales(rng, count) for _ in HALVES[format]], axis=1))
+        write_halves(format, raw, np.stack([_scales(rng, count) for _ in HALVES[format]], axis=1))
     return raw
 
 
@@ -64,7 +64,7 @@ def test_dequantize_equals_the_gguf_package(format: Format) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-def test_q4_k_by_hand() -> None:
+def test_q4_k_dequantizes_a_hand_made_block() -> None:
     raw = np.zeros(144, np.uint8)
     raw[0:2] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
     raw[2:4] = np.frombuffer(np.float16(0.25).tobytes(), np.uint8)
@@ -81,7 +81,7 @@ def test_q4_k_by_hand() -> None:
     assert numbers[0] == 0
 
 
-def test_q6_k_by_hand() -> None:
+def test_q6_k_dequantizes_a_hand_made_block() -> None:
     raw = np.zeros(210, np.uint8)
     raw[208:210] = np.frombuffer(np.float16(2.0).tobytes(), np.uint8)
     raw[192:208] = np.arange(16, dtype=np.int8).view(np.uint8) * 3
@@ -92,20 +92,20 @@ def test_q6_k_by_hand() -> None:
 
 
 @pytest.mark.parametrize("format", ONLY_READ, ids=str)
-def test_what_is_only_read_is_not_made(format: Format) -> None:
+def test_quantizing_to_read_only_formats_is_rejected(format: Format) -> None:
     with pytest.raises(OperandError, match=f"quantizing to {format.name} is not supported"):
         blocks.quantize(format, np.zeros((1, 256), np.float32))
 
 
 @pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ3_XXS", "IQ3_S"])
-def test_grids_are_those_of_the_gguf_package(name: str) -> None:
+def test_grids_match_the_gguf_package(name: str) -> None:
     theirs = getattr(gguf.quants, name)
     theirs.init_grid()
     np.testing.assert_array_equal(grid(name), theirs.grid.reshape(theirs.grid_shape))
 
 
 @pytest.mark.parametrize("format", MADE, ids=str)
-def test_quantize_then_dequantize_is_near(format: Format) -> None:
+def test_quantize_round_trip_error_is_bounded(format: Format) -> None:
     rng = np.random.default_rng(1)
     x = (rng.standard_normal((7, 1024)) * 0.02 * 4.0 ** rng.integers(-3, 4, (7, 1))).astype(np.float32)
     raw = blocks.quantize(format, x)
@@ -115,7 +115,7 @@ def test_quantize_then_dequantize_is_near(format: Format) -> None:
 
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
-def test_quantize_edge_rows(format: Format) -> None:
+def test_quantize_handles_constant_tiny_and_sparse_rows(format: Format) -> None:
     rows = np.zeros((7, 256), np.float32)
     rows[1] = 1.0
     rows[2] = -3.0
@@ -139,14 +139,14 @@ def test_quantize_is_as_good_as_the_gguf_package(format: Format) -> None:
     assert np.square(ours - x).mean() <= 1.01 * np.square(theirs - x).mean()
 
 
-def test_bf16_rounds_as_the_gguf_package_does() -> None:
+def test_bf16_rounding_matches_the_gguf_package() -> None:
     x = np.random.default_rng(3).standard_normal((2, 4096)).astype(np.float32)
     x[0, :3] = [1.00390625, 1.01171875, -0.0]  # two ties and a negative zero
     np.testing.assert_array_equal(blocks.quantize(BF16, x), gguf.quants.quantize(x, gguf.GGMLQuantizationType.BF16))
 
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
-def test_a_row_quantizes_alike_alone_and_in_company(format: Format) -> None:
+def test_row_quantizes_the_same_alone_and_in_a_batch(format: Format) -> None:
     x = np.random.default_rng(4).standard_normal((2, blocks.CHUNK_VALUES + 512)).astype(np.float32)
     together = blocks.quantize(format, x)
     np.testing.assert_array_equal(together[1], blocks.quantize(format, x[1]))
@@ -155,7 +155,7 @@ def test_a_row_quantizes_alike_alone_and_in_company(format: Format) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("format", MADE, ids=str)
-def test_quantize_refuses_what_is_not_a_number(format: Format, bad: float) -> None:
+def test_quantize_rejects_nan_and_infinity(format: Format, bad: float) -> None:
     x = np.ones((2, 256), np.float32)
     x[1, 200] = bad
     with pytest.raises(OperandError, match="NaN or infinity"):
@@ -163,7 +163,7 @@ def test_quantize_refuses_what_is_not_a_number(format: Format, bad: float) -> No
 
 
 @pytest.mark.parametrize("format", [F16, BF16, *QUANTIZED], ids=str)
-def test_quantize_refuses_what_is_too_large(format: Format) -> None:
+def test_quantize_rejects_too_large_values(format: Format) -> None:
     x = np.full((1, 256), 3.4e38, np.float32)
     x[0, ::2] *= -1
     with pytest.raises(OperandError, match="too large"):
@@ -171,7 +171,7 @@ def test_quantize_refuses_what_is_too_large(format: Format) -> None:
 
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
-def test_rows_of_part_blocks_are_refused(format: Format) -> None:
+def test_partial_blocks_are_rejected(format: Format) -> None:
     with pytest.raises(OperandError):
         blocks.quantize(format, np.zeros((2, format.block_values + 1), np.float32))
     with pytest.raises(OperandError):
@@ -181,7 +181,7 @@ def test_rows_of_part_blocks_are_refused(format: Format) -> None:
 
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
-def test_scales_of_shows_a_bad_scale(format: Format) -> None:
+def test_scales_of_reveals_an_infinite_scale(format: Format) -> None:
     raw = random_blocks(format, 50, seed=5)
     assert np.isfinite(blocks.scales_of(format, raw)).all()
     start = 208 if format is Q6_K else 0
@@ -189,7 +189,7 @@ def test_scales_of_shows_a_bad_scale(format: Format) -> None:
     assert np.flatnonzero(~np.isfinite(blocks.scales_of(format, raw)).all(axis=1)).tolist() == [31]
 
 
-def test_dequantize_keeps_leading_sides_and_empty_arrays() -> None:
+def test_dequantize_keeps_leading_dimensions_and_empty_arrays() -> None:
     raw = random_blocks(Q8_0, 12, seed=6).reshape(2, 3, 68)
     assert blocks.dequantize(Q8_0, raw).shape == (2, 3, 64)
     assert blocks.dequantize(Q8_0, raw[:0]).shape == (0, 3, 64)
@@ -199,7 +199,7 @@ def test_dequantize_keeps_leading_sides_and_empty_arrays() -> None:
 # ---------------------------------------------------------------- activations
 
 
-def test_q8k_by_hand() -> None:
+def test_q8k_quantizes_hand_made_values() -> None:
     x = np.zeros((1, 512), np.float32)
     x[0, :4] = [127.0, -63.5, 2.5, 3.5]  # 2.5 and 3.5 are ties and are rounded to even
     x[0, 256:258] = [1e-31, -1e-31]  # a block too small for a scale
@@ -210,7 +210,7 @@ def test_q8k_by_hand() -> None:
     assert bsums[0, 0].tolist() == [127 - 64 + 2 + 4] + [0] * 15
 
 
-def test_q8k_properties() -> None:
+def test_q8k_range_sums_and_error_are_correct() -> None:
     rng = np.random.default_rng(7)
     x = (rng.standard_normal((9, 768)) * 10.0 ** rng.integers(-20, 20, (9, 1))).astype(np.float32)
     d, q, bsums = blocks.quantize_q8k(x)
@@ -221,7 +221,7 @@ def test_q8k_properties() -> None:
     assert (error <= 0.5001 * d[:, :, None]).all()
 
 
-def test_q8k_marks_blocks_that_are_not_numbers() -> None:
+def test_q8k_marks_non_finite_blocks_with_nan() -> None:
     x = np.ones((3, 512), np.float32)
     x[0, 3], x[1, 300], x[2, 511] = np.nan, np.inf, -np.inf
     d, q, bsums = blocks.quantize_q8k(x)
@@ -230,7 +230,7 @@ def test_q8k_marks_blocks_that_are_not_numbers() -> None:
     assert q[0, 1].tolist() == [127] * 256
 
 
-def test_q8x32_is_q8k_by_smaller_blocks() -> None:
+def test_q8x32_equals_q8k_of_smaller_blocks() -> None:
     x = (np.random.default_rng(9).standard_normal((3, 512)) * np.geomspace(1e-3, 1e3, 512)).astype(np.float32)
     x[0, :32], x[1, 40], x[2, 100] = 1e-31, np.nan, np.inf
     d, q = blocks.quantize_q8x32(x)
@@ -245,7 +245,7 @@ def test_q8x32_is_q8k_by_smaller_blocks() -> None:
 
 
 @pytest.mark.parametrize("shape", [(256,), (2, 255), (1, 2, 256)])
-def test_q8k_refuses_other_shapes(shape: tuple[int, ...]) -> None:
+def test_quantize_q8k_and_q8x32_reject_other_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(OperandError):
         blocks.quantize_q8k(np.zeros(shape, np.float32))
     with pytest.raises(OperandError):

@@ -51,7 +51,7 @@ def test_fma_rounds_once() -> None:
     assert (twice != got).any()  # the inputs are difficult enough for a difference
 
 
-def test_fma_passes_on_what_is_not_finite() -> None:
+def test_fma_propagates_non_finite_values() -> None:
     got = ops.fma(floats(np.nan, np.inf, 3e38, 1.0), floats(1, 1, 3, 0), floats(0, 1, 0, -np.inf))
     assert np.isnan(got[0]) and got[1] == np.inf and got[2] == np.inf and got[3] == -np.inf
 
@@ -86,7 +86,7 @@ def scalar_fma(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
 
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
-def test_matmul_q8k_one_number_at_a_time(format: Format) -> None:
+def test_matmul_q8k_equals_scalar_loops(format: Format) -> None:
     """The same sums computed by scalar loops over one row, written from the block definitions only."""
     x, weight = random_input(1, 512, seed=4), random_weight(format, 3, 512, seed=5)
     dx, qx, bsums = (part[0] for part in blocks.quantize_q8k(x))
@@ -128,7 +128,7 @@ def test_matmul_q8k_one_number_at_a_time(format: Format) -> None:
         assert acc == ops.matmul_q8k(x, weight)[0, row]
 
 
-def test_matmul_q8k_largest_integers() -> None:
+def test_matmul_q8k_is_exact_for_the_largest_integers() -> None:
     """All fields at their extremes: sums exceed 2^24, above which float32 does not represent every integer."""
     raw = np.full((1, 210), 0xFF, np.uint8)  # all values are 31
     raw[0, 192:208] = 0x80  # scale -128
@@ -139,7 +139,7 @@ def test_matmul_q8k_largest_integers() -> None:
 
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
-def test_matmul_q8k_chunks_and_rows_change_nothing(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmul_q8k_does_not_depend_on_chunks_or_batch(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = random_input(3, 256, seed=6), random_weight(format, 40, 256, seed=7)
     whole = ops.matmul_q8k(x, weight)
     monkeypatch.setattr(ops, "ROW_CHUNK", 7)
@@ -147,7 +147,7 @@ def test_matmul_q8k_chunks_and_rows_change_nothing(format: Format, monkeypatch: 
     np.testing.assert_array_equal(ops.matmul_q8k(x[1:2], weight), whole[1:2])
 
 
-def test_matmul_q8k_shows_a_broken_activation_in_its_row_only() -> None:
+def test_matmul_q8k_confines_infinity_to_one_row() -> None:
     x, weight = random_input(3, 512, seed=8), random_weight(Q4_K, 5, 512, seed=9)
     x[1, 400] = np.inf
     got = ops.matmul_q8k(x, weight)
@@ -155,7 +155,7 @@ def test_matmul_q8k_shows_a_broken_activation_in_its_row_only() -> None:
 
 
 @pytest.mark.parametrize("format", [F32, F16, BF16], ids=str)
-def test_matmul_of_float_formats(format: Format) -> None:
+def test_matmul_of_float_formats_matches_float64(format: Format) -> None:
     x, weight = random_input(4, 100, seed=10), random_weight(format, 6, 100, seed=11)
     wanted = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
     np.testing.assert_allclose(ops.matmul(x, weight), wanted, rtol=1e-6, atol=1e-7)
@@ -163,12 +163,12 @@ def test_matmul_of_float_formats(format: Format) -> None:
         ops.matmul_q8k(x, weight)
 
 
-def test_matmul_by_hand() -> None:
+def test_matmul_matches_manual_calculation() -> None:
     weight = QTensor.quantize(np.array([[1, 2], [3, 4], [5, 6]], np.float32), F32)
     assert ops.matmul(np.array([[1, 10]], np.float32), weight).tolist() == [[21, 43, 65]]
 
 
-def test_matmul_refuses_wrong_inputs() -> None:
+def test_matmul_rejects_invalid_inputs() -> None:
     weight = random_weight(Q8_0, 2, 256, seed=12)
     for bad in (np.zeros((1, 512), np.float32), np.zeros(256, np.float32), np.zeros((1, 256), np.float64)):
         with pytest.raises(OperandError):
@@ -178,7 +178,7 @@ def test_matmul_refuses_wrong_inputs() -> None:
 
 
 @pytest.mark.parametrize("format", list(FORMATS.values()), ids=str)
-def test_embedding_rows(format: Format) -> None:
+def test_embedding_rows_equal_dequantized_rows(format: Format) -> None:
     weight = random_weight(format, 9, 256, seed=14)
     ids = np.array([8, 0, 0, 3])
     np.testing.assert_array_equal(ops.embedding_rows(weight, ids), weight.dequantize()[ids])
@@ -191,7 +191,7 @@ def test_embedding_rows(format: Format) -> None:
 # ---------------------------------------------------------------- elementwise operations
 
 
-def test_rms_norm_by_hand() -> None:
+def test_rms_norm_matches_manual_calculation() -> None:
     got = ops.rms_norm(np.array([[3, 4], [0, 0]], np.float32), floats(1, 2), eps=0.0 + 1e-6)
     root = math.sqrt(12.5 + 1e-6)
     np.testing.assert_allclose(got, [[3 / root, 8 / root], [0, 0]], rtol=1e-7)
@@ -200,12 +200,12 @@ def test_rms_norm_by_hand() -> None:
     )  # eps under the root
 
 
-def test_silu_mul_by_hand() -> None:
+def test_silu_mul_matches_manual_calculation() -> None:
     got = ops.silu_mul(floats(0, 1, -200, 30), floats(5, 2, 7, 1))
     assert got.tolist() == pytest.approx([0, 2 / (1 + math.exp(-1)), 0, 30], rel=1e-6, abs=1e-30)
 
 
-def test_add_and_argmax() -> None:
+def test_add_and_argmax_match_manual_calculation() -> None:
     assert ops.add(floats(1, 2), floats(0.5, -2)).tolist() == [1.5, 0]
     assert ops.argmax(np.array([[1, 7, 7], [-3, -1, -2]], np.float32)).tolist() == [1, 1]
     with pytest.raises(OperandError):
@@ -214,7 +214,7 @@ def test_add_and_argmax() -> None:
         ops.add(floats(1), floats(1, 2))
 
 
-def test_softmax_by_hand() -> None:
+def test_softmax_matches_manual_calculation() -> None:
     got = ops.softmax(np.array([[1000, 1000 + math.log(3)], [-np.inf, 0]], np.float32))
     np.testing.assert_allclose(got, [[0.25, 0.75], [0, 1]], atol=1e-5)
 
@@ -222,11 +222,11 @@ def test_softmax_by_hand() -> None:
 # ---------------------------------------------------------------- rotary positions
 
 
-def test_inverse_frequencies_by_hand() -> None:
+def test_inverse_frequencies_match_manual_calculation() -> None:
     assert ops.inverse_frequencies(4, 100.0).tolist() == pytest.approx([1.0, 0.1])
 
 
-def test_rope_pairs_and_halves_by_hand() -> None:
+def test_rope_pairs_and_halves_match_manual_calculation() -> None:
     x = np.array([[[1, 2, 3, 4]]], np.float32)
     frequencies, position = np.array([math.pi / 2, math.pi]), np.array([1])
     np.testing.assert_allclose(ops.rope(x, position, frequencies, "pairs"), [[[-2, 1, -3, -4]]], atol=1e-6)
@@ -234,7 +234,7 @@ def test_rope_pairs_and_halves_by_hand() -> None:
     np.testing.assert_array_equal(ops.rope(x, np.array([0]), frequencies), x)
 
 
-def test_rope_layouts_are_one_rotation_in_two_orders() -> None:
+def test_rope_layouts_differ_only_in_order() -> None:
     x = random_input(6, 2 * 16, seed=15).reshape(6, 2, 16)
     frequencies, positions = ops.inverse_frequencies(16, 1e4), np.arange(3, 9)
     order = np.arange(16).reshape(2, 8).T.reshape(-1)  # pair order of a row in halves order
@@ -254,7 +254,7 @@ def test_rope_scores_depend_on_distance_only() -> None:
     assert abs(score(7, 3) - score(8, 3)) > 1e-3
 
 
-def test_yarn_as_the_facts_sheet_has_it() -> None:
+def test_yarn_frequencies_match_expected_values() -> None:
     """head 128, theta 5e6, factor 2 over 65,536: pairs up to 24 keep their frequency; from 39 on, it is halved."""
     plain = ops.inverse_frequencies(128, 5e6)
     got, scale = ops.yarn_frequencies(128, 5e6, 2.0, 65536)
@@ -278,7 +278,7 @@ def test_rope_scale_multiplies_the_result() -> None:
 # ---------------------------------------------------------------- attention
 
 
-def test_attention_by_hand() -> None:
+def test_attention_matches_manual_calculation() -> None:
     """Two query heads share a key head. The first row attends to one key, the second to two."""
     k = np.array([[[1, 0]], [[0, 1]], [[9, 9]]], np.float32)
     v = np.array([[[1, 2]], [[3, 4]], [[99, 99]]], np.float32)
@@ -288,7 +288,7 @@ def test_attention_by_hand() -> None:
     np.testing.assert_allclose(got[1], [[2, 3], [0.75 * 1 + 0.25 * 3, 0.75 * 2 + 0.25 * 4]], rtol=1e-6)
 
 
-def test_attention_default_scale_and_groups() -> None:
+def test_attention_uses_default_scale_and_grouped_heads() -> None:
     rng = np.random.default_rng(18)
     q = rng.standard_normal((1, 8, 16)).astype(np.float32)
     k, v = rng.standard_normal((2, 5, 2, 16)).astype(np.float32)
@@ -299,7 +299,7 @@ def test_attention_default_scale_and_groups() -> None:
         np.testing.assert_allclose(got[0, head], weights @ v[:, head // 4], rtol=1e-4, atol=1e-6)
 
 
-def test_attention_in_pieces_is_attention_at_once() -> None:
+def test_attention_row_by_row_equals_full_attention() -> None:
     rng = np.random.default_rng(19)
     q = rng.standard_normal((6, 4, 8)).astype(np.float32)
     k, v = rng.standard_normal((2, 6, 2, 8)).astype(np.float32)
@@ -308,7 +308,7 @@ def test_attention_in_pieces_is_attention_at_once() -> None:
     np.testing.assert_array_equal(np.concatenate(rows), whole)
 
 
-def test_attention_refuses_wrong_shapes() -> None:
+def test_attention_rejects_invalid_shapes() -> None:
     q, k = np.zeros((2, 4, 8), np.float32), np.zeros((5, 2, 8), np.float32)
     for start in (-1, 4):
         with pytest.raises(OperandError):

@@ -12,7 +12,7 @@ from notso.qtensor.reference.random_blocks import random_blocks
 
 @pytest.mark.parametrize("std", [0.02, 0.5])
 @pytest.mark.parametrize("format", list(FORMATS.values()), ids=str)
-def test_random_blocks_look_like_weights(format: Format, std: float) -> None:
+def test_random_blocks_have_the_requested_distribution(format: Format, std: float) -> None:
     count = 2000 if format.block_values > 1 else 50000
     packed = random_blocks(format, count, np.random.default_rng(1), std)
     assert packed.shape == (count, format.block_bytes) and packed.dtype == np.uint8

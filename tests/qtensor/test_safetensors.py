@@ -28,7 +28,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {"w": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]} | changes}
 
 
-def test_tensors_by_name(tmp_path: Path) -> None:
+def test_tensors_are_read_by_name(tmp_path: Path) -> None:
     halves = VALUES.astype(np.float16)
     header = {
         "__metadata__": {"format": "pt"},
@@ -71,7 +71,7 @@ def test_tensors_by_name(tmp_path: Path) -> None:
         (entry(data_offsets=[-4, 56]), "invalid data offsets"),
     ],
 )
-def test_a_header_that_lies(tmp_path: Path, header: Any, words: str) -> None:
+def test_invalid_header_is_rejected(tmp_path: Path, header: Any, words: str) -> None:
     path = file_of(tmp_path / "a.safetensors", header, VALUES.tobytes())
     with pytest.raises(SafetensorsError, match=words) as error:
         SafetensorsFile(path)
@@ -79,7 +79,7 @@ def test_a_header_that_lies(tmp_path: Path, header: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("length", [0xFFFFFFFFFFFFFFFF, 1 << 40, 1000])
-def test_a_header_longer_than_its_file(tmp_path: Path, length: int) -> None:
+def test_header_longer_than_the_file_is_rejected(tmp_path: Path, length: int) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(struct.pack("<Q", length) + b"{}")
     with pytest.raises(SafetensorsError, match="exceeds the file"):
@@ -91,7 +91,9 @@ def test_a_header_longer_than_its_file(tmp_path: Path, length: int) -> None:
 
 @given(st.data())
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_mutated_file_loads_or_raises_safetensors_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     """A valid file with bytes changed, cut off or inserted gives tensors or our error."""
     good = file_of(tmp_path_factory.getbasetemp() / "good.safetensors", entry(), VALUES.tobytes()).read_bytes()
     at = data.draw(st.integers(0, len(good) - 1))

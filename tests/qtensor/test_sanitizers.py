@@ -71,14 +71,14 @@ def watch(driver: Path, what: str) -> None:
     print(run.stdout.strip())
 
 
-def test_kernels_and_operations_stay_in_their_memory(tmp_path: Path) -> None:
+def test_kernels_and_operations_pass_address_sanitizer(tmp_path: Path) -> None:
     """All families and formats with exactly sized arrays: no access out of bounds or undefined behavior; equal bits."""
     need_sanitizer("address,undefined", tmp_path)
     without_amx = "OFF" if "amx_int8" in kernel_choice.cpu_features() else "ON"
     watch(build("address,undefined", f"-DWITHOUT_AMX={without_amx}"), "kernels")
 
 
-def test_the_pool_has_no_races(tmp_path: Path) -> None:
+def test_thread_pool_passes_thread_sanitizer(tmp_path: Path) -> None:
     """Concurrent callers, replaced thread pools and changed kernels. Generic kernels suffice, because only the pool
     could have races."""
     need_sanitizer("thread", tmp_path)

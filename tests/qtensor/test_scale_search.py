@@ -25,7 +25,7 @@ def error(format: Format, x: np.ndarray, importance: np.ndarray | None, judged_b
 
 
 @pytest.mark.parametrize("format", SEARCHED, ids=str)
-def test_better_than_the_extremes_of_each_group(format: Format) -> None:
+def test_scale_search_is_better_than_min_max_scales(format: Format) -> None:
     """Even if the simple scales are exact, which scales in files are not."""
     x = numbers(1, 16, 1024)
     groups = x.reshape(-1, 16 if format is Q6_K else 32).astype(np.float64)
@@ -38,7 +38,7 @@ def test_better_than_the_extremes_of_each_group(format: Format) -> None:
 
 
 @pytest.mark.parametrize("format", SEARCHED, ids=str)
-def test_errors_go_where_they_matter_less(format: Format) -> None:
+def test_importance_moves_errors_to_less_important_columns(format: Format) -> None:
     x = numbers(2, 64, 512)
     importance = np.random.default_rng(3).lognormal(0, 1.5, 512).astype(np.float32)
     known, unknown = (error(format, x, given, importance) for given in (importance, None))
@@ -47,7 +47,7 @@ def test_errors_go_where_they_matter_less(format: Format) -> None:
 
 
 @pytest.mark.parametrize("format", SEARCHED, ids=str)
-def test_importance_belongs_to_columns_and_its_size_is_nothing(format: Format) -> None:
+def test_only_relative_importance_of_columns_matters(format: Format) -> None:
     """Only relative importance of columns matters. Rows of several super-blocks are processed in arbitrary pieces."""
     x = numbers(4, 3 * blocks.SEARCHED_VALUES // 768 + 1, 768)
     importance = np.random.default_rng(5).lognormal(0, 1, 768).astype(np.float32)
@@ -60,12 +60,12 @@ def test_importance_belongs_to_columns_and_its_size_is_nothing(format: Format) -
     np.testing.assert_array_equal(same, blocks.quantize(format, x, np.zeros(768, np.float32)))
 
 
-def test_formats_without_a_search_take_no_notice() -> None:
+def test_formats_without_scale_search_ignore_importance() -> None:
     x = numbers(6, 4, 256)
     np.testing.assert_array_equal(blocks.quantize(Q8_0, x, np.arange(256, dtype=np.float32)), blocks.quantize(Q8_0, x))
 
 
 @pytest.mark.parametrize("bad", [np.ones(255), np.full(256, np.nan), np.full(256, np.inf), np.full(256, -1.0)])
-def test_what_is_no_importance_is_refused(bad: np.ndarray) -> None:
+def test_invalid_importance_is_rejected(bad: np.ndarray) -> None:
     with pytest.raises(OperandError, match="importance must have 256 finite"):
         blocks.quantize(Q4_K, numbers(7, 2, 256), bad.astype(np.float32))

@@ -14,7 +14,7 @@ def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
-def test_sizes() -> None:
+def test_tensor_reports_rows_columns_and_bytes() -> None:
     tensor = QTensor.quantize(numbers(2, 3, 512), Q4_K, "w")
     assert (tensor.rows, tensor.cols, tensor.row_bytes, tensor.nbytes) == (6, 512, 288, 1728)
     one = QTensor.quantize(numbers(64), Q8_0)
@@ -28,14 +28,14 @@ def test_row_data_is_a_view() -> None:
     assert tensor.row_data(4, 4).shape == (0, 144)
 
 
-def test_dequantize_part_of_the_rows() -> None:
+def test_dequantize_accepts_a_range_of_rows() -> None:
     tensor = QTensor.quantize(numbers(5, 256), Q8_0)
     np.testing.assert_array_equal(tensor.dequantize(2, 4), tensor.dequantize()[2:4])
     np.testing.assert_allclose(tensor.dequantize(), numbers(5, 256), atol=0.02)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 6), (6, 6)])
-def test_rows_outside_are_refused(start: int, stop: int) -> None:
+def test_rows_out_of_range_are_rejected(start: int, stop: int) -> None:
     tensor = QTensor.quantize(numbers(5, 256), Q8_0)
     with pytest.raises(OperandError):
         tensor.row_data(start, stop)
@@ -54,12 +54,12 @@ def test_rows_outside_are_refused(start: int, stop: int) -> None:
         ((1, 256), np.zeros(288, np.uint8)[::2]),
     ],
 )
-def test_disagreeing_parts_are_refused(shape: tuple[int, ...], data: np.ndarray) -> None:
+def test_mismatched_shape_and_data_are_rejected(shape: tuple[int, ...], data: np.ndarray) -> None:
     with pytest.raises(OperandError):
         QTensor("w", Q4_K, shape, data)
 
 
-def test_as_float32_copies_only_what_is_unaligned() -> None:
+def test_as_float32_copies_only_unaligned_data() -> None:
     values = numbers(3, 5)
     raw = np.frombuffer(values.tobytes(), np.uint8)
     tensor = QTensor("w", F32, (3, 5), raw)
@@ -73,7 +73,7 @@ def test_as_float32_copies_only_what_is_unaligned() -> None:
         QTensor.quantize(numbers(256), Q8_0).as_float32()
 
 
-def test_quantize_refuses_nothing_at_all() -> None:
+def test_quantize_rejects_empty_arrays_and_scalars() -> None:
     for empty in (np.zeros(0, np.float32), np.zeros((0, 256), np.float32), np.float32(1)):
         with pytest.raises(OperandError):
             QTensor.quantize(empty, Q8_0)

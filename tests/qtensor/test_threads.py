@@ -38,7 +38,7 @@ def on_every_count(compute: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=str)
-def test_products(format: Format, make_weight: Make) -> None:
+def test_thread_count_does_not_change_products(format: Format, make_weight: Make) -> None:
     rng = np.random.default_rng(1)
     weights = [make_weight(format, rows, 512, rng) for rows in (1000, 31)]
     for columns in (1, 9, 70):
@@ -54,7 +54,7 @@ def test_products(format: Format, make_weight: Make) -> None:
             assert np.isfinite(on_every_count(compute)).all()
 
 
-def test_rows_and_attention(make_weight: Make) -> None:
+def test_thread_count_does_not_change_rows_and_attention(make_weight: Make) -> None:
     rng = np.random.default_rng(2)
     pool = ops.key_value_pool(6, 2, 64)
     tables = np.array([[0, 1, 2], [3, 4, 5]], np.int32)
@@ -85,7 +85,7 @@ def test_rows_and_attention(make_weight: Make) -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025, 2**31 - 1])
-def test_impossible_numbers_are_refused(count: int) -> None:
+def test_invalid_thread_count_is_rejected(count: int) -> None:
     before = kernel_choice.threads()
     with pytest.raises(KernelChoiceError):
         kernel_choice.set_threads(count)
@@ -97,7 +97,7 @@ def threads_of_process() -> set[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
-def test_pools_leave_no_threads_behind() -> None:
+def test_replaced_thread_pools_leave_no_threads() -> None:
     kernel_choice.set_threads(1)
     alone = threads_of_process()
     for count in (4, 2, 7, 1, 3, 1):
@@ -108,7 +108,7 @@ def test_pools_leave_no_threads_behind() -> None:
             time.sleep(0.001)
 
 
-def test_more_threads_than_rows_and_more_than_cores(make_weight: Make) -> None:
+def test_more_threads_than_rows_and_cores_give_correct_products(make_weight: Make) -> None:
     """Oversubscription may be slow, but must finish with correct results."""
     weight = make_weight(Q4_K, 3, 256, np.random.default_rng(3))
     x, y, expected = np.ones((1, 256), np.float32), np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32)
@@ -121,7 +121,7 @@ def test_more_threads_than_rows_and_more_than_cores(make_weight: Make) -> None:
         np.testing.assert_array_equal(y, expected)
 
 
-def test_callers_of_many_threads_take_turns() -> None:
+def test_concurrent_callers_get_correct_results() -> None:
     kernel_choice.set_threads(2)
     wrong: list[int] = []
 
@@ -143,7 +143,7 @@ def test_callers_of_many_threads_take_turns() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_computes_alone() -> None:
+def test_forked_child_computes_without_the_thread_pool() -> None:
     """A forked child has none of the threads. It must neither hang nor crash, even if it sets threads or exits."""
     code = (
         "import os, numpy as np\n"
@@ -165,7 +165,7 @@ def test_a_forked_child_computes_alone() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system must limit the address space")
-def test_threads_that_cannot_start_are_an_error() -> None:
+def test_failure_to_start_threads_raises() -> None:
     code = (
         "import resource\n"
         "from notso.qtensor.backends.cpu import kernel_choice\n"
@@ -182,7 +182,7 @@ def test_threads_that_cannot_start_are_an_error() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_default_is_within_what_we_may_use() -> None:
+def test_default_thread_count_is_the_usable_cores() -> None:
     assert 1 <= usable_cores() <= usable_processors() <= (os.cpu_count() or 1)
     kernel_choice.configure(None)
     assert kernel_choice.threads() == usable_cores()

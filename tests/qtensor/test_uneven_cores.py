@@ -26,7 +26,7 @@ PRODUCTS = 400
 Make = Callable[..., QTensor]
 
 
-def test_the_pool_with_workers_that_differ(tmp_path: Path) -> None:
+def test_thread_pool_handles_workers_of_different_speed(tmp_path: Path) -> None:
     """tests/native/uneven_cores.cpp: 1 to 128 threads, with slow and pausing ones, and a slow caller."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
@@ -93,7 +93,7 @@ Disturbed = Callable[[int, int], AbstractContextManager[None]]
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE") or not TASKS.is_dir(), reason="uses thread ids of Linux")
 @pytest.mark.parametrize("disturbed", [hogged, throttled])
-def test_a_disturbed_core_takes_less(disturbed: Disturbed, make_weight: Make) -> None:
+def test_disturbed_core_takes_less_work(disturbed: Disturbed, make_weight: Make) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         pytest.skip("requires two CPUs")

@@ -53,7 +53,7 @@ def read(**changes: Any) -> SmolLM3Config:
     return SmolLM3Config.from_metadata({key: value for key, value in changed.items() if value is not None})
 
 
-def test_the_official_files_configuration() -> None:
+def test_official_metadata_gives_the_expected_configuration() -> None:
     config = read()
     assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (2048, 11008, 36)
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (16, 4, 128)
@@ -62,7 +62,7 @@ def test_the_official_files_configuration() -> None:
     assert config.kv_values_per_token == 36_864
 
 
-def test_every_fourth_layer_goes_without_rope_and_the_last_one_too() -> None:
+def test_every_fourth_layer_has_no_rope() -> None:
     config = read()
     assert config.nope_layers == (3, 7, 11, 15, 19, 23, 27, 31, 35)
     assert config.no_rope_layers == (1, 1, 1, 0) * 9
@@ -70,7 +70,7 @@ def test_every_fourth_layer_goes_without_rope_and_the_last_one_too() -> None:
     assert read(smollm3__block_count=6).no_rope_layers == (1, 1, 1, 0, 1, 1)
 
 
-def test_the_demo_and_the_random_model_are_read(random_file: Path) -> None:
+def test_demo_and_random_model_configurations_are_read(random_file: Path) -> None:
     with GGUFFile.open(random_file) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
     assert config.head_dim == RANDOM.head_dim != config.hidden_size // config.num_attention_heads
@@ -90,14 +90,14 @@ def test_a_missing_key_is_named(key: str) -> None:
 
 @pytest.mark.parametrize("key", LIMITS)
 @pytest.mark.parametrize("value", [0, -1, 1 << 31, 16.0, "16", True, [16], math.nan], ids=repr)
-def test_a_value_out_of_range_or_of_the_wrong_type_is_named(key: str, value: Any) -> None:
+def test_invalid_integer_is_refused_by_key(key: str, value: Any) -> None:
     with pytest.raises(ModelFileError, match=re.escape(f"smollm3.{key}")):
         SmolLM3Config.from_metadata(OFFICIAL | {f"smollm3.{key}": value})
 
 
 @pytest.mark.parametrize("key", ["rope.freq_base", "attention.layer_norm_rms_epsilon"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, "1", True, None], ids=repr)
-def test_a_number_that_is_no_positive_finite_float_is_named(key: str, value: Any) -> None:
+def test_invalid_float_is_refused_by_key(key: str, value: Any) -> None:
     with pytest.raises(ModelFileError, match=re.escape(key)):
         SmolLM3Config.from_metadata(OFFICIAL | {f"smollm3.{key}": value})
 
@@ -105,7 +105,7 @@ def test_a_number_that_is_no_positive_finite_float_is_named(key: str, value: Any
 YARN = {"smollm3__rope__scaling__type": "yarn", "smollm3__rope__scaling__factor": 2.0}
 
 
-def test_yarn_of_the_file_holds_for_every_context() -> None:
+def test_yarn_of_the_file_applies_to_every_context_length() -> None:
     """As in the model card for 128K: frequencies for the longer context apply at all lengths, and only once."""
     stretched = {"smollm3__context_length": 131_072, "smollm3__rope__scaling__original_context_length": 65_536}
     neutral = {"smollm3__rope__scaling__attn_factor": 1.0, "smollm3__rope__scaling__finetuned": True}
@@ -121,7 +121,7 @@ def test_yarn_of_the_file_holds_for_every_context() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "SmolLM3", 3, "x" * 500])
-def test_another_architecture_is_refused_by_name(architecture: Any) -> None:
+def test_unsupported_architecture_is_refused(architecture: Any) -> None:
     with pytest.raises(ModelFileError, match="supported: 'smollm3'") as caught:
         read(general__architecture=architecture)
     assert len(str(caught.value)) < 200
@@ -148,19 +148,19 @@ def test_another_architecture_is_refused_by_name(architecture: Any) -> None:
         ({"tokenizer__ggml__tokens": []}, "tokenizer.ggml.tokens"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_inconsistent_metadata_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelFileError, match=said):
         read(**changes)
 
 
-def test_what_may_be_left_out() -> None:
+def test_optional_keys_may_be_omitted() -> None:
     assert read(smollm3__attention__head_count_kv=None).num_key_value_heads == 16
     assert read(smollm3__vocab_size=None).vocab_size == 128256
     assert read(smollm3__rope__dimension_count=None).head_dim == 128
     assert read(general__name="x", smollm3__whatever=3, quantize__imatrix__file="y") == read()
 
 
-def test_a_head_dimension_of_its_own() -> None:
+def test_head_dimension_can_be_set_explicitly() -> None:
     keys = {f"smollm3__{key}": 64 for key in ("attention__key_length", "attention__value_length")}
     assert read(**keys, smollm3__rope__dimension_count=64).head_dim == 64
 
@@ -168,7 +168,7 @@ def test_a_head_dimension_of_its_own() -> None:
 # ---------------------------------------------------------------- rotary positions
 
 
-def test_frequencies_within_the_trained_context_are_plain() -> None:
+def test_rope_frequencies_are_plain_within_the_trained_context() -> None:
     config = read()
     for context in (1, 4096, 65536):
         frequencies, factor = config.rope_frequencies(context)
@@ -176,7 +176,7 @@ def test_frequencies_within_the_trained_context_are_plain() -> None:
         np.testing.assert_allclose(frequencies, 5e6 ** (-np.arange(64) / 64), rtol=1e-12)
 
 
-def test_yarn_is_that_of_transformers() -> None:
+def test_yarn_frequencies_match_transformers() -> None:
     """`golden/rope_of_the_3b.npz` contains transformers' inv_freq and attention factor for the 3B."""
     with np.load(FOLDER / "rope_of_the_3b.npz", allow_pickle=False) as kept:
         frequencies, factor = read().rope_frequencies(131_072)
@@ -187,7 +187,7 @@ def test_yarn_is_that_of_transformers() -> None:
         assert one == float(kept["plain_factor"]) == 1.0
 
 
-def test_yarn_keeps_fast_pairs_halves_slow_ones_and_mixes_between() -> None:
+def test_yarn_keeps_fast_pairs_and_halves_slow_ones() -> None:
     """Interpolation covers pairs 24 to 39 of 64."""
     config = read()
     plain, _ = config.rope_frequencies(65_536)

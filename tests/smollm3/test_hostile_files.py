@@ -66,7 +66,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Path]]:
     yield put
 
 
-def test_a_file_that_is_none_is_not_opened(tmp_path: Path, place: Callable[[Path], Path]) -> None:
+def test_special_files_are_not_opened(tmp_path: Path, place: Callable[[Path], Path]) -> None:
     path = place(tmp_path / "it")
     for read in (open_regular, lambda path: read_regular(path, 10)):
         with pytest.raises(OSError) as raised:
@@ -81,7 +81,7 @@ def test_a_file_that_is_none_is_not_opened(tmp_path: Path, place: Callable[[Path
     assert not is_smollm3(path)
 
 
-def test_what_has_no_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
+def test_read_regular_enforces_its_size_limit(tmp_path: Path) -> None:
     _hole(tmp_path / "hole")
     with pytest.raises(OSError, match="it is larger than 1 KiB"):
         read_regular(tmp_path / "hole", 1024)
@@ -109,7 +109,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> SmolLM3Config:
 
 
 @pytest.mark.parametrize("name", ["alone.gguf", *ADAPTER_FILES])
-def test_adapters(tmp_path: Path, config: SmolLM3Config, place: Callable[[Path], Path], name: str) -> None:
+def test_special_files_in_adapters_are_refused(
+    tmp_path: Path, config: SmolLM3Config, place: Callable[[Path], Path], name: str
+) -> None:
     folder = write_peft(tmp_path / "a", random_pairs(config, 1), config.head_dim)
     path = place(folder / name)
     with pytest.raises(NotsoError) as raised:
@@ -118,7 +120,7 @@ def test_adapters(tmp_path: Path, config: SmolLM3Config, place: Callable[[Path],
 
 
 @pytest.mark.parametrize("name", [*FOLDER_FILES, "model.safetensors.index.json"])
-def test_model_folders(tmp_path: Path, place: Callable[[Path], Path], name: str) -> None:
+def test_special_files_in_model_folders_are_refused(tmp_path: Path, place: Callable[[Path], Path], name: str) -> None:
     folder = write_folder(SMALL, tmp_path / "folder", shards=2 if name.endswith("index.json") else 1)
     place(folder / name)
     with pytest.raises((NotsoError, OSError)):
@@ -126,20 +128,24 @@ def test_model_folders(tmp_path: Path, place: Callable[[Path], Path], name: str)
 
 
 @pytest.mark.parametrize("name", [name for name in FOLDER_FILES if name != "model.safetensors"])
-def test_holes_in_model_folders(tmp_path: Path, name: str) -> None:
+def test_huge_sparse_files_in_model_folders_are_refused(tmp_path: Path, name: str) -> None:
     folder = write_folder(SMALL, tmp_path / "folder")
     _hole(folder / name)
     with pytest.raises(NotsoError, match="larger than"):
         convert(folder, tmp_path / "made.gguf", "F32")
 
 
-def test_a_tokenizer_beside_the_model(tmp_path: Path, small_metadata: Any, place: Callable[[Path], Path]) -> None:
+def test_special_file_as_tokenizer_json_is_refused(
+    tmp_path: Path, small_metadata: Any, place: Callable[[Path], Path]
+) -> None:
     place(tmp_path / "tokenizer.json")
     with pytest.raises(NotsoError, match=r"tokenizer\.json does not match the model file"):
         Tokenizer.from_gguf(small_metadata, tmp_path / "model.gguf")
 
 
-def test_configurations(tmp_path: Path, place: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_files_as_configurations_are_refused(
+    tmp_path: Path, place: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = place(tmp_path / "it")
     for read in (read_mcp_config, read_sign_in):
         with pytest.raises(SettingsError, match="cannot be read"):
@@ -153,7 +159,7 @@ def test_configurations(tmp_path: Path, place: Callable[[Path], Path], monkeypat
         config_file.read_config(None)
 
 
-def test_a_key_or_text_that_a_person_names_has_an_end(tmp_path: Path) -> None:
+def test_api_key_and_text_files_are_read_with_a_size_limit(tmp_path: Path) -> None:
     """The file may be a pipe of the user's shell."""
     endless = Path("/dev/zero")
     with pytest.raises(typer.BadParameter, match="larger than 64 KiB"):

@@ -21,22 +21,22 @@ def loaded_by(statement: str) -> set[str]:
     "module",
     ["notso.smollm3", "notso.web.store.protocol", "notso.web.engine.port"],
 )
-def test_no_arrays_and_no_kernels(module: str) -> None:
+def test_module_imports_no_heavy_dependencies(module: str) -> None:
     assert not loaded_by(f"import {module}") & set(HEAVY)
 
 
-def test_documents_are_parsed_by_their_child_alone() -> None:
+def test_document_parsers_are_imported_only_by_the_child() -> None:
     assert not loaded_by("import notso.web.chat.files.documents") & {"notso.documents.kinds", "xml.parsers.expat"}
     assert "notso.documents.kinds" in loaded_by("import notso.documents.child")
 
 
-def test_a_public_name_is_loaded_when_it_is_asked_for() -> None:
+def test_public_names_are_loaded_lazily() -> None:
     assert "numpy" in loaded_by("from notso.smollm3 import Engine")
     light = loaded_by("from notso.smollm3 import pull, local_models")
     assert "notso.smollm3.hub.download" in light and "numpy" not in light
 
 
-def test_every_public_name_is_there_and_no_other() -> None:
+def test_every_public_name_exists() -> None:
     program = (
         "import notso.smollm3 as model\n"
         "assert all(getattr(model, name) is not None for name in model.__all__)\n"

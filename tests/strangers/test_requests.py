@@ -24,7 +24,7 @@ from notso.smollm3 import Engine
 from notso.smollm3.engine import input_processor
 from notso.smollm3.text import chat_template
 from notso.web.app import create_app
-from notso.web.server import ChatServer, address_of, listen
+from notso.web.server import ChatServer, listen, page_url
 from notso.web.values.settings import Settings
 
 SESSIONS = sessions()
@@ -78,7 +78,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str,
     app = create_app(Engine.load, settings)
     app.state.ollama_port = sockets[1].getsockname()[1]
     ready = threading.Event()
-    server = ChatServer(app, address_of(sockets[0], settings), lambda address: ready.set())
+    server = ChatServer(app, page_url(sockets[0], settings), lambda address: ready.set())
     thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
     thread.start()
     assert ready.wait(60)
@@ -136,7 +136,9 @@ def check(turn: Mapping[str, Any], body: Mapping[str, Any], whole: Whole, answer
 
 
 @pytest.mark.parametrize("session", _by_default())
-def test_each_turn_is_answered_with_what_it_asks_for(addresses: Mapping[str, str], session: dict[str, Any]) -> None:
+def test_each_turn_of_a_session_gets_the_expected_response(
+    addresses: Mapping[str, str], session: dict[str, Any]
+) -> None:
     answers: list[Whole] = []
     for turn in session["turns"]:
         body = filled(turn.get("body"), answers)
@@ -154,7 +156,7 @@ def test_each_turn_is_answered_with_what_it_asks_for(addresses: Mapping[str, str
         check(turn, body, whole, said(turn["address"], whole) if is_answer else Said("", "", (), None))
 
 
-def test_the_corpus_is_as_large_as_it_says() -> None:
+def test_corpus_is_large_and_names_its_sources() -> None:
     """The corpus has enough programs, and enough of them send tools or a schema; each session names its source file."""
     assert len(PROGRAMS) >= 60
     bodies = [(each["program"], turn.get("body") or {}) for each in SESSIONS for turn in each["turns"]]
@@ -164,6 +166,6 @@ def test_the_corpus_is_as_large_as_it_says() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_the_page_of_supported_programs_is_current() -> None:
+def test_page_of_supported_programs_is_up_to_date() -> None:
     page_path = Path(__file__).parents[2] / "docs" / "programs.md"
     assert page_path.read_text("utf-8") == page(), "python tests/strangers/programs.py > docs/programs.md"

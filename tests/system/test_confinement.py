@@ -15,18 +15,18 @@ import pytest
 
 from notso.cli import doctor
 from notso.system import confinement
-from notso.system.confinement import Child, ConfinedWorkError, Limits, Rights, environment, system_call_filter
-from notso.web.values.child_work import confined
+from notso.system.confinement import ConfinedProcess, ConfinedWorkError, Limits, Rights, environment, system_call_filter
+from notso.web.values.child_work import run_confined
 
 LIMITS = Limits(cpu_s=1, memory_bytes=512 << 20, wall_s=60, answer_bytes=1000)
-PROGRAM = "from notso.system.confinement import Limits, serve_one; import {imports}\nserve_one({work}, {limits!r})"
+PROGRAM = "from notso.system.confinement import Limits, serve_confined; import {imports}\nserve_one({work}, {limits!r})"
 
 
 def run(work: str, limits: Limits = LIMITS, imports: str = "os", request: bytes = b"a" * 100_000) -> bytes:
-    return Child(("-c", PROGRAM.format(work=work, limits=limits, imports=imports)), request, limits).answer()
+    return ConfinedProcess(("-c", PROGRAM.format(work=work, limits=limits, imports=imports)), request, limits).answer()
 
 
-def test_it_answers_one_request() -> None:
+def test_confined_child_answers_one_request() -> None:
     assert run("lambda asked: asked[:3].upper()") == b"AAA"
 
 
@@ -40,7 +40,7 @@ def test_it_answers_one_request() -> None:
         "lambda asked: 1 // 0",
     ],
 )
-def test_what_goes_over_a_limit_or_fails_has_no_answer(work: str) -> None:
+def test_exceeded_limit_or_failure_raises_confined_work_error(work: str) -> None:
     with pytest.raises(ConfinedWorkError, match="exceeded 1 s of CPU time or 512 MiB"):
         run(work, imports="os, re")
 
@@ -49,14 +49,14 @@ def children() -> set[str]:
     return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
 
 
-def test_it_is_killed_at_the_deadline_and_when_nobody_waits() -> None:
+def test_child_is_killed_at_the_deadline_or_on_cancellation() -> None:
     work, before = "lambda asked: time.sleep(1000) or b''", children()
     with pytest.raises(ConfinedWorkError, match=r"took more than 0\.01 s"):
         run(work, Limits(1, 512 << 20, 0.01, 1000), "time")
 
     async def leave() -> None:
         program = PROGRAM.format(work=work, limits=LIMITS, imports="time")
-        asked = asyncio.create_task(confined(program, b"", LIMITS))
+        asked = asyncio.create_task(run_confined(program, b"", LIMITS))
         while not children() - before:
             await asyncio.sleep(0)
         asked.cancel()
@@ -66,7 +66,7 @@ def test_it_is_killed_at_the_deadline_and_when_nobody_waits() -> None:
     assert not children() - before
 
 
-def test_without_a_process_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_process_start_raises_confined_work_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(ConfinedWorkError, match="no process can be started"):
         run("bytes")
@@ -99,7 +99,7 @@ ACTS = {
 }
 PLANTED = """
 import _thread, ctypes, json, mmap, os, socket, subprocess
-from notso.system.confinement import Limits, serve_one
+from notso.system.confinement import Limits, serve_confined
 libc = ctypes.CDLL(None, use_errno=True)
 
 def call(*numbers):
@@ -115,21 +115,21 @@ def tried(act):
         return 1  # how Python reports a thread that the system refuses
     return 0
 
-serve_one(lambda asked: json.dumps([tried(act) for act in json.loads(asked)]).encode(), {limits!r})
+serve_confined(lambda asked: json.dumps([tried(act) for act in json.loads(asked)]).encode(), {limits!r})
 """
 
 
 @needs_linux
-def test_a_planted_parser_is_stopped_whatever_it_tries() -> None:
+def test_confined_child_cannot_use_forbidden_operations() -> None:
     program = PLANTED.replace("{limits!r}", repr(LIMITS))
-    found = json.loads(Child(("-c", program), json.dumps(list(ACTS.values())).encode(), LIMITS).answer())
+    found = json.loads(ConfinedProcess(("-c", program), json.dumps(list(ACTS.values())).encode(), LIMITS).answer())
     stopped = {errno.EPERM, errno.EACCES, errno.EMFILE}
     assert {name: error for name, error in zip(ACTS, found, strict=True) if error not in stopped} == {}
     assert len(ACTS) == 20
 
 
 @needs_linux
-def test_a_plugin_keeps_files_programs_and_the_network_but_not_the_server() -> None:
+def test_plugin_confinement_allows_files_programs_and_network() -> None:
     program = """
 import ctypes, json, os, signal, socket, subprocess, sys
 from notso.system.confinement import Rights, confine
@@ -149,7 +149,7 @@ with open("/proc/self/oom_score_adj") as score:
     assert json.loads(done.stdout) == [errno.EPERM, 0, True, "1000"]
 
 
-def test_the_doctor_says_what_the_system_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_missing_confinement_features(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confinement, "lacking", list)
     assert [each.status for each in doctor._confinement()] == ["ok"]
     monkeypatch.setattr(confinement, "lacking", lambda: ["Landlock"])
@@ -157,7 +157,7 @@ def test_the_doctor_says_what_the_system_lacks(monkeypatch: pytest.MonkeyPatch) 
     assert found.status == "warn" and "no Landlock" in found.message and "PDF files" in found.fix
 
 
-def test_a_child_knows_no_keys() -> None:
+def test_child_environment_contains_no_secrets() -> None:
     given = {
         **{"PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/lib", "NOTSO_API_KEY": "1", "NOTSO_PLUGIN_KEY": "2"},
         **{"DATABASE_URL": "3", "HF_TOKEN": "4", "AWS_SECRET_ACCESS_KEY": "5", "PGPASSWORD": "6", "KEYBOARD": "de"},
@@ -189,7 +189,7 @@ def judged(program: list[confinement.Instruction], arch: int, number: int, prote
         ("aarch64", 0xC00000B7, "/usr/include/asm-generic/unistd.h"),
     ],
 )
-def test_the_filters_of_both_machines_have_the_kernels_numbers(machine: str, arch: int, header: str) -> None:
+def test_system_call_filters_match_kernel_numbers(machine: str, arch: int, header: str) -> None:
     if not Path(header).exists():
         pytest.skip(f"no {header}")
     numbers = {
@@ -226,7 +226,7 @@ def test_the_filters_of_both_machines_have_the_kernels_numbers(machine: str, arc
         assert judged(plugin, arch, 0x40000000 | numbers["read"]) == refuse  # x32
 
 
-def test_what_is_given_can_be_read_but_not_changed() -> None:
+def test_read_only_file_can_be_read_but_not_written() -> None:
     descriptor = confinement.read_only_file(b"given")
     try:
         assert os.read(descriptor, 100) == b"given"
@@ -236,22 +236,22 @@ def test_what_is_given_can_be_read_but_not_changed() -> None:
         os.close(descriptor)
 
 
-def test_time_is_granted_up_to_a_bound() -> None:
+def test_cpu_time_is_granted_up_to_the_limit() -> None:
     limits = Limits(cpu_s=1, more_cpu_s=5, memory_bytes=512 << 20, wall_s=60, answer_bytes=1000)
     program = (
         "import os, resource; from notso.system.confinement import Limits, Rights, confine\n"
         f"confine(Rights.COMPUTE, {limits!r}); os.write(1, b'ready'); os.read(0, 1)\n"
         "while True: pass"
     )
-    child = confinement.Child(("-c", program), b"a", limits)
+    child = confinement.ConfinedProcess(("-c", program), b"a", limits)
     pieces = child.pieces()
     assert next(pieces) == b"ready"
     if sys.platform == "linux":
         import resource
 
         before = resource.prlimit(child._process.pid, resource.RLIMIT_CPU)
-        child.grant(3)
-        child.grant(1000)
+        child.extend_limits(3)
+        child.extend_limits(1000)
         after = resource.prlimit(child._process.pid, resource.RLIMIT_CPU)
         assert (after[0] - before[0], after[0]) == (5, after[1])
     child.kill()

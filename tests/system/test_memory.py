@@ -27,7 +27,7 @@ def machine(root: Path, cgroup: str, files: dict[str, str]) -> list[MemoryLimit]
     return memory_limits(0, root / "proc", root / "cg")
 
 
-def test_this_machine_has_memory() -> None:
+def test_memory_limits_of_this_machine_are_positive() -> None:
     limits = memory_limits()
 
     assert limits
@@ -35,17 +35,17 @@ def test_this_machine_has_memory() -> None:
     assert available_memory().source in {limit.source for limit in memory_limits()}  # two readings may differ
 
 
-def test_without_control_groups_the_system_decides(tmp_path: Path) -> None:
+def test_system_memory_is_the_limit_without_control_groups(tmp_path: Path) -> None:
     assert machine(tmp_path, "", {}) == [MemoryLimit("the system", 8192 * MIB)]
 
 
-def test_a_group_without_a_limit_sets_none(tmp_path: Path) -> None:
+def test_control_group_without_a_limit_is_ignored(tmp_path: Path) -> None:
     limits = machine(tmp_path, "0::/app\n", {"app/memory.max": "max\n", "app/memory.current": "5\n"})
 
     assert [limit.source for limit in limits] == ["the system"]
 
 
-def test_version_2_grants_its_limit_less_use_but_counts_file_pages_as_free(tmp_path: Path) -> None:
+def test_cgroup_v2_limit_counts_file_pages_as_available(tmp_path: Path) -> None:
     limits = machine(
         tmp_path,
         "0::/app\n",
@@ -59,7 +59,7 @@ def test_version_2_grants_its_limit_less_use_but_counts_file_pages_as_free(tmp_p
     assert limits[1:] == [MemoryLimit("the control group", 800 * MIB)]
 
 
-def test_a_limit_further_up_holds_as_well(tmp_path: Path) -> None:
+def test_limit_of_a_parent_control_group_applies(tmp_path: Path) -> None:
     limits = machine(
         tmp_path,
         "0::/outer/inner\n",
@@ -69,7 +69,7 @@ def test_a_limit_further_up_holds_as_well(tmp_path: Path) -> None:
     assert min(limit.available_bytes for limit in limits) == 100 * MIB
 
 
-def test_version_1_is_read_too_also_where_only_the_container_root_is_visible(tmp_path: Path) -> None:
+def test_cgroup_v1_limit_is_read_from_the_container_root(tmp_path: Path) -> None:
     limits = machine(
         tmp_path,
         "5:devices:/\n4:memory:/docker/abc\n0::/\n",
@@ -85,19 +85,19 @@ def test_version_1_is_read_too_also_where_only_the_container_root_is_visible(tmp
     assert limits[1:] == [MemoryLimit("the control group", 412 * MIB)]
 
 
-def test_version_1_without_a_limit_writes_a_huge_number(tmp_path: Path) -> None:
+def test_cgroup_v1_without_a_limit_is_ignored(tmp_path: Path) -> None:
     limits = machine(tmp_path, "4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"})
 
     assert len(limits) == 1
 
 
-def test_an_overdrawn_group_leaves_nothing(tmp_path: Path) -> None:
+def test_exceeded_control_group_limit_leaves_no_memory(tmp_path: Path) -> None:
     limits = machine(tmp_path, "0::/\n", {"memory.max": "1000", "memory.current": "5000"})
 
     assert limits[1].available_bytes == 0
 
 
-def test_a_process_limit_counts_less_what_is_used() -> None:
+def test_address_space_limit_is_reduced_by_current_use() -> None:
     code = (
         "import resource\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
@@ -111,7 +111,7 @@ def test_a_process_limit_counts_less_what_is_used() -> None:
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # the limit of this process is unchanged
 
 
-def test_what_is_mapped_already_is_not_wanted_twice(tmp_path: Path) -> None:
+def test_mapped_bytes_are_not_counted_twice(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "statm").write_text("5000 900 800 700 0 400 0\n")  # in pages; the first is the address space
     code = (
@@ -132,7 +132,7 @@ def test_what_is_mapped_already_is_not_wanted_twice(tmp_path: Path) -> None:
     assert most <= 3 << 30
 
 
-def test_what_this_process_occupies() -> None:
+def test_process_memory_tracks_allocations() -> None:
     before = process_memory()
     assert 0 < before.held_bytes <= before.resident_bytes
     block = bytearray(b"\x01") * (64 * MIB)
@@ -144,10 +144,10 @@ def test_what_this_process_occupies() -> None:
 
 HEAPS_OF_THREADS = """
 import ctypes, re, sys, threading
-from notso.qtensor import keep_few_heaps
+from notso.qtensor import limit_malloc_arenas
 
 if sys.argv[2] == "few":
-    keep_few_heaps()
+    limit_malloc_arenas()
 library = ctypes.CDLL(None)
 library.malloc.restype = library.fopen.restype = ctypes.c_void_p
 taken, told = threading.Barrier(33), threading.Barrier(33)
@@ -168,7 +168,7 @@ told.wait()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="not glibc")
-def test_many_threads_have_few_heaps(tmp_path: Path) -> None:
+def test_keep_few_heaps_limits_heaps_of_many_threads(tmp_path: Path) -> None:
     heaps = {}
     for how in ("many", "few"):
         subprocess.run([sys.executable, "-c", HEAPS_OF_THREADS, str(tmp_path / how), how], check=True)

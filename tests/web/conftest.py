@@ -29,8 +29,8 @@ from notso.web.chat.services import ChatServices
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import ChatEngine
 from notso.web.engine.remote.remote_engine import RemoteSource
-from notso.web.server import ChatServer, address_of, listen
-from notso.web.services import Shared
+from notso.web.server import ChatServer, listen, page_url
+from notso.web.services import SharedServices
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
 
@@ -146,7 +146,7 @@ class Running:
         listener = listen(settings)
         # Keep the send buffer small so that the server notices early when a reader stops reading.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
-        self.address = address_of(listener, settings).rstrip("/")
+        self.address = page_url(listener, settings).rstrip("/")
         self.server = ChatServer(self.app, self.address)
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self._thread.start()
@@ -154,8 +154,8 @@ class Running:
         self.client = httpx.Client(base_url=self.address, timeout=60, verify=NO_AUTHORITIES)
 
     @property
-    def shared(self) -> Shared:
-        shared: Shared = self.app.state.parts.shared
+    def shared(self) -> SharedServices:
+        shared: SharedServices = self.app.state.parts.shared
         return shared
 
     @property

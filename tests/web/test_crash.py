@@ -87,7 +87,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "data"
 
 
-def test_a_killed_server_has_the_part_and_goes_on(directory: Path) -> None:
+def test_answer_resumes_after_kill_and_stopped_answer_can_be_continued(directory: Path) -> None:
     server = Served(directory)
     try:
         answer = server.client.post("/chats", data={"text": "Go", "key": new_id(), "thinking": "on"})

@@ -162,7 +162,7 @@ def require_model(url: str, **headers: str) -> None:
     assert props["model_path"].endswith("Their-Q6_K.gguf"), props["model_path"]
 
 
-def test_compose(machine: Machine, model_at_the_hub: Any) -> None:
+def test_compose_file_serves_configured_model(machine: Machine, model_at_the_hub: Any) -> None:
     text = filled((DEPLOY / "compose.yaml").read_text(), {"NOTSO_API_KEY": KEY, "NOTSO_MODEL": MODEL})
     (service,) = yaml.safe_load(text)["services"].values()
     image = Path(service["build"]["dockerfile"]).name
@@ -176,7 +176,7 @@ def test_compose(machine: Machine, model_at_the_hub: Any) -> None:
     assert httpx.post(f"{url}/v1/chat/completions", json=ASKED).status_code == 401
 
 
-def test_compose_of_a_cluster(
+def test_cluster_compose_file_serves_shared_chats(
     machine: Machine, model_at_the_hub: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if VALKEY is None:
@@ -238,7 +238,7 @@ def started_in_order(services: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def test_kubernetes(
+def test_kubernetes_file_serves_configured_model(
     machine: Machine, model_at_the_hub: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if VALKEY is None:
@@ -288,7 +288,7 @@ def test_kubernetes(
         valkey.stop()
 
 
-def test_the_front_end_s_image(machine: Machine) -> None:
+def test_front_end_image_serves_remote_engine(machine: Machine) -> None:
     key = {"NOTSO_ENGINE_KEY": KEY}
     of_engine = variables_of("Containerfile") | key | {"NOTSO_API_KEY": KEY}
     engine = machine.serve(["serve", "--no-browser", "--plain", "--engine-api"], of_engine)
@@ -303,7 +303,7 @@ def test_the_front_end_s_image(machine: Machine) -> None:
     require_answer(url, Authorization=f"Bearer {KEY}")
 
 
-def test_the_unit(machine: Machine) -> None:
+def test_systemd_unit_starts_server(machine: Machine) -> None:
     words, variables, _ = of_unit((DEPLOY / "notso.service").read_text())
     config = machine.folder / "etc" / "notso" / "config.toml"  # the distribution's package installs it there
     config.parent.mkdir(parents=True)
@@ -313,7 +313,7 @@ def test_the_unit(machine: Machine) -> None:
     require_answer(url)
 
 
-def test_the_unit_and_the_formula_are_well_formed(tmp_path: Path) -> None:
+def test_systemd_unit_and_homebrew_formula_are_valid(tmp_path: Path) -> None:
     ruby = shutil.which("ruby")
     if ruby is not None:
         said = subprocess.run([ruby, "-c", DEPLOY / "notso.rb"], capture_output=True, text=True)
@@ -428,7 +428,7 @@ def replicas() -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("proxy", [haproxy, caddy])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chats"])
-def test_events_pass_one_by_one(machine: Machine, replicas: dict[str, str], proxy: Any, path: str) -> None:
+def test_proxy_forwards_events_one_by_one(machine: Machine, replicas: dict[str, str], proxy: Any, path: str) -> None:
     headers = {"Host": "chat.example.com"}
     with proxy(machine, replicas) as url:
         machine.wait(lambda: machine.answers(f"{url}/health", headers))
@@ -445,7 +445,7 @@ def test_events_pass_one_by_one(machine: Machine, replicas: dict[str, str], prox
 
 
 @pytest.mark.parametrize("proxy", [haproxy, caddy])
-def test_a_whole_answer_may_take_longer_than_other_timeouts(
+def test_proxy_allows_slow_complete_response(
     machine: Machine, replicas: dict[str, str], proxy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all timeouts divided by 100, 0.8 s exceeds every timeout except the server's, which becomes 36 s."""
@@ -461,7 +461,7 @@ def test_a_whole_answer_may_take_longer_than_other_timeouts(
 
 @pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="takes two minutes for each proxy: make chaos")
 @pytest.mark.parametrize("proxy", [haproxy, caddy])
-def test_a_whole_answer_of_two_minutes_passes(
+def test_proxy_allows_two_minute_response(
     machine: Machine, replicas: dict[str, str], proxy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Use the timeouts as written in the file."""

@@ -33,7 +33,7 @@ def named(document: Mapping[str, Any]) -> str:
 
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
-def test_a_document_is_valid_by_the_schema_of_kubernetes(document: dict[str, Any], version: str) -> None:
+def test_kubernetes_document_matches_schema(document: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(document, version, strict=True)
 
 
@@ -48,7 +48,7 @@ def test_a_document_is_valid_by_the_schema_of_kubernetes(document: dict[str, Any
         (("spec", "strategy", "rollingUpdate", "maxSurge"), [1]),
     ],
 )
-def test_the_schema_finds_what_is_misspelled(path: tuple[Any, ...], value: Any) -> None:
+def test_kubernetes_schema_rejects_invalid_field(path: tuple[Any, ...], value: Any) -> None:
     document = json.loads(json.dumps(DOCUMENTS[0]))
     inner = document
     for name in path[:-1]:
@@ -72,7 +72,9 @@ def parsed(words: Sequence[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("scheme", ["tcp", "udp", "sctp"])
 @pytest.mark.parametrize("service", SERVICES)
-def test_links_to_services_are_no_settings(service: str, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_link_variables_do_not_change_settings(
+    service: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kubernetes adds such variables to every pod of a namespace, and Docker does so for linked containers."""
     name, port = service.upper().replace("-", "_"), "80"
     links = {
@@ -134,7 +136,7 @@ def variables_known() -> set[str]:
 
 
 @pytest.mark.parametrize(("words", "variables"), [pytest.param(*rest, id=name) for name, *rest in starts()])
-def test_a_command_and_its_variables_are_understood(
+def test_deployed_command_and_variables_are_valid(
     words: list[str], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (variables | GIVEN).items():

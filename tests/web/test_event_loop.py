@@ -44,7 +44,7 @@ class LagProbe:
         self._future.result(60)
 
 
-def test_the_loop_stays_free_under_hostile_text_and_large_forms(start: Start) -> None:
+def test_event_loop_is_not_blocked_by_hostile_text_or_large_forms(start: Start) -> None:
     hostile = "".join(
         ("![" * 4000, "\n\n", "|a" * 500, "\n", "|-" * 500, "\n", ("|b" * 500 + "\n") * 20, "\n\n# x\n\n")
     )
@@ -70,7 +70,7 @@ def test_the_loop_stays_free_under_hostile_text_and_large_forms(start: Start) ->
 FORM = "application/x-www-form-urlencoded"
 
 
-def test_living_is_answered_while_the_engine_holds_its_thread(start: Start) -> None:
+def test_livez_responds_while_engine_is_busy(start: Start) -> None:
     release = threading.Event()
 
     def busy(messages: Any, thinking: bool) -> Any:
@@ -86,27 +86,25 @@ def test_living_is_answered_while_the_engine_holds_its_thread(start: Start) -> N
     server.finished(asked)
 
 
-def test_freed_memory_is_given_back_again_and_again_by_another_thread(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_freed_memory_is_returned_repeatedly_by_another_thread(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     monkeypatch.setattr(app, "GIVE_BACK_SECONDS", 0.01)
-    monkeypatch.setattr(app, "give_back_freed", lambda: threads.append(threading.get_ident()))
+    monkeypatch.setattr(app, "release_freed_memory", lambda: threads.append(threading.get_ident()))
     server = start(ScriptedEngine()).ready()
     server.wait(lambda: len(threads) >= 3)
     assert server.on_loop(threading.get_ident) not in threads
 
 
-def test_without_connections_it_sleeps_until_it_is_told(start: Start) -> None:
+def test_idle_server_has_no_timer_and_updates_date_on_connect(start: Start) -> None:
     running = start(ScriptedEngine()).ready()
     running.client.close()
     running._wait(lambda: not running.server.server_state.connections)
-    assert running.server._rest_seconds is None
+    assert running.server._tick_timeout is None
     # a Date header far in the past
     running.server.server_state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
     begun = int(time.time())
     with httpx.Client(base_url=running.address, timeout=60) as client:
         date = parsedate_to_datetime(client.get("/livez").headers["date"]).timestamp()
         assert begun <= date <= time.time()
-        assert running.server._rest_seconds == DATE_SECONDS
+        assert running.server._tick_timeout == DATE_SECONDS
     running.close()

@@ -39,7 +39,7 @@ MOST_RESIDENT_BYTES = 130_000_000
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to measure memory")
-def test_page_and_program_are_answered_without_what_computes(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_front_end_serves_pages_and_api_without_inference_libraries(start: Callable[..., Any], tmp_path: Path) -> None:
     engine = start(ScriptedEngine(), engine_api=True, engine_key=KEY).ready()
     arguments = ["serve", "--json", "--no-browser", "--port", "0", "--engine-url", engine.address]
     environment = os.environ | {"NOTSO_ENGINE_KEY": KEY, "NOTSO_DATA_DIR": str(tmp_path / "front")}

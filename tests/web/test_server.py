@@ -22,7 +22,7 @@ import uvicorn
 from scripted_engine import IMPORTABLE, ScriptedEngine
 
 from notso.web.app import create_app
-from notso.web.server import LAST_RESORT_SECONDS, ChatServer, address_of, listen, serve
+from notso.web.server import LAST_RESORT_SECONDS, ChatServer, listen, page_url, serve
 from notso.web.store.sqlite.connection import DirectoryLock
 from notso.web.values.errors import AddressInUseError, DataDirectoryBusyError, SettingsError, UnsafeBindError, WebError
 from notso.web.values.ids import new_id
@@ -103,7 +103,7 @@ def process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         each.process.wait()
 
 
-def test_after_kill_9_the_partial_answer_is_there_and_goes_on(process: Callable[..., Process]) -> None:
+def test_partial_answer_survives_kill_and_resumes(process: Callable[..., Process]) -> None:
     first = process()
     chat = first.ask(5000)
     # the export reads the saved text; the page may be ahead of it
@@ -119,7 +119,7 @@ def test_after_kill_9_the_partial_answer_is_there_and_goes_on(process: Callable[
     assert second.client.post(f"{chat}/messages", data={"text": "1", "key": new_id()}).status_code == 303
 
 
-def test_sigterm_lets_a_short_answer_end_and_refuses_new_ones(process: Callable[..., Process], tmp_path: Path) -> None:
+def test_sigterm_finishes_short_answer_and_rejects_new_ones(process: Callable[..., Process], tmp_path: Path) -> None:
     (tmp_path / "hold").touch()
     first = process(drain_seconds=100.0)
     chat = first.ask(20)
@@ -135,7 +135,7 @@ def test_sigterm_lets_a_short_answer_end_and_refuses_new_ones(process: Callable[
     assert 'data-state="done"' in page and page.count("word ") >= 19
 
 
-def test_a_long_answer_is_left_to_the_next_start_and_streams_end(process: Callable[..., Process]) -> None:
+def test_shutdown_leaves_long_answer_to_next_process(process: Callable[..., Process]) -> None:
     first = process(drain_seconds=0.5)
     chat = first.ask(5000)
     first.wait_for("word word", chat)
@@ -153,7 +153,7 @@ def test_a_long_answer_is_left_to_the_next_start_and_streams_end(process: Callab
     again.wait_for("word word", chat)
 
 
-def test_what_hangs_does_not_keep_it(process: Callable[..., Process], tmp_path: Path) -> None:
+def test_hanging_engine_does_not_prevent_exit(process: Callable[..., Process], tmp_path: Path) -> None:
     (tmp_path / "hold").touch()  # the engine neither continues nor receives the stop
     first = process(drain_seconds=0.2, last_resort_seconds=0.5)
     first.wait_for("word", first.ask(3))
@@ -162,7 +162,7 @@ def test_what_hangs_does_not_keep_it(process: Callable[..., Process], tmp_path: 
     assert code == 1 and "most recent call first" in output, "the traceback shows where the server was stuck"
 
 
-def test_a_second_signal_ends_it_at_once(process: Callable[..., Process]) -> None:
+def test_second_signal_ends_server_immediately(process: Callable[..., Process]) -> None:
     first = process(drain_seconds=60.0)
     chat = first.ask(5000)
     first.wait_for("word word word", f"{chat}/export/json")
@@ -189,7 +189,7 @@ def test_a_second_signal_asks_to_exit_at_once(tmp_path: Path, monkeypatch: pytes
     assert ends == [settings.leave_seconds + 60.0 + LAST_RESORT_SECONDS, LAST_RESORT_SECONDS]
 
 
-def test_a_busy_port_is_a_typed_error(tmp_path: Path) -> None:
+def test_busy_port_raises_address_in_use_error(tmp_path: Path) -> None:
     with listen(Settings(port=0)) as taken:
         settings = Settings(port=taken.getsockname()[1], data_dir=tmp_path)
         with pytest.raises(AddressInUseError, match="--port") as caught:
@@ -198,7 +198,7 @@ def test_a_busy_port_is_a_typed_error(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir()), "the data folder must stay untouched"
 
 
-def test_ollamas_port_is_a_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ollama_port_is_served_beside_main_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listen(Settings(port=0)) as taken:
         settings = Settings(port=0, ollama_port=taken.getsockname()[1], data_dir=tmp_path)
         with pytest.raises(AddressInUseError, match="--ollama-port") as caught:
@@ -221,14 +221,14 @@ def test_ollamas_port_is_a_second_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len({answer.url.port for answer in heard}) == 2
 
 
-def test_an_address_of_another_machine_is_a_typed_error(tmp_path: Path) -> None:
+def test_unavailable_address_raises_address_in_use_error(tmp_path: Path) -> None:
     with pytest.raises(AddressInUseError):
         listen(Settings(host="192.0.2.1", api_key="k" * 16))
     with pytest.raises(AddressInUseError):
         listen(Settings(host="no-such-host.invalid", api_key="k" * 16))
 
 
-def test_a_busy_data_directory_is_a_typed_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_busy_data_directory_raises_typed_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lock = DirectoryLock(tmp_path)
     with pytest.raises(DataDirectoryBusyError):
         serve(ScriptedEngine, Settings(port=0, data_dir=tmp_path))
@@ -237,18 +237,18 @@ def test_a_busy_data_directory_is_a_typed_error(tmp_path: Path, capfd: pytest.Ca
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.0.0.9", "LocalHost"])
-def test_loopback_needs_no_key(host: str) -> None:
+def test_loopback_bind_requires_no_api_key(host: str) -> None:
     assert Settings(host=host).host_names >= {host.strip("[]").lower(), "localhost"}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "127.0.0.1.example.org", "128.0.0.1"])
-def test_other_addresses_need_a_key(host: str) -> None:
+def test_bind_beyond_loopback_requires_api_key(host: str) -> None:
     with pytest.raises(UnsafeBindError, match="API key"):
         Settings(host=host)
     assert Settings(host=host, api_key="k" * 16).host == host
 
 
-def test_a_wildcard_is_no_name() -> None:
+def test_wildcard_address_is_not_a_host_name() -> None:
     assert "0.0.0.0" not in Settings(host="0.0.0.0", api_key="k" * 16).host_names
 
 
@@ -262,25 +262,25 @@ def test_a_wildcard_is_no_name() -> None:
     ],
     ids=str,
 )
-def test_settings_are_checked(wrong: dict[str, Any]) -> None:
+def test_invalid_setting_is_named_in_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings(**wrong)
     assert caught.value.setting == next(iter(wrong))
     assert isinstance(caught.value, WebError) and "\n" not in str(caught.value)
 
 
-def test_the_key_is_not_printed() -> None:
+def test_api_key_is_not_in_repr_of_settings() -> None:
     assert "k" * 16 not in repr(Settings(api_key="k" * 16))
 
 
-def test_addresses_for_a_browser() -> None:
+def test_address_of_returns_browser_url() -> None:
     with listen(Settings(port=0)) as listener:
         port = listener.getsockname()[1]
-        assert address_of(listener, Settings(port=0)) == f"http://127.0.0.1:{port}/"
-        assert address_of(listener, Settings(host="0.0.0.0", api_key="k" * 16)) == f"http://127.0.0.1:{port}/"
+        assert page_url(listener, Settings(port=0)) == f"http://127.0.0.1:{port}/"
+        assert page_url(listener, Settings(host="0.0.0.0", api_key="k" * 16)) == f"http://127.0.0.1:{port}/"
     if socket.has_ipv6 and Path("/proc/net/if_inet6").exists() and Path("/proc/net/if_inet6").read_text():
         with listen(Settings(host="[::1]", port=0)) as listener:
-            assert address_of(listener, Settings(host="[::1]")).startswith("http://[::1]:")
+            assert page_url(listener, Settings(host="[::1]")).startswith("http://[::1]:")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_addresses_for_a_browser() -> None:
         ("GET", "/metrics", {}),
     ],
 )
-def test_a_request_that_finds_no_thread_may_be_tried_again(
+def test_request_without_available_thread_returns_503(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, method: str, path: str, sent: dict[str, Any]
 ) -> None:
     server = start(ScriptedEngine()).ready()
@@ -312,7 +312,7 @@ def test_a_request_that_finds_no_thread_may_be_tried_again(
     assert server.client.request(method, path, **sent).status_code in (200, 303)
 
 
-def test_another_runtime_error_is_a_fault_inside(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_runtime_error_returns_500(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(ScriptedEngine()).ready()
 
     def fail(*arguments: Any, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from scripted_engine import IMPORTABLE, ScriptedEngine
 
 from notso.web import app
-from notso.web.app import tracing_of
+from notso.web.app import configure_tracing
 from notso.web.tracing import REDACTED, Tracing
 
 Start = Callable[..., Any]
@@ -50,11 +50,11 @@ class Spans:
 def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(app, "tracing_of", lambda: Tracing(provider))
+    monkeypatch.setattr(app, "configure_tracing", lambda: Tracing(provider))
     return Spans(exporter)
 
 
-def test_a_programs_request_has_the_engines_work_under_it(start: Start, spans: Spans) -> None:
+def test_api_request_span_contains_engine_spans(start: Start, spans: Spans) -> None:
     server = start(ScriptedEngine()).ready()
     headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
     assert server.client.post("/v1/chat/completions", json=BODY, headers=headers).status_code == 200
@@ -70,9 +70,7 @@ def test_a_programs_request_has_the_engines_work_under_it(start: Start, spans: S
     assert engine.attributes is not None and engine.attributes["gen_ai.usage.input_tokens"] > 0
 
 
-def test_a_turn_is_under_the_question_that_began_it_and_the_engines_work_under_the_turn(
-    start: Start, spans: Spans
-) -> None:
+def test_turn_span_is_child_of_request_and_omits_content(start: Start, spans: Spans) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask(WORD)
     server.finished(asked)
@@ -110,13 +108,13 @@ def collector() -> Iterator[ThreadingHTTPServer]:
         server.shutdown()
 
 
-def test_spans_go_where_the_standard_variables_say(
+def test_spans_are_exported_to_configured_otlp_endpoint(
     start: Start, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    monkeypatch.setattr("notso.web.tracing.mark_logs", lambda: None)
+    monkeypatch.setattr("notso.web.tracing.add_trace_ids_to_logs", lambda: None)
     server = start(ScriptedEngine()).ready()
     assert server.client.post("/v1/chat/completions", json=BODY).status_code == 200
 
@@ -134,18 +132,18 @@ def test_spans_go_where_the_standard_variables_say(
     server.wait(lambda: {("notso", "engine.decode"), ("notso", "POST /v1/chat/completions")} <= came())
 
 
-def test_without_a_place_for_them_there_are_none(
+def test_tracing_is_off_without_endpoint_or_library(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     for environment in ({}, there | {"OTEL_SDK_DISABLED": "true"}, there | {"OTEL_TRACES_EXPORTER": "none"}):
-        assert tracing_of(environment) is None
+        assert configure_tracing(environment) is None
     assert not caplog.records
     monkeypatch.setitem(sys.modules, "notso.web.tracing", None)
-    assert tracing_of(there) is None and "[otel]" in caplog.text
+    assert configure_tracing(there) is None and "[otel]" in caplog.text
 
 
-def test_nothing_of_it_is_imported_then() -> None:
+def test_opentelemetry_sdk_is_not_imported_by_default() -> None:
     code = (
         f"{IMPORTABLE}from notso.web.app import create_app; "
         "from scripted_engine import ScriptedEngine; create_app(ScriptedEngine); "

@@ -49,7 +49,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        terminal.say(version_line())
+        terminal.print_line(version_line())
         raise typer.Exit()
 
 
@@ -129,7 +129,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     command = exit_codes.ANY_COMMAND
     try:
         group: Any = typer.main.get_command(app)
-        given = [*_with_verb(group, given)]
+        given = [*_insert_default_command(group, given)]
         command = command_of(group, given)
         outcome = group.main(
             args=given,
@@ -149,7 +149,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     return _flush(code)
 
 
-def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
+def _insert_default_command(group: Any, given: Sequence[str]) -> Sequence[str]:
     # Inserts `serve` if the command line is empty or begins with an option of `serve`.
     if not given:
         return ["serve"]
@@ -180,10 +180,10 @@ def _report_error(error: BaseException, command: exit_codes.Command) -> int:
         code, line = exit_codes.INTERRUPTED, ""
     else:
         if exit_codes.debugging():
-            sys.stderr.write(terminal.harmless(exit_codes.details(error)))
+            sys.stderr.write(terminal.escape_control(exit_codes.format_traceback(error)))
         code, line = exit_codes.explain(error, command)
     if line:
-        terminal.complain(line)
+        terminal.print_error(line)
     return code
 
 
@@ -201,7 +201,7 @@ def _usage_line(error: typer.TyperException) -> str:
 def _flush(code: int) -> int:
     try:
         sys.stdout.flush()
-        if isinstance(sys.stdout, terminal.Nowhere) and sys.stdout.lost and code == exit_codes.DONE:
+        if isinstance(sys.stdout, terminal.NullStream) and sys.stdout.has_lost_text and code == exit_codes.DONE:
             code = exit_codes.OUTPUT_CLOSED
     except BrokenPipeError:
         terminal.abandon_stdout()
@@ -209,7 +209,7 @@ def _flush(code: int) -> int:
     except OSError as error:
         terminal.abandon_stdout()
         code, line = exit_codes.explain(error)
-        terminal.complain(line)
+        terminal.print_error(line)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     return code

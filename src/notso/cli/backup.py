@@ -43,12 +43,12 @@ def backup(
     """
     target = file or Path(f"notso-backup-{date.today().isoformat()}.db")
     copy_chats(target, server, data_dir, api_key_file)
-    terminal.say(f"{target} ({terminal.gigabytes(target.stat().st_size)})")
+    terminal.print_line(f"{target} ({terminal.gigabytes(target.stat().st_size)})")
 
 
 def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_file: Path | None) -> None:
     """Copy all conversations from `server` or the data directory to a new file."""
-    from notso.web.store.sqlite.store import back_up
+    from notso.web.store.sqlite.store import back_up_directory
     from notso.web.values.settings import default_data_dir
 
     if os.environ.get("DATABASE_URL") and server is None and data_dir is None:
@@ -57,16 +57,16 @@ def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_
 
         raise StorageError(BACKUP_ELSEWHERE)
     if server is None:
-        with _new(target):
-            back_up(data_dir or default_data_dir(), target)
+        with _create_private_file(target):
+            back_up_directory(data_dir or default_data_dir(), target)
     else:
         key = options.api_key(api_key_file) or ""
-        with _new(target):
-            _fetch(server, key, target)
+        with _create_private_file(target):
+            _download_backup(server, key, target)
 
 
 @contextlib.contextmanager
-def _new(target: Path) -> Iterator[None]:
+def _create_private_file(target: Path) -> Iterator[None]:
     # The new file is readable only by its owner. An existing file is never overwritten.
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
@@ -76,7 +76,7 @@ def _new(target: Path) -> Iterator[None]:
         raise
 
 
-def _fetch(server: str, key: str, target: Path) -> None:
+def _download_backup(server: str, key: str, target: Path) -> None:
     from urllib.error import URLError
     from urllib.request import Request, urlopen
 

@@ -80,8 +80,8 @@ def batch(
     with BatchOutput(answers, source.ids) as sink:
         there = len(sink.done)
         if there == len(source.ids):
-            _report(source, there, 0, 0, as_json)
-            _end(sink)
+            _print_summary(source, there, 0, 0, as_json)
+            _exit_if_any_failed(sink)
             return
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if ray:
@@ -98,23 +98,23 @@ def batch(
                     run.answer_all()
                 finally:
                     engine.close()
-        _report(source, there, tally.answered, tally.failed, as_json)
+        _print_summary(source, there, tally.answered, tally.failed, as_json)
     if interruption.requested():
         terminal.note("Stopped. Run the same command again to continue.")
         raise typer.Exit(exit_codes.INTERRUPTED)
-    _end(sink)
+    _exit_if_any_failed(sink)
 
 
-def _end(sink: BatchOutput) -> None:
+def _exit_if_any_failed(sink: BatchOutput) -> None:
     # Requests that failed in earlier runs count as well: otherwise, running the command again would report success.
     if sink.failed:
         raise typer.Exit(exit_codes.REQUESTS_FAILED)
 
 
-def _report(source: BatchInput, there: int, answered: int, failed: int, as_json: bool) -> None:
+def _print_summary(source: BatchInput, there: int, answered: int, failed: int, as_json: bool) -> None:
     left = len(source.ids) - there - answered - failed
     if as_json:
-        terminal.say_json(
+        terminal.print_json(
             {"requests": len(source.ids), "there": there, "answered": answered, "failed": failed, "left": left}
         )
         return
@@ -135,19 +135,19 @@ class Tally:
     failed: int = 0
 
 
-class Member:
+class BatchWorker:
     # An engine on a Ray worker. Ray Data calls it once per task, with the requests of that task.
     def __init__(self, **chosen: Any) -> None:
         self._engine = engines.open_engine(chosen.pop("model"), chosen.pop("context_tokens"), **chosen, silent=True)
 
     def __call__(self, asked: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         # Returns answers in the order of the requests.
-        share = _Share([_line(text) for text in asked["request"]])
+        share = _WorkerBatch([_line_from_json(text) for text in asked["request"]])
         BatchRun(self._engine, share, share, Interruption(), lambda what, done, total: None).answer_all()
         return {"answer": [json.dumps(share.answers[line.id]) for line in share.lines()]}
 
 
-class _Share:
+class _WorkerBatch:
     # Provides the requests of one Ray task to a BatchRun and collects the answers.
     def __init__(self, lines: list[RequestLine]) -> None:
         self._lines = lines
@@ -178,11 +178,11 @@ def answer_on_cluster(
     model = chosen["model"]
     # Make the path absolute, because each worker may have another working directory.
     options = {**chosen, "model": None if model is None else Path(model).absolute()}
-    missing = [_text(line) for line in source.lines() if line.id not in sink.done]
+    missing = [_line_to_json(line) for line in source.lines() if line.id not in sink.done]
     tally = Tally()
     report("answering", len(sink.done), len(source.ids))
-    with control.connected(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
-        for text in answers(missing, Member, options, engines=count, share=SHARE):
+    with control.ray_connection(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
+        for text in answers(missing, BatchWorker, options, engines=count, share=SHARE):
             answer = json.loads(text)
             sink.write(answer)
             if answer["error"] is None:
@@ -195,13 +195,13 @@ def answer_on_cluster(
     return tally
 
 
-def _text(line: RequestLine) -> str:
+def _line_to_json(line: RequestLine) -> str:
     # Lines are encoded in Base64, because they may be invalid UTF-8.
     content = None if line.content is None else base64.b64encode(line.content).decode()
     return json.dumps({**asdict(line), "content": content})
 
 
-def _line(text: str) -> RequestLine:
+def _line_from_json(text: str) -> RequestLine:
     fields = json.loads(text)
     content = fields["content"]
     return RequestLine(**{**fields, "content": None if content is None else base64.b64decode(content)})

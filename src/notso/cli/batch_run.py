@@ -54,7 +54,7 @@ class BatchInput:
     def lines(self) -> Iterator[RequestLine]:
         seen: set[bytes] = set()
         with self.path.open("rb") as file:
-            for number, content in enumerate(self._contents(file), start=1):
+            for number, content in enumerate(self._line_contents(file), start=1):
                 if content is not None:
                     content = content.strip()
                     if not content:
@@ -68,9 +68,9 @@ class BatchInput:
                 key = hashlib.sha256(place + (content or b"")).hexdigest()[:_ID_DIGITS]
                 yield RequestLine(number, f"batch_req_{key}", content, custom_id, repeats)
 
-    def _contents(self, file: BinaryIO) -> Iterator[bytes | None]:
+    def _line_contents(self, file: BinaryIO) -> Iterator[bytes | None]:
         try:
-            yield from _lines_of(file)
+            yield from _read_lines(file)
         except NotTextError as error:
             raise _refusal(f"{self.path} {error}") from None
 
@@ -114,9 +114,9 @@ class BatchOutput:
         done: set[str] = set()
         end = 0
         for number, line in enumerate(iter(lambda: self._file.readline(MAX_ANSWER_BYTES), b""), start=1):
-            if not line.endswith(b"\n") and _begins_an_answer(line, wanted):  # truncated by a crash
+            if not line.endswith(b"\n") and _may_be_partial_answer(line, wanted):  # truncated by a crash
                 break
-            answer = _answer_in(line)
+            answer = _parse_answer(line)
             found = str(answer.get("id", ""))
             if found not in wanted:
                 raise _refusal(
@@ -131,7 +131,7 @@ class BatchOutput:
         return done
 
 
-def _lines_of(file: BinaryIO) -> Iterator[bytes | None]:
+def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
     file = utf8_stream(file)  # some editors write UTF-16 or a byte order mark
     # A line that is too long is yielded as None, and is never held in memory as a whole.
     while piece := file.readline(MAX_LINE_BYTES + 1):
@@ -151,7 +151,7 @@ def _custom_id(content: bytes | None) -> str | None:
     return None
 
 
-def _answer_in(line: bytes) -> dict[str, Any]:
+def _parse_answer(line: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         answer = json.loads(line)
         if isinstance(answer, dict) and isinstance(answer.get("id"), str):
@@ -159,7 +159,7 @@ def _answer_in(line: bytes) -> dict[str, Any]:
     return {}
 
 
-def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
+def _may_be_partial_answer(line: bytes, wanted: set[str]) -> bool:
     # `id` is the first field of an answer, so a truncated line begins with an id, which may be truncated, too.
     beginnings = (json.dumps({"id": id}).encode()[:-1] for id in wanted)
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
@@ -172,13 +172,13 @@ _POLL_SECONDS = 0.2  # poll interval for Ctrl-C
 _REQUESTS_PER_SLOT = 2  # submitted requests per concurrent sequence of the engine; above 1, to keep the engine busy
 
 
-class Lines(Protocol):
+class RequestSource(Protocol):
     ids: set[str]
 
     def lines(self) -> Iterable[RequestLine]: ...
 
 
-class Answers(Protocol):
+class AnswerSink(Protocol):
     """Sink for answers. `done`: ids of answered requests."""
 
     done: set[str]
@@ -186,7 +186,7 @@ class Answers(Protocol):
     def write(self, answer: dict[str, Any]) -> None: ...
 
 
-class _Submitted:
+class _RunningRequest:
     def __init__(self, line: RequestLine, request: ChatRequest) -> None:
         self.line = line
         self.request = request
@@ -206,8 +206,8 @@ class BatchRun:
     def __init__(
         self,
         engine: Engine,
-        source: Lines,
-        sink: Answers,
+        source: RequestSource,
+        sink: AnswerSink,
         interruption: Interruption,
         report: terminal.Progress,
     ) -> None:
@@ -218,8 +218,8 @@ class BatchRun:
         self._sink = sink
         self._interruption = interruption
         self._report = report
-        self._running: dict[_Submitted, None] = {}  # in submission order
-        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._running: dict[_RunningRequest, None] = {}  # in submission order
+        self._finished_signals: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def answer_all(self) -> None:
         self._report_progress()
@@ -227,12 +227,12 @@ class BatchRun:
         try:
             for line in self._unanswered():
                 while len(self._running) >= most and not self._interruption.requested():
-                    self._write_ended()
+                    self._write_finished()
                 if self._interruption.requested():
                     return
-                self._ask(line)
+                self._submit(line)
             while self._running and not self._interruption.requested():
-                self._write_ended()
+                self._write_finished()
         finally:
             for asked in self._running:
                 asked.stop()
@@ -240,13 +240,13 @@ class BatchRun:
     def _unanswered(self) -> Iterator[RequestLine]:
         return (line for line in self._source.lines() if line.id not in self._sink.done)
 
-    def _ask(self, line: RequestLine) -> None:
+    def _submit(self, line: RequestLine) -> None:
         from notso.smollm3.errors import NotsoError
         from notso.web.edge.errors import ApiError, api_error_of
 
         asked = None
         try:
-            asked = _Submitted(line, read_request(line))
+            asked = _RunningRequest(line, read_request(line))
             request = asked.request
             owner = line.id if request.fresh else ""
             options = replace(request.options, owner=owner, priority="background")
@@ -255,27 +255,27 @@ class BatchRun:
         except (ApiError, NotsoError) as error:
             if asked is not None:
                 asked.stop()  # stop the choices that were submitted before the rejected one
-            self._write(line, _failure(line, api_error_of(error)))
+            self._write(line, _error_response(line, api_error_of(error)))
             return
         self._running[asked] = None
         for generation in asked.generations:
-            generation.subscribe(lambda: self._ended.put(None) if asked.finished else None)
+            generation.subscribe(lambda: self._finished_signals.put(None) if asked.finished else None)
 
-    def _write_ended(self) -> None:
+    def _write_finished(self) -> None:
         # The timeout lets the caller check regularly for Ctrl-C.
         with contextlib.suppress(queue.Empty):
-            self._ended.get(timeout=_POLL_SECONDS)
+            self._finished_signals.get(timeout=_POLL_SECONDS)
         ended = [asked for asked in self._running if asked.finished]
         for asked in ended:
             if self._interruption.requested():
                 return  # do not write answers that Ctrl-C has cut off
             del self._running[asked]
-            self._write(asked.line, self._answer(asked))
+            self._write(asked.line, self._collect_answer(asked))
 
-    def _answer(self, asked: _Submitted) -> dict[str, Any]:
+    def _collect_answer(self, asked: _RunningRequest) -> dict[str, Any]:
         from notso.smollm3.errors import NotsoError
         from notso.web.api.shared.api_request import ignored_headers
-        from notso.web.api.shared.completion import Completion, collect, fingerprint
+        from notso.web.api.shared.completion import Completion, collect_choice, fingerprint
         from notso.web.edge.errors import api_error_of
         from notso.web.engine.model_names import model_id
 
@@ -283,11 +283,12 @@ class BatchRun:
         try:
             raw, weighed = asked.request.raw_thinking, asked.request.options.top_logprobs is not None
             choices = [
-                collect(generation.read(0), raw_thinking=raw, logprobs=weighed) for generation in asked.generations
+                collect_choice(generation.read(0), raw_thinking=raw, logprobs=weighed)
+                for generation in asked.generations
             ]
         except NotsoError as error:
             asked.stop()  # if one choice fails, the whole request fails
-            return _failure(asked.line, api_error_of(error))
+            return _error_response(asked.line, api_error_of(error))
         completion: Completion = Completion(model_id(info), fingerprint(info))
         answer = _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}
         if ignored := ignored_headers(asked.request):
@@ -321,7 +322,7 @@ def read_request(line: RequestLine) -> ChatRequest:
     return replace(request, ignored=(*request.ignored, *entry.ignored))
 
 
-def _failure(line: RequestLine, error: ApiError) -> dict[str, Any]:
+def _error_response(line: RequestLine, error: ApiError) -> dict[str, Any]:
     report = {"code": error.code, "message": error.message}
     return _response(line, error.status, error.body) | {"error": report}
 

@@ -86,7 +86,7 @@ def bench(
 
     path = model_file(file, silent=as_json)
     plan = BenchmarkPlan(
-        prefill=tuple(map(_prompt, prefill or ("512",))),
+        prefill=tuple(map(_parse_prefill, prefill or ("512",))),
         depths=tuple(depth or (0,)),
         batches=tuple(n for n in (batch or (16,)) if n),
         decode_tokens=decode,
@@ -100,20 +100,20 @@ def bench(
     )
     if share is not None and not share.parent.is_dir():
         raise typer.BadParameter(f"folder {share.parent} does not exist; create it first", param_hint="--share")
-    engines.prepare_for_a_lost_file()
+    engines.exit_on_lost_model_file()
     with terminal.progress(as_json=as_json) as report:
         result = run_benchmark(path, plan, report)
     if share is not None:
         share.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
         terminal.note(f"Machine, figures and fingerprint written to {share}.")
     if as_json:
-        terminal.say_json(result)
+        terminal.print_json(result)
         return
     for line in table(result):
-        terminal.say(line)
+        terminal.print_line(line)
 
 
-def _prompt(text: str) -> tuple[int, int]:
+def _parse_prefill(text: str) -> tuple[int, int]:
     # Parses `512` (a number of tokens) or `512@4096` (a number of tokens at a depth).
     found = re.fullmatch(r"([1-9]\d{0,17})(?:@(\d{1,18}))?", text)
     if found is None:
@@ -133,20 +133,22 @@ def table(result: dict[str, Any]) -> list[str]:
         "",
     ]
     rows = [["what", "median", "min", "max", "share of ceiling"]]
-    rows.append(["read bandwidth, GB/s", *_spread(result, "bandwidth_gb_s"), "-"])
-    rows.append(["read in order, GB/s", *_spread(result, "bandwidth_in_order_gb_s"), "-"])
-    rows.append(["byte products, 10^12/s", *_spread(result, "byte_tops", 2), "-"])
-    for label, row in _rates(result):
+    rows.append(["read bandwidth, GB/s", *_median_and_range(result, "bandwidth_gb_s"), "-"])
+    rows.append(["read in order, GB/s", *_median_and_range(result, "bandwidth_in_order_gb_s"), "-"])
+    rows.append(["byte products, 10^12/s", *_median_and_range(result, "byte_tops", 2), "-"])
+    for label, row in _labeled_rates(result):
         share = f"{100 * row['roofline']:.0f} %" if "roofline" in row else "-"
         if "roofline_beside" in row:
             share += f", {100 * row['roofline_beside']:.0f} % of the bandwidth at that time"
-        rows.append([label, *_spread(row, "tok_s"), share])
+        rows.append([label, *_median_and_range(row, "tok_s"), share])
     if "peer" in result:
-        ratios = [row["ratio"] for _, row in _rates(result["ratio"])]
-        for (label, row), ratio in zip(_rates(result["peer"]), ratios, strict=True):
-            rows.append([f"{result['peer']['name']}: {label}", *_spread(row, "tok_s"), f"ours {ratio:.2f}x"])
+        ratios = [row["ratio"] for _, row in _labeled_rates(result["ratio"])]
+        for (label, row), ratio in zip(_labeled_rates(result["peer"]), ratios, strict=True):
+            rows.append([f"{result['peer']['name']}: {label}", *_median_and_range(row, "tok_s"), f"ours {ratio:.2f}x"])
     for row in result["first_token"]:
-        rows.append([f"first token, {row['cached']:,} cached + {row['tokens']} new, ms", *_spread(row, "ms"), "-"])
+        rows.append(
+            [f"first token, {row['cached']:,} cached + {row['tokens']} new, ms", *_median_and_range(row, "ms"), "-"]
+        )
     rows.append(["choosing a token, default sampling, ms", f"{result['sampling_ms']['default']:.2f}", "", "", "-"])
     rows.append(["load from warm pages, s", f"{result['load_s']:.2f}", "", "", "-"])
     rows.append(["resident, MB", f"{result['memory']['rss_mb']:.0f}", "", "", "-"])
@@ -156,7 +158,7 @@ def table(result: dict[str, Any]) -> list[str]:
     return [*lines, f"| {cells[0]} |", f"| {ruler} |", *(f"| {cell} |" for cell in cells[1:])]
 
 
-def _rates(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _labeled_rates(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     named = []
     for row in result["prefill"]:
         at = f" at {row['depth']:,}" if row["depth"] else ""
@@ -165,5 +167,5 @@ def _rates(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return named + [(f"{row['sequences']} sequences, tok/s", row) for row in result["batch"]]
 
 
-def _spread(row: dict[str, Any], name: str, digits: int = 1) -> list[str]:
+def _median_and_range(row: dict[str, Any], name: str, digits: int = 1) -> list[str]:
     return [f"{row[key]:.{digits}f}" for key in (name, f"{name}_min", f"{name}_max")]

@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from notso.cli import engines, exit_codes, options, terminal
-from notso.cli.options import params_from, takes_sampling
-from notso.cli.slash_commands import COMMANDS, Conversation, Leave, Outcome, run_command
+from notso.cli.options import add_sampling_options, params_from
+from notso.cli.slash_commands import COMMANDS, ChatSession, CommandResult, ExitChat, run_command
 
 EXAMPLES = """\
   notso chat
@@ -22,7 +22,7 @@ ReadLine = Callable[[str], str]
 """Function that shows a prompt and reads a line. Raises EOFError at the end of input, KeyboardInterrupt on Ctrl-C."""
 
 
-@takes_sampling
+@add_sampling_options
 def chat(
     model: options.Model = None,
     fetch: options.Fetch = False,
@@ -42,7 +42,7 @@ def chat(
     """Chat in the terminal. Thinking is shown dimmed; `/help` lists the commands."""
     params = params_from(sampling)
     adapters = adapter or []
-    used = engines.adapter_to_use(adapters)
+    used = engines.active_adapter(adapters)
     engine = engines.open_engine(
         model,
         context,
@@ -53,9 +53,9 @@ def chat(
         chat_template_file=chat_template_file,
         fetch=fetch,
     )
-    conversation: Conversation | None = None
+    conversation: ChatSession | None = None
     try:
-        conversation = Conversation(
+        conversation = ChatSession(
             engine,
             params,
             system=system,
@@ -72,7 +72,7 @@ def chat(
                 chat_template_file=chat_template_file if is_first else None,
             ),
         )
-        terminal.note(engines.title(engine.info))
+        terminal.note(engines.describe_model(engine.info))
         if notice := engines.demo_notice(engine.info):
             terminal.note(notice)
         terminal.note("/help lists the commands; Ctrl-D quits.")
@@ -81,13 +81,13 @@ def chat(
         (engine if conversation is None else conversation.engine).close()
 
 
-def converse(conversation: Conversation, read_line: ReadLine) -> None:
+def converse(conversation: ChatSession, read_line: ReadLine) -> None:
     interrupted = False
     while True:
         try:
             text = _read_message(read_line)
-            interrupted = bool(text.strip()) and _handle(conversation, text)
-        except (EOFError, Leave):
+            interrupted = bool(text.strip()) and _process_message(conversation, text)
+        except (EOFError, ExitChat):
             return
         except KeyboardInterrupt:
             if interrupted:
@@ -96,24 +96,24 @@ def converse(conversation: Conversation, read_line: ReadLine) -> None:
             terminal.note("Press Ctrl-C again to quit.")
 
 
-def _handle(conversation: Conversation, text: str) -> bool:
+def _process_message(conversation: ChatSession, text: str) -> bool:
     from notso.qtensor import NotsoError
 
-    outcome = Outcome(question=text)
+    outcome = CommandResult(question=text)
     try:
         # To send a message that begins with a slash, the user types two slashes.
         if text.startswith("//"):
-            outcome = Outcome(question=text[1:])
+            outcome = CommandResult(question=text[1:])
         elif text.startswith("/"):
             outcome = run_command(conversation, text.strip())
         for line in outcome.lines:
             terminal.note(line)
         if outcome.question is None and not outcome.continues:
             return False
-        answer = conversation.go_on() if outcome.question is None else conversation.ask(outcome.question)
+        answer = conversation.continue_answer() if outcome.question is None else conversation.ask(outcome.question)
     except (NotsoError, OSError) as error:
         _, line = exit_codes.explain(error, _COMMAND)
-        terminal.complain(line)
+        terminal.print_error(line)
         return False
     if answer is None:
         terminal.note("There is no answer to continue.")
@@ -138,9 +138,9 @@ def _read_message(read_line: ReadLine) -> str:
     return text[: -len(_FENCE)].strip("\n")
 
 
-def _line_reader(conversation: Conversation) -> ReadLine:
+def _line_reader(conversation: ChatSession) -> ReadLine:
     if not (sys.stdin.isatty() and terminal.is_terminal(sys.stdout)):
-        return _plain_line
+        return _read_plain_line
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import InMemoryHistory
@@ -157,7 +157,7 @@ def _line_reader(conversation: Conversation) -> ReadLine:
     return lambda prompt: session.prompt(prompt, enable_suspend=True)
 
 
-def _plain_line(prompt: str) -> str:
+def _read_plain_line(prompt: str) -> str:
     if sys.stdin.isatty():
         sys.stderr.write(prompt)
         sys.stderr.flush()

@@ -119,7 +119,7 @@ def cluster(
     if not dry_run and address is None and plan.has_several and not all(map(os.environ.get, SHARED_STORES)):
         raise SettingsError(NOTHING_BETWEEN, setting="database_url")
     if dry_run:
-        terminal.say(json.dumps(config, indent=2))  # Ray reads YAML, of which JSON is a subset
+        terminal.print_line(json.dumps(config, indent=2))  # Ray reads YAML, of which JSON is a subset
         return
     _up(config, address, plan.replicas, f"http://{host}:{port}/", as_json)
 
@@ -147,30 +147,32 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
     for each in (signal.SIGINT, signal.SIGTERM):
         # Signals are handled here, so that replicas complete running requests before Ray is stopped.
         signal.signal(each, lambda number, frame: over.set())
-    with control.connected(address, max(replicas, os.cpu_count() or 1)):
+    with control.ray_connection(address, max(replicas, os.cpu_count() or 1)):
         with terminal.waiting("starting the replicas", silent=as_json):
             is_up = control.deploy(config, over.is_set)
         if is_up and as_json:
-            terminal.say_json({"event": "open", "url": url, "address": control.where(), **asdict(control.status())})
+            terminal.print_json(
+                {"event": "open", "url": url, "address": control.cluster_address(), **asdict(control.status())}
+            )
         elif is_up:
-            terminal.say(f"open     {url}" + (" (Ctrl-C stops)" if address is None else ""))
-            terminal.say(f"address  {control.where()} (for --address)")
+            terminal.print_line(f"open     {url}" + (" (Ctrl-C stops)" if address is None else ""))
+            terminal.print_line(f"address  {control.cluster_address()} (for --address)")
         if address is None:
             over.wait()
             terminal.note("Stopping: the replicas complete running requests first.")
-            control.end()
+            control.shut_down()
 
 
 def _stop_or_show(action: str, address: str, as_json: bool) -> None:
     control = ray_control()
-    with control.connected(address, 1):
+    with control.ray_connection(address, 1):
         if action == "down":
-            control.end()
+            control.shut_down()
         found = control.status()
     if as_json:
-        terminal.say_json(asdict(found))
+        terminal.print_json(asdict(found))
         return
     counted = ", ".join(f"{count} {state.lower()}" for state, count in found.replicas.items())
-    terminal.say(f"{found.state.lower().replace('_', ' ')}{f': {counted}' if counted else ''}")
+    terminal.print_line(f"{found.state.lower().replace('_', ' ')}{f': {counted}' if counted else ''}")
     if found.message:
         terminal.note(terminal.on_one_line(found.message)[:1000])

@@ -52,7 +52,9 @@ def read_config(group: Any) -> dict[str, dict[str, Any]]:
 def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
     command = group.commands.get(verb)
     if command is None or not isinstance(values, dict):
-        raise _error(path, f"[{terminal.on_one_line(verb)}] is not a command; commands: {', '.join(_visible(group))}")
+        raise _error(
+            path, f"[{terminal.on_one_line(verb)}] is not a command; commands: {', '.join(_visible_commands(group))}"
+        )
     known = {_option_name(each): each for each in command.params if each.param_type_name == "option"}
     for name, value in values.items():
         if name not in known:
@@ -66,7 +68,7 @@ def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
     return {known[name].name: value for name, value in values.items()}
 
 
-def _visible(group: Any) -> list[str]:
+def _visible_commands(group: Any) -> list[str]:
     return [name for name, command in group.commands.items() if not command.hidden]
 
 
@@ -102,7 +104,7 @@ def _error(path: Path, problem: str) -> typer.BadParameter:
     return typer.BadParameter(f"{path}: {problem}", param_hint="the configuration file")
 
 
-def shown(context: typer.Context) -> list[str]:
+def describe_config(context: typer.Context) -> list[str]:
     rows = [["option", "value", "source"]]
     sources: Mapping[str, str] = {"COMMANDLINE": "command line", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
     for each in context.command.params:

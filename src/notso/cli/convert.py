@@ -40,10 +40,10 @@ def convert(
     minutes. A checkpoint with a setting that this engine does not implement is refused, and the error names the
     setting.
     """
-    options.require_free_place(out, force, "OUT.gguf")
+    options.check_output_path(out, force, "OUT.gguf")
     from notso.smollm3.conversion.converter import convert as convert_folder
 
     with terminal.progress(in_bytes=True) as report:
         convert_folder(folder, out, mix, lambda done, total: report("writing", done, total))
     terminal.note(f"{terminal.gigabytes(out.stat().st_size)}; try it with `notso run --model {out}`.")
-    terminal.say(str(out))
+    terminal.print_line(str(out))

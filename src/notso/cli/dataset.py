@@ -57,15 +57,15 @@ def dataset(
     texts of a library: each answer first quotes the document, or says that the text does not mention what was asked.
     Nothing leaves this machine, and only you can read the file.
     """
-    options.require_free_place(out, force, "OUT.jsonl")
+    options.check_output_path(out, force, "OUT.jsonl")
     if pairs is not None:
         if library is not None:
             raise typer.BadParameter("cannot be combined with --documents", param_hint="--preferences")
-        options.require_free_place(pairs, force, "--preferences")
-    from notso.web.chat.files.export import chats_in, conversation, preferences
+        options.check_output_path(pairs, force, "--preferences")
+    from notso.web.chat.files.export import conversation, load_chats, preference_rows
     from notso.web.chat.files.quoting_rows import quoting_rows
     from notso.web.edge.access import LOCAL_OWNER
-    from notso.web.store.sqlite.store import SQLiteStore, kept_chats, whole_documents
+    from notso.web.store.sqlite.store import SQLiteStore, library_texts, permanent_chats
     from notso.web.values.errors import StorageError
 
     rows: list[str] = []
@@ -74,23 +74,25 @@ def dataset(
         copy = Path(folder, "notso.db")
         backup.copy_chats(copy, server, data_dir, api_key_file)
         if library is not None:
-            found = list(whole_documents(copy, LOCAL_OWNER, library))
+            found = list(library_texts(copy, LOCAL_OWNER, library))
             for name, text in found:
                 rows += [json.dumps(row, ensure_ascii=False) for row in quoting_rows(name, text, most)]
             if not rows:
                 raise StorageError(f"there are no documents with sentences to quote in the library {library}")
             _write(out, rows)
-            terminal.say(f"{out} ({len(rows):,} questions about {len(found):,} document{'s' * (len(found) != 1)})")
+            terminal.print_line(
+                f"{out} ({len(rows):,} questions about {len(found):,} document{'s' * (len(found) != 1)})"
+            )
             return
-        for whole, documents_of in chats_in(SQLiteStore(copy.parent), kept_chats(copy)):
+        for whole, documents_of in load_chats(SQLiteStore(copy.parent), permanent_chats(copy)):
             row = conversation(whole, documents_of)
             rows += [json.dumps(row, ensure_ascii=False)] if row is not None else []
-            preferred += [json.dumps(pair, ensure_ascii=False) for pair in preferences(whole, documents_of)]
+            preferred += [json.dumps(pair, ensure_ascii=False) for pair in preference_rows(whole, documents_of)]
     _write(out, rows)
-    terminal.say(f"{out} ({len(rows):,} conversations)")
+    terminal.print_line(f"{out} ({len(rows):,} conversations)")
     if pairs is not None:
         _write(pairs, preferred)
-        terminal.say(f"{pairs} ({len(preferred):,} pairs)")
+        terminal.print_line(f"{pairs} ({len(preferred):,} pairs)")
     elif preferred:
         terminal.note(f"{len(preferred):,} preference pairs found; --preferences writes them to a file.")
 

@@ -60,23 +60,23 @@ def doctor(
     Checks Python, sandboxing of child processes, CPU, kernels, GPU, memory, huge pages, models, disk, port, SQLite,
     PostgreSQL, plugins, network and versions. Each line begins with ok, warn or fail; exit code 1 if a check fails.
     """
-    findings = [_answering(server)] if server else examine(port)
+    findings = [_check_server(server)] if server else run_checks(port)
     if as_report:
         with terminal.waiting("measuring the demo model"):
             block = report([f"{each.status:4}  {each.subject}: {each.message}" for each in findings])
         print(block)
     elif as_json:
-        terminal.say_json([asdict(finding) for finding in findings])
+        terminal.print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
             mark = terminal.styled(f"{finding.status:4}", _MARKS[finding.status], sys.stdout)
             fix = f" -> {finding.fix}" if finding.fix else ""
-            print(f"{mark}  {terminal.harmless(f'{finding.subject}: {finding.message}{fix}')}", flush=True)
+            print(f"{mark}  {terminal.escape_control(f'{finding.subject}: {finding.message}{fix}')}", flush=True)
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(exit_codes.FAILED)
 
 
-def _answering(server: str) -> Finding:
+def _check_server(server: str) -> Finding:
     import json
     from http.client import HTTPException
     from urllib.error import HTTPError
@@ -96,7 +96,7 @@ def _answering(server: str) -> Finding:
         return Finding("fail", "server", f"no notso server at {server}: {error}", "start one with notso serve")
 
 
-def examine(port: int) -> list[Finding]:
+def run_checks(port: int) -> list[Finding]:
     """Run all checks; a check that raises is reported as failed."""
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
@@ -316,11 +316,11 @@ def _postgres() -> Iterator[Finding]:
     if not url:
         yield Finding("ok", "postgresql", "not used: DATABASE_URL is not set")
         return
-    from notso.web.store.opening import database_facts
+    from notso.web.store.opening import query_database_info
     from notso.web.values.errors import WebError
 
     try:
-        facts = database_facts(url)
+        facts = query_database_info(url)
     except WebError as error:
         yield Finding("fail", "postgresql", str(error), "check DATABASE_URL and that the database is running")
         return
@@ -334,12 +334,12 @@ def _postgres() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    from notso.plugins.loading import installed
+    from notso.plugins.loading import list_installed
     from notso.web.tools.built_in import BuiltInTools
 
     tools = ", ".join(tool.name for tool in BuiltInTools.TOOLS)
     yield Finding("ok", "plugins", f"built in: {tools}")
-    for each in installed():
+    for each in list_installed():
         yield Finding(
             "ok", "plugin", f"{each.name} of {each.distribution} {each.version}: `serve --plugin {each.name}`"
         )
@@ -367,11 +367,11 @@ PROMPT_TOKENS, ANSWER_TOKENS = 512, 32
 
 def report(checks: Sequence[str]) -> str:
     """Return the checks, and for each kernel family of this CPU the demo model's fingerprint and throughput."""
-    block = "\n".join(["```", *map(terminal.harmless, (*checks, "", *_families())), "```"])
+    block = "\n".join(["```", *map(terminal.escape_control, (*checks, "", *_kernel_family_lines())), "```"])
     return block.replace(str(Path.home()), "~")
 
 
-def _families() -> Iterator[str]:
+def _kernel_family_lines() -> Iterator[str]:
     from notso.qtensor import kernel_choice
 
     chosen, rows, fingerprints = kernel_choice.kernels(), [["kernels", "fingerprint", "prompt", "answer"]], set()
@@ -379,7 +379,7 @@ def _families() -> Iterator[str]:
         for family in kernel_choice.available_kernels():
             try:
                 kernel_choice.use_kernels(family)
-                result = _measured()
+                result = _benchmark_demo()
             except Exception as error:  # a failure is part of the report
                 rows.append([family, f"{type(error).__name__}: {error}", "", ""])
                 fingerprints.add("")
@@ -393,7 +393,7 @@ def _families() -> Iterator[str]:
     yield "all families agree" if len(fingerprints) == 1 else "FAILED: the families differ"
 
 
-def _measured() -> dict[str, Any]:
+def _benchmark_demo() -> dict[str, Any]:
     from notso.smollm3.diagnostics.benchmark import BenchmarkPlan, run_benchmark
 
     plan = BenchmarkPlan(

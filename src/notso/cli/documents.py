@@ -72,17 +72,17 @@ def documents(
         )
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.store.documents import DEFAULT_LIBRARY
-    from notso.web.store.opening import in_store
+    from notso.web.store.opening import run_with_store
     from notso.web.values.errors import StorageError
     from notso.web.values.settings import Settings
-    from notso.web.values.visible_text import visible_line
+    from notso.web.values.visible_text import sanitize_line
 
     settings = Settings(data_dir=data_dir, database_url=database_url or None)
-    if not 1 <= len(library) <= 100 or library != visible_line(library, 100):
+    if not 1 <= len(library) <= 100 or library != sanitize_line(library, 100):
         raise typer.BadParameter("a name must have 1 to 100 visible characters", param_hint="--library")
-    files = [path for item in items or [] for path in _files(Path(item))] if action == "add" else []
+    files = [path for item in items or [] for path in _list_files(Path(item))] if action == "add" else []
 
-    async def act(store: ChatStore) -> None:
+    async def run_action(store: ChatStore) -> None:
         if action == "add":
             return await _add(store, library, unconfined, files, as_json)
         found = await store.documents.libraries(LOCAL_OWNER)
@@ -95,14 +95,14 @@ def documents(
         else:
             known = await store.documents.documents(LOCAL_OWNER, chosen.id) if chosen is not None else []
             if action == "list":
-                _show(known, as_json)
-            for document in [_named(known, item) for item in items or []]:
+                _print_documents(known, as_json)
+            for document in [_find_document(known, item) for item in items or []]:
                 if action == "rm":
                     await store.documents.delete(LOCAL_OWNER, document.id)
                 else:
                     await _read(store, document, page, as_json)
 
-    in_store(settings.directory, settings.database_url, act)
+    run_with_store(settings.directory, settings.database_url, run_action)
 
 
 async def _search(store: ChatStore, library: Library | None, query: str, as_json: bool) -> None:
@@ -111,42 +111,42 @@ async def _search(store: ChatStore, library: Library | None, query: str, as_json
     library_id = library.id if library is not None else ""
     hits = await store.documents.search(LOCAL_OWNER, query, MOST_HITS, library_id=library_id)
     if as_json:
-        terminal.say_json([asdict(each) for each in hits])
+        terminal.print_json([asdict(each) for each in hits])
         return
     for each in hits:
         shown = f", page {each.page}" if each.document.pages > 1 else ""
-        terminal.say(f"{each.document.name}{shown}:\n{each.text}\n")
+        terminal.print_line(f"{each.document.name}{shown}:\n{each.text}\n")
     if not hits:
         count = len(await store.documents.documents(LOCAL_OWNER, library_id))
-        terminal.say(f"Nothing in {count:,} document{'s' * (count != 1)} mentions these words.")
+        terminal.print_line(f"Nothing in {count:,} document{'s' * (count != 1)} mentions these words.")
 
 
 async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tuple[Path, str]], as_json: bool) -> None:
-    from notso.web.chat.library import LibraryWork
+    from notso.web.chat.library import LibraryWorker
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.values.errors import StorageError
 
     library = await store.documents.library(LOCAL_OWNER, name)
-    work = LibraryWork(store, unconfined=unconfined)
+    work = LibraryWorker(store, unconfined=unconfined)
     ids = []
     for path, shown in files:
         ids.append((await store.documents.add(LOCAL_OWNER, library.id, shown, path.read_bytes())).id)
         await work.parse_queued()
     added = await store.documents.some(LOCAL_OWNER, ids)
-    _show(added, as_json)
+    _print_documents(added, as_json)
     if failed := [each for each in added if each.state == "failed"]:
         raise StorageError(f"{len(failed)} of {len(added)} documents cannot be read but are kept in the library")
 
 
-def _files(path: Path) -> list[tuple[Path, str]]:
+def _list_files(path: Path) -> list[tuple[Path, str]]:
     # Raises OSError.
-    from notso.web.chat.library import files_in, shown_name
+    from notso.web.chat.library import display_name, find_document_files
 
     path.stat()
     within = path.absolute().parent
     return [
-        (each, shown_name(str(each.absolute().relative_to(within))))
-        for each in (files_in(path) if path.is_dir() else [path])
+        (each, display_name(str(each.absolute().relative_to(within))))
+        for each in (find_document_files(path) if path.is_dir() else [path])
     ]
 
 
@@ -163,12 +163,12 @@ async def _read(store: ChatStore, document: StoredDocument, page: int | None, as
     ends = (*text.pages[1:], len(text.text))
     shown = text.text if page is None else text.text[text.pages[page - 1] : ends[page - 1]].strip()
     if as_json:
-        terminal.say_json(_facts(document) | {"text": shown})
+        terminal.print_json(_document_as_dict(document) | {"text": shown})
     else:
-        terminal.say(shown)
+        terminal.print_line(shown)
 
 
-def _named(known: Sequence[StoredDocument], item: str) -> StoredDocument:
+def _find_document(known: Sequence[StoredDocument], item: str) -> StoredDocument:
     from notso.web.values.errors import StorageError
 
     found = [each for each in known if item in (each.id, each.name)]
@@ -178,21 +178,21 @@ def _named(known: Sequence[StoredDocument], item: str) -> StoredDocument:
     return found[0]
 
 
-def _facts(document: StoredDocument) -> dict[str, Any]:
+def _document_as_dict(document: StoredDocument) -> dict[str, Any]:
     from notso.documents.values import unreadable
 
     return asdict(document) | {"reason": str(unreadable(document.reason))}
 
 
-def _show(found: Sequence[StoredDocument], as_json: bool) -> None:
+def _print_documents(found: Sequence[StoredDocument], as_json: bool) -> None:
     from notso.documents.values import unreadable
 
     if as_json:
-        terminal.say_json([_facts(each) for each in found])
+        terminal.print_json([_document_as_dict(each) for each in found])
         return
     rows = [["name", "state", "pages", "characters", "id"]]
     for each in found:
         state = f"{each.state}: it {unreadable(each.reason)}" if each.state == "failed" else each.state
         rows.append([each.name, state, f"{each.pages:,}", f"{each.characters:,}", each.id])
     for line in terminal.columns(rows) if found else ["No documents; add some with `notso documents add FILE`."]:
-        terminal.say(line)
+        terminal.print_line(line)

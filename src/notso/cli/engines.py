@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from notso.qtensor import Backend
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.engine.memory_plan import EnginePlan
-    from notso.smollm3.hub.download import Pulled
+    from notso.smollm3.hub.download import DownloadedFile
     from notso.smollm3.hub.registry import KnownFile
     from notso.smollm3.values.engine_config import EngineConfig, KVChoice
     from notso.smollm3.values.model_info import ModelInfo
@@ -44,8 +44,8 @@ def model_file(given: Path | None, *, silent: bool = False, fetch: bool = False)
         except ModelFileError as error:
             if not is_downloadable(named):
                 raise
-            return find_cached(named) or _fetched(named, silent=silent, fetch=fetch, missing=error)
-    from notso.smollm3.conversion.converter import MIX, kept_conversion
+            return find_cached(named) or _download_missing(named, silent=silent, fetch=fetch, missing=error)
+    from notso.smollm3.conversion.converter import MIX, cached_conversion
 
     @contextmanager
     def announce(folder: Path, target: Path) -> Iterator[Callable[[int, int], None]]:
@@ -54,10 +54,10 @@ def model_file(given: Path | None, *, silent: bool = False, fetch: bool = False)
         with terminal.progress(in_bytes=True, as_json=silent) as report:
             yield lambda done, total: report("writing", done, total)
 
-    return kept_conversion(folder, announce)
+    return cached_conversion(folder, announce)
 
 
-def download(file: KnownFile, *, offline: bool = False, force: bool = False, silent: bool = False) -> Pulled:
+def download(file: KnownFile, *, offline: bool = False, force: bool = False, silent: bool = False) -> DownloadedFile:
     """Download a file and show its progress. Raises DownloadError."""
     from notso.smollm3.hub import download, registry
 
@@ -73,15 +73,15 @@ def download(file: KnownFile, *, offline: bool = False, force: bool = False, sil
         raise
 
 
-def _fetched(name: str, *, silent: bool, fetch: bool, missing: Exception) -> Path:
+def _download_missing(name: str, *, silent: bool, fetch: bool, missing: Exception) -> Path:
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.download import is_offline
-    from notso.smollm3.hub.repository import file_named
+    from notso.smollm3.hub.repository import find_hub_file
 
     can_ask = not silent and terminal.is_terminal(sys.stdin) and terminal.is_terminal(sys.stderr)
     if is_offline() or not (fetch or can_ask):
         raise ModelFileError(f"{name} is not installed; use `--fetch` to download it") from missing
-    file = file_named(name)
+    file = find_hub_file(name)
     if not fetch:
         question = f"{file.name} ({terminal.gigabytes(file.size_bytes)}) is not installed. Download it now?"
         if not typer.confirm(question, default=True, err=True):
@@ -105,7 +105,7 @@ def open_engine(
     with terminal.waiting("loading the model", silent=silent):
         from notso.smollm3.engine.engine import Engine
 
-        prepare_for_a_lost_file()
+        exit_on_lost_model_file()
         engine = Engine.load(
             path,
             context_tokens=context_tokens,
@@ -122,7 +122,7 @@ def open_engine(
     return engine
 
 
-def adapter_to_use(adapters: Sequence[str]) -> str | None:
+def active_adapter(adapters: Sequence[str]) -> str | None:
     """Return the last adapter's name. Raises InvalidRequestError."""
     # Answers use the last adapter; the others are only loaded.
     from notso.smollm3.values.engine_config import AdapterSource
@@ -134,7 +134,7 @@ def fallback_notice(note: str) -> str:
     return f"Running on the CPU: {note}"
 
 
-def prepare_for_a_lost_file() -> None:
+def exit_on_lost_model_file() -> None:
     """Have the process exit with a message if reading the mapped model file fails (SIGBUS)."""
     from notso.qtensor import kernel_choice
 
@@ -151,7 +151,7 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
     """
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
-    from notso.smollm3.engine.device_choice import on_device, require_same_bits, weights_bytes
+    from notso.smollm3.engine.device_choice import require_equal_results, run_on_selected_device, weights_bytes
     from notso.smollm3.engine.memory_plan import plan_file
     from notso.smollm3.model.weights import SmolLM3Weights
 
@@ -163,10 +163,10 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
             need = weights_bytes(file, backend)
             limit = backend.memory(mapped_bytes=need)
             planned = plan_file(file, config, asked, need, limit)
-            require_same_bits(file, backend, asked.threads)
+            require_equal_results(file, backend, asked.threads)
             return planned, backend.name, note
 
-        return on_device(asked, plan)
+        return run_on_selected_device(asked, plan)
 
 
 def check_model(path: Path | None) -> None:
@@ -180,7 +180,7 @@ def check_model(path: Path | None) -> None:
         SmolLM3Weights.from_tensors(file.tensors, SmolLM3Config.from_metadata(file.metadata))
 
 
-def title(info: ModelInfo) -> str:
+def describe_model(info: ModelInfo) -> str:
     threads = f"{info.threads} thread{'s' if info.threads != 1 else ''}"
     return (
         f"{info.name}, {terminal.gigabytes(info.size_bytes)}, context {info.context_tokens:,} tokens, "

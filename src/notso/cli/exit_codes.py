@@ -45,12 +45,12 @@ Advice = str | Callable[[Command], str]
 def explain(error: BaseException, command: Command = ANY_COMMAND) -> tuple[int, str]:
     """Return an exit code, and one line that says what happened and how to fix it."""
     code, message, advice = _classify(error, command)
-    line = " ".join(_with_file(error, message).split()).rstrip(".")
+    line = " ".join(_add_file_path(error, message).split()).rstrip(".")
     hint = advice if isinstance(advice, str) else advice(command)
     return code, f"{line}. {hint}" if hint else line
 
 
-def _with_file(error: BaseException, message: str) -> str:
+def _add_file_path(error: BaseException, message: str) -> str:
     from notso.qtensor import NotsoError, one_line
 
     path = error.path if isinstance(error, NotsoError) else None
@@ -60,7 +60,7 @@ def _with_file(error: BaseException, message: str) -> str:
     return f"{one_line(path)}: {message.removeprefix(f'{Path(path).name}: ')}"
 
 
-def details(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
@@ -70,36 +70,36 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
     from notso.smollm3 import errors as model
 
     if isinstance(error, model.InvalidRequestError) and not isinstance(error, model.ContextLengthError):
-        return WRONG_USAGE, str(error), _option_hint(error.param, command)
+        return WRONG_USAGE, str(error), _option_advice(error.param, command)
     rows: tuple[tuple[type[BaseException], int, Advice], ...] = (
         (qtensor.KernelChoiceError, WRONG_USAGE, "Unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose."),
-        (qtensor.UnsupportedFormatError, BAD_MODEL, _other_file),
-        (qtensor.DeviceMemoryError, NO_ROOM, _gpu_memory),
+        (qtensor.UnsupportedFormatError, BAD_MODEL, _file_advice),
+        (qtensor.DeviceMemoryError, NO_ROOM, _gpu_memory_advice),
         (qtensor.DeviceError, FAILED, "Run `nvidia-smi` to check the GPU and its driver."),
         (qtensor.SafetensorsError, BAD_MODEL, "Download the folder again."),
-        (qtensor.GGUFError, BAD_MODEL, _other_file),
-        (model.AdapterFileError, BAD_MODEL, _other_adapter),
-        (model.ModelFileError, BAD_MODEL, _other_model),
-        (model.TemplateError, BAD_MODEL, _other_template),
-        (model.ContextLengthError, FAILED, _shorter),
-        (model.OutOfMemoryError, NO_ROOM, _less_memory),
+        (qtensor.GGUFError, BAD_MODEL, _file_advice),
+        (model.AdapterFileError, BAD_MODEL, _adapter_advice),
+        (model.ModelFileError, BAD_MODEL, _model_advice),
+        (model.TemplateError, BAD_MODEL, _template_advice),
+        (model.ContextLengthError, FAILED, _context_advice),
+        (model.OutOfMemoryError, NO_ROOM, _memory_advice),
         (model.NoSpaceError, NO_ROOM, "Free disk space, or set HF_HOME to a folder on a larger disk."),
         (model.DownloadError, NETWORK, ""),
         *_plugin_rows(error),
         *_web_rows(error),
         (qtensor.NotsoError, FAILED, ""),
-        (MemoryError, NO_ROOM, _other_programs),
+        (MemoryError, NO_ROOM, _close_programs_advice),
         (KeyboardInterrupt, INTERRUPTED, ""),
     )
     for kind, code, advice in rows:
         if isinstance(error, kind):
-            return code, str(error) or _plain_name(error), advice
+            return code, str(error) or _class_name(error), advice
     if isinstance(error, OSError):
         return _classify_os_error(error)
     # pathlib raises this error for users without a passwd entry.
     if isinstance(error, RuntimeError) and "home directory" in str(error):
         return FAILED, "this user has no home directory", "Set HOME to a writable folder."
-    message = f"unexpected error ({_plain_name(error)}: {error})"
+    message = f"unexpected error ({_class_name(error)}: {error})"
     return FAILED, message, "" if debugging() else "Run the command again with --debug for details."
 
 
@@ -107,17 +107,17 @@ _WRITING_COMMANDS = ("convert", "quantize", "quantise", "synth", "tune")
 _READING_COMMANDS = ("inspect", "verify", *_WRITING_COMMANDS)
 
 
-def _other_file(command: Command) -> str:
+def _file_advice(command: Command) -> str:
     if command.verb in _READING_COMMANDS:  # the official file cannot replace the one to be inspected or converted
         return "Check the file: it must be a complete GGUF file of a supported type."
     return "Check the file, or download the official one with `notso pull`."
 
 
-def _other_adapter(command: Command) -> str:
+def _adapter_advice(command: Command) -> str:
     return "Check --adapter." if command.has("adapter") else "Check the adapter."
 
 
-def _other_model(command: Command) -> str:
+def _model_advice(command: Command) -> str:
     if command.verb in _WRITING_COMMANDS:
         return ""  # the message already names the setting or tensor
     if command.verb in _READING_COMMANDS:
@@ -125,25 +125,25 @@ def _other_model(command: Command) -> str:
     return "`notso list` shows installed models; `notso pull` downloads one."
 
 
-def _other_template(command: Command) -> str:
+def _template_advice(command: Command) -> str:
     seen = "" if command.verb == "inspect" else "`notso inspect FILE` shows the file's template"
     other = "--chat-template-file replaces it" if command.has("chat_template_file") else ""
     both = "; ".join(part for part in (seen, other) if part)
     return f"{both[0].upper()}{both[1:]}." if both else ""
 
 
-def _shorter(command: Command) -> str:
+def _context_advice(command: Command) -> str:
     if command.verb == "chat":
         return "Shorten the message, free the context with /clear, or start the chat with a larger --context."
     return "Shorten the prompt or increase --context." if command.has("context") else "Shorten the text."
 
 
-def _gpu_memory(command: Command) -> str:
+def _gpu_memory_advice(command: Command) -> str:
     cpu = ", or avoid the GPU with --device cpu" if command.has("device") else ""
     return f"Run `nvidia-smi` to see what uses the GPU's memory{cpu}."
 
 
-def _less_memory(command: Command) -> str:
+def _memory_advice(command: Command) -> str:
     size = next((f"--{name}" for name in ("context", "window") if command.has(name)), "")
     ways = [f"reduce {size}"] if size else ["close other programs"]
     ways += ["avoid the GPU with --device cpu"] if command.has("device") else []
@@ -152,15 +152,15 @@ def _less_memory(command: Command) -> str:
     return f"{joined[0].upper()}{joined[1:]}{limits}."
 
 
-def _other_programs(command: Command) -> str:
+def _close_programs_advice(command: Command) -> str:
     return "Reduce --context or close other programs." if command.has("context") else "Close other programs."
 
 
-def _other_directory(command: Command) -> str:
+def _directory_advice(command: Command) -> str:
     return "Use another directory with --data-dir." if command.has("data_dir") else ""
 
 
-def _other_address(command: Command) -> str:
+def _address_advice(command: Command) -> str:
     options = [f"--{name}" for name in ("host", "port") if command.has(name)]
     return f"Choose another {' or '.join(options)}." if options else ""
 
@@ -171,10 +171,10 @@ def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, 
         return ()
     from notso.plugins.errors import PluginError
 
-    return ((PluginError, WRONG_USAGE, _other_plugin),)
+    return ((PluginError, WRONG_USAGE, _plugin_advice),)
 
 
-def _other_plugin(command: Command) -> str:
+def _plugin_advice(command: Command) -> str:
     # `notso plugin new` fails for other reasons than a missing plugin, so a list of plugins would not help.
     return "" if command.verb == "plugin" else "`notso plugin list` shows installed plugins."
 
@@ -186,26 +186,26 @@ def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Adv
     from notso.web.values import errors as web
 
     return (
-        (web.UnsafeBindError, BIND_REFUSED, _key),
-        (web.SettingsError, WRONG_USAGE, _settings_hint(getattr(error, "setting", ""))),
+        (web.UnsafeBindError, BIND_REFUSED, _api_key_advice),
+        (web.SettingsError, WRONG_USAGE, _settings_advice(getattr(error, "setting", ""))),
         (web.AddressInUseError, BIND_REFUSED, ""),
-        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, _other_directory),
-        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, _other_directory),
-        (web.StorageFullError, NO_ROOM, _free_space),
-        (web.StorageError, FAILED, _examine),
+        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, _directory_advice),
+        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, _directory_advice),
+        (web.StorageFullError, NO_ROOM, _disk_space_advice),
+        (web.StorageError, FAILED, _doctor_advice),
     )
 
 
-def _key(command: Command) -> str:
+def _api_key_advice(command: Command) -> str:
     return "Set NOTSO_API_KEY or --api-key-file." if command.has("api_key_file") else "Set NOTSO_API_KEY."
 
 
-def _free_space(command: Command) -> str:
+def _disk_space_advice(command: Command) -> str:
     other = ", or use another directory with --data-dir" if command.has("data_dir") else ""
     return f"Free disk space{other}."
 
 
-def _examine(command: Command) -> str:
+def _doctor_advice(command: Command) -> str:
     return "" if command.verb == "doctor" else "Run `notso doctor` to check the data directory and the database."
 
 
@@ -215,19 +215,19 @@ def _classify_os_error(error: OSError) -> tuple[int, str, Advice]:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NO_ROOM, message, "Free disk space."
     if error.errno == errno.ENOMEM:
-        return NO_ROOM, message, _other_programs
+        return NO_ROOM, message, _close_programs_advice
     if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        return BIND_REFUSED, message, _other_address
+        return BIND_REFUSED, message, _address_advice
     return FAILED, message, ""
 
 
-def _settings_hint(setting: str) -> Advice:
+def _settings_advice(setting: str) -> Advice:
     if setting == "name":
         return "Run `notso keys list` to see the keys."
     return lambda command: f"See {command.help} for the settings."
 
 
-def _option_hint(param: str | None, command: Command) -> str:
+def _option_advice(param: str | None, command: Command) -> str:
     known = param is not None and (param in _SAMPLING if command.options is None else param in command.options)
     return f"See --{param.replace('_', '-')} in {command.help}." if param is not None and known else ""
 
@@ -235,7 +235,7 @@ def _option_hint(param: str | None, command: Command) -> str:
 _SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"})
 
 
-def _plain_name(error: BaseException) -> str:
+def _class_name(error: BaseException) -> str:
     return type(error).__name__
 
 

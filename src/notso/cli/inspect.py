@@ -35,10 +35,10 @@ def inspect(
 
     found = inspect_file(model_file(file, silent=as_json) or file)
     if as_json:
-        terminal.say_json(found.as_dict(tensors=tensors))
+        terminal.print_json(found.as_dict(tensors=tensors))
     else:
         for line in describe(found, tensors=tensors):
-            terminal.say(line)
+            terminal.print_line(line)
     if found.problem is not None:
         terminal.warn(f"This file cannot be run: {found.problem}")
         raise typer.Exit(exit_codes.BAD_MODEL)
@@ -52,23 +52,23 @@ def describe(found: Inspection, *, tensors: bool) -> list[str]:
         f"{terminal.gigabytes(found.tensor_bytes)} from byte {found.data_offset:,} on",
     ]
     if found.run is not None:
-        lines += ["", "model", *_indented(_model(found.run))]
+        lines += ["", "model", *_indent(_model(found.run))]
     lines += ["", "tensors by type"]
     rows = [
         [f.format, str(f.tensors), f"{f.parameters:,} values", terminal.gigabytes(f.size_bytes)] for f in found.formats
     ]
-    lines += _indented(terminal.columns(rows, right=(1, 2, 3)))
+    lines += _indent(terminal.columns(rows, right=(1, 2, 3)))
     if found.tokenizer is not None:
-        lines += ["", "tokenizer", *_indented(_tokenizer(found.tokenizer))]
+        lines += ["", "tokenizer", *_indent(_tokenizer(found.tokenizer))]
     if found.run is not None:
-        lines += ["", "memory", *_indented(_memory(found.run, found.tensor_bytes))]
+        lines += ["", "memory", *_indent(_memory(found.run, found.tensor_bytes))]
     lines += ["", "metadata"]
-    lines += _indented(terminal.columns([[e.key, e.type, _value(e)] for e in found.metadata]))
+    lines += _indent(terminal.columns([[e.key, e.type, _format_value(e)] for e in found.metadata]))
     if tensors:
         rows = [
             [t.name, t.format, " x ".join(map(str, t.shape)), terminal.gigabytes(t.size_bytes)] for t in found.tensors
         ]
-        lines += ["", "tensors (outputs x inputs)", *_indented(terminal.columns(rows, right=(3,)))]
+        lines += ["", "tensors (outputs x inputs)", *_indent(terminal.columns(rows, right=(3,)))]
     return lines
 
 
@@ -80,8 +80,8 @@ def _model(run: RunInfo) -> list[str]:
         f"{c['num_attention_heads']} query heads on {c['num_key_value_heads']} key-value heads of {c['head_dim']}",
         f"vocabulary {c['vocab_size']:,}, output {tied} the embedding, "
         f"trained on contexts of {c['max_position_embeddings']:,} tokens",
-        f"layers without RoPE (NoPE): {_numbers(run.nope_layers)}",
-        f"layers with attn_v and ffn_down in Q6_K: {_numbers(run.q6_k_layers)}",
+        f"layers without RoPE (NoPE): {_join_numbers(run.nope_layers)}",
+        f"layers with attn_v and ffn_down in Q6_K: {_join_numbers(run.q6_k_layers)}",
     ]
 
 
@@ -91,13 +91,14 @@ def _tokenizer(found: TokenizerInfo) -> list[str]:
         which = f"published: {found.template_known}" if found.template_known else "not a published one"
         template = f"{found.template_bytes:,} bytes, {which}, SHA-256 {found.template_sha256[:16]}..."
     return [
-        f"{_named(found.kind)}, pre-tokenizer {_named(found.pre)}, {found.tokens:,} tokens, {found.merges:,} merges",
+        f"{_printable_name(found.kind)}, pre-tokenizer {_printable_name(found.pre)}, {found.tokens:,} tokens, "
+        f"{found.merges:,} merges",
         f"{found.control_tokens} control tokens, {found.user_defined_tokens} user-defined tokens",
         f"chat template: {template}",
     ]
 
 
-def _named(text: str) -> str:
+def _printable_name(text: str) -> str:
     from notso.qtensor import MAX_QUOTED_CHARACTERS, one_line
 
     return one_line(text, MAX_QUOTED_CHARACTERS) or "unnamed"
@@ -127,7 +128,7 @@ def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
     ]
 
 
-def _value(entry: Entry) -> str:
+def _format_value(entry: Entry) -> str:
     if entry.value is None:
         return f"({entry.length:,} {'items' if entry.type.startswith('array') else 'characters'})"
     if isinstance(entry.value, tuple):
@@ -135,9 +136,9 @@ def _value(entry: Entry) -> str:
     return str(entry.value)
 
 
-def _numbers(values: Sequence[int]) -> str:
+def _join_numbers(values: Sequence[int]) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
+def _indent(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" for line in lines]

@@ -59,8 +59,8 @@ def keys(
     """
     if action != "list" and name is None:
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")
-    from notso.web.sign_in.given_keys import KeyBook
-    from notso.web.store.opening import access_store_at
+    from notso.web.sign_in.given_keys import KeyManager
+    from notso.web.store.opening import create_access_store
     from notso.web.store.sqlite.access import SQLiteAccessStore
     from notso.web.values.errors import SettingsError
     from notso.web.values.settings import Settings
@@ -75,18 +75,18 @@ def keys(
                 errno.ENOENT, "the data directory does not exist; nothing was created", str(settings.directory)
             )
         if action == "list":
-            _show([], as_json)
+            _print_keys([], as_json)
             return
     if action == "remove" and name is not None:
         _remove(settings, name)
         if as_json:
-            terminal.say_json({"removed": name})
+            terminal.print_json({"removed": name})
         else:
-            terminal.say(f"{name} removed, with all chats, documents and usage.")
+            terminal.print_line(f"{name} removed, with all chats, documents and usage.")
         return
-    book = KeyBook(lambda: access_store_at(settings.directory, settings.database_url))
+    book = KeyManager(lambda: create_access_store(settings.directory, settings.database_url))
     if name is None or action == "list":
-        _show(book.all(), as_json)
+        _print_keys(book.all(), as_json)
     elif action == "add":
         secret, key = book.add(
             name,
@@ -96,38 +96,38 @@ def keys(
             is_operator=operator,
         )
         if as_json:
-            terminal.say_json({"key": secret, **asdict(key)})
+            terminal.print_json({"key": secret, **asdict(key)})
         else:
-            terminal.say(secret)
+            terminal.print_line(secret)
             terminal.note("Store this key: it is not shown again.")
     else:
         revoked = book.revoke(name)
         if as_json:
-            terminal.say_json(asdict(revoked))
+            terminal.print_json(asdict(revoked))
         else:
-            terminal.say(f"Key {revoked.name} revoked.")
+            terminal.print_line(f"Key {revoked.name} revoked.")
 
 
 def _remove(settings: Settings, name: str) -> None:
     from notso.web.sign_in.users import remove_user, user_named
-    from notso.web.store.opening import access_store_at, in_store
+    from notso.web.store.opening import create_access_store, run_with_store
     from notso.web.store.sqlite.access import SQLiteAccessStore
 
-    async def work(store: ChatStore) -> None:
+    async def remove_keys_and_user(store: ChatStore) -> None:
         async with contextlib.AsyncExitStack() as closing:
             access = None
             if settings.database_url is not None or SQLiteAccessStore.exists(settings.directory):
-                access = access_store_at(settings.directory, settings.database_url)
+                access = create_access_store(settings.directory, settings.database_url)
                 closing.push_async_callback(access.close)
                 await access.open()
             await remove_user(store, access, await user_named(access, name), "command line")
 
-    in_store(settings.directory, settings.database_url, work)
+    run_with_store(settings.directory, settings.database_url, remove_keys_and_user)
 
 
-def _show(found: list[ApiKey], as_json: bool) -> None:
+def _print_keys(found: list[ApiKey], as_json: bool) -> None:
     if as_json:
-        terminal.say_json([asdict(key) for key in found])
+        terminal.print_json([asdict(key) for key in found])
         return
     rows = [["name", "id", "requests/min", "requests/day", "tokens/day", ""]]
     for key in found:
@@ -135,4 +135,4 @@ def _show(found: list[ApiKey], as_json: bool) -> None:
         limits = (key.requests_per_minute, key.requests_per_day, key.tokens_per_day)
         rows.append([key.name, key.id, *(str(limit or "-") for limit in limits), state])
     for line in terminal.columns(rows) if found else ["No keys; create one with `notso keys add NAME`."]:
-        terminal.say(line)
+        terminal.print_line(line)

@@ -36,7 +36,7 @@ def list_models(
             raise typer.BadParameter(f"{folder} is not a folder", param_hint="FOLDER")
     models = registry.local_models(folders or ())
     if as_json:
-        terminal.say_json(
+        terminal.print_json(
             [
                 {
                     "name": model.name,
@@ -55,6 +55,6 @@ def list_models(
         for m in models
     ]
     for line in terminal.columns([["name", "type", "size", "where", "verified", "path"], *rows], right=(2,)):
-        terminal.say(line)
+        terminal.print_line(line)
     if not any(model.where == "cache" for model in models):
         terminal.note("SmolLM3-3B is not installed: download it with `notso pull` (1.92 GB).")

@@ -49,7 +49,7 @@ class MessagePrinter:
 
     def text(self, piece: str) -> None:
         self.close_reasoning()
-        piece = terminal.harmless(piece)
+        piece = terminal.escape_control(piece)
         if not self._started:
             piece = piece.lstrip("\n")
             if not piece:
@@ -70,7 +70,7 @@ class MessagePrinter:
             self._in_reasoning = bool(piece)
             if piece and not terminal.has_color(self._err):
                 piece = f"{_THINKING}\n{piece}"
-        self._err.write(terminal.styled(terminal.harmless(piece), "dim", self._err) if piece else "")
+        self._err.write(terminal.styled(terminal.escape_control(piece), "dim", self._err) if piece else "")
         self._err.flush()
 
     def finish(self) -> None:
@@ -151,47 +151,47 @@ class MarkdownPrinter(MessagePrinter):
         from rich.console import Console
 
         self._console = Console(file=sys.stdout, highlight=False, no_color=not terminal.has_color(sys.stdout))
-        self._growing = ""
+        self._unfinished = ""
         self._live: Live | None = None
 
     def text(self, piece: str) -> None:
         self.close_reasoning()
-        finished, self._growing = split_finished(self._growing + terminal.harmless(piece))
+        finished, self._unfinished = split_completed(self._unfinished + terminal.escape_control(piece))
         if finished.strip():
-            self._erase_growing()
+            self._erase_unfinished()
             self._print(finished)
-        if self._growing.strip():
-            self._draw_growing()
+        if self._unfinished.strip():
+            self._draw_unfinished()
 
     def finish(self) -> None:
         self.close_reasoning()
-        self._erase_growing()
-        if self._growing.strip():
-            self._print(self._growing)
-        self._growing = ""
+        self._erase_unfinished()
+        if self._unfinished.strip():
+            self._print(self._unfinished)
+        self._unfinished = ""
 
     def _print(self, text: str) -> None:
         from rich.markdown import Markdown
 
         self._console.print(Markdown(text.strip("\n"), hyperlinks=False), end="\n\n", soft_wrap=False)
 
-    def _draw_growing(self) -> None:
+    def _draw_unfinished(self) -> None:
         from rich.live import Live
         from rich.markdown import Markdown
 
-        block = Markdown(self._growing, hyperlinks=False)
+        block = Markdown(self._unfinished, hyperlinks=False)
         if self._live is None:
             self._live = Live(console=self._console, transient=True, refresh_per_second=10)
             self._live.start()
         self._live.update(block)
 
-    def _erase_growing(self) -> None:
+    def _erase_unfinished(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
-def split_finished(text: str) -> tuple[str, str]:
+def split_completed(text: str) -> tuple[str, str]:
     """Split at the last empty line outside fenced code."""
     # Text after this line cannot change how the text before it is rendered.
     cut, position, fence = 0, 0, ""

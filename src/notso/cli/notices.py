@@ -12,7 +12,7 @@ from notso.cli import exit_codes, terminal
 from notso.web.values.request_id import request_id
 
 
-class _Lines(logging.Handler):
+class _TextHandler(logging.Handler):
     """Writes text lines, with the request id in brackets while a request is served."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -24,10 +24,10 @@ class _Lines(logging.Handler):
             line += f" ({type(error).__name__}: {' '.join(str(error).split())})"
         terminal.warn(f"notso: {line}")
         if error is not None and exit_codes.debugging():
-            terminal.note(exit_codes.details(error))
+            terminal.note(exit_codes.format_traceback(error))
 
 
-class _Objects(logging.Handler):
+class _JsonHandler(logging.Handler):
     """Writes JSON lines, with the request id, and `trace_id` and `span_id` while tracing."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -38,7 +38,7 @@ class _Objects(logging.Handler):
         if error is not None:
             entry |= {"error": type(error).__name__, "error_message": str(error)}
             if exit_codes.debugging():
-                entry["traceback"] = exit_codes.details(error)
+                entry["traceback"] = exit_codes.format_traceback(error)
         if (request := request_id.get()) is not None:
             entry["request_id"] = request
         entry |= {name: getattr(record, name) for name in ("trace_id", "span_id") if hasattr(record, name)}
@@ -49,17 +49,17 @@ class _Objects(logging.Handler):
 def install_json() -> None:
     own, everything = logging.getLogger("notso"), logging.getLogger()
     for handler in list(own.handlers):
-        if isinstance(handler, _Lines):
+        if isinstance(handler, _TextHandler):
             own.removeHandler(handler)
-    if not any(isinstance(handler, _Objects) for handler in everything.handlers):
-        everything.addHandler(_Objects(logging.WARNING))
+    if not any(isinstance(handler, _JsonHandler) for handler in everything.handlers):
+        everything.addHandler(_JsonHandler(logging.WARNING))
 
 
 def install_access_log() -> None:
     access = logging.getLogger("notso.access")
     if not access.handlers:
-        is_json = any(isinstance(handler, _Objects) for handler in logging.getLogger().handlers)
-        access.addHandler(_Objects(logging.INFO) if is_json else _Lines(logging.INFO))
+        is_json = any(isinstance(handler, _JsonHandler) for handler in logging.getLogger().handlers)
+        access.addHandler(_JsonHandler(logging.INFO) if is_json else _TextHandler(logging.INFO))
         access.setLevel(logging.INFO)
         access.propagate = False
 
@@ -67,5 +67,5 @@ def install_access_log() -> None:
 def install() -> None:
     """Log to stderr. Idempotent."""
     logger = logging.getLogger("notso")
-    if not any(isinstance(handler, _Lines) for handler in logger.handlers):
-        logger.addHandler(_Lines(logging.WARNING))
+    if not any(isinstance(handler, _TextHandler) for handler in logger.handlers):
+        logger.addHandler(_TextHandler(logging.WARNING))

@@ -21,7 +21,7 @@ from notso.text_file import SECRET_BYTES, NotTextError, decode_text
 from notso.web.values.settings import OPTIONS, Option, Settings
 
 
-def _stored_in(variable: str) -> Callable[[bool], bool]:
+def _store_in_environment(variable: str) -> Callable[[bool], bool]:
     # An environment variable keeps the flag, because the error handler reads it after the command has ended.
     def remember(value: bool) -> bool:
         if value:
@@ -32,10 +32,11 @@ def _stored_in(variable: str) -> Callable[[bool], bool]:
 
 
 Debug = Annotated[
-    bool, typer.Option("--debug", callback=_stored_in("NOTSO_DEBUG"), help="Show the traceback of an error.")
+    bool, typer.Option("--debug", callback=_store_in_environment("NOTSO_DEBUG"), help="Show the traceback of an error.")
 ]
 Plain = Annotated[
-    bool, typer.Option("--plain", callback=_stored_in("NOTSO_PLAIN"), help="Disable colors and progress bars.")
+    bool,
+    typer.Option("--plain", callback=_store_in_environment("NOTSO_PLAIN"), help="Disable colors and progress bars."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Model = Annotated[
@@ -181,7 +182,7 @@ LibraryDisk = Annotated[
 ]
 
 
-def of_setting(name: str) -> Any:
+def option_for_setting(name: str) -> Any:
     each = OPTIONS[name]
     flags = ["--" + each.name.replace("_", "-"), *filter(None, [each.short])]
     help_text = each.help.removesuffix(".") + f" [env: {each.variable}]." if each.variable else each.help
@@ -200,10 +201,10 @@ def of_setting(name: str) -> Any:
     )
 
 
-DataDir = Annotated[Path | None, of_setting("data_dir")]
-DatabaseUrl = Annotated[str | None, of_setting("database_url")]
-AllowHost = Annotated[list[str] | None, of_setting("allowed_hosts")]
-TrustProxy = Annotated[list[str] | None, of_setting("trusted_proxies")]
+DataDir = Annotated[Path | None, option_for_setting("data_dir")]
+DatabaseUrl = Annotated[str | None, option_for_setting("database_url")]
+AllowHost = Annotated[list[str] | None, option_for_setting("allowed_hosts")]
+TrustProxy = Annotated[list[str] | None, option_for_setting("trusted_proxies")]
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -218,9 +219,9 @@ ApiKeyFile = Annotated[
 
 def duration(text: str, option: str) -> float:
     """Parse a duration and return seconds. Raises typer.BadParameter."""
-    from notso.web.values.durations import duration_s
+    from notso.web.values.durations import parse_duration
 
-    seconds = duration_s(text)
+    seconds = parse_duration(text)
     if seconds is None:
         raise typer.BadParameter(
             "use a number of seconds or a duration such as 30s, 5m or 1h30m; -1 means forever", param_hint=option
@@ -299,7 +300,7 @@ OF_THE_ENGINE = (
 )
 
 
-def refuse_for_a_front_end(context: typer.Context) -> None:
+def reject_engine_options(context: typer.Context) -> None:
     """Raise typer.BadParameter for options in OF_THE_ENGINE."""
     for name in OF_THE_ENGINE:
         source = context.get_parameter_source(name)
@@ -311,7 +312,7 @@ def refuse_for_a_front_end(context: typer.Context) -> None:
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 
 
-def require_free_place(out: Path, force: bool, name: str) -> None:
+def check_output_path(out: Path, force: bool, name: str) -> None:
     """Raise typer.BadParameter if `out` exists (without `force`) or its folder is missing."""
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
@@ -340,12 +341,12 @@ def read_text(path: Path, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint=name) from None
 
 
-def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
+def add_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's `**sampling` with one option per sampling parameter."""
     return _with_options(command, _sampling_options())
 
 
-def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+def add_setting_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's `**chosen` with one option per setting."""
     return _with_options(command, _setting_options())
 
@@ -357,8 +358,11 @@ def params_from(sampling: Mapping[str, Any]) -> SamplingParams:
 
 
 def settings_from(chosen: Mapping[str, Any], **more: Any) -> Settings:
-    """Create Settings from `more` and the options of `takes_settings`. Raises SettingsError or typer.BadParameter."""
-    return Settings(**more, **{name: _setting(each, chosen[each.name]) for name, each in OPTIONS.items() if each.help})
+    """Create Settings from `more` and the options of `add_setting_options`. Raises SettingsError or
+    typer.BadParameter."""
+    return Settings(
+        **more, **{name: _parse_setting(each, chosen[each.name]) for name, each in OPTIONS.items() if each.help}
+    )
 
 
 def _with_options(command: Callable[..., None], added: Iterable[tuple[str, inspect.Parameter]]) -> Callable[..., None]:
@@ -405,11 +409,11 @@ def _setting_options() -> Iterator[tuple[str, inspect.Parameter]]:
                 kind, default = list[str] | None, None
             elif each.is_duration:
                 kind = str | None
-            yield each.after or before, _parameter(each.name, kind, default, of_setting(name))
+            yield each.after or before, _parameter(each.name, kind, default, option_for_setting(name))
             before = each.name
 
 
-def _setting(option: Option, value: Any) -> Any:
+def _parse_setting(option: Option, value: Any) -> Any:
     if option.is_list:
         return tuple(value or ())
     if option.is_duration and value is not None:

@@ -54,21 +54,21 @@ def perplexity(
                     engine, base, words, window=window, progress=lambda done, total: report("windows", done, total)
                 )
     if as_json:
-        terminal.say_json(asdict(found))
+        terminal.print_json(asdict(found))
     else:
         for line in describe(found):
-            terminal.say(line)
+            terminal.print_line(line)
 
 
 def describe(found: Perplexity | Divergence) -> list[str]:
     from notso.smollm3.diagnostics.perplexity import Perplexity
 
     if isinstance(found, Perplexity):
-        return [f"perplexity  {_with_error(found.perplexity)} ({found.tokens:,} tokens scored)"]
+        return [f"perplexity  {_format_estimate(found.perplexity)} ({found.tokens:,} tokens scored)"]
     rows = [
-        ["perplexity", f"{_with_error(found.model.perplexity)} ({found.model.tokens:,} tokens scored)"],
-        ["perplexity of the base", _with_error(found.base.perplexity)],
-        ["KL divergence, mean", _with_error(found.kl)],
+        ["perplexity", f"{_format_estimate(found.model.perplexity)} ({found.model.tokens:,} tokens scored)"],
+        ["perplexity of the base", _format_estimate(found.base.perplexity)],
+        ["KL divergence, mean", _format_estimate(found.kl)],
         ["KL divergence, largest", f"{found.largest_kl:.4f}"],
         ["KL divergence, 99%", f"{found.kl_99:.4f}"],
         ["KL divergence, median", f"{found.median_kl:.4f}"],
@@ -78,5 +78,5 @@ def describe(found: Perplexity | Divergence) -> list[str]:
     return terminal.columns(rows)
 
 
-def _with_error(estimate: Estimate) -> str:
+def _format_estimate(estimate: Estimate) -> str:
     return f"{estimate.value:.4f} ± {estimate.error:.4f}"

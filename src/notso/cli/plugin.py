@@ -32,7 +32,7 @@ def plugin(
     A plugin runs only if it is enabled with `notso serve --plugin NAME`. `new` creates a project with a passing test.
     """
     if action == "list":
-        _list(as_json)
+        _print_plugins(as_json)
         return
     if name is None:
         raise typer.BadParameter("a new plugin needs a name", param_hint="NAME")
@@ -41,18 +41,20 @@ def plugin(
     target = folder or Path(name)
     written = write_plugin(name, target)
     if as_json:
-        terminal.say_json({"folder": str(target), "files": [path.name for path in written]})
+        terminal.print_json({"folder": str(target), "files": [path.name for path in written]})
         return
-    terminal.say(f"Created {target} with {', '.join(path.name for path in written)}. Next: pip install -e {target}")
+    terminal.print_line(
+        f"Created {target} with {', '.join(path.name for path in written)}. Next: pip install -e {target}"
+    )
 
 
-def _list(as_json: bool) -> None:
-    from notso.plugins.loading import installed
+def _print_plugins(as_json: bool) -> None:
+    from notso.plugins.loading import list_installed
 
-    found = installed()
+    found = list_installed()
     if as_json:
-        terminal.say_json([{"name": p.name, "distribution": p.distribution, "version": p.version} for p in found])
+        terminal.print_json([{"name": p.name, "distribution": p.distribution, "version": p.version} for p in found])
         return
     rows = [["plugin", "distribution", "version"], *([p.name, p.distribution, p.version] for p in found)]
     for line in terminal.columns(rows) if found else ["No plugins installed; create one with `notso plugin new NAME`."]:
-        terminal.say(line)
+        terminal.print_line(line)

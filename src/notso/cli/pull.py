@@ -38,11 +38,11 @@ def pull(
     """
     from notso.smollm3.hub import download, registry, repository
 
-    file = repository.file_named(name, offline=offline or download.is_offline())
+    file = repository.find_hub_file(name, offline=offline or download.is_offline())
     is_official = file in registry.official_files()
     pulled = engines.download(file, offline=offline, force=force, silent=as_json)
     if as_json:
-        terminal.say_json(
+        terminal.print_json(
             {
                 "name": file.name,
                 "path": str(pulled.path),
@@ -59,4 +59,4 @@ def pull(
         "`notso serve` and `notso chat` now use it" if is_official else f"Use it with `notso run --model {pulled.path}`"
     )
     terminal.note(f"{file.name} {how}, SHA-256 verified. {use}.")
-    terminal.say(str(pulled.path))
+    terminal.print_line(str(pulled.path))

@@ -46,7 +46,7 @@ def quantize(
     first, so that the weights that matter most for this text are quantized with the smallest errors. Ideally, use about
     100 kB of text similar to the prompts that the model will get.
     """
-    options.require_free_place(out, force, "OUT.gguf")
+    options.check_output_path(out, force, "OUT.gguf")
     text = None
     if imatrix_text is not None:
         text = imatrix_text.name, options.read_text(imatrix_text, "--imatrix-text")
@@ -63,4 +63,4 @@ def quantize(
 
         make(source, out, mix, text, threads, report)
     terminal.note(f"{terminal.gigabytes(out.stat().st_size)}; try it with `notso run --model {out}`.")
-    terminal.say(str(out))
+    terminal.print_line(str(out))

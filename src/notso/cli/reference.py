@@ -27,9 +27,9 @@ _EXIT_CODES = {
 
 
 def reference() -> str:
-    parts = ["# Commands", _INTRODUCTION, _fenced(_help())]
+    parts = ["# Commands", _INTRODUCTION, _code_block(_help_text())]
     for verb in VERBS:
-        parts += [f"## notso {verb}", _fenced(_help(verb))]
+        parts += [f"## notso {verb}", _code_block(_help_text(verb))]
     rows = "\n".join(f"| {code} | {meaning} |" for code, meaning in _EXIT_CODES.items())
     parts += ["## Exit codes", f"| code | meaning |\n| --- | --- |\n{rows}"]
     return "\n\n".join(parts) + "\n"
@@ -49,14 +49,14 @@ it; `--debug` (or `NOTSO_DEBUG=1`) adds the traceback.
 the choice, an error lists the supported ones."""
 
 
-def _help(*verb: str) -> str:
+def _help_text(*verb: str) -> str:
     shown = io.StringIO()
     with mock.patch.dict(os.environ, {"COLUMNS": "100"}), contextlib.redirect_stdout(shown):
         run_command_line([*verb, "--help"])
     return shown.getvalue().strip("\n")
 
 
-def _fenced(text: str) -> str:
+def _code_block(text: str) -> str:
     return f"```text\n{text}\n```"
 
 

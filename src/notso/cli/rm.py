@@ -27,7 +27,7 @@ def remove_model(
     """
     from notso.smollm3.hub import registry
 
-    model = registry.fetched_model(name)
+    model = registry.find_fetched_model(name)
     size = terminal.gigabytes(model.size_bytes)
     if not yes:
         if not sys.stdin.isatty():

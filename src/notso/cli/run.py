@@ -13,7 +13,7 @@ import typer
 
 from notso.cli import engines, exit_codes, options, terminal
 from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect, speed_line
-from notso.cli.options import params_from, takes_sampling
+from notso.cli.options import add_sampling_options, params_from
 from notso.cli.terminal import Interruption
 from notso.text_file import NotTextError, decode_text
 
@@ -32,7 +32,7 @@ _MAX_SCHEMA_BYTES = 1 << 20
 _MAX_PROMPT_BYTES = 64 << 20
 
 
-@takes_sampling
+@add_sampling_options
 def run(
     prompt: Annotated[
         list[str] | None,
@@ -73,14 +73,14 @@ def run(
     """Answer one prompt on stdout; thinking goes to stderr."""
     from notso.smollm3.values.messages import Message
 
-    question = _question(prompt)
+    question = _read_prompt(prompt)
     adapters = adapter or []
-    used = engines.adapter_to_use(adapters)
+    used = engines.active_adapter(adapters)
     params = params_from(sampling)
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
     grammar = None if schema is None else _grammar(schema)
-    messages = [Message("system", _valid(system, "--system"))] if system else []
+    messages = [Message("system", _require_utf8(system, "--system"))] if system else []
     messages.append(Message("user", question))
     with Interruption() as interruption:
         engine = engines.open_engine(
@@ -102,7 +102,7 @@ def run(
         finally:
             engine.close()
     if as_json:
-        terminal.say_json(_as_json(engine, answer, params))
+        terminal.print_json(_as_json(engine, answer, params))
     elif stats:
         terminal.note(f"{speed_line(answer)}; fingerprint {_fingerprint(answer)}")
     if interruption.requested():
@@ -161,19 +161,19 @@ def _write_receipt(
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--receipt") from None
 
 
-def _question(words: list[str] | None) -> str:
+def _read_prompt(words: list[str] | None) -> str:
     if not words and sys.stdin is not None and sys.stdin.isatty():
         raise typer.BadParameter("no prompt given: pass one as an argument or pipe it to stdin", param_hint="PROMPT")
     # stdin is read for the argument `-`, and if there is no argument.
-    parts = [_standard_input() if word == "-" else word for word in words or ["-"]]
+    parts = [_read_stdin() if word == "-" else word for word in words or ["-"]]
     separator = "\n\n" if words and "-" in words else " "
-    question = _valid(separator.join(part for part in parts if part), "PROMPT")
+    question = _require_utf8(separator.join(part for part in parts if part), "PROMPT")
     if not question.strip():
         raise typer.BadParameter("the prompt is empty", param_hint="PROMPT")
     return question
 
 
-def _standard_input() -> str:
+def _read_stdin() -> str:
     if sys.stdin is None:
         return ""
     data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
@@ -191,7 +191,7 @@ def _grammar(path: Path) -> Grammar:
     return Grammar("json_schema", options.read_text(path, "--schema", _MAX_SCHEMA_BYTES))
 
 
-def _valid(text: str, name: str) -> str:
+def _require_utf8(text: str, name: str) -> str:
     # Python decodes invalid UTF-8 in an argument to surrogates, which cannot be encoded.
     try:
         text.encode()

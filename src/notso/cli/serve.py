@@ -16,8 +16,8 @@ import typer
 
 from notso.cli import config_file, engines, notices, options, terminal
 from notso.cli.engines import model_file
-from notso.cli.options import settings_from, takes_settings
-from notso.system.processes import keep_memory_private
+from notso.cli.options import add_setting_options, settings_from
+from notso.system.processes import make_undumpable
 from notso.system.processors import has_display
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ EXAMPLES = """\
   notso serve --model SmolLM3-Q4_K_M.gguf --port 8080 --no-browser"""
 
 
-@takes_settings
+@add_setting_options
 def serve(
     context_of_verb: typer.Context,
     model: options.Model = None,
@@ -91,17 +91,17 @@ def serve(
     from notso.web.values.sign_in import SignInSettings, read_sign_in
 
     if show_config:
-        for line in config_file.shown(context_of_verb):
-            terminal.say(line)
+        for line in config_file.describe_config(context_of_verb):
+            terminal.print_line(line)
         return
-    keep_memory_private()
+    make_undumpable()
     if log_format == "json":
         notices.install_json()
     if access_log:
         notices.install_access_log()
     engine_url = chosen["engine_url"] or None
     if engine_url:
-        options.refuse_for_a_front_end(context_of_verb)
+        options.reject_engine_options(context_of_verb)
     path = None if engine_url else model_file(model, silent=as_json, fetch=fetch)
     enabled = options.plugins(plugin)
     settings = settings_from(
@@ -130,10 +130,10 @@ def serve(
     plugins = Plugins(enabled.names)
     starting = front_end_summary(engine_url) if engine_url else startup_summary(path, config)
     if as_json:
-        terminal.say_json({"event": "starting", **starting.facts})
+        terminal.print_json({"event": "starting", **starting.facts})
     else:
         for line in starting.lines:
-            terminal.say(line)
+            terminal.print_line(line)
     gc.disable()  # until the server is ready: garbage collection would delay startup, which creates little garbage
     from notso.web.engine.models import ModelRegistry
     from notso.web.engine.port import EngineSource
@@ -141,7 +141,7 @@ def serve(
     from notso.web.server import serve as run_server
 
     if not engine_url:
-        engines.prepare_for_a_lost_file()
+        engines.exit_on_lost_model_file()
     wants_browser = has_display() if open_browser is None else open_browser
 
     def load(model_file: Path | None, beside: int | None = None) -> Engine:
@@ -157,9 +157,9 @@ def serve(
         gc.freeze()  # objects created at startup are never freed, so the collector need not visit them
         gc.enable()
         if as_json:
-            terminal.say_json({"event": "open", "url": address})
+            terminal.print_json({"event": "open", "url": address})
         else:
-            terminal.say(f"open     {address} (Ctrl-C stops)")
+            terminal.print_line(f"open     {address} (Ctrl-C stops)")
         if wants_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
@@ -193,7 +193,7 @@ def startup_summary(path: Path | None, config: EngineConfig) -> StartupSummary:
     # Plan here, so that a damaged file or insufficient memory is reported before the server starts to listen.
     plan, device, note = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
-        model = ["model    built-in demo model: tiny, for trying out the interface", better_model()]
+        model = ["model    built-in demo model: tiny, for trying out the interface", recommend_model()]
     else:
         model = [f"model    {path.name} ({terminal.gigabytes(path.stat().st_size)}) in {path.parent}"]
     is_maximum = config.context_tokens is not None and plan.context_tokens < config.context_tokens
@@ -221,7 +221,7 @@ def startup_summary(path: Path | None, config: EngineConfig) -> StartupSummary:
     return StartupSummary(lines, facts)
 
 
-def better_model() -> str:
+def recommend_model() -> str:
     from notso.smollm3.hub import registry as hub
 
     usual, folder = hub.official_files()[0], hub.hub_cache()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatSession:
     """A conversation of `notso chat`. Seeds are random unless `params.seed` is set."""
 
     engine: Engine
@@ -58,7 +58,7 @@ class Conversation:
         self.messages = [*asked, Message("assistant", answer.text, reasoning_content=answer.reasoning or None)]
         return answer
 
-    def go_on(self) -> PrintedMessage | None:
+    def continue_answer(self) -> PrintedMessage | None:
         """Generate and print more of the last answer. Returns None if there is no answer."""
         if not self.messages or self.messages[-1].role != "assistant":
             return None
@@ -77,8 +77,8 @@ class Conversation:
         params = self.params
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
-        printer = self._printer()
-        with Interruption() as interruption, terminal.quiet_keys():
+        printer = self._create_printer()
+        with Interruption() as interruption, terminal.suppress_key_echo():
             events = self.engine.generate(
                 [*instructions, *messages],
                 params,
@@ -112,7 +112,7 @@ class Conversation:
         self.context_used_tokens = 0
         return unused
 
-    def _printer(self) -> MessagePrinter:
+    def _create_printer(self) -> MessagePrinter:
         if not terminal.is_terminal(sys.stdout):
             return MessagePrinter(show_reasoning=self.show_thinking)
         from notso.cli.message_printer import MarkdownPrinter
@@ -124,7 +124,7 @@ class Conversation:
         self.saved_as = None
         self.context_used_tokens = 0
 
-    def take_back_turn(self) -> str | None:
+    def remove_last_turn(self) -> str | None:
         while self.messages:
             message = self.messages[-1]
             self.messages = self.messages[:-1]
@@ -141,12 +141,12 @@ class Conversation:
         )
 
 
-class Leave(Exception):
+class ExitChat(Exception):
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandResult:
     """Result of a slash command."""
 
     lines: tuple[str, ...] = ()  # lines to print
@@ -154,7 +154,7 @@ class Outcome:
     continues: bool = False  # whether to continue the last answer
 
 
-def run_command(conversation: Conversation, line: str) -> Outcome:
+def run_command(conversation: ChatSession, line: str) -> CommandResult:
     """Run a line that begins with a slash. Raises Leave to end the chat."""
     name, _, argument = line[1:].partition(" ")
     names = {"quit": "exit", "think": "thinking", "temperature": "temp", "?": "help"}
@@ -166,23 +166,23 @@ def run_command(conversation: Conversation, line: str) -> Outcome:
     known = [command.name for command in COMMANDS]
     near = [name for name in known if wanted and name.startswith(wanted)] or difflib.get_close_matches(wanted, known)
     hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
-    return Outcome((f"Unknown command /{name}; {hint} (start with // to send a message that begins with /)",))
+    return CommandResult((f"Unknown command /{name}; {hint} (start with // to send a message that begins with /)",))
 
 
-def _help(conversation: Conversation, argument: str) -> Outcome:
+def _help(conversation: ChatSession, argument: str) -> CommandResult:
     rows = [[f"/{command.name} {command.usage}".rstrip(), command.does] for command in COMMANDS]
     rows += [["/thinking hide|show", "Hide or show thinking"]]
     rows += [['"""', "Begin and end a multi-line message"], ["//...", "Send a message that begins with /"]]
     rows += [["Ctrl-C", "Stop generating; twice: quit"], ["Ctrl-D", "Quit"]]
-    return Outcome(tuple(terminal.columns(rows)))
+    return CommandResult(tuple(terminal.columns(rows)))
 
 
-def _clear(conversation: Conversation, argument: str) -> Outcome:
+def _clear(conversation: ChatSession, argument: str) -> CommandResult:
     conversation.clear()
-    return Outcome(("Conversation cleared.",))
+    return CommandResult(("Conversation cleared.",))
 
 
-def _thinking(conversation: Conversation, argument: str) -> Outcome:
+def _thinking(conversation: ChatSession, argument: str) -> CommandResult:
     choices = {"on": (True, True), "off": (False, True), "hide": (True, False), "show": (True, True)}
     if argument == "":
         conversation.thinking = not conversation.thinking
@@ -192,14 +192,14 @@ def _thinking(conversation: Conversation, argument: str) -> Outcome:
         conversation.thinking = True
         conversation.params = dataclasses.replace(conversation.params, thinking_budget=int(argument))
     else:
-        return Outcome((f"/thinking takes on, off, hide, show or a number of tokens, not {argument!r}.",))
+        return CommandResult((f"/thinking takes on, off, hide, show or a number of tokens, not {argument!r}.",))
     shown = "" if conversation.show_thinking else ", not shown"
     budget = conversation.params.thinking_budget
     most = f", at most {budget:,} tokens" if conversation.thinking and budget is not None else ""
-    return Outcome((f"Thinking is {'on' if conversation.thinking else 'off'}{most}{shown}.",))
+    return CommandResult((f"Thinking is {'on' if conversation.thinking else 'off'}{most}{shown}.",))
 
 
-def _temp(conversation: Conversation, argument: str) -> Outcome:
+def _temp(conversation: ChatSession, argument: str) -> CommandResult:
     from notso.smollm3.errors import InvalidRequestError
 
     if argument:
@@ -208,37 +208,39 @@ def _temp(conversation: Conversation, argument: str) -> Outcome:
                 conversation.params, temperature=float(argument), given=(*conversation.params.given, "temperature")
             )
         except (InvalidRequestError, ValueError):
-            return Outcome((f"The temperature must be a number from 0 to 2, not {argument!r}.",))
-    return Outcome((f"The temperature is {conversation.params.temperature:g}.",))
+            return CommandResult((f"The temperature must be a number from 0 to 2, not {argument!r}.",))
+    return CommandResult((f"The temperature is {conversation.params.temperature:g}.",))
 
 
-def _system(conversation: Conversation, argument: str) -> Outcome:
+def _system(conversation: ChatSession, argument: str) -> CommandResult:
     if argument:
         conversation.system = None if argument == "-" else argument
-    return Outcome((f"System prompt: {conversation.system}" if conversation.system else "No system prompt.",))
+    return CommandResult((f"System prompt: {conversation.system}" if conversation.system else "No system prompt.",))
 
 
-def _status(conversation: Conversation, argument: str) -> Outcome:
-    lines = [engines.title(conversation.engine.info), conversation.status_line()]
+def _status(conversation: ChatSession, argument: str) -> CommandResult:
+    lines = [engines.describe_model(conversation.engine.info), conversation.status_line()]
     notice = engines.demo_notice(conversation.engine.info)
-    return Outcome((*lines, notice) if notice else tuple(lines))
+    return CommandResult((*lines, notice) if notice else tuple(lines))
 
 
-def _regenerate(conversation: Conversation, argument: str) -> Outcome:
-    question = conversation.take_back_turn()
-    return Outcome(("There is no message to regenerate.",)) if question is None else Outcome(question=question)
+def _regenerate(conversation: ChatSession, argument: str) -> CommandResult:
+    question = conversation.remove_last_turn()
+    return (
+        CommandResult(("There is no message to regenerate.",)) if question is None else CommandResult(question=question)
+    )
 
 
-def _continue(conversation: Conversation, argument: str) -> Outcome:
-    return Outcome(continues=True)
+def _continue(conversation: ChatSession, argument: str) -> CommandResult:
+    return CommandResult(continues=True)
 
 
-def _model(conversation: Conversation, argument: str) -> Outcome:
+def _model(conversation: ChatSession, argument: str) -> CommandResult:
     from notso.smollm3.hub import registry
 
     if not argument:
         rows = [[each.name, terminal.gigabytes(each.size_bytes)] for each in registry.local_models()]
-        return Outcome((f"Using {conversation.engine.info.name}. Models:", *terminal.columns(rows, right=(1,))))
+        return CommandResult((f"Using {conversation.engine.info.name}. Models:", *terminal.columns(rows, right=(1,))))
     path = Path(argument).expanduser()
     if not path.exists():
         found = {each.name: each.path for each in registry.local_models() if argument.lower() in each.name.lower()}
@@ -246,64 +248,64 @@ def _model(conversation: Conversation, argument: str) -> Outcome:
         found = exact or found
         if len(found) != 1:
             several = f"Several models match: {', '.join(found)}" if found else f"No model is named {argument!r}"
-            return Outcome((f"{several}; /model lists them.",))
+            return CommandResult((f"{several}; /model lists them.",))
         (path,) = found.values()
     unused = conversation.switch_model(model_file(path))
     dropped = f"The adapter {unused} belongs to the previous model and is not used." if unused is not None else None
     notice = engines.demo_notice(conversation.engine.info)
-    return Outcome((engines.title(conversation.engine.info), *filter(None, [dropped, notice])))
+    return CommandResult((engines.describe_model(conversation.engine.info), *filter(None, [dropped, notice])))
 
 
-def _save(conversation: Conversation, argument: str) -> Outcome:
+def _save(conversation: ChatSession, argument: str) -> CommandResult:
     path = Path(argument).expanduser() if argument else conversation.saved_as
     if path is None:
-        return Outcome(("/save requires the name of a file.",))
-    return _written(conversation, path, as_json, replace=path == conversation.saved_as, saves=True)
+        return CommandResult(("/save requires the name of a file.",))
+    return _write_messages(conversation, path, as_json, replace=path == conversation.saved_as, saves=True)
 
 
-def _export(conversation: Conversation, argument: str) -> Outcome:
+def _export(conversation: ChatSession, argument: str) -> CommandResult:
     if not argument:
-        return Outcome(("/export requires the name of a file: .md for Markdown, .json for messages.",))
+        return CommandResult(("/export requires the name of a file: .md for Markdown, .json for messages.",))
     path = Path(argument).expanduser()
-    return _written(conversation, path, as_json if path.suffix == ".json" else as_markdown)
+    return _write_messages(conversation, path, as_json if path.suffix == ".json" else as_markdown)
 
 
-def _written(
-    conversation: Conversation,
+def _write_messages(
+    conversation: ChatSession,
     path: Path,
     form: Callable[[Sequence[Message], str | None], str],
     *,
     replace: bool = False,
     saves: bool = False,
-) -> Outcome:
+) -> CommandResult:
     if not conversation.messages:
-        return Outcome(("There are no messages to write.",))
+        return CommandResult(("There are no messages to write.",))
     try:
         write_chat(path, form(conversation.messages, conversation.system), replace=replace)
     except ChatFileError as error:
-        return Outcome((f"Not written: {error}.",))
+        return CommandResult((f"Not written: {error}.",))
     conversation.saved_as = path if saves else conversation.saved_as
-    return Outcome((f"Wrote {len(conversation.messages)} messages to {path}.",))
+    return CommandResult((f"Wrote {len(conversation.messages)} messages to {path}.",))
 
 
-def _load(conversation: Conversation, argument: str) -> Outcome:
+def _load(conversation: ChatSession, argument: str) -> CommandResult:
     if not argument:
-        return Outcome(("/load requires the name of a file.",))
+        return CommandResult(("/load requires the name of a file.",))
     path = Path(argument).expanduser()
     try:
         loaded = read_chat(path)
     except ChatFileError as error:
-        return Outcome((f"Not loaded: {error}.",))
+        return CommandResult((f"Not loaded: {error}.",))
     conversation.clear()
     conversation.messages, conversation.system = loaded
-    return Outcome((f"Loaded {len(loaded.messages)} messages from {path}.",))
+    return CommandResult((f"Loaded {len(loaded.messages)} messages from {path}.",))
 
 
-def _exit(conversation: Conversation, argument: str) -> Outcome:
-    raise Leave
+def _exit(conversation: ChatSession, argument: str) -> CommandResult:
+    raise ExitChat
 
 
-_RUN: dict[str, Callable[[Conversation, str], Outcome]] = {
+_RUN: dict[str, Callable[[ChatSession, str], CommandResult]] = {
     "help": _help,
     "clear": _clear,
     "thinking": _thinking,
@@ -378,12 +380,12 @@ def read_chat(path: Path) -> LoadedChat:
     if not chats:
         raise ChatFileError(f"{path} contains no chat")
     chat, stored = max(chats, key=lambda each: each[0].updated_ms)
-    line = _shown(stored, chat.chosen_root)
+    line = _selected_branch(stored, chat.chosen_root)
     messages = [Message(each.role, each.content, reasoning_content=each.reasoning or None) for each in line]
     return LoadedChat(messages, str(chat.settings.get("system_prompt") or "") or None)
 
 
-def _shown(stored: Sequence[StoredMessage], chosen: str | None) -> list[StoredMessage]:
+def _selected_branch(stored: Sequence[StoredMessage], chosen: str | None) -> list[StoredMessage]:
     # A chat is a tree, because messages can have several versions. For each message, this follows the selected child,
     # or the newest one if none is selected.
     below: dict[str | None, dict[str, StoredMessage]] = {}

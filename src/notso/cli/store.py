@@ -36,16 +36,16 @@ def store(
     back and compared before it is committed, so the target receives either everything or nothing. Put passwords in
     ~/.pgpass or PGPASSWORD, not on the command line, where other users can see them.
     """
-    from notso.web.store.copy import copy_everything
+    from notso.web.store.copy import copy_database
 
-    copied = copy_everything(source, target)
+    copied = copy_database(source, target)
     if as_json:
-        terminal.say_json([asdict(each) for each in copied])
+        terminal.print_json([asdict(each) for each in copied])
         return
     rows = [
         ["table", "rows", "digest"],
         *([each.table, f"{each.rows:,}", each.digest[:16]] for each in copied),
     ]
     for line in terminal.columns(rows):
-        terminal.say(line)
-    terminal.say("copy verified: both sides are identical")
+        terminal.print_line(line)
+    terminal.print_line("copy verified: both sides are identical")

@@ -47,7 +47,7 @@ def synthesise(
     At full size, the file has 1.91 GB in 326 tensors: 216 Q4_K, 37 Q6_K and 73 F32. The model generates nonsense at the
     speed of SmolLM3-3B.
     """
-    options.require_free_place(out, force, "OUT.gguf")
+    options.check_output_path(out, force, "OUT.gguf")
     from notso.smollm3.diagnostics.synth import write_synthetic
 
     with terminal.progress(in_bytes=True) as report:
@@ -64,4 +64,4 @@ def synthesise(
             progress=lambda done, total: report("writing", done, total),
         )
     terminal.note(f"{terminal.gigabytes(out.stat().st_size)} of random weights; measure them with `notso bench {out}`.")
-    terminal.say(str(out))
+    terminal.print_line(str(out))

@@ -28,26 +28,26 @@ _HARMLESS: dict[int, str] = {code: chr(0x2400 + code) for code in range(0x20) if
 _HARMLESS |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 
 
-def harmless(text: str) -> str:
+def escape_control(text: str) -> str:
     """Replace control characters, except newline and tab, with symbols."""
     return text.translate(_HARMLESS)
 
 
 def on_one_line(text: str) -> str:
     """Replace all control characters, including newline and tab, with symbols; for untrusted names."""
-    return harmless(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
+    return escape_control(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
 
 
-class Nowhere(io.TextIOWrapper):
-    """Stream that discards text; `lost` is true once text has been written."""
+class NullStream(io.TextIOWrapper):
+    """Stream that discards text; `has_lost_text` is true once text has been written."""
 
-    lost = False
+    has_lost_text = False
 
     def __init__(self) -> None:
         super().__init__(open(os.devnull, "wb"))  # noqa: PTH123, SIM115 -- lives as long as the process
 
     def write(self, text: str, /) -> int:
-        self.lost = self.lost or bool(text)
+        self.has_lost_text = self.has_lost_text or bool(text)
         return len(text)
 
 
@@ -56,7 +56,7 @@ def prepare_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             # A standard stream is None if notso was started with it closed.
-            setattr(sys, name, Nowhere())
+            setattr(sys, name, NullStream())
         elif hasattr(stream, "reconfigure"):
             # Replace characters that the terminal cannot encode, instead of raising an error.
             stream.reconfigure(errors="replace")
@@ -81,23 +81,23 @@ def styled(text: str, style: Style, stream: TextIO) -> str:
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if has_color(stream) else text
 
 
-def say(text: str) -> None:
-    print(harmless(text), flush=True)
+def print_line(text: str) -> None:
+    print(escape_control(text), flush=True)
 
 
 def note(text: str) -> None:
-    print(styled(harmless(text), "dim", sys.stderr), file=sys.stderr, flush=True)
+    print(styled(escape_control(text), "dim", sys.stderr), file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    print(styled(harmless(text), "yellow", sys.stderr), file=sys.stderr, flush=True)
+    print(styled(escape_control(text), "yellow", sys.stderr), file=sys.stderr, flush=True)
 
 
-def complain(text: str) -> None:
-    print(f"{styled('notso:', 'red', sys.stderr)} {harmless(text)}", file=sys.stderr, flush=True)
+def print_error(text: str) -> None:
+    print(f"{styled('notso:', 'red', sys.stderr)} {escape_control(text)}", file=sys.stderr, flush=True)
 
 
-def say_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False)
     # JSON need not escape DEL and C1 control characters, but terminals act on them.
     print("".join(c if not 0x7F <= ord(c) < 0xA0 else f"\\u{ord(c):04x}" for c in text), flush=True)
@@ -128,7 +128,7 @@ def gigabytes(size_bytes: float) -> str:
 @contextlib.contextmanager
 def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progress]:
     if as_json:
-        yield _json_lines()
+        yield _json_progress()
     elif is_terminal(sys.stderr):
         with _bar(in_bytes) as report:
             yield report
@@ -153,7 +153,7 @@ def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def quiet_keys() -> Iterator[None]:
+def suppress_key_echo() -> Iterator[None]:
     """Stop the terminal from echoing `^C`, which could wrap a progress line, so that the line appears twice."""
     try:
         before = termios.tcgetattr(sys.stdin)
@@ -170,7 +170,7 @@ def quiet_keys() -> Iterator[None]:
             termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
-def _json_lines() -> Progress:
+def _json_progress() -> Progress:
     last = [0.0]
 
     def report(what: str, done: int, total: int) -> None:

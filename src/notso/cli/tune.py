@@ -19,7 +19,7 @@ from notso.cli.engines import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3 import Event
-    from notso.smollm3.tuning.trainer import Outcome
+    from notso.smollm3.tuning.trainer import TrainingResult
 
 EXAMPLES = """\
   notso tune chats.jsonl --out mine.gguf
@@ -84,9 +84,9 @@ def tune(
     Trains LoRA on all weight matrices with TRL and PEFT (requires the optional extra `tune`). The loss covers only
     assistant messages. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
     """
-    options.require_free_place(out, force, "--out")
+    options.check_output_path(out, force, "--out")
     if merge is not None:
-        options.require_free_place(merge, force, "--merge")
+        options.check_output_path(merge, force, "--merge")
     from notso.smollm3.tuning import adapter_writer, base_model, trainer
     from notso.smollm3.tuning import training_rows as row_files
     from notso.smollm3.tuning.trainer import Recipe
@@ -102,7 +102,7 @@ def tune(
         seed=seed,
     )
     trainer.require_libraries()
-    base = model_file(model, silent=as_json) or _demo()
+    base = model_file(model, silent=as_json) or _demo_path()
     source = model.expanduser() if model is not None and model.expanduser().is_dir() else base
     folder = out.with_name(f"{out.name}.tuning")
     if restart:
@@ -113,21 +113,21 @@ def tune(
     own = options.read_text(rehearse, "--rehearse") if rehearse is not None else ""
     # A resumed run uses the date on which the run began: the date is part of every prompt, so another date would change
     # the training rows.
-    day = trainer.begun_on(folder) or date.today()
+    day = trainer.run_start_date(folder) or date.today()
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
     rows = writer.read(data)
-    before = _answers(base, None, questions, threads)
+    before = _generate_answers(base, None, questions, threads)
     learned, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
         terminal.note(f"{len(rows)} rows are too few for a validation split; no validation loss is reported.")
-    parameters = base_model.parameters_of(base)
+    parameters = base_model.count_parameters(base)
     with terminal.progress(as_json=as_json) as report:
-        kept = [] if no_rehearsal else _rehearsal(base, own, folder, recipe.max_tokens, day, threads, report)
+        kept = [] if no_rehearsal else _rehearsal_rows(base, own, folder, recipe.max_tokens, day, threads, report)
         rehearsed = []
         for row in kept:
             with suppress(ValueError):  # raised if the truncated conversation contains no answer
                 rehearsed.append(writer.row(row))
-        digest = recipe.digest(data.read_bytes(), _identity(base), json.dumps(kept).encode())
+        digest = recipe.digest(data.read_bytes(), _file_digest(base), json.dumps(kept).encode())
         outcome = trainer.train(
             partial(base_model.load, source),
             recipe,
@@ -144,23 +144,23 @@ def tune(
     adapter_writer.write_adapter(outcome.peft_folder, base, out, out.stem)
     if merge is not None:
         adapter_writer.write_merged(outcome.peft_folder, base, merge, "Q4_K_M", threads)
-    after = _answers(base, out, questions, threads)
+    after = _generate_answers(base, out, questions, threads)
     _show_outcome(out, merge, outcome, len(learned), len(rehearsed), len(held_out), questions, before, after, as_json)
     shutil.rmtree(folder)
 
 
-def _demo() -> Path:
+def _demo_path() -> Path:
     from notso.smollm3.hub.registry import demo_path
 
     return demo_path()
 
 
-def _identity(file: Path) -> bytes:
+def _file_digest(file: Path) -> bytes:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").digest()
 
 
-def _answers(base: Path, adapter: Path | None, questions: Sequence[str], threads: int | None) -> list[str]:
+def _generate_answers(base: Path, adapter: Path | None, questions: Sequence[str], threads: int | None) -> list[str]:
     if not questions:
         return []
     from notso.smollm3 import Message, RequestOptions, SamplingParams
@@ -170,14 +170,14 @@ def _answers(base: Path, adapter: Path | None, questions: Sequence[str], threads
     asked = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]
     with engines.open_engine(base, None, threads, device="cpu", silent=True, adapters=adapters) as engine:
-        return [_text(engine.generate([Message("user", question)], sampling, asked)) for question in questions]
+        return [_collect_text(engine.generate([Message("user", question)], sampling, asked)) for question in questions]
 
 
-def _text(events: Iterator[Event]) -> str:
+def _collect_text(events: Iterator[Event]) -> str:
     return "".join(event.text for event in events if event.kind == "text").strip()
 
 
-def _rehearsal(
+def _rehearsal_rows(
     base: Path,
     own: str,
     folder: Path,
@@ -199,7 +199,7 @@ def _rehearsal(
     except (OSError, ValueError):
         pass
     with engines.open_engine(base, None, threads, device="cpu", silent=True) as engine:
-        found = training_rows.answered(engine, conversations, max_tokens, day, report)
+        found = training_rows.generate_answers(engine, conversations, max_tokens, day, report)
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found), "utf-8")
     return found
@@ -208,7 +208,7 @@ def _rehearsal(
 def _show_outcome(
     out: Path,
     merge: Path | None,
-    outcome: Outcome,
+    outcome: TrainingResult,
     learned: int,
     rehearsed: int,
     held_out: int,
@@ -222,7 +222,7 @@ def _show_outcome(
         for question, first, second in zip(questions, before, after, strict=True)
     ]
     if as_json:
-        terminal.say_json(
+        terminal.print_json(
             {
                 "adapter": str(out),
                 "merged": str(merge) if merge is not None else None,
@@ -249,8 +249,8 @@ def _show_outcome(
             f"{outcome.held_out_after:.3f} after"
         )
     for each in answers:
-        terminal.say(f"? {each['question']}\n  before: {each['before']}\n  after:  {each['after']}")
-    terminal.say(str(out))
+        terminal.print_line(f"? {each['question']}\n  before: {each['before']}\n  after:  {each['after']}")
+    terminal.print_line(str(out))
     if merge is not None:
-        terminal.say(str(merge))
+        terminal.print_line(str(merge))
     terminal.note(f"Try it with `notso run --adapter {out.stem}={out} PROMPT`.")

@@ -84,18 +84,18 @@ def verify(
             "this option needs --receipt", param_hint="--transcript" if transcript else "--adapter"
         )
     file = file or model
-    engines.prepare_for_a_lost_file()
+    engines.exit_on_lost_model_file()
     if golden or golden_file:
-        _compare(model_file(file, silent=as_json) or registry.demo_path(), golden_file, as_json)
+        _compare_with_goldens(model_file(file, silent=as_json) or registry.demo_path(), golden_file, as_json)
         return
     with terminal.progress(in_bytes=True, as_json=as_json) as report:
         found = verify_file(model_file(file, silent=as_json) or registry.demo_path(), progress=report)
     damage = damaged_copy(found)
     if as_json:
-        terminal.say_json({**found.as_dict(), "damaged_copy_of": damage})
+        terminal.print_json({**found.as_dict(), "damaged_copy_of": damage})
     else:
         for line in describe(found, tensors=tensors):
-            terminal.say(line)
+            terminal.print_line(line)
         if damage:
             terminal.warn(
                 f"Same size as {damage}, but different content: run `notso pull --force` to download it again."
@@ -106,22 +106,24 @@ def verify(
         raise typer.Exit(exit_codes.BAD_MODEL)
 
 
-def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
+def _compare_with_goldens(path: Path, goldens: Path | None, as_json: bool) -> None:
     from notso.smollm3.diagnostics.goldens import RELEASED, check_goldens
 
     with terminal.waiting("computing the results to compare", silent=as_json):
         found = check_goldens(path, goldens or RELEASED)
     if as_json:
-        terminal.say_json({**asdict(found), "path": str(path), "ok": found.ok})
+        terminal.print_json({**asdict(found), "path": str(path), "ok": found.ok})
     else:
         rows = [["", "found", "allowed", ""]]
         for check in found.checks:
             rows.append([check.what, f"{check.found:.3f}", f"{check.allowed:.3f}", "ok" if check.ok else "wrong"])
-        terminal.say(f"{terminal.on_one_line(str(path))}: {found.bits:.1f} bits per weight")
-        terminal.say(terminal.on_one_line(f"{found.name} ({found.source})"))
+        terminal.print_line(f"{terminal.on_one_line(str(path))}: {found.bits:.1f} bits per weight")
+        terminal.print_line(terminal.on_one_line(f"{found.name} ({found.source})"))
         for line in terminal.columns(rows, right=(1, 2)):
-            terminal.say(line)
-        terminal.say("right" if found.ok else "wrong: this file or this build does not reproduce the reference results")
+            terminal.print_line(line)
+        terminal.print_line(
+            "right" if found.ok else "wrong: this file or this build does not reproduce the reference results"
+        )
     if not found.ok:
         raise typer.Exit(exit_codes.BAD_MODEL)
 
@@ -130,8 +132,8 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     from notso.smollm3.errors import InvalidRequestError
     from notso.smollm3.values.engine_config import KV_CHOICES
 
-    receipts = _listed(_json(path, "--receipt"))
-    wholes = [None] * len(receipts) if transcript is None else _listed(_json(transcript, "--transcript"))
+    receipts = _receipts_in(_read_json(path, "--receipt"))
+    wholes = [None] * len(receipts) if transcript is None else _receipts_in(_read_json(transcript, "--transcript"))
     if len(wholes) != len(receipts):
         raise typer.BadParameter(
             f"{transcript} has {len(wholes)} receipts, not {len(receipts)}", param_hint="--transcript"
@@ -139,7 +141,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     named = receipts[0].get("kv_format") if isinstance(receipts[0], dict) else None
     # Unknown cache formats and receipts without tokens need no check here, because `engine.check_receipt` refuses them.
     kv: KVChoice = next((each for each in KV_CHOICES if each == named), "auto")
-    context = max(512, 1 + max(map(_tokens_of, receipts)))
+    context = max(512, 1 + max(map(_count_tokens, receipts)))
     problem, place, tokens, began = "", None, 0, time.perf_counter()
     try:
         with (
@@ -158,27 +160,27 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
         problem, place = str(error), None
     seconds = time.perf_counter() - began
     if as_json:
-        terminal.say_json({"ok": not problem, "problem": problem, "place": place, "tokens": tokens})
+        terminal.print_json({"ok": not problem, "problem": problem, "place": place, "tokens": tokens})
     elif problem:
         terminal.warn(terminal.on_one_line(problem))
     else:
-        terminal.say(f"{tokens:,} tokens generated again in {seconds:.1f} s: all equal")
+        terminal.print_line(f"{tokens:,} tokens generated again in {seconds:.1f} s: all equal")
     if problem:
         raise typer.Exit(exit_codes.FAILED)
 
 
-def _listed(receipt: Any) -> list[Any]:
+def _receipts_in(receipt: Any) -> list[Any]:
     # A file has one receipt for each round of tool calls, and one for the final answer.
     return receipt if isinstance(receipt, list) and receipt else [receipt]
 
 
-def _tokens_of(receipt: Any) -> int:
+def _count_tokens(receipt: Any) -> int:
     parts = [receipt.get(part) for part in ("prompt", "answer")] if isinstance(receipt, dict) else []
     counts = [part.get("tokens") for part in parts if isinstance(part, dict)]
     return sum(count for count in counts if type(count) is int)
 
 
-def _json(path: Path, name: str) -> Any:
+def _read_json(path: Path, name: str) -> Any:
     try:
         return json.loads(options.read_text(path, name, _MAX_RECEIPT_BYTES))
     except (ValueError, RecursionError):
@@ -207,7 +209,7 @@ def describe(found: Verification, *, tensors: bool) -> list[str]:
         rows.append(_summary(name, [check for check in found.tensors if check.format == name]))
     lines += terminal.columns(rows, right=(1, 2, 3, 4))
     if tensors:
-        listed = [[c.name, c.format, *_figures(c), c.problem or "ok"] for c in found.tensors]
+        listed = [[c.name, c.format, *_error_and_tolerance(c), c.problem or "ok"] for c in found.tensors]
         lines += ["", *terminal.columns([["tensor", "type", "worst error", "allowed", ""], *listed], right=(2, 3))]
     lines.append("ok" if found.ok else f"{len(found.problems)} problem{'s' if len(found.problems) != 1 else ''}")
     return lines
@@ -216,11 +218,11 @@ def describe(found: Verification, *, tensors: bool) -> list[str]:
 def _summary(name: str, checks: list[TensorCheck]) -> list[str]:
     rows = sum(check.rows_checked for check in checks)
     worst = max(checks, key=lambda check: check.worst_error or 0.0)
-    figures = _figures(worst)
+    figures = _error_and_tolerance(worst)
     return [name, str(len(checks)), f"{rows:,}", *figures, worst.name if worst.worst_error is not None else "-"]
 
 
-def _figures(check: TensorCheck) -> list[str]:
+def _error_and_tolerance(check: TensorCheck) -> list[str]:
     if check.worst_error is None or check.tolerance is None:
         return ["-", "-"]
     return [f"{check.worst_error:.2e}", f"{check.tolerance:.0e}"]

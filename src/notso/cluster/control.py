@@ -27,7 +27,7 @@ LOOK_SECONDS = 0.5
 
 
 @contextlib.contextmanager
-def connected(address: str | None, cpus: int) -> Iterator[None]:
+def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
     """Connect to Ray at `address` ('auto': on this machine), or start Ray. Raises ClusterError."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -51,7 +51,7 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def where() -> str:
+def cluster_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -64,22 +64,31 @@ def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "serve.yaml"  # JSON is a subset of YAML
         file.write_text(json.dumps(config))
-        command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking", "--address", where(), str(file)]
+        command = [
+            sys.executable,
+            "-m",
+            "ray.serve.scripts",
+            "run",
+            "--non-blocking",
+            "--address",
+            cluster_address(),
+            str(file),
+        ]
         told = subprocess.run(command, capture_output=True, text=True)
     if told.returncode:
-        raise ClusterError(f"Serve rejected the configuration: {_reason(told.stderr)}")
+        raise ClusterError(f"Serve rejected the configuration: {_last_error(told.stderr)}")
     while not until():
         found = status()
         if found.state == "RUNNING":
             return True
         if found.state in ("DEPLOY_FAILED", "UNHEALTHY"):
-            raise ClusterError(f"the replicas did not start: {_reason(found.message)}")
+            raise ClusterError(f"the replicas did not start: {_last_error(found.message)}")
         time.sleep(LOOK_SECONDS)
     return False
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ClusterStatus:
     """State of the Serve application, number of replicas by state, and messages."""
 
     state: str = "NOT_STARTED"
@@ -87,23 +96,23 @@ class Status:
     message: str = ""
 
 
-def status() -> Status:
+def status() -> ClusterStatus:
     application = serve.status().applications.get(APPLICATION)
     if application is None:
-        return Status()
+        return ClusterStatus()
     deployments = application.deployments.values()
     replicas = {str(state): count for each in deployments for state, count in each.replica_states.items()}
     messages = [application.message, *(each.message for each in deployments)]
-    return Status(application.status.value, replicas, "\n".join(messages).strip())
+    return ClusterStatus(application.status.value, replicas, "\n".join(messages).strip())
 
 
-def end() -> None:
+def shut_down() -> None:
     with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # raised if nothing is deployed
         serve.delete(APPLICATION)
         serve.shutdown()
 
 
-def _reason(said: str) -> str:
+def _last_error(said: str) -> str:
     # Return the last error in Serve's output, or the last line if there is none.
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]

@@ -1,11 +1,11 @@
 """ASGI layer between Ray Serve and the application of a replica, and ASGI layer of Serve's proxy.
 
-In a replica, `Front` delays startup until the model is loaded, and sets the cookie by which a browser's later requests
-reach the same replica. It also limits the duration of the page's event stream, because a stopping replica waits until
-its running requests have ended.
+In a replica, `ReplicaMiddleware` delays startup until the model is loaded, and sets the cookie by which a browser's
+later requests reach the same replica. It also limits the duration of the page's event stream, because a stopping
+replica waits until its running requests have ended.
 
-In the proxy, `Affinity` computes the session id by which Serve sends requests of one client to the same replica, which
-has the client's conversations in its cache.
+In the proxy, `AffinityMiddleware` computes the session id by which Serve sends requests of one client to the same
+replica, which has the client's conversations in its cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENDLESS = "/feed"  # path of the event stream that every page keeps open
 FEED_SECONDS = 20.0
 
 
-class Front:
+class ReplicaMiddleware:
     """ASGI layer of a replica. Startup waits for `ready`, and shutdown for `leave`."""
 
     def __init__(
@@ -49,19 +49,19 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(scope, receive, send)
+            await self._run_lifespan(scope, receive, send)
             return
         if not self._warned and all(name != SESSION for name, _ in scope["headers"]):
             self._warned = True
             logger.warning("requests have no session id; start Ray with the variables %s", ", ".join(ENVIRONMENT))
         if scope["path"] == ENDLESS:
-            await self._for_a_while(scope, receive, send)
+            await self._serve_with_timeout(scope, receive, send)
         elif not is_api_path(scope["path"]):
-            await self._app(scope, receive, _with_cookie(scope, send))
+            await self._app(scope, receive, _set_affinity_cookie(scope, send))
         else:
             await self._app(scope, receive, send)
 
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def receive_last() -> Message:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
@@ -75,7 +75,7 @@ class Front:
 
         await self._app(scope, receive_last, send_when_ready)
 
-    async def _for_a_while(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_with_timeout(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = ended = False
 
         async def note_end(message: Message) -> None:
@@ -95,9 +95,9 @@ class Front:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _with_cookie(scope: Scope, send: Send) -> Send:
+def _set_affinity_cookie(scope: Scope, send: Send) -> Send:
     headers = dict(scope["headers"])
-    if browser(headers.get(b"cookie", b"")) is not None or b"text/html" not in headers.get(b"accept", b""):
+    if browser_id(headers.get(b"cookie", b"")) is not None or b"text/html" not in headers.get(b"accept", b""):
         return send
 
     async def send_with_cookie(message: Message) -> None:
@@ -122,12 +122,12 @@ def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
         named = found.get(b"x-conversation-id") or found.get(b"authorization") or found.get(b"x-api-key")
         kind = "program"
     else:
-        named, kind = browser(found.get(b"cookie", b"")), "browser"
+        named, kind = browser_id(found.get(b"cookie", b"")), "browser"
     told = f"{kind}\0".encode() + (named or address.encode())
     return hashlib.sha256(told).hexdigest()[:32]
 
 
-def browser(cookies: bytes) -> bytes | None:
+def browser_id(cookies: bytes) -> bytes | None:
     match = _COOKIE.search(cookies)
     return match[1] if match is not None else None
 
@@ -136,7 +136,7 @@ def new_cookie() -> bytes:
     return f"{COOKIE}={secrets.token_hex(8)}; Path=/; HttpOnly; SameSite=Lax".encode()
 
 
-class Affinity:
+class AffinityMiddleware:
     # ASGI layer of Serve's proxy that adds a session id to requests without one.
 
     def __init__(self, app: ASGIApp) -> None:
@@ -150,4 +150,4 @@ class Affinity:
 
 
 def proxy_layers() -> list[Middleware]:
-    return [Middleware(Affinity)]
+    return [Middleware(AffinityMiddleware)]

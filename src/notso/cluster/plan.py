@@ -122,7 +122,7 @@ class ClusterError(NotsoError):
 METRIC = "requests"
 
 
-class Context(Protocol):
+class AutoscalingContext(Protocol):
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
     target_num_replicas: int
 
@@ -133,7 +133,7 @@ class ByQueue:
     def __init__(self, requests_per_replica: float) -> None:
         self._each = requests_per_replica
 
-    def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
+    def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
         reported = (context.aggregated_metrics or {}).get(METRIC) or {}
         if not reported:  # no replica has reported yet, so keep the number of replicas
             return context.target_num_replicas, {}
@@ -145,13 +145,13 @@ class ByQueue:
 STILL_SECONDS = 120.0
 
 
-class Heartbeat:
+class ProgressMonitor:
     """Detects an engine that has work but makes no progress."""
 
     def __init__(self) -> None:
         self._steps, self._moved = -1, 0.0
 
-    def beat(self, stats: EngineStats, now: float) -> None:
+    def record_progress(self, stats: EngineStats, now: float) -> None:
         """Record the engine's progress at time `now`. Raises EngineError if it is stuck."""
         if stats.steps_total != self._steps or not stats.running + stats.waiting:
             self._steps, self._moved = stats.steps_total, now

@@ -11,12 +11,12 @@ from typing import Any
 
 from ray import serve
 
-from notso.cluster.front import Front
-from notso.cluster.plan import DEPLOYMENT, METRIC, NOTHING_BETWEEN, Heartbeat, check_settings
+from notso.cluster.front import ReplicaMiddleware
+from notso.cluster.plan import DEPLOYMENT, METRIC, NOTHING_BETWEEN, ProgressMonitor, check_settings
 from notso.smollm3 import Engine, EngineConfig, EngineError
-from notso.system.processes import keep_memory_private
+from notso.system.processes import make_undumpable
 from notso.text_file import SECRET_BYTES, read_text
-from notso.web.app import Parts, begin_stopping, create_app
+from notso.web.app import Components, create_app, drain_work
 from notso.web.edge.watchdog import Watchdog
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
@@ -27,17 +27,17 @@ class Replica:
     """Replica of the server. `chosen`: see `build`."""
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
-        keep_memory_private()
+        make_undumpable()
         self._settings = _settings(chosen)
         self._watchdog = Watchdog()
         self._config = EngineConfig(**chosen["engine"])
-        self._heartbeat = Heartbeat()
-        self._parts: Parts
+        self._heartbeat = ProgressMonitor()
+        self._parts: Components
 
-    def __serve_build_asgi_app__(self) -> Front:
+    def __serve_build_asgi_app__(self) -> ReplicaMiddleware:
         app = create_app(self._load, self._settings)
         self._parts = app.state.parts
-        return Front(app, ready=self._ready, leave=self._leave)
+        return ReplicaMiddleware(app, ready=self._ready, leave=self._leave)
 
     async def check_health(self) -> None:
         """Raise EngineError if the engine cannot answer requests."""
@@ -45,7 +45,7 @@ class Replica:
         if host.state == "failed":
             raise EngineError(host.failure)
         if (stats := host.stats()) is not None:
-            self._heartbeat.beat(stats, time.monotonic())
+            self._heartbeat.record_progress(stats, time.monotonic())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         stats = self._parts.shared.engine.stats()
@@ -59,13 +59,13 @@ class Replica:
 
     async def _ready(self) -> None:
         host = self._parts.shared.engine
-        await host.settled()
+        await host.wait_for_first_load()
         if host.state == "failed":
             raise EngineError(host.failure)
         self._watchdog.start()
 
     async def _leave(self) -> None:
-        await begin_stopping(self._parts)
+        await drain_work(self._parts)
         self._watchdog.stop()
 
 

@@ -20,7 +20,7 @@ _PIECE = 1 << 16
 _LOCAL_HEADER_BYTES = 30
 
 
-def has_zip_start(file: BinaryIO) -> bool:
+def has_zip_signature(file: BinaryIO) -> bool:
     file.seek(0)
     return file.read(4) == b"PK\x03\x04"
 
@@ -94,13 +94,13 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
         if depth > MAX_DEPTH:
             raise UnreadableError(f"is nested more than {MAX_DEPTH} levels deep", "document_deep")
         # An attribute with a namespace takes precedence over one without a namespace: `r:id` over `id`.
-        values = {_local(key): value for key, value in sorted(attributes.items(), key=lambda each: " " in each[0])}
-        events.append(XMLEvent("start", _local(name), values))
+        values = {_local_name(key): value for key, value in sorted(attributes.items(), key=lambda each: " " in each[0])}
+        events.append(XMLEvent("start", _local_name(name), values))
 
     def ended(name: str) -> None:
         nonlocal depth
         depth -= 1
-        events.append(XMLEvent("end", _local(name), {}))
+        events.append(XMLEvent("end", _local_name(name), {}))
 
     def refused(*_: object) -> NoReturn:
         raise UnreadableError("declares an XML document type, which is not supported")
@@ -121,5 +121,5 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
     yield from events
 
 
-def _local(name: str) -> str:
+def _local_name(name: str) -> str:
     return name.rpartition(" ")[2]

@@ -40,39 +40,45 @@ _LENGTH = struct.Struct(">I")
 def main() -> None:
     """Read the document from stdin. Arguments: the file name's extension, and UNCONFINED or nothing."""
     lacks = [] if UNCONFINED in sys.argv[2:] else lacking()
-    answer(sys.stdin.buffer, sys.stdout.buffer, sys.argv[1], lacks, lambda: confine(Rights.COMPUTE, LIMITS))
+    write_document_frames(
+        sys.stdin.buffer, sys.stdout.buffer, sys.argv[1], lacks, lambda: confine(Rights.COMPUTE, LIMITS)
+    )
 
 
-def answer(file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], before: Callable[[], None]) -> None:
+def write_document_frames(
+    file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], before: Callable[[], None]
+) -> None:
     """Write the frames of a document."""
     # `before` sandboxes the process. It is called after all imports, which must open files, and before the document is
     # parsed.
     try:
         try:
-            container = kinds.container_of(file.read(1024), extension)
-            kinds.prepare(container)
+            container = kinds.detect_container(file.read(1024), extension)
+            kinds.preload_modules(container)
         except ImportError as error:
             _write(output, {"missing": str(error.name)})
             return
         before()
-        _read(file, container, extension, output, lacks)
+        _write_pages(file, container, extension, output, lacks)
     except UnreadableError as error:
-        _refuse(output, error)
+        _write_error(output, error)
     except MemoryError:
         memory = LIMITS.memory_bytes // MIB
-        _refuse(output, UnreadableError(f"needs more than {memory:,} MiB of memory to be read", "document_memory"))
+        _write_error(output, UnreadableError(f"needs more than {memory:,} MiB of memory to be read", "document_memory"))
     except RecursionError:
-        _refuse(output, UnreadableError("is nested too deeply", "document_deep"))
+        _write_error(output, UnreadableError("is nested too deeply", "document_deep"))
     except Exception as error:  # on a damaged file, a library's parser may raise any exception
         sentence = f"is damaged, or of an unsupported variant ({type(error).__name__})"
-        _refuse(output, UnreadableError(sentence, "document_damaged"))
+        _write_error(output, UnreadableError(sentence, "document_damaged"))
 
 
-def _refuse(output: BinaryIO, error: UnreadableError) -> None:
+def _write_error(output: BinaryIO, error: UnreadableError) -> None:
     _write(output, {"refused": str(error), "code": error.code, "values": error.values})
 
 
-def _read(file: BinaryIO, container: kinds.Container, extension: str, output: BinaryIO, lacks: list[str]) -> None:
+def _write_pages(
+    file: BinaryIO, container: kinds.Container, extension: str, output: BinaryIO, lacks: list[str]
+) -> None:
     warnings: list[str] = []
     kind, title, pages = kinds.read(
         file, container, extension, warnings, lambda pages: _write(output, {"reading": pages})

@@ -15,7 +15,7 @@ MAX_QUOTE_CHARACTERS = 2_000
 MAX_MARK_CHARACTERS = len("[[100: ]]")
 MAX_CLAIMS = 64
 LEAST_CLAIMED_WORDS = 5
-LEAST_CLAIMED_CHARACTERS = 12  # minimum length of a claim (see `claims_in`) in scripts without spaces
+LEAST_CLAIMED_CHARACTERS = 12  # minimum length of a claim (see `find_claims`) in scripts without spaces
 PIECE_CHARACTERS = 1 << 18
 """Characters searched at a time, so that other threads do not wait long for the interpreter lock."""
 
@@ -36,7 +36,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class QuotedSpan:
     """A quotation at characters `start` to `end` of an answer. `number`: document number; 0: [[none]] or a claim."""
 
     start: int
@@ -50,37 +50,37 @@ def revision_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def framed(name: str, text: str) -> str:
+def format_for_prompt(name: str, text: str) -> str:
     """Return a document in the form used in prompts."""
     return f"--- {name} ---\n{text}\n--- end of {name} ---"
 
 
-def quotable(text: str) -> str:
+def replace_newlines(text: str) -> str:
     """Return a text in the form used in quotations: on one line, with the same length."""
     return text.replace("\n", " ")
 
 
-def marks_in(answer: str) -> Iterator[Mark]:
+def find_marked_quotes(answer: str) -> Iterator[QuotedSpan]:
     at, close = 0, -1
     while (found := _MARK.search(answer, at)) is not None:
         at = found.end()
         if found[1] is None:
-            yield Mark(found.start(), at, 0, "")
+            yield QuotedSpan(found.start(), at, 0, "")
             continue
         if close <= at:  # otherwise, the `]]` found for an earlier mark is still ahead
             close = answer.find("]]", at + 1)
         if close < 0:
             return
         if close - at <= MAX_QUOTE_CHARACTERS:
-            yield Mark(found.start(), close + 2, int(found[1]), answer[at:close])
+            yield QuotedSpan(found.start(), close + 2, int(found[1]), answer[at:close])
             at = close + 2
 
 
-def claims_in(answer: str) -> Iterator[Mark]:
+def find_claims(answer: str) -> Iterator[QuotedSpan]:
     """Yield claims: texts of five or more words in ordinary quotation marks, outside of code and marked quotations."""
     blanked = _CODE.sub(lambda found: " " * len(found[0]), answer)
     parts, at = list[str](), 0
-    for mark in marks_in(blanked):
+    for mark in find_marked_quotes(blanked):
         parts += [blanked[at : mark.start], " " * (mark.end - mark.start)]
         at = mark.end
     blanked = "".join([*parts, blanked[at:]])
@@ -89,66 +89,66 @@ def claims_in(answer: str) -> Iterator[Mark]:
         if count < MAX_CLAIMS and (
             len(words.split()) >= LEAST_CLAIMED_WORDS or len(_WIDE.findall(words)) >= LEAST_CLAIMED_CHARACTERS
         ):
-            yield Mark(found.start(), found.end(), 0, words)
+            yield QuotedSpan(found.start(), found.end(), 0, words)
 
 
-def folded(text: str) -> str:
+def fold_text(text: str) -> str:
     """Return a text in lower case, without hyphens and whitespace, and with uniform quotation marks."""
     return _BLANKS.sub("", text.translate(_FOLDED)).casefold()
 
 
-def agrees(text: str, start: int, end: int, words: str) -> bool:
+def matches_when_folded(text: str, start: int, end: int, words: str) -> bool:
     """Return whether characters `start` to `end` of a text equal these words after folding."""
-    return 0 <= start < end <= len(text) and folded(text[start:end]) == folded(words) != ""
+    return 0 <= start < end <= len(text) and fold_text(text[start:end]) == fold_text(words) != ""
 
 
-def place_of(text: str, words: str) -> tuple[int, int] | None:
+def locate_quote(text: str, words: str) -> tuple[int, int] | None:
     """Return start and end of words in a text, or None. Slow for long texts."""
     # Searches for the exact words first, then for the folded ones.
     words = words.strip()
-    if not folded(words) or len(words) > MAX_QUOTE_CHARACTERS:
+    if not fold_text(words) or len(words) > MAX_QUOTE_CHARACTERS:
         return None
-    at = quotable(text).find(quotable(words))
+    at = replace_newlines(text).find(replace_newlines(words))
     if at >= 0:
         return at, at + len(words)
-    sought, overlap = folded(words), 4 * len(words) + 100
+    sought, overlap = fold_text(words), 4 * len(words) + 100
     for start in range(0, len(text), PIECE_CHARACTERS):
         piece = text[start : start + PIECE_CHARACTERS + overlap]
-        at = folded(piece).find(sought)
+        at = fold_text(piece).find(sought)
         if at < 0:
             continue
-        first = _length_folded_to(piece, at + 1) - 1
-        last = first + _length_folded_to(piece[first:], len(sought))
-        if agrees(text, start + first, start + last, words):
+        first = _unfolded_length(piece, at + 1) - 1
+        last = first + _unfolded_length(piece[first:], len(sought))
+        if matches_when_folded(text, start + first, start + last, words):
             return start + first, start + last
     return None
 
 
-def absent_from(texts: Iterable[str], claims: Iterable[Mark]) -> list[Mark]:
+def find_missing_claims(texts: Iterable[str], claims: Iterable[QuotedSpan]) -> list[QuotedSpan]:
     """Return the claims that are in none of the texts. Slow for long texts."""
-    sought = {each: folded(each.words) for each in claims}
+    sought = {each: fold_text(each.words) for each in claims}
     for text in texts:
         for start in range(0, len(text), PIECE_CHARACTERS):
-            piece = folded(text[start : start + PIECE_CHARACTERS + 4 * MAX_QUOTE_CHARACTERS])
+            piece = fold_text(text[start : start + PIECE_CHARACTERS + 4 * MAX_QUOTE_CHARACTERS])
             sought = {each: words for each, words in sought.items() if words not in piece}
     return list(sought)
 
 
-def _length_folded_to(text: str, size: int) -> int:
-    return bisect_left(range(len(text) + 1), size, key=lambda length: len(folded(text[:length])))
+def _unfolded_length(text: str, size: int) -> int:
+    return bisect_left(range(len(text) + 1), size, key=lambda length: len(fold_text(text[:length])))
 
 
-class MarkReader:
+class MarkedQuoteParser:
     """Separate marked quotations from the text of an answer while it is generated."""
 
     def __init__(self) -> None:
         self._held = ""
 
-    def feed(self, text: str) -> Iterator[str | Mark]:
+    def feed(self, text: str) -> Iterator[str | QuotedSpan]:
         """Yield text and complete quotations; an incomplete mark is held back."""
         self._held += text
         at = 0
-        for found in marks_in(self._held):
+        for found in find_marked_quotes(self._held):
             if found.start > at:
                 yield self._held[at : found.start]
             yield found

@@ -10,8 +10,8 @@ from typing import BinaryIO, Literal
 from notso.documents import office, pdf
 from notso.documents.archives import Archive
 from notso.documents.markup import html_text
-from notso.documents.plain import decoded, email_text
-from notso.documents.tables import delimited, read_spreadsheet
+from notso.documents.plain import decode_guessing, email_text
+from notso.documents.tables import format_delimited, read_spreadsheet
 from notso.documents.values import UnreadableError
 
 Container = Literal["pdf", "zip", "ole", "text"]
@@ -66,7 +66,7 @@ _DECODERS = (
 _MESSAGE = b"Subject: =?utf-8?q?a?=\nContent-Type: text/plain\nContent-Transfer-Encoding: base64\n\nYQ=="
 
 
-def container_of(head: bytes, extension: str) -> Container:
+def detect_container(head: bytes, extension: str) -> Container:
     """Detect a file's container from its first 1,024 bytes. Raises UnreadableError if it cannot be a document."""
     if head.startswith(b"PK\x03\x04"):
         return "zip"
@@ -80,7 +80,7 @@ def container_of(head: bytes, extension: str) -> Container:
     return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"
 
 
-def prepare(container: Container) -> None:
+def preload_modules(container: Container) -> None:
     """Import modules before the sandbox prevents opening files. Raises ImportError if a library is not installed."""
     for name in _DECODERS:
         codecs.lookup(name)
@@ -94,7 +94,7 @@ def prepare(container: Container) -> None:
     # Some modules of the standard library are imported on first use.
     email_text(_MESSAGE)
     html_text("<p>&amp;")
-    delimited("a,b\n1,2\n")
+    format_delimited("a,b\n1,2\n")
     "a".encode("idna")
 
 
@@ -155,7 +155,7 @@ def _read_ole(file: BinaryIO) -> Iterator[str]:
 def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, Callable[[], str], Iterator[str]]:
     if not data.strip():
         raise UnreadableError("is empty", "document_empty")
-    text, guessed = decoded(data, declares=extension in ("html", "htm", "xhtml"))
+    text, guessed = decode_guessing(data, declares=extension in ("html", "htm", "xhtml"))
     start = text.lstrip()[:500].lower()
     if extension == "eml":
         subject, message, said = email_text(data)
@@ -169,6 +169,6 @@ def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, C
             raise UnreadableError("shows no text", "document_no_text")
         return "HTML", lambda: title, iter((shown,))
     if extension in ("csv", "tsv"):
-        return "CSV", str, iter((delimited(text),))
+        return "CSV", str, iter((format_delimited(text),))
     kinds = {"md": "Markdown", "markdown": "Markdown", "json": "JSON", "jsonl": "JSON", "xml": "XML", "log": "log"}
     return kinds.get(extension, "code" if extension in CODE else "text"), str, iter((text,))

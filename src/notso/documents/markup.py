@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from notso.documents.tables import rows_of
+from notso.documents.tables import markdown_lines
 from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 5_000  # maximum nesting of elements
@@ -128,7 +128,7 @@ class _Text(HTMLParser):
         self._end_cell()
         before, rows = self._tables.pop()
         if sum(len(row) > 1 for row in rows):
-            before += ["\n", "\n".join(rows_of(rows)), "\n\n"]
+            before += ["\n", "\n".join(markdown_lines(rows)), "\n\n"]
         else:  # a table used for layout
             before += ["\n".join(cell for row in rows for cell in row), "\n"]
         self._pieces = before

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from notso.documents.archives import Archive, XMLEvent, xml_events
 from notso.documents.markup import html_text
-from notso.documents.tables import rows_of
+from notso.documents.tables import markdown_lines
 from notso.documents.values import MAX_PAGES, UnreadableError
 
 MAX_REPEATED = 1_000
@@ -50,7 +50,7 @@ class _Page:
         if not self.tables:
             return
         rows = self.tables.pop()
-        text = "\n".join(rows_of([" ".join(cell) for cell in row] for row in rows))
+        text = "\n".join(markdown_lines([" ".join(cell) for cell in row] for row in rows))
         (self.tables[-1][-1][-1] if self._in_cell() else self.blocks).append(text)
 
     def text(self) -> str:
@@ -65,7 +65,7 @@ class _Page:
 def read_docx(file: BinaryIO) -> Iterator[str]:
     """Yield the pages of a Word document, split at the page breaks that the word processor stored, then the notes."""
     archive = Archive(file)
-    main = _target(archive, "_rels/.rels", "/officeDocument") or "word/document.xml"
+    main = _relationship_target(archive, "_rels/.rels", "/officeDocument") or "word/document.xml"
     yield from _word_pages(xml_events(archive.pieces(main)))
     folder = posixpath.dirname(main)
     for notes in ("footnotes", "endnotes"):
@@ -78,8 +78,8 @@ def read_docx(file: BinaryIO) -> Iterator[str]:
 def read_pptx(file: BinaryIO) -> Iterator[str]:
     """Yield the slides of a presentation in order, each with its notes."""
     archive = Archive(file)
-    main = _target(archive, "_rels/.rels", "/officeDocument") or "ppt/presentation.xml"
-    targets = _relations(archive, main)
+    main = _relationship_target(archive, "_rels/.rels", "/officeDocument") or "ppt/presentation.xml"
+    targets = _relationships(archive, main)
     order = [
         value
         for event in xml_events(archive.pieces(main))
@@ -90,7 +90,7 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
         if not slide:
             raise UnreadableError("is damaged: a part is missing", "document_damaged")
         text = _slide_text(xml_events(archive.pieces(slide)))
-        for kind, notes in _relations(archive, slide).values():
+        for kind, notes in _relationships(archive, slide).values():
             if kind.endswith("/notesSlide"):
                 said = _slide_text(xml_events(archive.pieces(notes)))
                 text += f"\n\nNotes: {said}" if said else ""
@@ -156,7 +156,7 @@ def read_epub(file: BinaryIO) -> Iterator[str]:
     if len(spine) > MAX_PAGES:
         raise UnreadableError(f"has more than {MAX_PAGES:,} chapters", "document_pages", limit=MAX_PAGES)
     for each in dict.fromkeys(spine):
-        name = _within(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
+        name = _resolve_member(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
         _, text = html_text(archive.read(name).decode("utf-8", "replace"))
         if text:
             yield text
@@ -246,7 +246,7 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
     return page.text()
 
 
-def _relations(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
+def _relationships(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
     # Returns the relationships of a part (a member of the archive): id -> (type, name of the related member).
     folder, name = posixpath.split(part)
     listed = f"{folder}/_rels/{name}.rels"
@@ -255,23 +255,23 @@ def _relations(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
     return {
         event.attributes.get("Id", ""): (
             event.attributes.get("Type", ""),
-            _within(folder, event.attributes.get("Target", "")),
+            _resolve_member(folder, event.attributes.get("Target", "")),
         )
         for event in xml_events(archive.pieces(listed))
         if event.kind == "start" and event.name == "Relationship" and event.attributes.get("TargetMode") != "External"
     }
 
 
-def _target(archive: Archive, listed: str, kind: str) -> str:
+def _relationship_target(archive: Archive, listed: str, kind: str) -> str:
     if listed not in archive.names:
         return ""
     for event in xml_events(archive.pieces(listed)):
         if event.kind == "start" and event.attributes.get("Type", "").endswith(kind):
-            return _within("", event.attributes.get("Target", ""))
+            return _resolve_member("", event.attributes.get("Target", ""))
     return ""
 
 
-def _within(folder: str, target: str) -> str:
+def _resolve_member(folder: str, target: str) -> str:
     # The path names a member of the archive, so `..` must not lead out of the archive.
     joined = posixpath.normpath(posixpath.join(folder, target)) if not target.startswith("/") else target[1:]
     if joined.startswith(".."):

@@ -8,7 +8,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from notso.documents.values import MIB, UNCONFINED, UnreadableError
-from notso.system.confinement import Child, ConfinedWorkError, Limits, lacking, serve_one
+from notso.system.confinement import ConfinedProcess, ConfinedWorkError, Limits, lacking, serve_confined
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument
@@ -36,7 +36,9 @@ class PageDrawer:
                 "document_unconfined",
             )
         try:
-            self._child = Child(("-c", PROGRAM, UNCONFINED if unconfined else ""), _NUMBER.pack(page) + data, LIMITS)
+            self._child = ConfinedProcess(
+                ("-c", PROGRAM, UNCONFINED if unconfined else ""), _NUMBER.pack(page) + data, LIMITS
+            )
         except ConfinedWorkError as error:
             raise UnreadableError(f"could not be drawn: {error}", "document_unread") from None
 
@@ -62,16 +64,16 @@ def main() -> None:
 
     def work(asked: bytes) -> bytes:
         try:
-            return drawn(PdfDocument(asked[_NUMBER.size :]), _NUMBER.unpack_from(asked)[0])
+            return draw_page(PdfDocument(asked[_NUMBER.size :]), _NUMBER.unpack_from(asked)[0])
         except (PdfiumError, ValueError, IndexError, OverflowError):
             return b""
 
     if UNCONFINED not in sys.argv[1:] and lacking():
         raise SystemExit(1)
-    serve_one(work, LIMITS)
+    serve_confined(work, LIMITS)
 
 
-def drawn(document: PdfDocument, page: int) -> bytes:
+def draw_page(document: PdfDocument, page: int) -> bytes:
     """Return a page, counted from 1, as PNG. Raises PdfiumError, IndexError, or ValueError for a page without size."""
     if not 1 <= page <= len(document):
         raise IndexError(page)

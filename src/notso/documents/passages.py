@@ -33,26 +33,26 @@ def page_at(pages: Sequence[int], place: int) -> int:
     return max(1, bisect_right(pages, place))
 
 
-def passages_of(text: str, pages: Sequence[int]) -> Iterator[Passage]:
+def split_into_passages(text: str, pages: Sequence[int]) -> Iterator[Passage]:
     """Split each page of a text at ends of sentences or lines, into passages of up to about PASSAGE_TOKENS tokens."""
     # The passages of a page have similar lengths, because BM25 would rank a short remainder above longer passages.
     for number, (start, end) in enumerate(zip(pages, (*pages[1:], len(text)), strict=True), start=1):
-        units = [(first, estimated_tokens(text[first:last])) for first, last in _units(text, start, end)]
+        units = [(first, estimated_tokens(text[first:last])) for first, last in _split_units(text, start, end)]
         rest = sum(tokens for _, tokens in units)
         more = -(-rest // PASSAGE_TOKENS)
         began, held = start, 0
         for first, tokens in units:
             if held and more > 1 and held + tokens / 2 > rest / more:
-                if passage := _stripped(text, number, began, first):
+                if passage := _trimmed_passage(text, number, began, first):
                     yield passage
                 rest, more = rest - held, more - 1
                 began, held = first, 0
             held += tokens
-        if passage := _stripped(text, number, began, end):
+        if passage := _trimmed_passage(text, number, began, end):
             yield passage
 
 
-def _units(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _split_units(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     # Yields sentences and lines; long ones are split, after a space if possible.
     at = start
     while at < end:
@@ -68,7 +68,7 @@ def _units(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         at = last
 
 
-def _stripped(text: str, page: int, start: int, end: int) -> Passage | None:
+def _trimmed_passage(text: str, page: int, start: int, end: int) -> Passage | None:
     part = text[start:end]
     inner = part.strip()
     if not inner:
@@ -77,7 +77,7 @@ def _stripped(text: str, page: int, start: int, end: int) -> Passage | None:
     return Passage(page, start, start + len(inner))
 
 
-def volumes_of(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
+def group_passages(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
     """Join adjacent passages into volumes of up to about `most_tokens` tokens; yield volumes and their last pages."""
     # A volume ends at the end of a page. Only a page larger than `most_tokens` is divided between volumes.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]

@@ -47,7 +47,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
                 raise UnreadableError(
                     f"has more than {MAX_CHARACTERS:,} characters", "document_characters", limit=MAX_CHARACTERS
                 )
-            text = joined(text_page.get_text_range()) if characters > 0 else ""
+            text = join_hyphenated(text_page.get_text_range()) if characters > 0 else ""
             text_page.close()
             page.close()
         except pypdfium2.PdfiumError:
@@ -64,7 +64,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
         warnings.append(f"{unread} of {count} pages are damaged and were left out")
     elif silent:
         warnings.append(f"{silent} of {count} pages have no text; they may be scanned")
-    yield from without_margins(pages)
+    yield from remove_margins(pages)
 
 
 def pdf_title(file: BinaryIO) -> str:
@@ -77,22 +77,22 @@ def pdf_title(file: BinaryIO) -> str:
         return ""
 
 
-def joined(text: str) -> str:
+def join_hyphenated(text: str) -> str:
     return clean(_HYPHEN.sub(r"\1\2", text))
 
 
-def without_margins(pages: Sequence[str]) -> list[str]:
+def remove_margins(pages: Sequence[str]) -> list[str]:
     """Return pages without first and last lines that are the same, except for numbers, on most pages."""
     split = [page.strip("\n").split("\n") for page in pages]
     seen: Counter[tuple[bool, str]] = Counter()
     for lines in split:
-        seen.update({(top, _pattern(line)) for top in (True, False) for line in _margin(lines, top)})
+        seen.update({(top, _pattern(line)) for top in (True, False) for line in _margin_lines(lines, top)})
     needed = max(MIN_REPEATED_PAGES, MIN_REPEATED_SHARE * sum(any(map(str.strip, lines)) for lines in split))
     repeated = {each for each, count in seen.items() if count >= needed}
-    return ["\n".join(_body(lines, repeated) or lines).strip("\n") for lines in split]
+    return ["\n".join(_strip_margins(lines, repeated) or lines).strip("\n") for lines in split]
 
 
-def _body(lines: Sequence[str], repeated: set[tuple[bool, str]]) -> Sequence[str]:
+def _strip_margins(lines: Sequence[str], repeated: set[tuple[bool, str]]) -> Sequence[str]:
     first, last = 0, len(lines)
     while first < min(MARGIN_LINES, last) and (True, _pattern(lines[first])) in repeated:
         first += 1
@@ -101,7 +101,7 @@ def _body(lines: Sequence[str], repeated: set[tuple[bool, str]]) -> Sequence[str
     return lines[first:last]
 
 
-def _margin(lines: Sequence[str], top: bool) -> Sequence[str]:
+def _margin_lines(lines: Sequence[str], top: bool) -> Sequence[str]:
     return lines[:MARGIN_LINES] if top else lines[-MARGIN_LINES:]
 
 

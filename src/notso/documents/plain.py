@@ -26,7 +26,7 @@ MAX_UNTEXTUAL_SHARE = 0.01
 MAX_PARTS = 1_000
 
 
-def decoded(data: bytes, declares: bool = False) -> tuple[str, str]:
+def decode_guessing(data: bytes, declares: bool = False) -> tuple[str, str]:
     """Return the text, and its encoding if it was guessed. declares: the text is HTML, which may declare its encoding.
 
     Raises UnreadableError.
@@ -34,7 +34,7 @@ def decoded(data: bytes, declares: bool = False) -> tuple[str, str]:
     for mark, encoding, shown in _MARKS:
         if data.startswith(mark):
             try:
-                return _textual(data.decode(encoding)), ""
+                return _require_text(data.decode(encoding)), ""
             except UnicodeDecodeError:
                 raise UnreadableError(
                     f"is damaged: it begins with the {shown} byte order mark, but is not valid {shown}",
@@ -42,24 +42,24 @@ def decoded(data: bytes, declares: bool = False) -> tuple[str, str]:
                 ) from None
     if declares and (named := _DECLARED.search(data[:4096])):
         try:
-            return _textual(data.decode(named[1].decode("ascii"))), ""
+            return _require_text(data.decode(named[1].decode("ascii"))), ""
         except (LookupError, UnicodeError, ValueError):
             pass  # an unknown or wrong encoding
     try:
-        return _textual(data.decode("utf-8")), ""
+        return _require_text(data.decode("utf-8")), ""
     except UnicodeDecodeError:
         pass
     sample = data[:_SAMPLE]
     for encoding, zeros, others in (("utf-16-le", sample[1::2], sample[::2]), ("utf-16-be", sample[::2], sample[1::2])):
         if zeros.count(0) > 0.4 * len(zeros) and others.count(0) < 0.05 * max(1, len(others)):
-            return _textual(data.decode(encoding, "replace")), encoding.upper()
+            return _require_text(data.decode(encoding, "replace")), encoding.upper()
     try:
-        return _textual(data.decode("cp1252")), "Windows-1252"
+        return _require_text(data.decode("cp1252")), "Windows-1252"
     except UnicodeDecodeError:
-        return _textual(data.decode("latin-1")), "ISO-8859-1"
+        return _require_text(data.decode("latin-1")), "ISO-8859-1"
 
 
-def _textual(text: str) -> str:
+def _require_text(text: str) -> str:
     sample = text[:_SAMPLE]
     if "\0" in sample or len(_UNTEXTUAL.findall(sample)) > MAX_UNTEXTUAL_SHARE * len(sample):
         raise UnreadableError("is neither text nor any other kind of file that can be read", "document_not_text")
@@ -103,4 +103,4 @@ def _content(part: EmailMessage) -> str:
     try:
         return data.decode(part.get_content_charset() or "utf-8")
     except (LookupError, UnicodeError):
-        return decoded(data)[0]
+        return decode_guessing(data)[0]

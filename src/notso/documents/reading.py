@@ -24,7 +24,7 @@ from notso.documents.values import (
     one_line,
 )
 from notso.extras import install_line
-from notso.system.confinement import Child, ConfinedWorkError
+from notso.system.confinement import ConfinedProcess, ConfinedWorkError
 
 PROGRAM = "from notso.documents.child import main; main()"
 PAGE_BREAK = "\n\n"
@@ -49,14 +49,14 @@ class DocumentReader:
         suffix = PurePath(name.replace("\\", "/")).suffix[1:].lower()
         arguments = ["-c", program, suffix if _EXTENSION.fullmatch(suffix) else "", UNCONFINED if unconfined else ""]
         try:
-            self._child = Child(arguments, data, LIMITS)
+            self._child = ConfinedProcess(arguments, data, LIMITS)
         except ConfinedWorkError as error:
             raise UnreadableError(f"could not be read: {error}", "document_unread") from None
 
     def read(self) -> Document:
         """Return the document. Raises UnreadableError."""
         try:
-            return document_of(frames(self._child.pieces()), self._child.grant)
+            return assemble_document(parse_frames(self._child.pieces()), self._child.extend_limits)
         except ConfinedWorkError as error:
             raise UnreadableError(f"could not be read: {error}", "document_unread") from None
         finally:
@@ -66,8 +66,9 @@ class DocumentReader:
         self._child.kill()
 
 
-def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -> Document:
-    """Assemble the document from frames; `grant` adds CPU seconds to the child's limit. Raises UnreadableError."""
+def assemble_document(given: Iterator[dict[str, Any]], extend_limits: Callable[[int], None]) -> Document:
+    """Assemble the document from frames; `extend_limits` adds CPU seconds to the child's limit. Raises
+    UnreadableError."""
     texts: list[str] = []
     pages: list[int] = []
     at, granted, continued = 0, 0, False
@@ -75,7 +76,7 @@ def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -
         match frame:
             case {"reading": int(count)}:
                 wanted = int(CPU_S_A_PAGE * max(0, min(count, MAX_PAGES)))
-                grant(wanted - granted)
+                extend_limits(wanted - granted)
                 granted = max(granted, wanted)
             case {"page": str(text), "more": bool(more)}:
                 text = clean(text)
@@ -104,7 +105,7 @@ def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -
     raise UnreadableError("could not be read: its parser stopped before the end", "document_unread")
 
 
-def frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+def parse_frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the objects of complete frames. Raises UnreadableError for invalid frames."""
     held = bytearray()
     for piece in pieces:

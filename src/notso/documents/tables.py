@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from typing import Any, BinaryIO
 
-from notso.documents.archives import Archive, has_zip_start
+from notso.documents.archives import Archive, has_zip_signature
 from notso.documents.values import MAX_CHARACTERS, UnreadableError
 
 HEADER_EVERY = 40
@@ -19,7 +19,7 @@ _DELIMITERS = ",;\t|"
 _SAMPLE = 1 << 16
 
 
-def rows_of(table: Iterable[Sequence[str]]) -> Iterator[str]:
+def markdown_lines(table: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield a table's Markdown lines; the first row is the header. Raises UnreadableError."""
     header: list[str] = []
     written = cells = 0
@@ -44,7 +44,7 @@ def rows_of(table: Iterable[Sequence[str]]) -> Iterator[str]:
         written += 1
 
 
-def delimited(text: str) -> str:
+def format_delimited(text: str) -> str:
     """Return comma-, semicolon-, tab- or |-separated text as a table, or unchanged if it is not a table.
 
     Raises UnreadableError.
@@ -56,7 +56,7 @@ def delimited(text: str) -> str:
     except csv.Error:
         dialect = csv.excel
     try:
-        return "\n".join(rows_of(csv.reader(io.StringIO(text), dialect)))
+        return "\n".join(markdown_lines(csv.reader(io.StringIO(text), dialect)))
     except csv.Error:
         return text
 
@@ -65,7 +65,7 @@ def read_spreadsheet(file: BinaryIO) -> Iterator[str]:
     """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each as a page. Raises UnreadableError."""
     import python_calamine
 
-    if has_zip_start(file):
+    if has_zip_signature(file):
         Archive(file)  # checks sizes before the library inflates any member
     file.seek(0)
     try:
@@ -77,7 +77,9 @@ def read_spreadsheet(file: BinaryIO) -> Iterator[str]:
                 continue
             found = book.get_sheet_by_name(sheet.name)
             rows = found.iter_rows()
-            yield "\n".join([f"## {_cell(sheet.name)}", "", *rows_of([_shown(each) for each in row] for row in rows)])
+            yield "\n".join(
+                [f"## {_cell(sheet.name)}", "", *markdown_lines([_format_value(each) for each in row] for row in rows)]
+            )
     except python_calamine.PasswordError:
         raise UnreadableError("is encrypted", "document_encrypted") from None
     except python_calamine.CalamineError as error:
@@ -94,7 +96,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, float):

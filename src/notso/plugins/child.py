@@ -17,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from notso.plugins import loading, wire
-from notso.plugins.offers import is_answer
+from notso.plugins.offers import is_valid_result
 from notso.plugins.values import CalledIn, PageRequest, PageResponse, Plugin, Refused, SignInRequest
 from notso.system.confinement import Rights, confine
 
 CALLS_AT_ONCE = 8
 
 
-class Child:
+class PluginWorker:
     """Answers each packet with a packet that has the same `id`."""
 
     def __init__(self, plugin: Plugin, end: socket.socket, memory: int) -> None:
@@ -54,13 +54,13 @@ class Child:
         answer: dict[str, Any] = {"id": packet["id"]}
         try:
             answer["result"] = self._kinds[packet["kind"]](packet["given"])
-            if not is_answer(packet["kind"], answer["result"]):
+            if not is_valid_result(packet["kind"], answer["result"]):
                 raise TypeError("invalid result, or more than 1 MiB of text")
-            data = wire.packed(answer, wire.MAX_ANSWER_BYTES)
+            data = wire.encode_packet(answer, wire.MAX_ANSWER_BYTES)
         except Refused as error:
-            data = wire.packed({"id": packet["id"], "refused": str(error)})
+            data = wire.encode_packet({"id": packet["id"], "refused": str(error)})
         except BaseException as error:
-            data = wire.packed({"id": packet["id"], "failed": f"{type(error).__name__}: {error}"})
+            data = wire.encode_packet({"id": packet["id"], "failed": f"{type(error).__name__}: {error}"})
         with self._writing:
             self._end.sendall(data)
 
@@ -93,14 +93,14 @@ class Child:
         return self._plugin.sign_in(SignInRequest(**given)) if self._plugin.sign_in is not None else None
 
 
-def _plain(schema: Any) -> Any:
+def _as_dict(schema: Any) -> Any:
     return dict(schema) if isinstance(schema, Mapping) else schema  # the server rejects schemas that are not objects
 
 
-def offer_of(plugin: Plugin) -> dict[str, Any]:
+def build_offer(plugin: Plugin) -> dict[str, Any]:
     return {
         "tools": [
-            {"name": t.name, "description": t.description, "parameters": _plain(t.parameters), "seconds": t.seconds}
+            {"name": t.name, "description": t.description, "parameters": _as_dict(t.parameters), "seconds": t.seconds}
             for t in plugin.tools
         ],
         "logits_processors": [{"name": each.name, "does": each.does} for each in plugin.logits_processors],
@@ -113,10 +113,10 @@ def offer_of(plugin: Plugin) -> dict[str, Any]:
 def main(name: str, end: socket.socket, memory: int) -> None:
     try:
         plugin = loading.load(name)
-        child = Child(plugin, end, memory)
-        hello = wire.packed({"offer": offer_of(plugin)}, wire.MAX_ANSWER_BYTES)
+        child = PluginWorker(plugin, end, memory)
+        hello = wire.encode_packet({"offer": build_offer(plugin)}, wire.MAX_ANSWER_BYTES)
     except BaseException as error:
-        end.sendall(wire.packed({"unloadable": f"{type(error).__name__}: {error}"}))
+        end.sendall(wire.encode_packet({"unloadable": f"{type(error).__name__}: {error}"}))
         return
     end.sendall(hello)
     child.serve()

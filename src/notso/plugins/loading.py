@@ -12,16 +12,16 @@ GROUP = "notso.plugins"
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledPlugin:
     name: str
     distribution: str
     version: str
 
 
-def installed() -> list[Installed]:
+def list_installed() -> list[InstalledPlugin]:
     found = {point.name: point for point in entry_points(group=GROUP)}
     return [
-        Installed(name, point.dist.name if point.dist else "", point.dist.version if point.dist else "")
+        InstalledPlugin(name, point.dist.name if point.dist else "", point.dist.version if point.dist else "")
         for name, point in sorted(found.items())
     ]
 

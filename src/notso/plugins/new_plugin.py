@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from notso.plugins.errors import PluginError
-from notso.plugins.loading import installed
+from notso.plugins.loading import list_installed
 from notso.plugins.offers import NAME
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -24,7 +24,7 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
             plugin=name,
         )
     module = name.replace("-", "_")
-    if (why := _unusable(name, module)) is not None:
+    if (why := _name_conflict(name, module)) is not None:
         raise PluginError(f"a plugin cannot be named {name!r}: {why}; choose another name", plugin=name)
     folder.mkdir(parents=True)
     written = []
@@ -36,10 +36,10 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
     return written
 
 
-def _unusable(name: str, module: str) -> str | None:
+def _name_conflict(name: str, module: str) -> str | None:
     if keyword.iskeyword(module):
         return "it is a Python keyword"
-    if name in {each.name for each in installed()}:
+    if name in {each.name for each in list_installed()}:
         return "a plugin of that name is already installed"
     # The module's name has underscores in place of the plugin's dashes.
     if (

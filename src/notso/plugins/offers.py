@@ -21,7 +21,7 @@ Offer = dict[str, Any]
 """Lists of entries by kind (`tools`, `logits_processors`, `slash_commands`, `pages`), and `signs_in`, a boolean."""
 
 
-def checked_offer(given: Any) -> tuple[Offer, list[str]]:
+def validate_offer(given: Any) -> tuple[Offer, list[str]]:
     """Return an offer with only its valid entries, and a message about each entry left out. Raises ValueError."""
     if not isinstance(given, dict):
         raise ValueError("not an offer")
@@ -33,7 +33,9 @@ def checked_offer(given: Any) -> tuple[Offer, list[str]]:
             raise ValueError("not an offer")
         offer[kind] = []
         for number, row in enumerate(rows, start=1):
-            problem = _problem(row, checks) if len(offer[kind]) < MAX_GIVEN else f"more than {MAX_GIVEN} of this kind"
+            problem = (
+                _find_problem(row, checks) if len(offer[kind]) < MAX_GIVEN else f"more than {MAX_GIVEN} of this kind"
+            )
             if problem:
                 # Skip only this entry, so that the plugin's other features can be used.
                 left_out.append(f"{_WORDS[kind]} {number} was left out: {problem}")
@@ -42,28 +44,28 @@ def checked_offer(given: Any) -> tuple[Offer, list[str]]:
     return offer, left_out
 
 
-def is_answer(kind: str, given: Any) -> bool:
+def is_valid_result(kind: str, given: Any) -> bool:
     return _ANSWERS[kind](given)
 
 
-def _problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
+def _find_problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
     if not isinstance(row, dict):
         return "it is not an object"
     return next((f"{name} {problem}" for name, check in checks.items() if (problem := check(row.get(name)))), "")
 
 
-def _name(given: Any) -> str:
+def _check_name(given: Any) -> str:
     fits = isinstance(given, str) and NAME.fullmatch(given)
     return "" if fits else NAME_RULE
 
 
-def _text(given: Any) -> str:
+def _check_text(given: Any) -> str:
     if not isinstance(given, str):
         return "must be text"
     return "" if len(given) <= MAX_TEXT_CHARACTERS else f"has more than {MAX_TEXT_CHARACTERS:,} characters"
 
 
-def _schema(given: Any) -> str:
+def _check_schema(given: Any) -> str:
     if not isinstance(given, dict):
         return "must be a JSON schema, an object"
     properties, required = given.get("properties", {}), given.get("required", [])
@@ -77,12 +79,12 @@ def _schema(given: Any) -> str:
     return f"has more than {MAX_SCHEMA_CHARACTERS:,} characters" if too_long else ""
 
 
-def _seconds(given: Any) -> str:
+def _check_seconds(given: Any) -> str:
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
     return "" if is_number and math.isfinite(given) and given > 0 else "must be a number above 0"
 
 
-def _path(given: Any) -> str:
+def _check_path(given: Any) -> str:
     fits = isinstance(given, str) and len(given) <= 200 and _PAGE.fullmatch(given)
     return "" if fits else "must be words of ASCII letters, digits and -._~, separated by /"
 
@@ -98,10 +100,10 @@ def _is_page(given: Any) -> bool:
 
 
 _KINDS: dict[str, dict[str, Callable[[Any], str]]] = {
-    "tools": {"name": _name, "description": _text, "parameters": _schema, "seconds": _seconds},
-    "logits_processors": {"name": _name, "does": _text},
-    "slash_commands": {"name": _name, "usage": _text, "does": _text},
-    "pages": {"path": _path, "title": _text},
+    "tools": {"name": _check_name, "description": _check_text, "parameters": _check_schema, "seconds": _check_seconds},
+    "logits_processors": {"name": _check_name, "does": _check_text},
+    "slash_commands": {"name": _check_name, "usage": _check_text, "does": _check_text},
+    "pages": {"path": _check_path, "title": _check_text},
 }
 _WORDS = {
     "tools": "tool",

@@ -26,8 +26,8 @@ from typing import Any, Literal
 
 from notso.plugins import wire
 from notso.plugins.errors import PluginError, PluginRefusalError
-from notso.plugins.loading import installed
-from notso.plugins.offers import NAME, NAME_RULE, checked_offer, is_answer
+from notso.plugins.loading import list_installed
+from notso.plugins.offers import NAME, NAME_RULE, is_valid_result, validate_offer
 from notso.system.confinement import Rights, environment
 
 RowFunction = Callable[[memoryview, memoryview], bytes]
@@ -70,7 +70,7 @@ class PluginProcess:
         self._lock = threading.Lock()  # guards state and calls
         self._sending = threading.Lock()
         self._row_lock = threading.Lock()
-        self._numbers = itertools.count()
+        self._call_ids = itertools.count()
         self._calls: dict[int, _Call] = {}
         self.ready = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,7 +96,7 @@ class PluginProcess:
             end, theirs = socket.socketpair()
             on_failure.callback(end.close)
             only_here.callback(theirs.close)
-            memory = wire.shared_file()
+            memory = wire.create_shared_file()
             only_here.callback(os.close, memory)
             mapped = mmap.mmap(memory, wire.SHARED_BYTES)
             on_failure.callback(mapped.close)
@@ -109,7 +109,7 @@ class PluginProcess:
                 env=environment(Rights.FILES_AND_NETWORK) | {"PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
-            on_failure.callback(_end_process, process)
+            on_failure.callback(_kill_process, process)
             end.settimeout(SEND_SECONDS)
             self._end, self._memory, self._process, self._started = end, mapped, process, time.monotonic()
             self.state = "starting"
@@ -124,14 +124,14 @@ class PluginProcess:
         If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is off or busy.
         """
         try:
-            number = next(self._numbers)
-            data = wire.packed({"id": number, "kind": kind, "given": given})
+            number = next(self._call_ids)
+            data = wire.encode_packet({"id": number, "kind": kind, "given": given})
         except (ValueError, TypeError) as error:
             raise PluginError(f"the plugin {self.name} cannot receive this value: {error}", plugin=self.name) from None
         future: Future[Any] = Future()
         with self._lock:
             if self.state != "on":
-                raise PluginError(f"the plugin {self.name} is {self._why_not()}", plugin=self.name)
+                raise PluginError(f"the plugin {self.name} is {self._unavailable_reason()}", plugin=self.name)
             if len(self._calls) >= MAX_CALLS:
                 raise PluginError(f"the plugin {self.name} is overloaded", plugin=self.name)
             self._calls[number] = _Call(kind, what, time.monotonic() + seconds, seconds, future)
@@ -145,7 +145,7 @@ class PluginProcess:
             finally:
                 self._sending.release()
         if not sent:
-            self.switch_off(f"it does not accept calls ({what})", end)
+            self.disable_plugin(f"it does not accept calls ({what})", end)
         return future
 
     def call(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
@@ -153,10 +153,10 @@ class PluginProcess:
         try:
             return future.result(seconds + SEND_SECONDS)
         except TimeoutError:
-            self.switch_off(_late(what, seconds))
+            self.disable_plugin(_timeout_message(what, seconds))
             raise PluginError(f"the plugin {self.name} was disabled: {self.failure}", plugin=self.name) from None
 
-    def change_row(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
+    def process_logits(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
         """Call a logits processor; return the bytes of the changed logits, float32 (V,). Raises PluginError."""
         # tokens, int32 (L,): prompt and answer so far. logits, float32 (V,), where V is the size of the vocabulary.
         if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
@@ -174,16 +174,16 @@ class PluginProcess:
             changed = bytes(self._memory[: logits.nbytes])
         finally:
             self._row_lock.release()
-        self._count_wait(what, began, time.monotonic())
+        self._record_wait(what, began, time.monotonic())
         return changed
 
-    def _count_wait(self, what: str, began: float, ended: float) -> None:
+    def _record_wait(self, what: str, began: float, ended: float) -> None:
         self._waited = max(0.0, self._waited - ROW_SHARE * (ended - self._counted)) + (ended - began)
         self._counted = ended
         if self._waited > ROW_ALLOWANCE_SECONDS:
-            self.switch_off(f"{what} delays all responses")
+            self.disable_plugin(f"{what} delays all responses")
 
-    def switch_off(self, why: str, of: socket.socket | None = None) -> None:
+    def disable_plugin(self, why: str, of: socket.socket | None = None) -> None:
         """Disable the plugin: kill its processes and fail its calls. Do nothing if `of` is an earlier process's
         socket."""
         # Otherwise, a thread that notices a fault of an earlier process would kill the new one.
@@ -210,18 +210,18 @@ class PluginProcess:
         with self._lock:
             process, was = self._process, self.state
         if was != "off":
-            self.switch_off(SERVER_ENDS)
+            self.disable_plugin(SERVER_ENDS)
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(SEND_SECONDS)
 
-    def _why_not(self) -> str:
+    def _unavailable_reason(self) -> str:
         return "not ready yet" if self.state == "starting" else f"disabled: {self.failure}"
 
     # The methods below run in the thread that listens to the plugin.
 
     def _listen(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
-        why, printed = "its process has ended", _Printed(self)
+        why, printed = "its process has ended", _OutputLogger(self)
         unpacker = wire.Unpacker(wire.MAX_ANSWER_BYTES, wire.ANSWER_LIMITS)
         output = process.stdout
         readers: selectors.BaseSelector | None = None
@@ -231,29 +231,29 @@ class PluginProcess:
             if output is not None:
                 readers.register(output, selectors.EVENT_READ)
             while True:
-                readable = [key.fileobj for key, _ in readers.select(self._until_next_deadline())]
-                if late := self._late_call():
+                readable = [key.fileobj for key, _ in readers.select(self._seconds_to_deadline())]
+                if late := self._find_timed_out_call():
                     why = late
                     break
                 if output in readable and output is not None:
                     text = os.read(output.fileno(), 1 << 16)
                     if not text:
                         readers.unregister(output)
-                    elif not printed.take(text):
+                    elif not printed.log_output(text):
                         why = "it printed too much"
                         break
                 if end in readable:
                     packets = wire.receive(end, unpacker)
                     if packets is None:
                         break
-                    if fault := next((said for packet in packets if (said := self._take(packet))), ""):
+                    if fault := next((said for packet in packets if (said := self._handle_packet(packet))), ""):
                         why = fault
                         break
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = f"it sent an invalid message ({type(error).__name__})"
             if readers is None:
                 why = f"it could not be started: {error}"
-        self.switch_off(why, end)
+        self.disable_plugin(why, end)
         if readers is not None:
             readers.close()
         process.wait()
@@ -261,31 +261,31 @@ class PluginProcess:
         if output is not None:
             output.close()
 
-    def _until_next_deadline(self) -> float:
+    def _seconds_to_deadline(self) -> float:
         with self._lock:
             ends = [call.deadline for call in self._calls.values()]
         if self.state == "starting":
             ends.append(self._started + START_SECONDS)
         return max(0.0, min(min(ends, default=1e9) - time.monotonic(), 0.25))
 
-    def _late_call(self) -> str:
+    def _find_timed_out_call(self) -> str:
         now = time.monotonic()
         with self._lock:
             late = next((call for call in self._calls.values() if call.deadline <= now), None)
         if late is not None:
-            return _late(late.what, late.seconds)
+            return _timeout_message(late.what, late.seconds)
         if self.state == "starting" and self._started + START_SECONDS <= now:
-            return _late("loading it", START_SECONDS)
+            return _timeout_message("loading it", START_SECONDS)
         return ""
 
-    def _take(self, packet: Any) -> str:
+    def _handle_packet(self, packet: Any) -> str:
         # Handles a packet. Returns the reason to disable the plugin, or '' if the packet is valid.
         if not isinstance(packet, dict):
             raise ValueError("not a packet")
         if "unloadable" in packet:
             return _one_line(f"it cannot be loaded: {packet['unloadable']}")
         if "offer" in packet:
-            offer, left_out = checked_offer(packet["offer"])
+            offer, left_out = validate_offer(packet["offer"])
             for sentence in left_out:
                 _log.warning("the plugin %s: %s", self.name, sentence)
             with self._lock:
@@ -300,13 +300,13 @@ class PluginProcess:
             call = self._calls.get(number)
             if call is None:
                 return "it sent a result for a call that was not made"
-            if "result" in packet and not is_answer(call.kind, packet["result"]):
+            if "result" in packet and not is_valid_result(call.kind, packet["result"]):
                 return _one_line(f"{call.what} returned a result of the wrong type")
-            # From here on, `switch_off` does not fail this call, so the code below must not raise an exception: the
+            # From here on, `disable_plugin` does not fail this call, so the code below must not raise an exception: the
             # future would never be completed.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():
-            return _failure_of(packet, call)
+            return _failure_reason(packet, call)
         if "refused" in packet:
             call.future.set_exception(PluginRefusalError(_one_line(str(packet["refused"])), plugin=self.name))
         elif "failed" in packet:
@@ -314,16 +314,16 @@ class PluginProcess:
             call.future.set_exception(PluginError(why, plugin=self.name))
         else:
             call.future.set_result(packet["result"])
-        return _failure_of(packet, call)
+        return _failure_reason(packet, call)
 
 
-class _Printed:
+class _OutputLogger:
     def __init__(self, process: PluginProcess) -> None:
         self._process = process
         self._bytes = 0
         self._rest = b""
 
-    def take(self, text: bytes) -> bool:
+    def log_output(self, text: bytes) -> bool:
         self._bytes += len(text)
         *lines, rest = (self._rest + text).split(b"\n")
         self._rest = rest[-4096:]
@@ -336,16 +336,16 @@ class _Printed:
         return self._bytes <= MAX_PRINTED_BYTES
 
 
-def _end_process(process: subprocess.Popen[bytes]) -> None:
+def _kill_process(process: subprocess.Popen[bytes]) -> None:
     with process:  # at its end, the context closes the output and waits for the process
         process.kill()
 
 
-def _failure_of(packet: Mapping[str, Any], call: _Call) -> str:
+def _failure_reason(packet: Mapping[str, Any], call: _Call) -> str:
     return _one_line(f"{call.what} raised {packet['failed']}") if "failed" in packet else ""
 
 
-def _late(what: str, seconds: float) -> str:
+def _timeout_message(what: str, seconds: float) -> str:
     return f"{what} took longer than {seconds:g} s"
 
 
@@ -353,7 +353,7 @@ def _one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)[:300].strip()
 
 
-def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def entry_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(row["name"]) for row in rows]
 
 
@@ -361,7 +361,7 @@ class Plugins:
     """The enabled plugins. Raises PluginError for a name that is not installed or is repeated."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
-        known = {each.name for each in installed()} if names else set()
+        known = {each.name for each in list_installed()} if names else set()
         for name in names:
             if name not in known:
                 there = ", ".join(sorted(known)) or "none"
@@ -400,5 +400,5 @@ class Plugins:
     def logits_processor(self, name: str) -> RowFunction | None:
         for process, row in self.given("logits_processors"):
             if row["name"] == name:
-                return lambda tokens, logits: process.change_row(name, tokens, logits)
+                return lambda tokens, logits: process.process_logits(name, tokens, logits)
         return None

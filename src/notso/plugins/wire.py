@@ -21,7 +21,7 @@ SHARED_BYTES = ROW_BYTES + 4 * MAX_TOKENS
 _LENGTH = struct.Struct("<I")
 
 
-def packed(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
+def encode_packet(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
     """Serialize a packet. Raises ValueError."""
     body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
     if len(body) > most_bytes:
@@ -63,7 +63,7 @@ def receive(end: socket.socket, unpacker: Unpacker) -> list[Any] | None:
     return unpacker.feed(data) if data else None
 
 
-def shared_file() -> int:
+def create_shared_file() -> int:
     descriptor = anonymous_file()
     try:
         os.ftruncate(descriptor, SHARED_BYTES)

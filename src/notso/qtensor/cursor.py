@@ -37,7 +37,7 @@ class Cursor:
         """Raise GGUFError about `field` at `offset` (default: the current position)."""
         raise GGUFError(message, field=field, offset=self.position if offset is None else offset)
 
-    def take(self, count: int, field: str) -> memoryview:
+    def read_bytes(self, count: int, field: str) -> memoryview:
         if count > self.left:
             self.fail(f"needs {count} bytes, but the file ends after {self.left}", field)
         start = self.position
@@ -45,15 +45,15 @@ class Cursor:
         return self._buffer[start : self.position]
 
     def uint32(self, field: str) -> int:
-        value: int = _U32.unpack(self.take(4, field))[0]
+        value: int = _U32.unpack(self.read_bytes(4, field))[0]
         return value
 
     def uint64(self, field: str) -> int:
-        value: int = _U64.unpack(self.take(8, field))[0]
+        value: int = _U64.unpack(self.read_bytes(8, field))[0]
         return value
 
     def scalar(self, layout: struct.Struct, field: str) -> int | float:
-        value: int | float = layout.unpack(self.take(layout.size, field))[0]
+        value: int | float = layout.unpack(self.read_bytes(layout.size, field))[0]
         return value
 
     def string(self, field: str, limit: int = MAX_STRING_BYTES) -> str:
@@ -62,7 +62,7 @@ class Cursor:
         length = self.uint64(field)
         if length > limit:
             self.fail(f"string of {length} bytes exceeds the limit of {limit}", field, start)
-        raw = self.take(length, field)
+        raw = self.read_bytes(length, field)
         try:
             return str(raw, "utf-8")
         except UnicodeDecodeError as error:

@@ -55,7 +55,7 @@ class NotsoError(Exception):
             self.sentence = Sentence(str(self), message.code, **message.values)
 
 
-def name_file(error: BaseException | None, path: object) -> None:
+def set_error_path(error: BaseException | None, path: object) -> None:
     """Set `path` of an error that is about a file and has no path yet."""
     if isinstance(error, NotsoError) and error.is_about_a_file and error.path is None:
         error.path = str(path)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor.cursor import Cursor, StringSpan
-from notso.qtensor.errors import GGUFError, UnsupportedFormatError, name_file, quoted
+from notso.qtensor.errors import GGUFError, UnsupportedFormatError, quoted, set_error_path
 from notso.qtensor.formats import FORMATS, format_name
 from notso.qtensor.tensor import QTensor
 from notso.text_file import open_regular
@@ -143,7 +143,7 @@ class GGUFFile:
         try:
             return cls._open(path)
         except GGUFError as error:
-            name_file(error, path)
+            set_error_path(error, path)
             raise
 
     @classmethod
@@ -182,7 +182,7 @@ class GGUFFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        name_file(error, self.path)
+        set_error_path(error, self.path)
         self.close()
 
     def __repr__(self) -> str:
@@ -190,7 +190,7 @@ class GGUFFile:
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int, int]:
-    magic = bytes(cursor.take(4, "magic"))
+    magic = bytes(cursor.read_bytes(4, "magic"))
     if magic != MAGIC:
         cursor.fail(f"not a GGUF file: begins with {magic!r}, not {MAGIC!r}", "magic", 0)
     version = cursor.uint32("version")
@@ -259,7 +259,7 @@ def _read_value(cursor: Cursor, kind: int, field: str) -> Any:
         if size <= SHORT_TEXT_BYTES:
             return text
         cursor.position = start + 8
-        return TextSpan(cursor.take(size, field))
+        return TextSpan(cursor.read_bytes(size, field))
     value = cursor.scalar(SCALARS[kind], field)
     if kind == BOOL:
         if value not in (0, 1):
@@ -283,7 +283,7 @@ def _read_array(cursor: Cursor, field: str) -> tuple[StringSpan | NumberSpan, st
     if kind == STRING:
         return cursor.strings(count, field), named
     start = cursor.position
-    values = np.frombuffer(cursor.take(count * ARRAY_TYPES[kind].itemsize, field), ARRAY_TYPES[kind])
+    values = np.frombuffer(cursor.read_bytes(count * ARRAY_TYPES[kind].itemsize, field), ARRAY_TYPES[kind])
     if kind == BOOL and count and values.max() > 1:
         index = int(np.argmax(values > 1))
         cursor.fail(f"item {index} is {values[index]}, not a boolean", field, start + index)
@@ -298,7 +298,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict
         name = _read_name(cursor, f"tensor name {i}", MAX_NAME_BYTES)
         if name in described:
             cursor.fail(f"{quoted(name)} appears twice", f"tensor name {i}", start)
-        described[name] = (start, *_read_description(cursor, f"tensor {quoted(name)}", alignment))
+        described[name] = (start, *_read_tensor_info(cursor, f"tensor {quoted(name)}", alignment))
     data_offset = -(-cursor.position // alignment) * alignment
     tensors: dict[str, QTensor] = {}
     for name, (start, shape, kind, size, offset) in described.items():
@@ -311,7 +311,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict
                 start,
             )
         cursor.position = begin
-        data = np.frombuffer(cursor.take(size, name), np.uint8)
+        data = np.frombuffer(cursor.read_bytes(size, name), np.uint8)
         tensors[name] = QTensor(name, FORMATS[kind], shape, data)
     _check_overlaps(cursor, described)
     return data_offset, tensors
@@ -326,7 +326,7 @@ def _check_overlaps(cursor: Cursor, described: dict[str, tuple[int, tuple[int, .
         previous, free_from = name, offset + size
 
 
-def _read_description(cursor: Cursor, field: str, alignment: int) -> tuple[tuple[int, ...], int, int, int]:
+def _read_tensor_info(cursor: Cursor, field: str, alignment: int) -> tuple[tuple[int, ...], int, int, int]:
     # Returns shape (numpy order), format number, size in bytes, and data offset.
     start = cursor.position
     side_count = cursor.uint32(field)

@@ -47,7 +47,7 @@ TensorBytes: TypeAlias = Chunk | Iterable[Chunk] | Callable[[], Iterable[Chunk]]
 _NUMBERS = {name: number for number, name in VALUE_TYPES.items()}
 
 
-def _packed_string(text: str) -> bytes:
+def _pack_string(text: str) -> bytes:
     raw = text.encode()
     if len(raw) > MAX_STRING_BYTES:
         raise OverflowError(f"string of {len(raw)} bytes exceeds the limit of {MAX_STRING_BYTES}")
@@ -80,14 +80,14 @@ class GGUFWriter:
             raise GGUFError(f"unknown type {type_name!r}", field=f"metadata {key!a}")
         try:
             if not is_array:
-                packed = struct.pack("<I", number) + self._packed(value, number)
+                packed = struct.pack("<I", number) + self._pack_value(value, number)
             else:
                 if len(value) > MAX_ARRAY_ITEMS:
                     raise GGUFError(
                         f"{len(value)} items exceed the limit of {MAX_ARRAY_ITEMS}", field=f"metadata {key!a}"
                     )
                 head_bytes = struct.pack("<IIQ", ARRAY, number, len(value))
-                packed = head_bytes + b"".join(self._packed(item, number) for item in value)
+                packed = head_bytes + b"".join(self._pack_value(item, number) for item in value)
         except (struct.error, OverflowError, TypeError, AttributeError, UnicodeEncodeError) as error:
             raise GGUFError(f"value does not fit {type_name}: {error}", field=f"metadata {key!a}") from error
         if len(self._entries) == MAX_ENTRIES:
@@ -95,9 +95,9 @@ class GGUFWriter:
         self._entries[key] = packed
 
     @staticmethod
-    def _packed(value: Any, number: int) -> bytes:
+    def _pack_value(value: Any, number: int) -> bytes:
         if number == STRING:
-            return _packed_string(value)
+            return _pack_string(value)
         if number == BOOL and not isinstance(value, bool | np.bool_):
             raise TypeError(f"{value!r} is not a boolean")
         return SCALARS[number].pack(value)
@@ -127,11 +127,11 @@ class GGUFWriter:
     def _header(self) -> bytes:
         parts = [MAGIC, struct.pack("<IQQ", 3, len(self._tensors), len(self._entries))]
         for key, packed in self._entries.items():
-            parts += [_packed_string(key), packed]
+            parts += [_pack_string(key), packed]
         offset = 0
         for name, (shape, format, size, _) in self._tensors.items():
             sides = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
-            parts += [_packed_string(name), sides, struct.pack("<IQ", format.ggml_type, offset)]
+            parts += [_pack_string(name), sides, struct.pack("<IQ", format.ggml_type, offset)]
             offset += size + _padding(size)
         header = b"".join(parts)
         return header + bytes(_padding(len(header)))

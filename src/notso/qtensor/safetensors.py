@@ -55,7 +55,7 @@ class SafetensorsFile:
         for name, entry in self._header(data[_LENGTH_BYTES:begin].tobytes()).items():
             if name == "__metadata__":
                 continue
-            format, shape, (start, end) = self._entry(name, entry)
+            format, shape, (start, end) = self._parse_entry(name, entry)
             values = math.prod(shape)
             needed = values * format.block_bytes
             if end > body.size or end - start != needed:
@@ -66,21 +66,21 @@ class SafetensorsFile:
             self.tensors[name] = QTensor(name, format, shape, body[start:end])
 
     def _header(self, raw: bytes) -> dict[str, Any]:
-        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             found = dict(pairs)
             if len(found) != len(pairs):
                 self._fail("the header contains a duplicate name")
             return found
 
         try:
-            header = json.loads(raw, object_pairs_hook=unique)
+            header = json.loads(raw, object_pairs_hook=reject_duplicates)
         except (ValueError, RecursionError):
             self._fail("the header is not JSON")
         if not isinstance(header, dict) or len(header) > MAX_TENSORS:
             self._fail(f"the header must be an object of at most {MAX_TENSORS:,} tensors")
         return header
 
-    def _entry(self, name: str, entry: Any) -> tuple[Format, tuple[int, ...], tuple[int, int]]:
+    def _parse_entry(self, name: str, entry: Any) -> tuple[Format, tuple[int, ...], tuple[int, int]]:
         if not isinstance(entry, dict):
             self._fail(f"{quoted(name)} is not an object")
         dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))

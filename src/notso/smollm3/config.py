@@ -161,8 +161,8 @@ class SmolLM3Config:
         if self.yarn_of_file is None and context_tokens <= original:
             return plain, 1.0
         yarn = self.yarn_ramp
-        low: float = self._pair_turning(yarn.beta_fast, original)
-        high: float = self._pair_turning(yarn.beta_slow, original)
+        low: float = self._pair_with_turns(yarn.beta_fast, original)
+        high: float = self._pair_with_turns(yarn.beta_slow, original)
         if yarn.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.head_dim - 1)
@@ -170,7 +170,7 @@ class SmolLM3Config:
         mixed = [w * (1 - g) + w / factor * g for w, g in zip(plain, ramp, strict=True)]
         return mixed, yarn.attn_factor * yarn_attention_factor(factor)
 
-    def _pair_turning(self, turns: float, tokens: int) -> float:
+    def _pair_with_turns(self, turns: float, tokens: int) -> float:
         # Returns the (fractional) index of the pair that makes `turns` turns over `tokens` positions.
         ratio = tokens / (turns * 2 * math.pi)
         return self.head_dim * math.log(ratio) / (2 * math.log(self.rope_theta))

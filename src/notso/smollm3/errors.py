@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from notso.qtensor import NotsoError as NotsoError
 from notso.qtensor import Sentence as Sentence
-from notso.qtensor import name_file as name_file
 from notso.qtensor import one_line as one_line
 from notso.qtensor import quoted as quoted
+from notso.qtensor import set_error_path as set_error_path
 
 
 class ModelError(NotsoError):

@@ -50,25 +50,27 @@ class ConfinedWorkError(Exception):
 
 def confine(rights: Rights, limits: Limits | None = None) -> None:
     """Give up all rights except `rights`, permanently. Raises OSError if a mechanism that the kernel supports fails."""
-    _end_first_out_of_memory()
+    _prefer_oom_kill()
     if rights is Rights.COMPUTE and limits is None:
         raise ValueError("Rights.COMPUTE requires limits")
     ruleset = _landlock_ruleset(rights)  # opens a descriptor, which the limits below may forbid
     if limits is not None:
-        _limit(limits)
+        _set_resource_limits(limits)
     if sys.platform == "linux":
-        _checked(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+        _check_result(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         if ruleset is not None:
             try:
                 number = _SYSTEM_CALLS["landlock_restrict_self"][_machine() or 0]
-                _checked(_libc().syscall(ctypes.c_long(number), ctypes.c_int(ruleset), ctypes.c_uint32(0)), "Landlock")
+                _check_result(
+                    _libc().syscall(ctypes.c_long(number), ctypes.c_int(ruleset), ctypes.c_uint32(0)), "Landlock"
+                )
             finally:
                 os.close(ruleset)
         if _has_seccomp():
             _install_filter(system_call_filter(rights, os.uname().machine))
 
 
-def serve_one(work: Callable[[bytes], bytes], limits: Limits) -> None:
+def serve_confined(work: Callable[[bytes], bytes], limits: Limits) -> None:
     """Confine this process and answer the request on stdin with `work`. Call in the child, after all imports."""
     request = sys.stdin.buffer
     confine(Rights.COMPUTE, limits)
@@ -78,7 +80,7 @@ def serve_one(work: Callable[[bytes], bytes], limits: Limits) -> None:
     sys.stdout.buffer.write(answer)
 
 
-def _limit(limits: Limits) -> None:
+def _set_resource_limits(limits: Limits) -> None:
     import resource
 
     spent = int(sum(os.times()[:2]))
@@ -97,7 +99,7 @@ def _limit(limits: Limits) -> None:
     os.nice(NICE)
 
 
-def _end_first_out_of_memory() -> None:
+def _prefer_oom_kill() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - Path is slower
             file.write("1000")
@@ -106,11 +108,11 @@ def _end_first_out_of_memory() -> None:
 # In the parent
 
 
-class Child:
+class ConfinedProcess:
     """A confined process that reads one request and writes one answer. Raises ConfinedWorkError."""
 
     # `arguments` are command-line arguments of the Python interpreter. They name a program, which must call `confine`
-    # or `serve_one` with the same limits.
+    # or `serve_confined` with the same limits.
     def __init__(self, arguments: Sequence[str], request: bytes, limits: Limits) -> None:
         self._limits = limits
         self._deadline = time.monotonic() + limits.wall_s
@@ -168,7 +170,7 @@ class Child:
         """Return the answer. Raises ConfinedWorkError."""
         return b"".join(self.pieces())
 
-    def grant(self, seconds: int) -> None:
+    def extend_limits(self, seconds: int) -> None:
         """Extend the limits of CPU and wall time, at most by `more_cpu_s` in total. No effect on macOS."""
         seconds = min(seconds, self._limits.more_cpu_s - self._granted)
         if seconds > 0 and sys.platform == "linux":
@@ -404,7 +406,7 @@ def _install_filter(program: Sequence[Instruction]) -> None:
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     held = ctypes.create_string_buffer(code, len(code))
     given = Program(len(program), ctypes.addressof(held))
-    _checked(_libc().prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0), "seccomp")
+    _check_result(_libc().prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0), "seccomp")
 
 
 def _landlock_ruleset(rights: Rights) -> int | None:
@@ -426,7 +428,7 @@ def _landlock_ruleset(rights: Rights) -> int | None:
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     held = ctypes.create_string_buffer(attributes, len(attributes))
     number = _SYSTEM_CALLS["landlock_create_ruleset"][_machine() or 0]
-    return _checked(
+    return _check_result(
         _libc().syscall(
             ctypes.c_long(number), ctypes.byref(held), ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
         ),
@@ -465,7 +467,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, what: str) -> int:
+def _check_result(result: int, what: str) -> int:
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{what}: {os.strerror(error)}")

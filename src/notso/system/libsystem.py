@@ -61,7 +61,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def control(name: str, size: int = 8) -> bytes:
+def sysctl_bytes(name: str, size: int = 8) -> bytes:
     """Return a sysctl's raw value, empty if it does not exist."""
     value, length = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
     if library().sysctlbyname(name.encode(), value, ctypes.byref(length), None, 0) != 0:
@@ -69,14 +69,14 @@ def control(name: str, size: int = 8) -> bytes:
     return value.raw[: length.value]
 
 
-def number(name: str) -> int:
+def sysctl_number(name: str) -> int:
     """Return a sysctl's integer value, 0 if it does not exist."""
-    return int.from_bytes(control(name), "little")
+    return int.from_bytes(sysctl_bytes(name), "little")
 
 
-def text(name: str) -> str:
+def sysctl_text(name: str) -> str:
     """Return a sysctl's text, empty if it does not exist."""
-    return control(name, 256).split(b"\0")[0].decode("utf-8", "replace")
+    return sysctl_bytes(name, 256).split(b"\0")[0].decode("utf-8", "replace")
 
 
 def page_bytes() -> int:

@@ -32,7 +32,7 @@ def huge_page_policy() -> str:
         return ""
 
 
-def have_huge_pages() -> bool:
+def huge_pages_available() -> bool:
     """Return whether `use_huge_pages` can succeed."""
     return huge_page_policy() not in ("", "never")
 
@@ -95,10 +95,10 @@ def memory_limits(
     # mapped_bytes: size of mapped files that the caller's memory plan includes. It is subtracted from the address space
     # in use, so that these files are not counted twice.
     if sys.platform == "darwin":
-        return [_memory_of_macos(), *_process_limits({}, 0)]  # macOS does not report how much address space is in use
+        return [_macos_memory(), *_process_limits({}, 0)]  # macOS does not report how much address space is in use
     limits = [_system_memory(proc)]
     limits += _cgroup_limits(proc, cgroup_root)
-    limits += _process_limits(_mapped(proc), mapped_bytes)
+    limits += _process_limits(_process_sizes(proc), mapped_bytes)
     return limits
 
 
@@ -108,17 +108,17 @@ def available_memory(mapped_bytes: int = 0, proc: Path = Path("/proc")) -> Memor
 
 def physical_memory() -> int:
     if sys.platform == "darwin":
-        return libsystem.number("hw.memsize")
+        return libsystem.sysctl_number("hw.memsize")
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _memory_of_macos() -> MemoryLimit:
+def _macos_memory() -> MemoryLimit:
     pages = libsystem.vm_statistics()
     if pages is None:
         return MemoryLimit("the machine", physical_memory())
     # macOS counts speculative pages (read-ahead data) as free. Under critical memory pressure, inactive pages are
     # already compressed, so they do not count as available.
-    is_critical = libsystem.number("kern.memorystatus_vm_pressure_level") >= _CRITICAL
+    is_critical = libsystem.sysctl_number("kern.memorystatus_vm_pressure_level") >= _CRITICAL
     available = pages.free_count + (0 if is_critical else pages.inactive_count)
     return MemoryLimit("the system", available * libsystem.page_bytes())
 
@@ -159,7 +159,7 @@ def _page_cache(folder: Path) -> int:
     return fields.get(f"{prefix}inactive_file", 0) + fields.get(f"{prefix}active_file", 0)
 
 
-def _mapped(proc: Path) -> dict[str, int]:
+def _process_sizes(proc: Path) -> dict[str, int]:
     fields = _text(proc / "self" / "statm").split()
     page = os.sysconf("SC_PAGE_SIZE")
     return {"address space": int(fields[0]) * page, "data": int(fields[5]) * page} if len(fields) >= 6 else {}
@@ -175,7 +175,7 @@ def _process_limits(mapped: dict[str, int], mapped_bytes: int) -> list[MemoryLim
     return limits
 
 
-def keep_few_heaps() -> None:
+def limit_malloc_arenas() -> None:
     """Limit the number of glibc's malloc arenas. Call before starting threads."""
     # By default, glibc creates up to eight arenas (heaps) per core, and each of them keeps its peak size.
     options = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -183,7 +183,7 @@ def keep_few_heaps() -> None:
         options(_M_ARENA_MAX, HEAPS)
 
 
-def give_back_freed() -> None:
+def release_freed_memory() -> None:
     """Return freed memory to the system (glibc, macOS)."""
     if sys.platform == "darwin":
         libsystem.library().malloc_zone_pressure_relief(None, 0)

@@ -16,7 +16,7 @@ if sys.platform == "darwin":
     _TCP_NOTSENT_LOWAT = 0x201
 
 
-def descriptor_limit(wanted: int) -> int | None:
+def raise_descriptor_limit(wanted: int) -> int | None:
     """Raise the limit on open descriptors as far as allowed, up to `wanted`, and return it (None: unlimited)."""
     import resource
 
@@ -27,7 +27,7 @@ def descriptor_limit(wanted: int) -> int | None:
             from notso.system import libsystem
 
             # macOS rejects a limit above this sysctl, even if `hard` is higher.
-            soft = min(soft, libsystem.number("kern.maxfilesperproc") or soft)
+            soft = min(soft, libsystem.sysctl_number("kern.maxfilesperproc") or soft)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -58,7 +58,7 @@ def lower_thread_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux, each thread has its own priority
 
 
-def keep_memory_private() -> None:
+def make_undumpable() -> None:
     """Make the process non-dumpable (Linux)."""
     # The memory and environment of a non-dumpable process, which contain keys, can be read only by root: children (MCP
     # servers, plugins) cannot read /proc/PPID/environ, and debuggers cannot attach. This also disables core dumps.
@@ -66,7 +66,7 @@ def keep_memory_private() -> None:
     _process_control(4, 0)  # PR_SET_DUMPABLE
 
 
-def end_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the system kill this process when its parent ends (Linux)."""
     parent = os.getppid()
     _process_control(1, 9)  # PR_SET_PDEATHSIG, SIGKILL

@@ -36,8 +36,8 @@ def usable_cores() -> int:
     """Return the number of physical cores within the CPU affinity and the container's CPU quota."""
     # On macOS, efficiency cores do not count: a step of the engine is as slow as its slowest thread.
     if sys.platform == "darwin":
-        return libsystem.number("hw.perflevel0.physicalcpu") or libsystem.number("hw.physicalcpu") or 1
-    cores = {_core_of(cpu) for cpu in os.sched_getaffinity(0)}
+        return libsystem.sysctl_number("hw.perflevel0.physicalcpu") or libsystem.sysctl_number("hw.physicalcpu") or 1
+    cores = {_core_id(cpu) for cpu in os.sched_getaffinity(0)}
     quota = _cpu_quota()
     return max(1, min(len(cores), int(quota) if quota is not None else len(cores)))
 
@@ -45,7 +45,7 @@ def usable_cores() -> int:
 def name() -> str:
     """Return the processor's model name, empty if unknown."""
     if sys.platform == "darwin":
-        return libsystem.text("machdep.cpu.brand_string")
+        return libsystem.sysctl_text("machdep.cpu.brand_string")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -63,7 +63,7 @@ def times() -> list[int]:
         return []
 
 
-def _core_of(cpu: int) -> tuple[str, str] | int:
+def _core_id(cpu: int) -> tuple[str, str] | int:
     # Returns the ids of package and core, which are the same for all hyper-threads of a core.
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:

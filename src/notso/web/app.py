@@ -23,7 +23,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from notso.extras import install_line
 from notso.plugins.process import Plugins
-from notso.smollm3 import give_back_freed
+from notso.smollm3 import release_freed_memory
 from notso.web.api.batches import files as batch_files
 from notso.web.api.batches import routes as batch_routes
 from notso.web.api.batches import vector_stores
@@ -37,14 +37,14 @@ from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.server import embeddings, models, openapi, server_facts, tokens
 from notso.web.api.shared.background import BackgroundResponses
-from notso.web.api.shared.idempotency import KeptAnswers
+from notso.web.api.shared.idempotency import IdempotencyMiddleware
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import views
 from notso.web.chat.chat_view import read_shown_if_any
 from notso.web.chat.context_gauge import Compaction
-from notso.web.chat.kept_html import KeptHtml
-from notso.web.chat.library import LibraryWork, forget_deleted
+from notso.web.chat.kept_html import HtmlCache
+from notso.web.chat.library import LibraryWorker, clear_stale_caches
 from notso.web.chat.routes import (
     chats,
     documents,
@@ -63,16 +63,16 @@ from notso.web.chat.routes import pages as routes
 from notso.web.chat.routes import settings as settings_routes
 from notso.web.chat.routes import tokens as answer_tokens
 from notso.web.chat.services import ChatServices, chat_services
-from notso.web.chat.submit import take_up
+from notso.web.chat.submit import resume_orphan
 from notso.web.chat.suggestions import Suggestions
-from notso.web.chat.templates import ListMarks, PageLanguage, Pages, is_fragment
+from notso.web.chat.templates import ChatMarkNotifier, PageLanguage, Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.edge.access import LOCAL_OWNER, TruePeer, include_marked, owner_of
+from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, owner_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.assets import Assets
 from notso.web.edge.base_path import BasePath
 from notso.web.edge.errors import ApiEdge, ApiError, is_api
-from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
+from notso.web.edge.limits import ChunkedBodies, RequestLimits, StrictHttp
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossOriginAccess, CrossSiteGuard, HostGuard, OllamaGreeting, SecurityHeaders
 from notso.web.engine.host import EngineHost
@@ -82,12 +82,12 @@ from notso.web.engine.port import EngineSource
 from notso.web.engine.running import RunningRequests
 from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
-from notso.web.services import Shared
-from notso.web.sign_in.ways import SignInWays, sign_in_ways
+from notso.web.services import SharedServices
+from notso.web.sign_in.ways import SignInMethods, sign_in_methods
 from notso.web.store.access import AccessStore
-from notso.web.store.leases import Leases
-from notso.web.store.opening import access_store_at, store_at
-from notso.web.store.protocol import ChatStore, Conversation, Orphan
+from notso.web.store.leases import LeaseKeeper
+from notso.web.store.opening import create_access_store, create_store
+from notso.web.store.protocol import ChatStore, ConversationKey, Orphan
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.tools.command_view import CommandView
 from notso.web.tools.toolbox import PluginTools, Toolbox, ToolSource, mcp_servers
@@ -100,7 +100,7 @@ from notso.web.values.errors import (
     StorageDamagedError,
     StorageError,
     StorageFullError,
-    lacks_threads,
+    is_thread_shortage,
 )
 from notso.web.values.fair_queue import FairQueue, WorkerThreads
 from notso.web.values.settings import Settings
@@ -115,22 +115,22 @@ _log = logging.getLogger("notso.web")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
-def store_of(settings: Settings) -> ChatStore:
+def configure_store(settings: Settings) -> ChatStore:
     """Return the conversation store. Raises SettingsError if the extra that the database needs is not installed."""
-    store = store_at(settings.directory, settings.database_url)
+    store = create_store(settings.directory, settings.database_url)
     store.most_kept = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
     return store
 
 
-def access_store_of(settings: Settings, store: ChatStore) -> AccessStore | None:
+def configure_access_store(settings: Settings, store: ChatStore) -> AccessStore | None:
     """Return the store of keys and usage; None for a single local user."""
     # A shared database always has an access store, because another server may add a key at any time.
     is_shared = settings.database_url is not None
-    is_wanted = is_shared or settings.many_use_it or SQLiteAccessStore.exists(settings.directory)
-    return access_store_at(settings.directory, settings.database_url, store) if is_wanted else None
+    is_wanted = is_shared or settings.is_multi_user or SQLiteAccessStore.exists(settings.directory)
+    return create_access_store(settings.directory, settings.database_url, store) if is_wanted else None
 
 
-def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
+def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or (
         environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
     )
@@ -139,11 +139,11 @@ def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     if is_off or not any(environment.get(name) for name in _ENDPOINTS):
         return None
     try:
-        from notso.web.tracing import Tracing, mark_logs
+        from notso.web.tracing import Tracing, add_trace_ids_to_logs
     except ImportError:
         _log.warning("OTEL_* variables are set, but the extra otel is not installed: %s", install_line("otel"))
         return None
-    mark_logs()
+    add_trace_ids_to_logs()
     return Tracing()
 
 
@@ -153,41 +153,41 @@ PURGE_SECONDS = 10.0
 GIVE_BACK_SECONDS = 60.0
 
 
-async def purge(shared: Shared, turns: Turns) -> None:
+async def purge(shared: SharedServices, turns: Turns) -> None:
     """Periodically expire temporary chats and permanently delete chats that can no longer be restored."""
     # Clear a chat's caches in the engine before deleting the chat, so that the next round can retry after a failure.
     store, host = shared.store, shared.engine
-    unforgotten: dict[Conversation, None] = {}  # conversations whose caches are not cleared yet
+    unforgotten: dict[ConversationKey, None] = {}  # conversations whose caches are not cleared yet
     while True:
         with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread; the next round retries
             now = time.monotonic()
-            await _throw_away_lapsed(shared, turns)
-            unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
+            await _trash_expired_chats(shared, turns)
+            unforgotten.update(dict.fromkeys(await store.conversations_to_purge(UNDO_SECONDS, now)))
             if unforgotten and not host.loaded():
-                host.want(host.default)
+                host.request_load(host.default)
             for each in list(unforgotten) if host.loaded() else ():
                 await host.clear_cache(each.owner, each.first_message_id)
                 del unforgotten[each]
-            await forget_deleted(store, host)
+            await clear_stale_caches(store, host)
             await store.purge(UNDO_SECONDS, now)
             await store.records.purge(time.time_ns() // 1_000_000)
         await asyncio.sleep(PURGE_SECONDS)
 
 
-async def _throw_away_lapsed(shared: Shared, turns: Turns) -> None:
+async def _trash_expired_chats(shared: SharedServices, turns: Turns) -> None:
     before_ms = time.time_ns() // 1_000_000 - int(TEMPORARY_SECONDS * 1000)
-    for owner, chat_id in await shared.store.lapsed(before_ms):
+    for owner, chat_id in await shared.store.expired_temporary_chats(before_ms):
         turns.stop_chat(owner, chat_id)
         await shared.store.trash_chat(owner, chat_id)
 
 
-async def give_back() -> None:
+async def trim_memory_periodically() -> None:
     """Periodically return freed memory to the system."""
     # The C library keeps an arena for each thread and does not shrink it after a peak. Trimming takes a millisecond.
     while True:
         await asyncio.sleep(GIVE_BACK_SECONDS)
         with contextlib.suppress(RuntimeError):  # no thread could be started; the next round retries
-            await asyncio.to_thread(give_back_freed)
+            await asyncio.to_thread(release_freed_memory)
 
 
 logger = logging.getLogger("notso.web")
@@ -200,13 +200,13 @@ _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    shared: Shared
+class Components:
+    shared: SharedServices
     chat: ChatServices
     api: ApiServices
-    leases: Leases
+    leases: LeaseKeeper
     mcp: McpServers | None
-    ways: SignInWays
+    ways: SignInMethods
     batches: BatchRunner
     background: BackgroundResponses
 
@@ -224,10 +224,10 @@ def create_app(
     is busy, unreadable or written by a newer release.
     """
     settings = settings or Settings()
-    parts = _parts(engine_source, settings, model_registry, plugins or Plugins())
-    tracing = tracing_of()
+    parts = _create_components(engine_source, settings, model_registry, plugins or Plugins())
+    tracing = configure_tracing()
     if tracing is not None:
-        tracing.watch(parts.shared.requests, parts.chat.turns)
+        tracing.instrument(parts.shared.requests, parts.chat.turns)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -244,7 +244,12 @@ def create_app(
         parts.batches.start(app)
         parts.background.start(app, parts.api.inside)
         library = parts.chat.library
-        works = (purge(parts.shared, parts.chat.turns), give_back(), library.parse(), library.follow())
+        works = (
+            purge(parts.shared, parts.chat.turns),
+            trim_memory_periodically(),
+            library.run_parser(),
+            library.watch_folder(),
+        )
         now_and_then = [asyncio.create_task(each) for each in works]
         try:
             yield
@@ -262,11 +267,11 @@ def create_app(
         openapi_url=None,
         telemetry=tracing.config if tracing is not None else _NO_TRACES,
         middleware=[
-            Middleware(TruePeer),
+            Middleware(PeerAddress),
             Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)),
             Middleware(BasePath, configured=settings.base_path, trusted_proxies=settings.trusted_proxies),
             Middleware(AccessLog),
-            Middleware(InPieces),
+            Middleware(ChunkedBodies),
             Middleware(RequestMetrics, metrics=parts.api.metrics),
             Middleware(SecurityHeaders),
             Middleware(ApiEdge),
@@ -278,7 +283,7 @@ def create_app(
             Middleware(CrossSiteGuard),
             Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),
-            Middleware(KeptAnswers, services=parts.api),
+            Middleware(IdempotencyMiddleware, services=parts.api),
         ],
     )
     app.state.parts = parts
@@ -338,13 +343,13 @@ def create_app(
     app.add_exception_handler(QuotaError, _show_problem)
     app.add_exception_handler(HTTPException, _show_problem)
     app.add_exception_handler(RequestValidationError, _show_problem)
-    app.add_exception_handler(ClientDisconnect, _disconnected)
-    app.add_exception_handler(RuntimeError, _show_lack)
-    app.add_exception_handler(Exception, _show_fault)
+    app.add_exception_handler(ClientDisconnect, _handle_disconnect)
+    app.add_exception_handler(RuntimeError, _handle_thread_shortage)
+    app.add_exception_handler(Exception, _show_internal_error)
     return app
 
 
-async def begin_stopping(parts: Parts) -> None:
+async def drain_work(parts: Components) -> None:
     """Finish or stop running work before shutdown; return when everything is saved."""
     # Make /health fail first, so that a proxy stops sending requests while the server still admits them.
     parts.shared.leaving = True
@@ -364,15 +369,15 @@ async def begin_stopping(parts: Parts) -> None:
             await parts.chat.turns.wait_for_all()
 
 
-async def _wait_for_all(parts: Parts) -> None:
+async def _wait_for_all(parts: Components) -> None:
     await parts.shared.requests.wait_for_all()
     await parts.chat.turns.wait_for_all()
 
 
-def _parts(
+def _create_components(
     engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None, plugins: Plugins
-) -> Parts:
-    store = store_of(settings)
+) -> Components:
+    store = configure_store(settings)
     engine = EngineHost(engine_source, settings.keep_alive_seconds)
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue("notso-render")
@@ -386,16 +391,18 @@ def _parts(
     toolbox = Toolbox(PluginTools(plugins), *others)
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
-    turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
-    ListMarks(turns, store, feed)
+    turns.at_end.append(lambda turn, usage, finish_reason: titles.schedule_if_needed(turn))
+    ChatMarkNotifier(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
     # Separate from RateLimit's counters: client addresses could fill a shared table, which would then count all further
     # addresses and keys together.
     counters = counters_at(settings.valkey_url)
-    ways = sign_in_ways(settings, plugins, access_store_of(settings, store), counters, exchange)
+    ways = sign_in_methods(settings, plugins, configure_access_store(settings, store), counters, exchange)
     requests.quotas = ways.accounts
-    shared = Shared(settings, store, engine, requests, plugins, model_registry, ways.accounts, exchange=exchange)
-    kept_html = KeptHtml(store, turns, renderer)
+    shared = SharedServices(
+        settings, store, engine, requests, plugins, model_registry, ways.accounts, exchange=exchange
+    )
+    kept_html = HtmlCache(store, turns, renderer)
     chat = ChatServices(
         shared,
         turns,
@@ -405,33 +412,33 @@ def _parts(
         pages,
         kept_html,
         TurnRelay(shared.exchange, turns, feed, store),
-        LibraryWork(store, unconfined=settings.unconfined_documents, folder=settings.documents),
+        LibraryWorker(store, unconfined=settings.unconfined_documents, folder=settings.documents),
         feed,
         toolbox=toolbox,
         mcp=mcp,
     )
     compaction = Compaction(chat)
-    turns.at_end.append(lambda turn, usage, finish_reason: compaction.consider(turn, usage))
-    leases = shared.leases = Leases(store, turns)
+    turns.at_end.append(lambda turn, usage, finish_reason: compaction.schedule_if_needed(turn, usage))
+    leases = shared.leases = LeaseKeeper(store, turns)
     leases.at_orphan.append(chat.relay.ended)
-    leases.at_taken = _taking_up(chat)
+    leases.at_taken = _make_resume_callback(chat)
     api = ApiServices(shared, metrics, ResumableStreams(shared.exchange), chat.library.wake)
     api.background = background = BackgroundResponses(shared, ways.ring)
-    return Parts(shared, chat, api, leases, mcp, ways, BatchRunner(api, ways.ring), background)
+    return Components(shared, chat, api, leases, mcp, ways, BatchRunner(api, ways.ring), background)
 
 
-def _taking_up(chat: ChatServices) -> Callable[[Orphan], None]:
+def _make_resume_callback(chat: ChatServices) -> Callable[[Orphan], None]:
     tasks: set[asyncio.Task[None]] = set()
 
     def begin(left: Orphan) -> None:
-        task = asyncio.create_task(take_up(chat, left))
+        task = asyncio.create_task(resume_orphan(chat, left))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     return begin
 
 
-async def _shut_down(parts: Parts) -> None:
+async def _shut_down(parts: Components) -> None:
     parts.shared.stopping = parts.leases.leaving = True
     await parts.batches.close()
     await parts.background.close()
@@ -464,7 +471,7 @@ async def _shut_down(parts: Parts) -> None:
 
 async def _show_problem(request: Request, error: Exception) -> Response:
     # The error is shown in place (for htmx requests), on the chat's page with the user's draft, or on an error page.
-    problem = _problem(error)
+    problem = _to_problem(error)
     problem.draft = problem.draft or getattr(error, "draft", "")
     headers = dict(getattr(error, "headers", None) or {})
     if problem.retry_after_seconds is not None:
@@ -502,7 +509,7 @@ async def _page_with_draft(request: Request, services: ChatServices, problem: Pr
         view = await read_shown_if_any(services, owner, chat_id)
         if chat_id and view is None:
             return None
-        return await views.chat_page(request, services, owner, view, problem=problem)
+        return await views.render_chat_page(request, services, owner, view, problem=problem)
     except StorageError:
         return None
 
@@ -515,7 +522,7 @@ async def _ask_for_key(request: Request) -> Response:
     return PlainTextResponse(words["error_key"] + "\n", 401)
 
 
-async def _disconnected(request: Request, error: Exception) -> Response:
+async def _handle_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=400)  # never received, because the client has disconnected
 
 
@@ -526,22 +533,22 @@ async def _show_api_error(request: Request, error: Exception) -> Response:
     return JSONResponse(failure.body_for(request.scope["path"]), failure.status, headers)
 
 
-async def _show_lack(request: Request, error: Exception) -> Response:
-    if not lacks_threads(error):
+async def _handle_thread_shortage(request: Request, error: Exception) -> Response:
+    if not is_thread_shortage(error):
         raise error
     logger.warning("could not start a thread for a %s request: %s", request.method, error)
     # Plain text, because rendering a page would also need a thread. ApiEdge converts the text to the API's format.
     return PlainTextResponse(words["error_busy"], 503, {"Retry-After": "5"})
 
 
-async def _show_fault(request: Request, error: Exception) -> Response:
-    if lacks_threads(error):  # raised in middleware, where the handler for RuntimeError does not apply
-        return await _show_lack(request, error)
+async def _show_internal_error(request: Request, error: Exception) -> Response:
+    if is_thread_shortage(error):  # raised in middleware, where the handler for RuntimeError does not apply
+        return await _handle_thread_shortage(request, error)
     logger.error("unexpected %s on a %s request", type(error).__name__, request.method)
     return PlainTextResponse(words["error_inside"] + "\n", 500)
 
 
-def _problem(error: Exception) -> Problem:
+def _to_problem(error: Exception) -> Problem:
     match error:
         case Problem():
             return error

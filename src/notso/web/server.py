@@ -17,9 +17,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from notso.plugins.process import Plugins
-from notso.smollm3 import keep_few_heaps
-from notso.web.app import begin_stopping, create_app
-from notso.web.edge.connections import ClientConnection, Door, Lane, room_for_connections
+from notso.smollm3 import limit_malloc_arenas
+from notso.web.app import create_app, drain_work
+from notso.web.edge.connections import ClientConnection, ConnectionLimiter, RequestPipeline, connection_limit
 from notso.web.edge.limits import MAX_HEADER_BYTES
 from notso.web.edge.watchdog import Watchdog
 from notso.web.engine.models import ModelRegistry
@@ -52,7 +52,7 @@ def serve(
     After the first signal, running answers have `drain_seconds` to finish; a second signal ends them. Raises
     AddressInUseError or StorageError.
     """
-    keep_few_heaps()
+    limit_malloc_arenas()
     with contextlib.ExitStack() as listening:
         listeners = [listening.enter_context(listen(settings))]
         if settings.ollama_port is not None:
@@ -61,7 +61,7 @@ def serve(
         app = create_app(engine_source, settings, model_registry=model_registry, plugins=plugins)
         if settings.ollama_port is not None:
             app.state.ollama_port = listeners[1].getsockname()[1]
-        server = ChatServer(app, address_of(listeners[0], settings), on_ready, Watchdog())
+        server = ChatServer(app, page_url(listeners[0], settings), on_ready, Watchdog())
         server.end_in = lambda seconds: faulthandler.dump_traceback_later(seconds, exit=True)
         server.run(sockets=listeners)
 
@@ -93,7 +93,7 @@ def listen(settings: Settings, port: int | None = None, option: str = "--port") 
     return listener
 
 
-def address_of(listener: socket.socket, settings: Settings) -> str:
+def page_url(listener: socket.socket, settings: Settings) -> str:
     """Return the page's URL for a browser on this machine."""
     port = listener.getsockname()[1]
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "[::]") else settings.host.strip("[]")
@@ -113,7 +113,7 @@ class ChatServer(uvicorn.Server):
         self._watchdog = watchdog
         # Prints tracebacks and kills the process after the given seconds, from a thread that does not need the GIL.
         self.end_in: Callable[[float], None] = lambda seconds: None
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(
             uvicorn.Config(
@@ -132,8 +132,8 @@ class ChatServer(uvicorn.Server):
         self._notso_app = app
         self._address = address
         self._on_ready = on_ready
-        pace_logs()
-        self._door, self._lane = Door(room_for_connections()), Lane()
+        limit_log_rate()
+        self._connection_limiter, self._pipeline = ConnectionLimiter(connection_limit()), RequestPipeline()
         self._stop_requested = False
         self._stopping: asyncio.Task[None] | None = None
 
@@ -158,12 +158,12 @@ class ChatServer(uvicorn.Server):
             await shared.store.close()
             raise
         await super().startup([])  # no sockets: uvicorn would accept connections without limit and log every failure
-        self._door.open(sockets or [], self._connection)
+        self._connection_limiter.open(sockets or [], self._create_connection)
         if self._on_ready is not None:
             self._on_ready(self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._door.close()
+        self._connection_limiter.close()
         self._notso_app.state.parts.chat.feed.close()  # otherwise feed streams would never end
         await super().shutdown(sockets)
 
@@ -172,11 +172,11 @@ class ChatServer(uvicorn.Server):
         # connected, it also wakes every second, because each tick updates the Date header.
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), self._rest_seconds)
-            self._news.clear()
+                await asyncio.wait_for(self._wakeup.wait(), self._tick_timeout)
+            self._wakeup.clear()
 
     @property
-    def _rest_seconds(self) -> float | None:
+    def _tick_timeout(self) -> float | None:
         return DATE_SECONDS if self.server_state.connections else None
 
     @property
@@ -187,23 +187,23 @@ class ChatServer(uvicorn.Server):
     @should_exit.setter
     def should_exit(self, value: bool) -> None:
         self._should_exit = value
-        self._look()
+        self._wake_main_loop()
 
-    def _look(self) -> None:
+    def _wake_main_loop(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._news.set)
+            self._loop.call_soon_threadsafe(self._wakeup.set)
 
-    def _connection(self) -> ClientConnection:
+    def _create_connection(self) -> ClientConnection:
         if not self.server_state.connections:  # main_loop was idle, so the Date header is outdated
             date = formatdate(time.time(), usegmt=True).encode()
             self.server_state.default_headers = [(b"date", date), *self.config.encoded_headers]
-            self._news.set()
+            self._wakeup.set()
         return ClientConnection(
             self.config,
             self.server_state,
             self.lifespan.state,
-            door=self._door,
-            lane=self._lane,
+            door=self._connection_limiter,
+            lane=self._pipeline,
             send_seconds=self._notso_app.state.parts.shared.settings.send_timeout_seconds,
         )
 
@@ -217,12 +217,12 @@ class ChatServer(uvicorn.Server):
         else:
             self.end_in(settings.leave_seconds + settings.drain_seconds + LAST_RESORT_SECONDS)
         self._stop_requested = True
-        self._look()
+        self._wake_main_loop()
 
     async def on_tick(self, counter: int) -> bool:
         if self._stop_requested and self._stopping is None:
-            self._stopping = asyncio.create_task(begin_stopping(self._notso_app.state.parts))
-            self._stopping.add_done_callback(lambda _: self._look())
+            self._stopping = asyncio.create_task(drain_work(self._notso_app.state.parts))
+            self._stopping.add_done_callback(lambda _: self._wake_main_loop())
         if self._stopping is not None and self._stopping.done():
             self.should_exit = True
         return await super().on_tick(counter)
@@ -237,7 +237,7 @@ CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
 """Loggers that log in response to client requests, and are therefore limited. Their children are included."""
 
 
-class LogPace(logging.Filter):
+class LogRateLimit(logging.Filter):
     """Log filter that passes MOST_PER_WINDOW records of each kind per window.
 
     The first record of the next window reports the number of dropped records.
@@ -263,9 +263,9 @@ class LogPace(logging.Filter):
         return count < MOST_PER_WINDOW
 
 
-def pace_logs() -> None:
+def limit_log_rate() -> None:
     # A logger's filter does not apply to records of its children, so the filter is added to the handlers.
     for name in ("", *CAUSED_BY_CLIENTS):
         for handler in logging.getLogger(name).handlers:
-            if not any(isinstance(each, LogPace) for each in handler.filters):
-                handler.addFilter(LogPace())
+            if not any(isinstance(each, LogRateLimit) for each in handler.filters):
+                handler.addFilter(LogRateLimit())

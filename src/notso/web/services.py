@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from notso.plugins.process import Plugins
-from notso.web.edge.work_queue import WorkLine
+from notso.web.edge.work_queue import WorkQueue
 from notso.web.engine.host import EngineHost
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.running import RunningRequests
-from notso.web.replicas.exchange import Alone, Exchange
+from notso.web.replicas.exchange import Exchange, LocalExchange
 from notso.web.sign_in.accounts import Accounts
-from notso.web.store.leases import Leases
+from notso.web.store.leases import LeaseKeeper
 from notso.web.store.protocol import ChatStore
 from notso.web.values.settings import Settings
 
 
 @dataclass(slots=True)
-class Shared:
+class SharedServices:
     settings: Settings
     store: ChatStore
     engine: EngineHost
@@ -25,10 +25,10 @@ class Shared:
     plugins: Plugins = field(default_factory=Plugins)  # enabled plugins
     model_registry: ModelRegistry | None = None  # None if the server has a single model
     accounts: Accounts | None = None  # usage accounting; None for a single user
-    large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))  # large bodies and prompts
-    leases: Leases | None = None  # sends heartbeats to the database; `leases.failing` is true while they fail
+    large_work: WorkQueue = field(default_factory=lambda: WorkQueue("notso-large"))  # large bodies and prompts
+    leases: LeaseKeeper | None = None  # sends heartbeats to the database; `leases.failing` is true while they fail
     # Queue for page forms, separate from `large_work` so that API requests do not delay pages.
-    forms: WorkLine = field(default_factory=lambda: WorkLine("notso-form"))
-    exchange: Exchange = field(default_factory=Alone)  # messages between servers that share the database
+    forms: WorkQueue = field(default_factory=lambda: WorkQueue("notso-form"))
+    exchange: Exchange = field(default_factory=LocalExchange)  # messages between servers that share the database
     leaving: bool = False  # /health fails so that proxies send no more requests; requests are still admitted
     stopping: bool = False  # no new requests are admitted

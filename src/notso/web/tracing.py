@@ -37,10 +37,10 @@ class Tracing:
         self._provider.add_span_processor(_Redactor())
         self._tracer = self._provider.get_tracer(NAME)
 
-    def watch(self, requests: RunningRequests, turns: Turns) -> None:
-        requests.at_end.append(self.generation_ended)
-        turns.at_start.append(self.turn_begins)
-        turns.at_end.append(self.turn_ended)
+    def instrument(self, requests: RunningRequests, turns: Turns) -> None:
+        requests.at_end.append(self.on_generation_end)
+        turns.at_start.append(self.on_turn_start)
+        turns.at_end.append(self.on_turn_end)
 
     @property
     def config(self) -> TelemetryConfig:
@@ -52,28 +52,28 @@ class Tracing:
             "logs": False,
         }
 
-    def turn_begins(self, turn: Turn) -> None:
+    def on_turn_start(self, turn: Turn) -> None:
         # Spans that are later started in this context become children of the turn's span.
         span = self._tracer.start_span("turn")
         context.attach(trace.set_span_in_context(span))
 
-    def turn_ended(self, turn: Turn, usage: Usage | None, finish_reason: FinishReason | None) -> None:
+    def on_turn_end(self, turn: Turn, usage: Usage | None, finish_reason: FinishReason | None) -> None:
         span = trace.get_current_span()
-        span.set_attributes({"notso.turn.state": turn.message.state, **_counts(usage)})
+        span.set_attributes({"notso.turn.state": turn.message.state, **_usage_attributes(usage)})
         if finish_reason is not None:
             span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
         if turn.message.state == "failed":
             span.set_status(trace.StatusCode.ERROR)
         span.end()
 
-    def generation_ended(self, owner: str, usage: Usage | None) -> None:
+    def on_generation_end(self, owner: str, usage: Usage | None) -> None:
         # The engine reports durations only, so start times are computed backwards from the end.
         end = time.time_ns()
         lasted = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
         if usage is not None:
             lasted = {"queue": usage.queue_ms, "prefill": usage.prompt_ms, "decode": usage.completion_ms}
         at = end - sum(map(_ns, lasted.values()))
-        whole = self._tracer.start_span("engine", start_time=at, attributes=_counts(usage))
+        whole = self._tracer.start_span("engine", start_time=at, attributes=_usage_attributes(usage))
         inside = trace.set_span_in_context(whole)
         if usage is None:
             whole.set_status(trace.StatusCode.ERROR)
@@ -93,7 +93,7 @@ class _Redactor(SpanProcessor):
                 span.set_attribute(name, REDACTED)
 
 
-def mark_logs() -> None:
+def add_trace_ids_to_logs() -> None:
     """Add `trace_id` and `span_id` to log records within a span."""
     make = logging.getLogRecordFactory()
 
@@ -112,7 +112,7 @@ def _resource() -> Resource:
     return Resource.create({} if is_named else {"service.name": NAME})
 
 
-def _counts(usage: Usage | None) -> dict[str, int]:
+def _usage_attributes(usage: Usage | None) -> dict[str, int]:
     if usage is None:
         return {}
     return {

@@ -121,7 +121,7 @@ def read_by(address: str, request: Request) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_task_of_two_steps(scripted: str, small: str, name: str, tmp_path: Path) -> None:
+def test_coding_agent_completes_a_two_step_task(scripted: str, small: str, name: str, tmp_path: Path) -> None:
     agent, home, scratch, temporary = AGENTS[name], tmp_path / "home", tmp_path / "scratch", tmp_path / "tmp"
     # the last match is the program for any CPU
     program = max((PLACE / "node_modules").glob(agent.program), default=None)

@@ -20,7 +20,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("provider", ["compatible", "openai", "anthropic"])
-def test_nine_of_nine(scripted: str, provider: str, tmp_path: Path) -> None:
+def test_nine_ai_sdk_functions_succeed_with_each_provider(scripted: str, provider: str, tmp_path: Path) -> None:
     shutil.copy(HERE / "nine.mjs", PLACE)  # Node looks for modules beside the program
     ran = subprocess.run(
         ["node", "nine.mjs", provider, scripted], cwd=PLACE, capture_output=True, text=True, timeout=100

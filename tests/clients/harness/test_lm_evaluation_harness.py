@@ -81,7 +81,7 @@ def direct(server_python: str, questions: list[list[Any]]) -> list[Any]:
 
 
 @pytest.mark.timeout(2 * TIMEOUT_S)
-def test_log_probabilities(demo: str, server_python: str, tmp_path: Path) -> None:
+def test_harness_log_probabilities_match_the_engine(demo: str, server_python: str, tmp_path: Path) -> None:
     kept = evaluated("local-completions", f"{demo}/v1/completions", "choose", tmp_path)
     assert len(kept) == len(ROWS)
     told = [[float(value), greedy == "True"] for each in kept for ((value, greedy),) in each["resps"]]
@@ -90,7 +90,7 @@ def test_log_probabilities(demo: str, server_python: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(2 * TIMEOUT_S)
-def test_log_probabilities_of_whole_texts(demo: str, server_python: str, tmp_path: Path) -> None:
+def test_harness_rolling_log_probabilities_match_the_engine(demo: str, server_python: str, tmp_path: Path) -> None:
     kept = evaluated("local-completions", f"{demo}/v1/completions", "read", tmp_path)
     told = [float(value) for each in kept for ((value,),) in [each["resps"]]]
     assert told == [value for value, _ in direct(server_python, [["score", "", asked(each)[0][0]] for each in kept])]
@@ -98,7 +98,7 @@ def test_log_probabilities_of_whole_texts(demo: str, server_python: str, tmp_pat
 
 @pytest.mark.timeout(2 * TIMEOUT_S)
 @pytest.mark.parametrize("model", ["local-completions", "local-chat-completions"])
-def test_answers(demo: str, server_python: str, model: str, tmp_path: Path) -> None:
+def test_harness_answers_match_the_engine(demo: str, server_python: str, model: str, tmp_path: Path) -> None:
     is_chat = model == "local-chat-completions"
     path, more = ("chat/completions", ["--apply_chat_template"]) if is_chat else ("completions", [])
     kept = evaluated(model, f"{demo}/v1/{path}", "write", tmp_path, *more)

@@ -31,7 +31,7 @@ def weather(city: str) -> str:
 
 
 @pytest.mark.parametrize("mode", ["TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"])
-def test_instructor(scripted: str, mode: str) -> None:
+def test_instructor_returns_structured_output(scripted: str, mode: str) -> None:
     plain = openai.OpenAI(base_url=f"{scripted}/v1", api_key="none", max_retries=0)
     client = instructor.from_openai(plain, mode=instructor.Mode[mode])
     found = client.chat.completions.create(model="scripted", messages=HELLO, response_model=City)
@@ -39,7 +39,7 @@ def test_instructor(scripted: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
-def test_litellm(scripted: str, provider: str) -> None:
+def test_litellm_completes_streams_and_calls_tools(scripted: str, provider: str) -> None:
     base = scripted if provider == "anthropic" else f"{scripted}/v1"
     ask: Any = {"model": f"{provider}/scripted", "messages": HELLO, "api_base": base, "api_key": "none"}
     assert litellm.completion(**ask).choices[0].message.content == SAID
@@ -50,7 +50,7 @@ def test_litellm(scripted: str, provider: str) -> None:
     assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Vienna"}')
 
 
-def test_llama_index(scripted: str) -> None:
+def test_llama_index_chats_streams_and_calls_tools(scripted: str) -> None:
     model = OpenAILike(
         model="scripted",
         api_base=f"{scripted}/v1",

@@ -14,6 +14,6 @@ SUITE = Path(__file__).parents[1] / "llama_cpp/suite.py"
 
 @pytest.mark.timeout(0)
 @pytest.mark.skipif(not os.environ.get("LLAMA_CPP"), reason="LLAMA_CPP names no clone of llama.cpp")
-def test_every_case_ends_as_it_is_said_to() -> None:
+def test_llama_cpp_server_tests_have_expected_results() -> None:
     told = subprocess.run([sys.executable, str(SUITE)], capture_output=True, text=True)
     assert told.returncode == 0, told.stdout + told.stderr

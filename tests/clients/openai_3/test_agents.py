@@ -44,7 +44,7 @@ def weather(city: str) -> str:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_openai_agents(scripted: str, api: str, streamed: bool) -> None:
+def test_openai_agents_use_tools_and_structured_output(scripted: str, api: str, streamed: bool) -> None:
     async def run(agent: Any) -> Any:
         if not streamed:
             return (await agents.Runner.run(agent, "Hello")).final_output
@@ -65,7 +65,7 @@ def test_openai_agents(scripted: str, api: str, streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
-def test_pydantic_ai(scripted: str, api: str) -> None:
+def test_pydantic_ai_uses_tools_and_structured_output(scripted: str, api: str) -> None:
     if api == "anthropic":
         model: Any = AnthropicModel("scripted", provider=AnthropicProvider(base_url=scripted, api_key="none"))
     else:
@@ -85,7 +85,7 @@ def chat_models(address: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
-def test_langchain(scripted: str, api: str) -> None:
+def test_langchain_chats_streams_and_uses_tools(scripted: str, api: str) -> None:
     model = chat_models(scripted)[api]
     assert model.invoke("Hello").text == "You said: Hello"
     assert "".join(chunk.text for chunk in model.stream("Hello")) == "You said: Hello"
@@ -95,7 +95,7 @@ def test_langchain(scripted: str, api: str) -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
-def test_langgraph_with_named_agents(scripted: str, api: str) -> None:
+def test_langgraph_runs_named_agents(scripted: str, api: str) -> None:
     model = chat_models(scripted)[api]
     graph = StateGraph(MessagesState)
     for name in ("planner", "writer"):
@@ -109,7 +109,7 @@ def test_langgraph_with_named_agents(scripted: str, api: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ToolCallingAgent", "CodeAgent"])
-def test_smolagents(scripted: str, kind: str) -> None:
+def test_smolagents_call_tools_and_generate_text(scripted: str, kind: str) -> None:
     model = smolagents.OpenAIServerModel("scripted", api_base=f"{scripted}/v1", api_key="none")
     if kind == "ToolCallingAgent":
         agent: Any = smolagents.ToolCallingAgent(tools=[smolagents.tool(weather)], model=model, max_steps=3)
@@ -119,7 +119,7 @@ def test_smolagents(scripted: str, kind: str) -> None:
         assert answer.content == "You said: Hello"
 
 
-def test_llm(scripted: str) -> None:
+def test_llm_library_prompts_streams_and_calls_tools(scripted: str) -> None:
     from llm.default_plugins.openai_models import Chat
 
     model = Chat("ours", model_name="scripted", api_base=f"{scripted}/v1", supports_tools=True, supports_schema=True)

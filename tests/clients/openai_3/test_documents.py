@@ -67,7 +67,7 @@ def check_citations(message: Any) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_citations_of_messages(scripted: str, streamed: bool) -> None:
+def test_anthropic_messages_cite_the_right_places(scripted: str, streamed: bool) -> None:
     content = [*blocks(), {"type": "text", "text": "What do they do?"}]
     ask: Any = {"model": "scripted", "max_tokens": 400, "messages": [{"role": "user", "content": content}]}
     client = of_anthropic(scripted)
@@ -83,7 +83,7 @@ def test_citations_of_messages(scripted: str, streamed: bool) -> None:
     check_citations(client.messages.create(**ask | {"messages": again}))
 
 
-def test_files_of_messages(scripted: str) -> None:
+def test_anthropic_uploaded_file_is_cited_and_deleted(scripted: str) -> None:
     client = of_anthropic(scripted)
     uploaded = client.beta.files.upload(file=("herons.txt", HERONS.encode(), "text/plain"))
     source = {"type": "file", "file_id": uploaded.id}
@@ -105,7 +105,7 @@ def test_files_of_messages(scripted: str) -> None:
         client.beta.files.retrieve_metadata(uploaded.id)
 
 
-def test_input_files(scripted: str) -> None:
+def test_openai_input_files_reach_the_prompt(scripted: str) -> None:
     client = of_openai(scripted)
     stored = client.files.create(file=("storks.pdf", PDF), purpose="user_data")
     data = f"data:application/pdf;base64,{base64.b64encode(PDF).decode()}"
@@ -123,7 +123,7 @@ def test_input_files(scripted: str) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_file_search(scripted: str, streamed: bool) -> None:
+def test_openai_file_search_returns_citations(scripted: str, streamed: bool) -> None:
     client = of_openai(scripted)
     store = client.vector_stores.create(name=f"Birds {streamed}")
     file = client.vector_stores.files.upload_and_poll(

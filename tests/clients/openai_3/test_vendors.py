@@ -35,7 +35,7 @@ def of_anthropic(address: str) -> anthropic.Anthropic:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_on_the_demo_model(demo: str, stream: bool) -> None:
+def test_openai_chat_on_the_demo_model_stops_at_max_tokens(demo: str, stream: bool) -> None:
     answer = of_openai(demo).chat.completions.create(model="notso-demo", messages=HELLO, stream=stream, max_tokens=9)
     if isinstance(answer, openai.Stream):
         assert [chunk.choices[0].finish_reason for chunk in answer if chunk.choices][-1] == "length"
@@ -43,7 +43,7 @@ def test_chat_on_the_demo_model(demo: str, stream: bool) -> None:
         assert answer.choices[0].finish_reason == "length" and answer.usage and answer.usage.completion_tokens == 9
 
 
-def test_a_forced_tool_on_the_demo_model(demo: str) -> None:
+def test_openai_forced_tool_call_matches_its_schema(demo: str) -> None:
     tool = openai.pydantic_function_tool(City)
     answer = of_openai(demo).chat.completions.create(
         model="notso-demo",
@@ -57,7 +57,7 @@ def test_a_forced_tool_on_the_demo_model(demo: str) -> None:
     City.model_validate_json(calls[0].function.arguments)
 
 
-def test_parse_with_tools(scripted: str) -> None:
+def test_openai_parse_returns_typed_tool_arguments(scripted: str) -> None:
     answer = of_openai(scripted).chat.completions.parse(
         model="scripted", messages=HELLO, tools=[openai.pydantic_function_tool(Weather)]
     )
@@ -65,12 +65,12 @@ def test_parse_with_tools(scripted: str) -> None:
     assert calls and calls[0].function.parsed_arguments == Weather(city="Vienna")
 
 
-def test_parse(scripted: str) -> None:
+def test_openai_parse_returns_typed_response(scripted: str) -> None:
     answer = of_openai(scripted).chat.completions.parse(model="scripted", messages=HELLO, response_format=City)
     assert answer.choices[0].message.parsed == City(name="Vienna", inhabitants=7)
 
 
-def test_responses(scripted: str) -> None:
+def test_openai_responses_create_continue_parse_and_stream(scripted: str) -> None:
     client = of_openai(scripted)
     first = client.responses.create(model="scripted", input="Hello")
     assert first.output_text == "You said: Hello"
@@ -83,7 +83,7 @@ def test_responses(scripted: str) -> None:
         assert stream.get_final_response().output_text == "You said: Hello"
 
 
-def test_messages(scripted: str) -> None:
+def test_anthropic_messages_create_stream_count_and_parse(scripted: str) -> None:
     client = of_anthropic(scripted)
     ask: Any = {"model": "scripted", "max_tokens": 99, "messages": HELLO}
     assert client.messages.create(**ask).content[0].text == "You said: Hello"
@@ -93,14 +93,14 @@ def test_messages(scripted: str) -> None:
     assert client.messages.parse(**ask, output_format=City).parsed_output == City(name="Vienna", inhabitants=7)
 
 
-def test_more_tokens_than_are_left(demo: str) -> None:
+def test_anthropic_max_tokens_beyond_context_is_accepted(demo: str) -> None:
     counted = of_anthropic(demo).messages.count_tokens(model="notso-demo", messages=HELLO).input_tokens
     message = of_anthropic(demo).messages.create(model="notso-demo", max_tokens=16_384, messages=HELLO)
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_beta_tool_runner(scripted: str, stream: bool) -> None:
+def test_anthropic_tool_runner_calls_the_tool(scripted: str, stream: bool) -> None:
     asked: list[str] = []
 
     @beta_tool

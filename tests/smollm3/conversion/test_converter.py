@@ -32,7 +32,7 @@ def facts(path: Path) -> tuple[dict[str, Any], dict[str, QTensor]]:
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("model", MODELS)
-def test_every_tensor_is_that_of_the_file(tmp_path: Path, model: RandomModel, shards: int) -> None:
+def test_converted_tensors_equal_those_of_the_gguf_file(tmp_path: Path, model: RandomModel, shards: int) -> None:
     expected, tensors = facts(model.write(tmp_path / "expected.gguf"))
     out = tmp_path / "made.gguf"
     convert(write_folder(model, tmp_path / "random weights", shards=shards), out, "F32")
@@ -47,7 +47,7 @@ def test_every_tensor_is_that_of_the_file(tmp_path: Path, model: RandomModel, sh
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_each_type_of_weights_is_read(tmp_path: Path, dtype: str) -> None:
+def test_f32_f16_and_bf16_weights_are_converted(tmp_path: Path, dtype: str) -> None:
     """Values have eight significant bits, which every type represents exactly."""
 
     class Coarse(RandomModel):
@@ -63,7 +63,7 @@ def test_each_type_of_weights_is_read(tmp_path: Path, dtype: str) -> None:
         np.testing.assert_allclose(made.as_float32(), values, rtol=0, atol=close)
 
 
-def test_its_logits_are_those_of_transformers(tmp_path: Path) -> None:
+def test_logits_of_converted_model_equal_those_of_the_gguf_file(tmp_path: Path) -> None:
     convert(write_folder(RANDOM, tmp_path / "folder"), tmp_path / "made.gguf", "F32")
     RANDOM.write(tmp_path / "expected.gguf")
     ids = RANDOM.prompts(1, 40)[-1]
@@ -72,7 +72,7 @@ def test_its_logits_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_every_mix_is_made_and_runs(tmp_path: Path, mix: str) -> None:
+def test_conversion_to_every_mix_is_reproducible_and_runs(tmp_path: Path, mix: str) -> None:
     folder, out = write_folder(SMALL, tmp_path / "folder"), tmp_path / "made.gguf"
     seen: list[tuple[int, int]] = []
     size = convert(folder, out, mix, lambda done, all_of_it: seen.append((done, all_of_it)))
@@ -85,7 +85,7 @@ def test_every_mix_is_made_and_runs(tmp_path: Path, mix: str) -> None:
         assert np.isfinite(engine.logits([1, 2, 3])).all()
 
 
-def test_tokens_that_the_embedding_has_beyond_the_tokenizer(tmp_path: Path) -> None:
+def test_embedding_rows_without_token_become_padding_tokens(tmp_path: Path) -> None:
     folder = write_folder(SMALL, tmp_path / "folder")
     content = json.loads((folder / "tokenizer.json").read_text())
     last = max(content["model"]["vocab"], key=content["model"]["vocab"].get)
@@ -97,7 +97,7 @@ def test_tokens_that_the_embedding_has_beyond_the_tokenizer(tmp_path: Path) -> N
     assert list(metadata["tokenizer.ggml.token_type"])[-1] == 5
 
 
-def test_yarn_and_newer_names(tmp_path: Path) -> None:
+def test_yarn_settings_are_converted_from_both_config_forms(tmp_path: Path) -> None:
     rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "rope_theta": 5e6}
     for number, config in enumerate(({"rope_scaling": rope}, {"rope_parameters": rope, "rope_theta": None})):
         folder = write_folder(SMALL, tmp_path / f"folder-{number}", **config)
@@ -133,7 +133,9 @@ def test_yarn_and_newer_names(tmp_path: Path) -> None:
         ({"num_attention_heads": 3}, "the configuration implies"),
     ],
 )
-def test_what_is_no_smollm3_is_refused_by_name(tmp_path: Path, config: dict[str, Any], words: str | None) -> None:
+def test_unsupported_configuration_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], words: str | None
+) -> None:
     folder = write_folder(SMALL, tmp_path / "folder", **config)
     if words is None:
         convert(folder, tmp_path / "made.gguf", "F16")
@@ -143,7 +145,7 @@ def test_what_is_no_smollm3_is_refused_by_name(tmp_path: Path, config: dict[str,
     assert not list(tmp_path.glob("*.gguf*")) and not list(tmp_path.glob(".*"))
 
 
-def test_layers_without_rope_are_named_for_every_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rope_layers_error_follows_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_config, "NO_ROPE_LAYER_INTERVAL", 2)
     folder = write_folder(SMALL, tmp_path / "folder", no_rope_layers=[0, 1], no_rope_layer_interval=2)
     with pytest.raises(ModelFileError) as error:
@@ -152,7 +154,7 @@ def test_layers_without_rope_are_named_for_every_interval(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("gone", ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"])
-def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
+def test_missing_file_of_a_folder_is_named(tmp_path: Path, gone: str) -> None:
     folder = write_folder(SMALL, tmp_path / "folder")
     (folder / gone).unlink()
     with pytest.raises((ModelFileError, OSError)) as error:
@@ -173,14 +175,14 @@ def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
         ("chat_template.jinja", b"x" * (2 << 20), "chat_template.jinja: it is larger than 1 MiB"),
     ],
 )
-def test_texts_beside_the_weights_that_are_none(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_invalid_tokenizer_or_template_is_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     folder = write_folder(SMALL, tmp_path / "folder")
     (folder / name).write_bytes(content)
     with pytest.raises(ModelFileError, match=words):
         convert(folder, tmp_path / "made.gguf", "F16")
 
 
-def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
+def test_invalid_weight_index_is_refused(tmp_path: Path) -> None:
     folder = write_folder(SMALL, tmp_path / "folder", shards=2)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "../elsewhere.safetensors"}}))
@@ -191,7 +193,7 @@ def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
         convert(folder, tmp_path / "made.gguf", "F16")
 
 
-def test_other_refusals(tmp_path: Path) -> None:
+def test_invalid_type_row_size_or_weights_are_refused(tmp_path: Path) -> None:
     folder = write_folder(replace(SMALL), tmp_path / "folder")
     with pytest.raises(InvalidRequestError, match="type 'IQ4_XS' is not supported"):
         convert(folder, tmp_path / "made.gguf", "IQ4_XS")

@@ -35,7 +35,7 @@ PERPLEXITY_MARGIN = 1.005
 
 
 @pytest.mark.parametrize("mix", [mix if mix in DEFAULT else pytest.param(mix, marks=LONG) for mix in MIXES])
-def test_every_mix_is_made_of_a_file_and_of_a_folder(tmp_path: Path, mix: str) -> None:
+def test_every_mix_is_quantized_equally_from_file_and_folder(tmp_path: Path, mix: str) -> None:
     source, out = SMALL.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf"
     seen: list[tuple[str, int, int]] = []
     size = quantize(source, out, mix, progress=lambda *told: seen.append(told))
@@ -60,7 +60,7 @@ def _theirs(mix: str) -> str:
     return {"Q4_K_M": "Q4_K_M", "Q5_K_M": "Q5_K_M"}.get(mix, mix)
 
 
-def test_a_text_says_which_columns_matter(tmp_path: Path) -> None:
+def test_calibration_text_determines_column_importance(tmp_path: Path) -> None:
     """A text gives the importance of columns. A file and a folder give equal results, and metadata name the text."""
     source = SMALL.write(tmp_path / "floats.gguf")
     told: list[str] = []
@@ -88,7 +88,7 @@ def test_a_text_says_which_columns_matter(tmp_path: Path) -> None:
 
 
 @LONG
-def test_no_worse_than_llama_cpp(tmp_path: Path) -> None:
+def test_quantization_error_is_no_worse_than_llama_cpp(tmp_path: Path) -> None:
     """Trained weights that blocks do not represent exactly; llama.cpp's results are in golden/quantized.json."""
     theirs = quantized.load()
     model = write_reordered(demo_path(), tmp_path / "f32.gguf")
@@ -102,7 +102,7 @@ def test_no_worse_than_llama_cpp(tmp_path: Path) -> None:
             assert ours < PERPLEXITY_MARGIN * theirs[name].perplexity, name
 
 
-def test_other_programs_read_the_file(tmp_path: Path) -> None:
+def test_gguf_package_reads_the_quantized_file(tmp_path: Path) -> None:
     source, out = SMALL.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf"
     quantize(source, out, "Q5_K_M", TEXT, 1)
     with GGUFFile.open(out) as ours:
@@ -113,7 +113,7 @@ def test_other_programs_read_the_file(tmp_path: Path) -> None:
             np.testing.assert_array_equal(numbers.reshape(mine.shape), mine.dequantize().reshape(mine.shape))
 
 
-def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
+def test_quantized_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"demo.gguf is already quantized: 'token_embd.weight' is Q6_K"):
         quantize(demo_path(), tmp_path / "made.gguf")
     assert not list(tmp_path.iterdir())
@@ -126,21 +126,23 @@ def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
         ("Q4_K_M", ("short", "a few words"), f"at least one window of {WINDOW_TOKENS}"),
     ],
 )
-def test_what_is_not_made_leaves_nothing(tmp_path: Path, mix: str, text: tuple[str, str] | None, words: str) -> None:
+def test_refused_quantization_leaves_no_files(
+    tmp_path: Path, mix: str, text: tuple[str, str] | None, words: str
+) -> None:
     for source in (SMALL.write(tmp_path / "floats.gguf"), write_folder(SMALL, tmp_path / "folder")):
         with pytest.raises(InvalidRequestError, match=words):
             quantize(source, tmp_path / "made.gguf", mix, text)
     assert {path.name for path in tmp_path.iterdir()} == {"floats.gguf", "folder"}
 
 
-def test_rows_that_are_no_whole_blocks(tmp_path: Path) -> None:
+def test_rows_that_do_not_fill_blocks_are_refused(tmp_path: Path) -> None:
     odd = RandomModel(layers=1)
     with pytest.raises(InvalidRequestError, match="rows of 384 values are not a multiple of Q6_K"):
         quantize(odd.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf", "Q6_K")
     quantize(tmp_path / "floats.gguf", tmp_path / "made.gguf", "Q8_0")
 
 
-def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
+def test_infinite_weights_are_refused(tmp_path: Path) -> None:
     class Broken(RandomModel):
         def weights(self):  # type: ignore[no-untyped-def]
             for name, values in super().weights():
@@ -160,7 +162,7 @@ def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mix", "most"), [("Q4_K_M", "Q4_K"), pytest.param("Q5_K_M", "Q5_K", marks=LONG)])
-def test_what_makes_the_logits_has_more_bits_and_nothing_else_of_that_size(tmp_path: Path, mix: str, most: str) -> None:
+def test_output_tensor_is_quantized_with_more_bits(tmp_path: Path, mix: str, most: str) -> None:
     """As in llama.cpp's quantizer, the tensor for logits has more bits; without lm_head, that is the embedding."""
     for tied, embedding in ((True, "Q6_K"), (False, most)):
         model, made = replace(SMALL, tied=tied), tmp_path / f"made-{tied}.gguf"
@@ -174,7 +176,7 @@ def test_what_makes_the_logits_has_more_bits_and_nothing_else_of_that_size(tmp_p
             assert found.get("output.weight") == (None if tied else "Q6_K")
 
 
-def test_norms_stay_as_they_are(tmp_path: Path) -> None:
+def test_norm_weights_stay_unquantized(tmp_path: Path) -> None:
     source = SMALL.write(tmp_path / "floats.gguf")
     quantize(source, tmp_path / "made.gguf", "Q8_0")
     with GGUFFile.open(source) as floats, GGUFFile.open(tmp_path / "made.gguf") as made:

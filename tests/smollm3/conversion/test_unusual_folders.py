@@ -55,7 +55,7 @@ def converted(case: FolderCase, tmp_path: Path) -> GGUFFile:
 
 
 @pytest.mark.parametrize("case", COMPUTED, ids=lambda case: case.name)
-def test_rotation_and_tensors_of_what_is_computed(tmp_path: Path, case: FolderCase) -> None:
+def test_rope_and_tensors_of_supported_folders_match_transformers(tmp_path: Path, case: FolderCase) -> None:
     with converted(case, tmp_path) as file:
         frequencies, factor = SmolLM3Config.from_metadata(file.metadata).rope_frequencies(128)
         if case.name in ROTATIONS:
@@ -81,13 +81,13 @@ def test_rotation_of_every_config(case: FolderCase) -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
-def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, case: FolderCase) -> None:
+def test_unsupported_folders_are_refused_by_name(tmp_path: Path, case: FolderCase) -> None:
     with pytest.raises(ModelFileError, match=case.refused):
         converted(case, tmp_path)
     assert not (tmp_path / "made.gguf").exists()
 
 
-def test_every_end_of_a_folder_ends_an_answer(tmp_path: Path) -> None:
+def test_end_ids_of_every_config_file_end_an_answer(tmp_path: Path) -> None:
     """End ids are those of config.json, generation_config.json and tokenizer_config.json, special tokens or not."""
     folder = write_folder(BASE, tmp_path / "folder", eos_token_id=[265, 266])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [270, 271, 266, 272]}))
@@ -211,7 +211,7 @@ def write(folder: Path, content: Json, edit: Json | Callable[[Json], Json] = {},
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_a_tokenizer_gives_the_ids_that_its_own_library_gives(tmp_path: Path, small_json: Json, name: str) -> None:
+def test_token_ids_match_the_tokenizers_library(tmp_path: Path, small_json: Json, name: str) -> None:
     folder = write(tmp_path, small_json, TAKEN[name])
     entries = {key: value for key, (value, _) in folder_tokenizer(folder, 1300, []).items()}
     ours, theirs = Tokenizer.from_gguf(entries), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -227,7 +227,7 @@ def test_a_tokenizer_gives_the_ids_that_its_own_library_gives(tmp_path: Path, sm
         assert ours.encode(text, control=True) == theirs.encode(text).ids, text
 
 
-def test_families_of_tokenizers_differ(tmp_path: Path, small_json: Json) -> None:
+def test_tokenizer_cases_give_distinct_ids(tmp_path: Path, small_json: Json) -> None:
     """Without this check, the test above would compare equal tokenizers."""
     ids = set()
     for number, name in enumerate(TAKEN):
@@ -239,22 +239,20 @@ def test_families_of_tokenizers_differ(tmp_path: Path, small_json: Json) -> None
 
 
 @pytest.mark.parametrize("name", NOT_TAKEN)
-def test_a_tokenizer_that_is_not_computed_is_refused_by_name(tmp_path: Path, small_json: Json, name: str) -> None:
+def test_unsupported_tokenizer_is_refused_by_name(tmp_path: Path, small_json: Json, name: str) -> None:
     edit, words = NOT_TAKEN[name]
     with pytest.raises(ModelFileError, match=words):
         folder_tokenizer(write(tmp_path, small_json, edit), 1300, [])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_tokenizer_config_that_is_not_computed_is_refused_by_name(
-    tmp_path: Path, small_json: Json, name: str
-) -> None:
+def test_unsupported_tokenizer_config_is_refused_by_name(tmp_path: Path, small_json: Json, name: str) -> None:
     config, words = CONFIGS[name]
     with pytest.raises(ModelFileError, match=words.replace("|", r"\|")):
         folder_tokenizer(write(tmp_path, small_json, config=config), 1300, [])
 
 
-def test_tokens_that_are_called_special_are_so(tmp_path: Path, small_json: Json) -> None:
+def test_special_tokens_of_tokenizer_config_are_control_tokens(tmp_path: Path, small_json: Json) -> None:
     config = {
         "bos_token": {"content": "<|begin_of_text|>"}, "eos_token": "<|eot_id|>", "pad_token": None,
         "additional_special_tokens": ["<code>"], "tokenizer_class": "PreTrainedTokenizerFast",
@@ -271,7 +269,7 @@ def test_tokens_that_are_called_special_are_so(tmp_path: Path, small_json: Json)
     assert kinds[ids["</code>"]] == 4
 
 
-def test_llama_cpp_is_told_a_name_that_it_cuts_by(tmp_path: Path, small_json: Json) -> None:
+def test_metadata_names_the_pre_tokenizer_for_llama_cpp(tmp_path: Path, small_json: Json) -> None:
     """Without a name that llama.cpp knows, it rejects the file; our own metadata key contains the exact pipeline."""
     names = {}
     for number, (name, edit) in enumerate(TAKEN.items()):
@@ -284,7 +282,7 @@ def test_llama_cpp_is_told_a_name_that_it_cuts_by(tmp_path: Path, small_json: Js
     assert names["NFKC"] == ("smaug-bpe", True)
 
 
-def test_a_kept_way_to_cut_is_checked_as_a_folder_is(small_metadata: Json) -> None:
+def test_invalid_pipeline_metadata_is_refused(small_metadata: Json) -> None:
     """Metadata of a GGUF file is untrusted."""
     hostile = {"normalizer": None, "pre_tokenizer": cut_by(split("(a+)+$"), BYTES), "ignore_merges": True}
     for kept in (json.dumps(hostile), "{", "[]", "[" * 100_000, 3):
@@ -293,7 +291,7 @@ def test_a_kept_way_to_cut_is_checked_as_a_folder_is(small_metadata: Json) -> No
 
 
 @pytest.mark.parametrize("expression", sorted(EXPRESSIONS))
-def test_an_expression_that_is_known_takes_linear_time(expression: str) -> None:
+def test_supported_split_expressions_take_linear_time(expression: str) -> None:
     cut = tokenizers.pre_tokenizers.Split(tokenizers.Regex(expression), "isolated")
     for piece in (" ", "a", "A", "好", "\n ", "'", "'s", "1", "Aa", "!", " \t", "e\u0301", "\u0301"):
 

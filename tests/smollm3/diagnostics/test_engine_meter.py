@@ -29,7 +29,7 @@ def meter(engine: Engine) -> EngineMeter:
     return EngineMeter(engine, seed=1)
 
 
-def test_depth_is_laid_and_not_read(engine: Engine, meter: EngineMeter) -> None:
+def test_context_depth_is_filled_from_cached_blocks(engine: Engine, meter: EngineMeter) -> None:
     for _ in range(2):
         before = engine.stats()
         assert meter.first_token_s(DEPTH) > 0
@@ -46,17 +46,17 @@ def test_every_step_is_timed(meter: EngineMeter, task: tuple[str, int, int]) -> 
     assert len(steps) == 6 and min(steps) > 0
 
 
-def test_a_prompt_is_timed(meter: EngineMeter) -> None:
+def test_prefill_is_timed(meter: EngineMeter) -> None:
     (seconds,) = meter.measure(("prefill", 64, DEPTH))
     assert 0 < seconds < 60
 
 
-def test_answers_that_have_to_wait_are_no_batch(meter: EngineMeter) -> None:
+def test_batch_larger_than_max_num_seqs_is_refused(meter: EngineMeter) -> None:
     with pytest.raises(EngineError, match="max_num_seqs"):
         meter.measure(("batch", 6, 5))
 
 
-def test_answers_of_a_batch_begin_together_however_slowly_they_are_asked_for(
+def test_batch_answers_start_after_all_submissions(
     engine: Engine, meter: EngineMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Generation] = []
@@ -71,7 +71,7 @@ def test_answers_of_a_batch_begin_together_however_slowly_they_are_asked_for(
     assert len(meter.measure(("batch", 6, 4))) == 6 and len(begun) == 4
 
 
-def test_answers_of_a_batch_may_be_stopped_between_two_steps(
+def test_batch_answers_can_be_stopped_between_steps(
     engine: Engine, meter: EngineMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = engine._core._step
@@ -84,11 +84,11 @@ def test_answers_of_a_batch_may_be_stopped_between_two_steps(
     assert len(meter.measure(("batch", 3, 4))) == 3
 
 
-def test_choosing_a_token_is_timed(meter: EngineMeter) -> None:
+def test_sampling_is_timed(meter: EngineMeter) -> None:
     assert meter.sampling_s(SamplingParams()) > 0
 
 
-def test_a_plan_knows_its_tasks_and_its_longest() -> None:
+def test_benchmark_plan_lists_tasks_and_longest_context() -> None:
     plan = BenchmarkPlan(prefill=((512, 0), (128, 4096)), depths=(0, 2048), batches=(16,), decode_tokens=8)
     assert plan.tasks == [
         ("prefill", 512, 0), ("prefill", 128, 4096), ("decode", 8, 0), ("decode", 8, 2048), ("batch", 8, 16),

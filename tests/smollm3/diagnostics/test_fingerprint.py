@@ -18,7 +18,7 @@ def of(path: Path, threads: int = 1) -> str:
         return model_fingerprint(engine)
 
 
-def test_every_family_and_number_of_threads_has_the_same(tmp_path: Path) -> None:
+def test_fingerprint_is_equal_for_all_kernels_and_thread_counts(tmp_path: Path) -> None:
     before, found = kernel_choice.kernels(), set()
     try:
         for family in kernel_choice.available_kernels():
@@ -30,6 +30,6 @@ def test_every_family_and_number_of_threads_has_the_same(tmp_path: Path) -> None
     assert {of(write_dequantized(demo_path(), tmp_path / "f32.gguf"))}.isdisjoint(found)
 
 
-def test_of_an_answer() -> None:
+def test_answer_fingerprint_distinguishes_its_parts() -> None:
     assert answer_fingerprint("a", "b") == answer_fingerprint("a", "b") != answer_fingerprint("ab", "")
     assert len(answer_fingerprint("\udcff")) == 16

@@ -73,7 +73,7 @@ def failed(report: GoldenReport) -> set[str]:
     return {"tokens" if "greedy" in check.what else "logits" for check in report.checks if not check.ok}
 
 
-def test_the_weights_that_were_asked_about_are_right(goldens: Path, tmp_path: Path) -> None:
+def test_correct_weights_pass_the_golden_check(goldens: Path, tmp_path: Path) -> None:
     report = check_goldens(written(tmp_path / "right.gguf"), goldens)
     assert report.ok and report.bits == 32 and "transformers" in report.source
     assert len(report.checks) > 20 and max(check.found for check in report.checks) < 0.002
@@ -84,12 +84,12 @@ def test_the_weights_that_were_asked_about_are_right(goldens: Path, tmp_path: Pa
     [{"change": half_split}, {"theta": 1e4}, {"eps": 1e-5}, {"tied": False}],
     ids=["q and k permuted", "rope base", "norm epsilon", "untied head"],
 )
-def test_a_planted_error_is_noticed(planted: dict[str, Any], goldens: Path, tmp_path: Path) -> None:
+def test_planted_model_error_is_detected(planted: dict[str, Any], goldens: Path, tmp_path: Path) -> None:
     assert failed(check_goldens(written(tmp_path / "wrong.gguf", **planted), goldens)) >= {"logits"}
 
 
 @pytest.mark.parametrize("interval", [pytest.param(3, marks=LONG), 5, pytest.param(10_000, marks=LONG)])
-def test_another_period_of_layers_without_rotation_is_noticed(
+def test_wrong_no_rope_interval_is_detected(
     interval: int, goldens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "NO_ROPE_LAYER_INTERVAL", interval)
@@ -117,7 +117,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", ["BF16", "Q4_K", *(pytest.param(name, marks=LONG) for name in SISTERS)])
-def test_a_format_is_allowed_its_own_error_and_no_other(name: str, wide: tuple[Path, Path], tmp_path: Path) -> None:
+def test_quantization_error_passes_but_planted_error_fails(name: str, wide: tuple[Path, Path], tmp_path: Path) -> None:
     source, goldens = wide
     format = FORMATS_BY_NAME[name]
     report = check_goldens(in_format(source, tmp_path / "right.gguf", format), goldens)
@@ -129,7 +129,7 @@ def test_a_format_is_allowed_its_own_error_and_no_other(name: str, wide: tuple[P
     assert failed(check_goldens(in_format(wrong, tmp_path / "wrong.gguf", format), goldens)) == {"logits"}
 
 
-def test_the_released_set_is_whole_and_of_no_other_model(tmp_path: Path) -> None:
+def test_released_golden_set_is_complete_and_rejects_other_models(tmp_path: Path) -> None:
     given = json.loads(RELEASED.read_text())
     assert given["shape"] == {"layers": 36, "hidden_size": 2048, "vocab_size": 128256}
     assert [sorted(each) for each in given["cases"]] == [["ids", "logits", "means"], ["continuation", "text"]]
@@ -137,7 +137,7 @@ def test_the_released_set_is_whole_and_of_no_other_model(tmp_path: Path) -> None
         check_goldens(written(tmp_path / "random.gguf"))
 
 
-def test_equal_values_fail_the_check(tmp_path: Path) -> None:
+def test_constant_golden_logits_fail_the_check(tmp_path: Path) -> None:
     case = {"ids": [1], "logits": [{"position": 0, "values": [3.0] * 8}]}
     (tmp_path / "flat.json").write_text(json.dumps({"shape": SHAPE, "cases": [case]}))
     (check,) = check_goldens(written(tmp_path / "random.gguf"), tmp_path / "flat.json").checks
@@ -165,7 +165,7 @@ def test_equal_values_fail_the_check(tmp_path: Path) -> None:
         (json.dumps({"shape": SHAPE, "cases": [{"ids": [1], "means": [10**400]}]}), "lists of numbers"),
     ],
 )
-def test_malformed_sets_are_refused_by_name(text: str, words: str, tmp_path: Path) -> None:
+def test_malformed_golden_sets_are_refused(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text(text)
     model = written(tmp_path / "random.gguf")
     with pytest.raises(InvalidRequestError, match=words) as error:

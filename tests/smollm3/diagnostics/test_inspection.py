@@ -35,7 +35,7 @@ def found(path: Path) -> Inspection:
     return inspect_file(path)
 
 
-def test_totals(path: Path, found: Inspection) -> None:
+def test_totals_match_the_file(path: Path, found: Inspection) -> None:
     matrices = 1300 * 256 + 9 * (2 * 256 * 256 + 2 * 64 * 256 + 3 * 512 * 256)
     assert found.parameters == matrices + (2 * 9 + 1) * 256
     assert found.size_bytes == path.stat().st_size
@@ -48,7 +48,7 @@ def test_totals(path: Path, found: Inspection) -> None:
     assert found.tensors[0].name == "token_embd.weight" and found.tensors[0].shape == (1300, 256)
 
 
-def test_layers_and_bytes_per_token(found: Inspection) -> None:
+def test_inspection_reports_layers_and_bytes_per_token(found: Inspection) -> None:
     assert found.run is not None
     assert found.run.nope_layers == (3, 7)
     assert found.run.q6_k_layers == (0, 3, 6, 7, 8)
@@ -64,7 +64,7 @@ def test_layers_and_bytes_per_token(found: Inspection) -> None:
     }
 
 
-def test_cache_figures_of_the_3b_model() -> None:
+def test_cache_plan_of_the_3b_model_matches_documented_figures() -> None:
     config = SmolLM3Config(2048, 11008, 36, 16, 4, 128, 128256, 65536, 1e-6, 5e6, (1, 1, 1, 0) * 9)
     weights = 1_907_462_144
     memory = MemoryLimit("the system", 4_000_000_000)
@@ -79,7 +79,7 @@ def test_cache_figures_of_the_3b_model() -> None:
     assert inspection._cache_plan("f16", config, weights, nothing).fits_tokens == 0
 
 
-def test_memory_is_the_tightest_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_plan_respects_available_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "available_memory", lambda: MemoryLimit("the control group", 300 << 20))
     run = inspect_file(path).run
     assert run is not None
@@ -88,7 +88,7 @@ def test_memory_is_the_tightest_limit(path: Path, monkeypatch: pytest.MonkeyPatc
     assert 0 < f16.fits_tokens * f16.bytes_per_token < 300 << 20
 
 
-def test_tokenizer_and_metadata(found: Inspection, small_metadata: dict[str, Any]) -> None:
+def test_inspection_reports_tokenizer_and_metadata(found: Inspection, small_metadata: dict[str, Any]) -> None:
     assert found.tokenizer is not None
     assert (found.tokenizer.kind, found.tokenizer.pre, found.tokenizer.tokens) == ("gpt2", "smaug-bpe", 1300)
     assert found.tokenizer.merges == len(small_metadata["tokenizer.ggml.merges"])
@@ -103,7 +103,7 @@ def test_tokenizer_and_metadata(found: Inspection, small_metadata: dict[str, Any
     )
 
 
-def test_json(found: Inspection) -> None:
+def test_inspection_serializes_to_json(found: Inspection) -> None:
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert plain["run"]["nope_layers"] == [3, 7]
     assert plain["run"]["cache"][0]["bytes_at"]["8192"] == 2304 * 8192
@@ -123,7 +123,7 @@ def test_an_untied_head_is_counted_instead_of_the_embedding(tmp_path: Path, path
     assert found.run.weight_bytes_per_token == found.tensor_bytes - 1300 * 210 + 210
 
 
-def test_other_files_are_shown_with_the_reason_they_cannot_run(tmp_path: Path) -> None:
+def test_unsupported_file_is_inspected_and_reports_a_problem(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "x.gguf") as writer:
         writer.add("general.architecture", "other", "string")
         writer.add("short", [1, 2], "array of int32")
@@ -137,7 +137,7 @@ def test_other_files_are_shown_with_the_reason_they_cannot_run(tmp_path: Path) -
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["metadata"][3]["value"] == "nan"
 
 
-def test_an_empty_container_is_shown(tmp_path: Path) -> None:
+def test_empty_gguf_file_is_inspected(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "x.gguf"):
         pass
     found = inspect_file(tmp_path / "x.gguf")
@@ -145,7 +145,7 @@ def test_an_empty_container_is_shown(tmp_path: Path) -> None:
     assert found.problem
 
 
-def test_no_gguf_file_is_an_error(tmp_path: Path) -> None:
+def test_text_file_raises_gguf_error(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_text("hello")
     with pytest.raises(GGUFError):
         inspect_file(tmp_path / "x.gguf")

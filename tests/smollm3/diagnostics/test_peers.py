@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from cli.test_bench_compare import STAND_IN
 
-from notso.smollm3.diagnostics.benchmark import Samples, _Rounds
+from notso.smollm3.diagnostics.benchmark import Samples, _BenchmarkRun
 from notso.smollm3.diagnostics.peers import PeerProcess, Task
 from notso.smollm3.hub.registry import demo_path
 
@@ -26,7 +26,7 @@ def test_each_task_runs_in_its_fastest_configuration(tmp_path: Path, monkeypatch
 
 
 def test_ratios_divide_our_rates_by_the_peer_s() -> None:
-    rounds = object.__new__(_Rounds)
+    rounds = object.__new__(_BenchmarkRun)
     rounds.ours = {task: Samples([30.0]) for task in TASKS}
     rounds.theirs = {task: Samples([10.0 * at]) for at, task in enumerate(TASKS, start=1)}
     peer = SimpleNamespace(

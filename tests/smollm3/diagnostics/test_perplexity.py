@@ -35,7 +35,7 @@ def probabilities(engine: Engine, ids: list[int]) -> np.ndarray:
     return np.exp(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
 
 
-def test_against_plain_sums(engines: tuple[Engine, Engine]) -> None:
+def test_perplexity_and_divergence_match_plain_sums(engines: tuple[Engine, Engine]) -> None:
     engine, base = engines
     ids, told = engine.tokenize(TEXT), []
     found = divergence(engine, base, TEXT, window=WINDOW, progress=lambda done, total: told.append((done, total)))
@@ -59,12 +59,12 @@ def test_against_plain_sums(engines: tuple[Engine, Engine]) -> None:
     assert perplexity(engine, TEXT, window=WINDOW) == found.model
 
 
-def test_a_model_is_no_way_from_itself(engines: tuple[Engine, Engine]) -> None:
+def test_divergence_of_a_model_from_itself_is_zero(engines: tuple[Engine, Engine]) -> None:
     found = divergence(engines[0], engines[0], TEXT, window=WINDOW)
     assert found.kl.value == found.largest_kl == found.rms_change == 0 and found.same_top.value == 1
 
 
-def test_what_cannot_be_measured(engines: tuple[Engine, Engine], tmp_path: Path) -> None:
+def test_short_text_and_invalid_window_are_refused(engines: tuple[Engine, Engine], tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="at least two windows of 64"):
         perplexity(engines[0], "too short", window=WINDOW)
     with pytest.raises(InvalidRequestError, match="not 65"):

@@ -49,7 +49,7 @@ def total_bytes(tensors: list[tuple[str, tuple[int, ...], Any]]) -> int:
     return sum(int(np.prod(shape[:-1])) * row_bytes(format, shape[-1]) for _, shape, format in tensors)
 
 
-def test_the_full_size_is_the_official_file_to_the_byte() -> None:
+def test_full_size_equals_the_official_file_size() -> None:
     tensors = synthetic_tensors(SyntheticShape())
     assert Counter(format.name for _, _, format in tensors) == {"Q4_K": 216, "Q6_K": 37, "F32": 73}
     assert len({name for name, _, _ in tensors}) == len(tensors) == 326
@@ -64,16 +64,16 @@ def test_the_full_size_is_the_official_file_to_the_byte() -> None:
     ("formats", "size"),
     [("Q8_0", 3_267_731_456), ("Q6_K", 2_523_017_216), ("BF16", 6_150_496_256), ("F16", 6_150_496_256)],
 )
-def test_other_mixes_are_the_published_files_to_the_byte(formats: str, size: int) -> None:
+def test_other_formats_equal_the_published_file_sizes(formats: str, size: int) -> None:
     assert total_bytes(synthetic_tensors(SyntheticShape(), formats)) == size
 
 
-def test_the_layers_with_more_bits() -> None:
+def test_layers_with_more_bits_match_the_official_file() -> None:
     official = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 31, 32, 33, 34, 35]
     assert [i for i in range(36) if has_more_bits(i, 36)] == official
 
 
-def test_a_small_file_is_whole_and_sound(tmp_path: Path, words: dict[str, Any]) -> None:
+def test_small_synthetic_file_is_complete_and_valid(tmp_path: Path, words: dict[str, Any]) -> None:
     path, calls = tmp_path / "small.gguf", []
     size = write_synthetic(path, **SMALL, tokenizer=words, progress=lambda done, total: calls.append((done, total)))
     with GGUFFile.open(path) as file:
@@ -96,7 +96,7 @@ def test_a_small_file_is_whole_and_sound(tmp_path: Path, words: dict[str, Any]) 
     assert calls == sorted(calls) and calls[-1] == (size, size)
 
 
-def test_the_tokenizer_works_and_is_padded(tmp_path: Path, words: dict[str, Any]) -> None:
+def test_synthetic_tokenizer_works_and_is_padded(tmp_path: Path, words: dict[str, Any]) -> None:
     path = tmp_path / "small.gguf"
     write_synthetic(path, **SMALL, tokenizer=words, template="other")
     with GGUFFile.open(path) as file:
@@ -114,7 +114,7 @@ def test_the_tokenizer_works_and_is_padded(tmp_path: Path, words: dict[str, Any]
     assert tokenizer.decode(tokenizer.encode("hello, grüße")) == "hello, grüße"
 
 
-def test_a_file_can_be_the_next_ones_tokenizer(tmp_path: Path, words: dict[str, Any]) -> None:
+def test_gguf_file_can_provide_the_tokenizer(tmp_path: Path, words: dict[str, Any]) -> None:
     first, second, third = (tmp_path / f"{n}.gguf" for n in "123")
     write_synthetic(first, **SMALL, tokenizer=words)
     write_synthetic(second, **SMALL, tokenizer=first)
@@ -123,7 +123,7 @@ def test_a_file_can_be_the_next_ones_tokenizer(tmp_path: Path, words: dict[str, 
     assert first.read_bytes() == second.read_bytes() == third.read_bytes()
 
 
-def test_a_tokenizer_json_can_be_used(tmp_path: Path, words: dict[str, Any]) -> None:
+def test_tokenizer_json_can_provide_the_tokenizer(tmp_path: Path, words: dict[str, Any]) -> None:
     tokens = words["tokenizer.ggml.tokens"]
     added = [{"id": i, "content": t, "special": SPECIALS[t] == 3} for i, t in enumerate(tokens) if t in SPECIALS]
     content = {
@@ -144,7 +144,9 @@ def test_a_tokenizer_json_can_be_used(tmp_path: Path, words: dict[str, Any]) -> 
     assert metadata["tokenizer.chat_template"] == "beside"
 
 
-def test_the_demo_model_is_the_default(tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_model_is_the_default_tokenizer(
+    tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(synth, "DEMO_FILE", tmp_path / "demo.gguf")
     with pytest.raises(InvalidRequestError, match="demo model is missing"):
         write_synthetic(tmp_path / "a.gguf", **SMALL)
@@ -156,7 +158,7 @@ def test_the_demo_model_is_the_default(tmp_path: Path, words: dict[str, Any], mo
     assert GGUFFile.open(tmp_path / "b.gguf").metadata["tokenizer.chat_template"] == "the demo's"
 
 
-def test_seeds(tmp_path: Path, words: dict[str, Any]) -> None:
+def test_file_content_depends_only_on_the_seed(tmp_path: Path, words: dict[str, Any]) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         write_synthetic(tmp_path / name, **SMALL, tokenizer=words, seed=seed)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() != (tmp_path / "c").read_bytes()
@@ -189,7 +191,7 @@ def test_tensors_larger_than_a_chunk_do_not_repeat(tmp_path: Path, words: dict[s
         ({"formats": "Q8_0", "ffn": 500}, "ffn"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_by_name(
+def test_invalid_sizes_are_refused_by_name(
     tmp_path: Path, words: dict[str, Any], change: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -201,13 +203,13 @@ def test_sizes_that_cannot_be_are_refused_by_name(
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"model": {"vocab": {"a": 5}, "merges": []}, "added_tokens": []}', '{"model": 3}']
 )
-def test_a_broken_tokenizer_json_is_refused(tmp_path: Path, content: str) -> None:
+def test_invalid_tokenizer_json_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "words.json").write_text(content)
     with pytest.raises(ModelFileError):
         write_synthetic(tmp_path / "a", **SMALL, tokenizer=tmp_path / "words.json", template="x")
 
 
-def test_a_missing_or_unfit_tokenizer_is_refused(tmp_path: Path, words: dict[str, Any]) -> None:
+def test_missing_or_unusable_tokenizer_is_refused(tmp_path: Path, words: dict[str, Any]) -> None:
     for source, error in (
         (tmp_path / "none.json", ModelFileError),
         (tmp_path / "none.gguf", GGUFError),

@@ -42,7 +42,7 @@ def random_tensor(format: Format, rows: int, cols: int, seed: int = 1) -> QTenso
 
 @pytest.mark.parametrize("cols", [256, 1024, 2816])
 @pytest.mark.parametrize("format", list(FORMATS.values()), ids=str)
-def test_sound_tensors_of_every_format_pass(format: Format, cols: int) -> None:
+def test_valid_tensors_of_every_format_pass(format: Format, cols: int) -> None:
     for rows in (1, 7, 300):
         check = check_tensor(random_tensor(format, rows, cols, seed=rows))
         assert check.problem is None
@@ -51,12 +51,12 @@ def test_sound_tensors_of_every_format_pass(format: Format, cols: int) -> None:
         assert check.worst_error is not None and (check.worst_error > 0 or rows == 1)
 
 
-def test_a_sound_file_passes(path: Path) -> None:
+def test_valid_file_passes(path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     found = verify_file(path, progress=lambda *call: calls.append(call))
     assert found.ok and found.problems == () and found.structure_problem is None
     assert len(found.tensors) == 2 + 9 * 4 and found.known_as is None
-    assert found.sha256 == registry.sha256_of(path) == registry.remembered_hash(path)
+    assert found.sha256 == registry.sha256_of(path) == registry.stored_hash(path)
     assert found.worst is not None and found.worst.worst_error == max(c.worst_error or 0 for c in found.tensors)
     norms = [check for check in found.tensors if len(check.shape) == 1]
     assert len(norms) == 9 and all(check.worst_error is None and check.rows_checked == 0 for check in norms)
@@ -77,7 +77,7 @@ def test_a_published_file_is_recognized(path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("format", "at"), [(Q4_K, 0), (Q4_K, 2), (Q6_K, 208), (Q8_0, 0)], ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_bad_scale_in_any_row_is_found(format: Format, at: int, bad: float) -> None:
+def test_invalid_scale_in_an_unsampled_row_is_found(format: Format, at: int, bad: float) -> None:
     tensor = random_tensor(format, 301, 512)
     raw = tensor.data.copy()
     start = 250 * tensor.row_bytes + format.block_bytes + at  # row 250 is not in the sample
@@ -87,7 +87,7 @@ def test_a_bad_scale_in_any_row_is_found(format: Format, at: int, bad: float) ->
     assert check.worst_error is None
 
 
-def test_a_bad_norm_is_found() -> None:
+def test_nan_in_norm_weights_is_found() -> None:
     values = np.ones(256, np.float32)
     values[3] = np.nan
     check = check_tensor(QTensor("norm", F32, (256,), values.view(np.uint8)))
@@ -95,7 +95,7 @@ def test_a_bad_norm_is_found() -> None:
 
 
 @pytest.mark.parametrize("format", list(FORMATS.values()), ids=str)
-def test_a_wrong_product_is_found(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_matrix_product_is_found(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel swaps two weights of a row, is one percent off, has one wrong last bit, or gives NaN."""
     tensor = random_tensor(format, 40, 512)
     right = CPU.matmul
@@ -138,7 +138,7 @@ def test_damage_in_a_file_is_reported_by_tensor(path: Path) -> None:
     assert found.problems == ("token_embd.weight: row 77 has a scale that is NaN or infinite",)
 
 
-def test_a_file_of_another_structure_is_reported(path: Path) -> None:
+def test_missing_tensor_is_reported(path: Path) -> None:
     raw = path.read_bytes().replace(b"blk.2.attn_q.weight", b"blk.2.attn_Q.weight")
     path.write_bytes(raw)
     found = verify_file(path, hash_file=False)
@@ -152,7 +152,7 @@ def test_the_same_seed_gives_the_same_errors(path: Path) -> None:
         assert first == again != list(verify_tensors(file, seed=2))
 
 
-def test_no_gguf_file_is_an_error(tmp_path: Path) -> None:
+def test_truncated_file_raises_gguf_error(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(GGUFError):
         verify_file(tmp_path / "x.gguf")
@@ -162,7 +162,7 @@ def test_no_gguf_file_is_an_error(tmp_path: Path) -> None:
     ("template", "told"),
     [("x", "omits the user's message"), (" ", "prints nothing"), ("{% if %}", "chat template says")],
 )
-def test_a_template_that_no_engine_takes_is_reported(
+def test_unusable_chat_template_is_reported(
     tmp_path: Path, small_metadata: dict[str, Any], template: str, told: str
 ) -> None:
     path = tmp_path / "small.gguf"
@@ -172,7 +172,7 @@ def test_a_template_that_no_engine_takes_is_reported(
     assert told in found.problems[0] and len(found.problems) == 1 and not found.ok
 
 
-def test_a_vocabulary_that_no_engine_takes_is_reported(path: Path) -> None:
+def test_vocabulary_without_chat_tokens_is_reported(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"<|im_end|>", b"<|im_END|>").replace(b"<|im_start|>", b"[|im_start|>"))
     found = verify_file(path, hash_file=False)
     assert found.prompt_problem is not None and "[|im_start|>" in found.prompt_problem and not found.ok

@@ -50,7 +50,7 @@ def answers(engine: Engine, *names: str | None, params: SamplingParams = GREEDY,
 
 @pytest.mark.parametrize(("alpha", "scale"), [(ALPHA, 1.0), (12.0, 0.7), (0.0, 0.5)])
 @pytest.mark.parametrize("form", ["gguf", "peft"])
-def test_logits_are_those_of_the_merged_model(
+def test_adapter_logits_match_the_merged_model(
     base: Path, engine: Engine, tmp_path: Path, form: str, alpha: float, scale: float
 ) -> None:
     """Alpha 0 in a GGUF file means that the scale is not divided by the rank."""
@@ -71,14 +71,14 @@ def test_logits_are_those_of_the_merged_model(
     assert np.abs(engine.logits(IDS) - wanted).max() > 50 * TOLERANCE
 
 
-def test_rank_stabilised_adapters_are_divided_by_the_root_of_the_rank(engine: Engine, tmp_path: Path) -> None:
+def test_rslora_scale_divides_alpha_by_sqrt_of_rank(engine: Engine, tmp_path: Path) -> None:
     pairs = random_pairs(engine.config, 1, rank=9)
     add(engine, "rs", write_peft(tmp_path / "rs", pairs, engine.config.head_dim, alpha=6.0, use_rslora=True))
     add(engine, "same", write_gguf(tmp_path / "same.gguf", pairs, alpha=18.0))
     np.testing.assert_allclose(engine.logits(IDS, adapter="rs"), engine.logits(IDS, adapter="same"), atol=TOLERANCE)
 
 
-def test_halves_that_hold_the_scaled_numbers_stay_halves(engine: Engine, tmp_path: Path) -> None:
+def test_f16_adapter_weights_stay_f16_in_memory(engine: Engine, tmp_path: Path) -> None:
     pairs = random_pairs(engine.config, 1)
     add(engine, "halves", write_gguf(tmp_path / "halves.gguf", pairs, format=F16))
     add(engine, "floats", write_gguf(tmp_path / "floats.gguf", pairs, format=F32))
@@ -87,7 +87,7 @@ def test_halves_that_hold_the_scaled_numbers_stay_halves(engine: Engine, tmp_pat
     assert engine.logits(IDS, adapter="halves").tobytes() == engine.logits(IDS, adapter="floats").tobytes()
 
 
-def test_an_adapter_of_zeros_changes_no_bit(engine: Engine, tmp_path: Path) -> None:
+def test_zero_adapter_leaves_logits_and_answers_unchanged(engine: Engine, tmp_path: Path) -> None:
     add(engine, "zero", write_gguf(tmp_path / "zero.gguf", random_pairs(engine.config, 1, size=0.0)))
     assert engine.logits(IDS, adapter="zero").tobytes() == engine.logits(IDS).tobytes()
     assert answers(engine, "zero", params=SEEDED) == answers(engine, None, params=SEEDED)
@@ -102,7 +102,7 @@ def some_adapters(engine: Engine, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_many_adapters_in_one_step_are_each_alone(engine: Engine, tmp_path: Path, params: SamplingParams) -> None:
+def test_batched_adapters_answer_as_each_adapter_alone(engine: Engine, tmp_path: Path, params: SamplingParams) -> None:
     names = [None, *some_adapters(engine, tmp_path), None]
     alone = [answers(engine, name, params=params)[0] for name in names]
     assert len(set(alone)) > len(names) // 2, "the adapters must give different answers"
@@ -111,7 +111,7 @@ def test_many_adapters_in_one_step_are_each_alone(engine: Engine, tmp_path: Path
     assert answers(engine, *mixed, params=params) == [alone[names.index(name)] for name in mixed]
 
 
-def test_nothing_of_another_adapter_is_found_in_the_cache(base: Path, engine: Engine, tmp_path: Path) -> None:
+def test_prefix_cache_is_isolated_per_adapter(base: Path, engine: Engine, tmp_path: Path) -> None:
     """Adapters with other weights do not share cached prefixes, even under the same name."""
     first, second = (
         write_gguf(tmp_path / f"{seed}.gguf", random_pairs(engine.config, seed, size=0.3)) for seed in (1, 2)
@@ -128,7 +128,7 @@ def test_nothing_of_another_adapter_is_found_in_the_cache(base: Path, engine: En
         assert answers(cold, "b")[0] == warm[0]
 
 
-def test_an_answer_goes_on_with_an_adapter_that_was_removed(engine: Engine, tmp_path: Path) -> None:
+def test_running_answer_keeps_its_removed_adapter(engine: Engine, tmp_path: Path) -> None:
     add(engine, "a", write_gguf(tmp_path / "a.gguf", random_pairs(engine.config, 1, size=0.3)))
     long = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
     whole = answers(engine, "a", params=long)
@@ -141,7 +141,7 @@ def test_an_answer_goes_on_with_an_adapter_that_was_removed(engine: Engine, tmp_
     assert not any(shape[2] for shape in engine._runner._captured), "recorded steps must not keep removed adapters"
 
 
-def test_adapters_come_with_the_configuration(base: Path, engine: Engine, tmp_path: Path) -> None:
+def test_engine_load_adds_configured_adapters(base: Path, engine: Engine, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "with:colon.gguf", random_pairs(engine.config, 1, size=0.3))
     with Engine.load(base, context_tokens=512, threads=1, kv="f16", adapters=[f"a={file}", f"half={file}:0.5"]) as made:
         assert [info.scale for info in made.adapters.infos.values()] == [1.0, 0.5]
@@ -151,12 +151,12 @@ def test_adapters_come_with_the_configuration(base: Path, engine: Engine, tmp_pa
 
 
 @pytest.mark.parametrize("text", ["a", "=file", "a=", "a b=file", "a=file:nan", ".a=file"])
-def test_what_is_no_adapter_is_refused(text: str) -> None:
+def test_malformed_adapter_option_is_rejected(text: str) -> None:
     with pytest.raises(InvalidRequestError):
         Engine.load(adapters=[text])
 
 
-def test_a_chat_of_the_template_takes_an_adapter(tmp_path: Path) -> None:
+def test_chat_messages_use_the_selected_adapter(tmp_path: Path) -> None:
     with Engine.load(context_tokens=1024, threads=1) as engine:
         add(engine, "a", write_gguf(tmp_path / "a.gguf", random_pairs(engine.config, 3, size=0.2)))
         messages = [Message("user", "Hello! What is your name?")]
@@ -190,7 +190,7 @@ def damaged(pairs: Pairs) -> Pairs:
         (lambda path, pairs: path.write_bytes(b"GGUF" + bytes(7)) and path, "version"),
     ],
 )
-def test_files_that_cannot_be_used_are_refused_by_name(engine: Engine, tmp_path: Path, make, words: str) -> None:  # type: ignore[no-untyped-def]
+def test_unusable_adapter_file_is_rejected_with_the_reason(engine: Engine, tmp_path: Path, make, words: str) -> None:  # type: ignore[no-untyped-def]
     path = make(tmp_path / "bad.gguf", random_pairs(engine.config, 1))
     with pytest.raises(NotsoError, match=words):
         add(engine, "bad", path)
@@ -212,7 +212,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(engine: Engine, tmp_path:
         ({"rank_pattern": {"q_proj": 2}}, r"has rank 8, but adapter_config.json \(r, rank_pattern\) specifies 2"),
     ],
 )
-def test_settings_that_change_the_answer_are_refused_by_name(
+def test_unsupported_peft_setting_is_rejected_by_name(
     engine: Engine, tmp_path: Path, settings: dict[str, object], words: str
 ) -> None:
     folder = write_peft(tmp_path / "bad", random_pairs(engine.config, 1), engine.config.head_dim, **settings)
@@ -220,7 +220,7 @@ def test_settings_that_change_the_answer_are_refused_by_name(
         add(engine, "bad", folder)
 
 
-def test_what_a_file_claims_is_refused_before_it_is_copied(
+def test_invalid_adapter_is_rejected_before_copying_tensors(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tensors may be holes in a sparse file, which is short on disk but larger than memory."""
@@ -240,7 +240,7 @@ def test_what_a_file_claims_is_refused_before_it_is_copied(
         add(engine, "bad", write_gguf(tmp_path / "bad.gguf", pairs))
 
 
-def test_a_folder_with_half_a_pair_is_refused(engine: Engine, tmp_path: Path) -> None:
+def test_peft_folder_with_missing_lora_b_is_rejected(engine: Engine, tmp_path: Path) -> None:
     folder = write_peft(tmp_path / "half", random_pairs(engine.config, 1), engine.config.head_dim)
     weights = folder / "adapter_model.safetensors"
     raw = weights.read_bytes()

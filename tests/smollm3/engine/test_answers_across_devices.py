@@ -38,7 +38,7 @@ def answers(device: str) -> list[str]:
     return [*found, logits.tobytes().hex()]
 
 
-def test_every_answer_is_the_same() -> None:
+def test_cpu_and_emulated_gpu_give_identical_answers() -> None:
     with installed():
         ours, theirs = (answers(device) for device in ("cpu", "cuda"))
     assert len(ours) == sum(BATCHES) + 1 and len(set(ours)) > sum(BATCHES) // 4

@@ -72,7 +72,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("cpu", FAMILIES)
-def test_twenty_answers_are_the_same(cpu: str, package: Path, here: dict[str, Any]) -> None:
+def test_emulated_aarch64_gives_identical_answers(cpu: str, package: Path, here: dict[str, Any]) -> None:
     there = told(aarch64.run_python(cpu, package, "-c", ASK))
     assert there["family"] == FAMILIES[cpu] != here["family"]
     assert len(here["answers"]) == 20 and len(set(here["answers"])) > 10 and here["written"] > 500

@@ -47,7 +47,7 @@ def told(events: list[Event], kind: str) -> str:
     return "".join(event.text for event in events if event.kind == kind)
 
 
-def test_an_answer_holds_what_its_events_tell(engine: Engine) -> None:
+def test_chat_result_matches_streamed_events(engine: Engine) -> None:
     events = list(engine.generate([Message("user", SUM)], GREEDY))
     answer = engine.chat(SUM, params=GREEDY)
     assert (answer.text, answer.reasoning) == (told(events, "text"), told(events, "reasoning"))
@@ -70,19 +70,19 @@ def test_an_answer_holds_what_its_events_tell(engine: Engine) -> None:
         [{"role": "user", "content": [{"type": "text", "text": SUM[:5]}, {"type": "text", "text": SUM[5:]}]}],
     ],
 )
-def test_one_question_in_every_form(engine: Engine, asked: Any) -> None:
+def test_chat_accepts_every_form_of_a_question(engine: Engine, asked: Any) -> None:
     answer = engine.chat(asked, temperature=0, max_tokens=300, thinking=False)
     assert answer.text == engine.chat(messages=SUM, params=GREEDY, options=RequestOptions(thinking=False)).text
 
 
-def test_several_messages(engine: Engine) -> None:
+def test_chat_accepts_messages_as_arguments_or_dicts(engine: Engine) -> None:
     turns = [Message("user", "Hello"), Message("assistant", "Hi"), Message("user", SUM)]
     assert conversation(*turns) == turns
     by_name = [{"role": each.role, "content": each.content} for each in turns]
     assert engine.chat(*turns, params=GREEDY).text == engine.chat(by_name, params=GREEDY).text
 
 
-def test_openai_calls_and_results_are_read() -> None:
+def test_openai_messages_are_converted() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     found = conversation(
         [
@@ -125,35 +125,35 @@ def test_tool_calls_are_in_the_answer(engine: Engine) -> None:
         ([Message("user", "x"), RequestOptions()], "options"),
     ],
 )
-def test_a_wrong_message_is_named(engine: Engine, asked: Any, param: str) -> None:
+def test_invalid_message_error_names_the_parameter(engine: Engine, asked: Any, param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         engine.chat(asked)
     assert caught.value.param == param
 
 
-def test_every_field_is_a_keyword() -> None:
+def test_answer_settings_cover_all_params_and_options() -> None:
     names = {each.name for kind in (SamplingParams, RequestOptions) for each in fields(kind)} - {"given"}
     assert set(AnswerSettings.__annotations__) == names
 
 
-def test_keywords_go_before_params(engine: Engine) -> None:
+def test_chat_keywords_override_params_and_options(engine: Engine) -> None:
     assert engine.chat(SUM, params=GREEDY, max_tokens=3).usage.completion_tokens == 3
     assert engine.chat(SUM, params=GREEDY, thinking=False).reasoning == ""
     assert engine.chat(SUM, params=GREEDY, thinking=False, stop="48").stop == "48"
 
 
-def test_an_unknown_keyword_is_named(engine: Engine) -> None:
+def test_unknown_chat_keyword_suggests_the_closest_name(engine: Engine) -> None:
     with pytest.raises(TypeError, match="'max_tokns'; did you mean 'max_tokens'") as caught:
         engine.chat(SUM, max_tokns=3)  # type: ignore[call-arg]
     assert isinstance(caught.value, UnknownOptionError) and caught.value.param == "max_tokns"
 
 
-def test_a_cut_answer_shows_it(engine: Engine) -> None:
+def test_answer_at_max_tokens_is_marked_as_cut(engine: Engine) -> None:
     cut = engine.chat(SUM, temperature=0, max_tokens=5)
     assert (cut.finish_reason, cut.is_cut, cut.usage.completion_tokens) == ("length", True, 5)
 
 
-def test_a_failed_answer_raises(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_failure_raises_from_every_method(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise EngineError("a logit is not finite")
 
@@ -170,14 +170,14 @@ def test_a_failed_answer_raises(engine: Engine, monkeypatch: pytest.MonkeyPatch)
         engine.continue_text(SUM)
 
 
-def test_an_answer_without_an_end_raises() -> None:
+def test_completion_without_end_event_raises() -> None:
     usage = Event("usage", usage=Usage(1, 1))
     with pytest.raises(EngineError, match="no `end` event"):
         Completion.from_events([Event("text", "x"), usage])
     assert Completion.from_events([Event("text", "x"), usage, Event("end", finish_reason="stop")]).text == "x"
 
 
-def test_a_stream_yields_events_and_has_a_result(engine: Engine) -> None:
+def test_stream_yields_events_and_a_result(engine: Engine) -> None:
     with engine.stream(SUM, params=GREEDY) as stream:
         events = list(stream)
         whole = stream.result()
@@ -185,7 +185,7 @@ def test_a_stream_yields_events_and_has_a_result(engine: Engine) -> None:
     assert whole.finish_reason == "stop" and events[-1].kind == "end"
 
 
-def test_a_closed_stream_shows_that_it_was_cut(engine: Engine) -> None:
+def test_closed_stream_result_is_cancelled(engine: Engine) -> None:
     with engine.stream(SUM, seed=1, ignore_eos=True) as stream:
         next(event for event in stream if event.kind == "text")
     cut = stream.result()
@@ -193,14 +193,14 @@ def test_a_closed_stream_shows_that_it_was_cut(engine: Engine) -> None:
     assert list(stream) == []
 
 
-def test_a_dropped_stream_stops(engine: Engine) -> None:
+def test_garbage_collected_stream_cancels_generation(engine: Engine) -> None:
     stream = engine.stream(SUM, seed=1, ignore_eos=True)
     generation = stream.generation
     del stream
     assert generation.result().finish_reason == "cancelled"
 
 
-def test_a_batch_keeps_its_order(engine: Engine) -> None:
+def test_batch_returns_answers_in_order(engine: Engine) -> None:
     questions = [f"What is {number} + 8?" for number in range(20)]
     answers = engine.batch(questions, temperature=0, thinking=False, max_tokens=40)
     assert [each.text for each in answers] == [
@@ -209,13 +209,13 @@ def test_a_batch_keeps_its_order(engine: Engine) -> None:
     assert engine.batch([]) == []
 
 
-def test_a_batch_beyond_its_window(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_larger_than_max_batched_is_answered(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notso.smollm3.engine.engine.MAX_BATCHED", 2)
     answers = engine.batch([[Message("user", f"What is {number} + 1?")] for number in range(5)], max_tokens=2)
     assert [each.usage.completion_tokens for each in answers] == [2] * 5
 
 
-def test_a_batch_begins_nothing_if_one_is_invalid(engine: Engine) -> None:
+def test_batch_with_an_invalid_entry_submits_nothing(engine: Engine) -> None:
     begun: list[Generation] = []
     submit = engine._core.submit
     with pytest.MonkeyPatch.context() as patch:
@@ -227,7 +227,7 @@ def test_a_batch_begins_nothing_if_one_is_invalid(engine: Engine) -> None:
     assert begun == []
 
 
-def test_text_is_continued_by_a_name_of_its_own(engine: Engine) -> None:
+def test_continue_text_accepts_text_and_token_ids(engine: Engine) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one = engine.continue_text("text", temperature=0, max_tokens=5)
@@ -235,7 +235,7 @@ def test_text_is_continued_by_a_name_of_its_own(engine: Engine) -> None:
     assert one.usage.prompt_tokens == 1 and one.usage.completion_tokens == 5 and one.text
 
 
-def test_generate_does_not_return_nothing_for_a_text(engine: Engine) -> None:
+def test_generate_with_plain_text_warns_and_rejects_empty_output(engine: Engine) -> None:
     # The model ends this plain text with its first token.
     assert engine.continue_text(SUM, params=GREEDY).text == ""
     with pytest.warns(FutureWarning, match="chat or stream"):
@@ -247,7 +247,7 @@ def test_generate_does_not_return_nothing_for_a_text(engine: Engine) -> None:
     assert told(kept, "text") == engine.continue_text("text", temperature=0, max_tokens=5).text
 
 
-def test_prompts_take_every_form(engine: Engine) -> None:
+def test_render_and_count_tokens_accept_every_message_form(engine: Engine) -> None:
     turns = [Message("user", SUM)]
     for asked in (SUM, turns[0], {"role": "user", "content": SUM}, [{"role": "user", "content": SUM}]):
         assert engine.render(asked) == engine.render(turns)

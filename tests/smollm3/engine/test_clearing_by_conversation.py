@@ -40,7 +40,7 @@ def written(engine: Engine, folder: Path) -> int:
 
 @pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_conversation_goes_and_the_other_keeps_what_they_share(tmp_path: Path, kv: KVFormat, restarts: bool) -> None:
+def test_clearing_a_conversation_keeps_blocks_shared_with_others(tmp_path: Path, kv: KVFormat, restarts: bool) -> None:
     shared = len(SYSTEM)
     engine = load(tmp_path, kv)
     assert cached(engine, ANN, "ann") == 0
@@ -66,7 +66,7 @@ def test_a_conversation_goes_and_the_other_keeps_what_they_share(tmp_path: Path,
     engine.close()
 
 
-def test_owners_forget_their_own_conversations(tmp_path: Path) -> None:
+def test_clearing_a_conversation_affects_only_one_owner(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         cached(engine, ANN, "chat", owner="ann")
         cached(engine, ANN, "chat", owner="bob")
@@ -75,7 +75,7 @@ def test_owners_forget_their_own_conversations(tmp_path: Path) -> None:
         assert cached(engine, ANN, "chat", owner="bob") == 0
 
 
-def test_what_names_no_conversation_is_kept_until_all_is_forgotten(tmp_path: Path) -> None:
+def test_blocks_used_without_conversation_survive_until_full_clear(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         cached(engine, ANN, "ann")
         assert cached(engine, ANN, None) == len(ANN) - 1
@@ -87,7 +87,7 @@ def test_what_names_no_conversation_is_kept_until_all_is_forgotten(tmp_path: Pat
             engine.clear_cache("ann")
 
 
-def test_an_answer_under_way_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
+def test_running_answer_of_a_cleared_conversation_is_not_cached(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         expected = [event.text for event in engine.generate(ANN, SamplingParams(max_tokens=200, temperature=0))]
         engine.clear_cache()
@@ -104,7 +104,7 @@ def test_an_answer_under_way_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
         assert cached(engine, ANN, "ann") == 0
 
 
-def test_what_is_read_ahead_is_forgotten_too(tmp_path: Path) -> None:
+def test_clearing_removes_speculative_prefill_and_warmup_notes(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         question = Message("user", "What is a walrus, and what does it want? " * 30)
         engine.speculative_prefill([question], FEW, RequestOptions(conversation="ann"))

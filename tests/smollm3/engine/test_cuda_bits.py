@@ -29,7 +29,9 @@ def script() -> ModuleType:
 
 
 @pytest.mark.long("native", "engine")
-def test_kernels_and_answers_are_equal(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_bits_finds_no_difference_on_stub_driver(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(script, "ANSWER_TOKENS", 4)
     monkeypatch.setattr(script, "ROUNDS", 1)
     with installed():
@@ -39,7 +41,7 @@ def test_kernels_and_answers_are_equal(script: ModuleType, tmp_path: Path, monke
     assert result["differ"] == [] and set(result["formats"]) == set(FORMATS_BY_NAME)
 
 
-def test_a_difference_is_told(
+def test_cuda_bits_reports_a_flipped_bit(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = CUDA.download

@@ -90,7 +90,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("kernels", kernel_choice.available_kernels())
-def test_kernels_threads_and_pieces_change_no_bit(case: Case, own_kernels: None, kernels: str) -> None:
+def test_logits_are_bit_identical_across_kernels_threads_and_chunks(
+    case: Case, own_kernels: None, kernels: str
+) -> None:
     """Every family with 1, 2 and 3 threads; the prompt in one step, token by token, and in pieces."""
     kernel_choice.use_kernels(kernels)
     with loaded(case.path, LENGTH) as model:
@@ -102,7 +104,7 @@ def test_kernels_threads_and_pieces_change_no_bit(case: Case, own_kernels: None,
 
 
 @pytest.mark.parametrize("kernels", kernel_choice.available_kernels())
-def test_recorded_decoding_gives_the_bits_of_reading(case: Case, own_kernels: None, kernels: str) -> None:
+def test_recorded_decode_step_matches_prefill_logits(case: Case, own_kernels: None, kernels: str) -> None:
     """The program that the engine decodes with is replayed with every family."""
     kernel_choice.use_kernels(kernels)
     kernel_choice.set_threads(2)
@@ -119,7 +121,7 @@ def test_recorded_decoding_gives_the_bits_of_reading(case: Case, own_kernels: No
             np.testing.assert_array_equal(step.logits[0], case.expected[at])
 
 
-def test_the_shapes_of_the_3b_give_the_same_bits_under_every_kernel(tmp_path: Path, own_kernels: None) -> None:
+def test_logits_of_3b_shapes_are_identical_across_kernels(tmp_path: Path, own_kernels: None) -> None:
     """Rows of 2,048 and 11,008 values in Q4_K and Q6_K; only a few tokens, because generic kernels are slow."""
     path = write_shapes_3b(tmp_path / "shapes.gguf")
     ids = [5, 1000, 4095, 7, 7]
@@ -154,7 +156,7 @@ SAMPLED = SamplingParams(max_tokens=24, temperature=1.5, top_p=1.0, seed=11)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 256])
-def test_the_size_of_prefill_steps_changes_nothing(
+def test_prefill_step_size_does_not_change_results(
     demo_engine: Engine, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     prompt = RANDOM.prompts(20, 90)[-1]
@@ -164,7 +166,7 @@ def test_the_size_of_prefill_steps_changes_nothing(
     assert texts(demo_engine.generate(prompt, SAMPLED)) == expected[1]
 
 
-def test_a_cached_prefix_changes_nothing(demo_engine: Engine) -> None:
+def test_cached_prefix_does_not_change_answers(demo_engine: Engine) -> None:
     """A prompt is answered with an empty cache, and after itself, its beginning, a diverging and a longer prompt."""
     prompt = RANDOM.prompts(20, 90)[-1]
 
@@ -189,7 +191,7 @@ def test_a_cached_prefix_changes_nothing(demo_engine: Engine) -> None:
         assert reused <= cached < len(prompt)
 
 
-def test_answers_continue_from_what_the_last_one_left(demo_engine: Engine) -> None:
+def test_second_turn_with_cached_answer_matches_full_prefill(demo_engine: Engine) -> None:
     """A second turn reuses the first one's answer, with the logits of a complete prefill."""
     prompt = RANDOM.prompts(20, 60)[-1]
     forget(demo_engine)
@@ -202,7 +204,7 @@ def test_answers_continue_from_what_the_last_one_left(demo_engine: Engine) -> No
     assert texts(demo_engine.generate(prompt, SAMPLED)) == texts(iter(first))
 
 
-def test_threads_that_ask_at_once_get_what_each_would_get_alone(demo_engine: Engine) -> None:
+def test_concurrent_answers_equal_sequential_answers(demo_engine: Engine) -> None:
     prompts = RANDOM.prompts(4, 40)
     alone = [texts(demo_engine.generate(prompt, SAMPLED)) for prompt in prompts]
     together: dict[int, list[Event]] = {}
@@ -219,7 +221,7 @@ def test_threads_that_ask_at_once_get_what_each_would_get_alone(demo_engine: Eng
 
 
 @pytest.mark.parametrize("kernels", kernel_choice.available_kernels())
-def test_sampled_answers_are_the_same_under_every_kernel(case: Case, own_kernels: None, kernels: str) -> None:
+def test_sampled_answers_are_identical_across_kernels(case: Case, own_kernels: None, kernels: str) -> None:
     """Sampling with temperature and seed, as in normal use of the engine."""
     prompt = case.ids[:30]
     results = []

@@ -47,7 +47,7 @@ def said(engine: Engine) -> str:
     return "".join(event.text for event in engine.generate(PROMPT, GREEDY))
 
 
-def test_without_a_driver_the_cpu_computes_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_device_uses_cpu_without_note_if_driver_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LIBRARY", "libcuda-absent.so.1")
     with load("auto") as engine:
         assert (engine.info.device, engine.info.device_note) == ("cpu", "")
@@ -55,7 +55,7 @@ def test_without_a_driver_the_cpu_computes_and_nothing_is_said(monkeypatch: pyte
         load("cuda")
 
 
-def test_a_gpu_is_taken_where_there_is_one(gpu: Callable[..., None]) -> None:
+def test_auto_device_selects_available_gpu(gpu: Callable[..., None]) -> None:
     gpu(devices=2)
     answers, names = [], []
     for device in ("cpu", "auto", "cuda:1"):
@@ -76,7 +76,7 @@ def test_a_gpu_is_taken_where_there_is_one(gpu: Callable[..., None]) -> None:
         ({"memory": 20 << 20}, OutOfMemoryError, "cuda:0 leaves 20 MiB; the weights alone are"),
     ],
 )
-def test_what_refuses_is_told_in_a_line(
+def test_unusable_gpu_falls_back_to_cpu_with_a_one_line_note(
     gpu: Callable[..., None], settings: dict[str, int], wanted: type[Exception], words: str
 ) -> None:
     gpu(**settings)
@@ -89,7 +89,7 @@ def test_what_refuses_is_told_in_a_line(
 
 
 @pytest.mark.parametrize("points", [3, pytest.param(30, marks=pytest.mark.long("native", "engine"))])
-def test_memory_that_runs_out_while_loading_leaves_nothing(
+def test_gpu_out_of_memory_during_load_frees_all_allocations(
     gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch, points: int
 ) -> None:
     before, counts, there = calls(), list[int](), live()
@@ -115,7 +115,7 @@ def test_memory_that_runs_out_while_loading_leaves_nothing(
     assert fell_back >= points // 3, "only failures while freeing memory are harmless"
 
 
-def test_a_gpu_with_other_bits_is_not_used(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_with_differing_results_is_not_used(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     right = CUDA.download
 
     def wrong(self: CUDA, array: Any) -> Any:
@@ -130,7 +130,7 @@ def test_a_gpu_with_other_bits_is_not_used(gpu: Callable[..., None], monkeypatch
         assert engine.info.device == "cpu" and "differs from the CPU in" in engine.info.device_note
 
 
-def test_a_gpu_that_is_lost_in_a_step(gpu: Callable[..., None]) -> None:
+def test_lost_gpu_fails_the_answer_and_later_loads_use_cpu(gpu: Callable[..., None]) -> None:
     heard = []
     engine = load("cuda")
     wanted = said(engine)
@@ -149,7 +149,7 @@ def test_a_gpu_that_is_lost_in_a_step(gpu: Callable[..., None]) -> None:
             assert said(other) == wanted, "the bits are the same"
 
 
-def test_the_plan_is_of_the_devices_memory(gpu: Callable[..., None]) -> None:
+def test_memory_plan_uses_gpu_memory(gpu: Callable[..., None]) -> None:
     gpu(memory=600 * MIB)
     with load("cuda") as engine:
         assert engine.info.memory is not None
@@ -157,6 +157,6 @@ def test_the_plan_is_of_the_devices_memory(gpu: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:100", "CPU", "", "cuda:1 "])
-def test_no_other_name_is_a_device(name: str) -> None:
+def test_invalid_device_name_is_rejected(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="device must be auto, cpu, cuda or cuda:N"):
         EngineConfig(device=name)

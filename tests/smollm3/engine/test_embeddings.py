@@ -27,7 +27,7 @@ def expected() -> Floats:
     return np.array(vectors, np.float32)
 
 
-def test_they_are_the_mean_of_the_last_hidden_states(demo_engine: Engine, expected: Floats) -> None:
+def test_embeddings_are_normalized_mean_of_last_hidden_states(demo_engine: Engine, expected: Floats) -> None:
     assert len(demo_engine.tokenize(TEXTS[2])) > 64  # more than one step
     found = demo_engine.embed(TEXTS)
     assert found.dtype == np.float32
@@ -36,7 +36,7 @@ def test_they_are_the_mean_of_the_last_hidden_states(demo_engine: Engine, expect
     assert abs(float(expected[0] @ expected[1])) < 0.999  # the texts differ
 
 
-def test_they_do_not_depend_on_what_runs_beside_or_was_cached(demo_engine: Engine) -> None:
+def test_embeddings_are_independent_of_concurrency_and_cache(demo_engine: Engine) -> None:
     alone = demo_engine.embed(TEXTS[2])
     company = [demo_engine.submit(TEXTS[2], SamplingParams(max_tokens=30, seed=seed)) for seed in range(3)]
     beside = demo_engine.embed([*TEXTS, *TEXTS])
@@ -46,7 +46,7 @@ def test_they_do_not_depend_on_what_runs_beside_or_was_cached(demo_engine: Engin
     assert (beside[:3] == beside[3:]).all()
 
 
-def test_a_preempted_text_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_text_gives_the_same_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are blocks for little more than two of the texts."""
     monkeypatch.setattr(memory_plan, "SHARED_TOKENS", 1024)
     ids = [[500 + number, *(300 + i * i % 500 for i in range(440))] for number in range(4)]
@@ -64,7 +64,7 @@ def _vector(generation: object) -> tuple[float, ...]:
     return next(event.embedding for event in generation.events() if event.kind == "embedding")  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_embedded_is_refused(demo_engine: Engine) -> None:
+def test_embed_rejects_empty_and_too_long_texts(demo_engine: Engine) -> None:
     assert demo_engine.embed([]).shape == (0, demo_engine.config.hidden_size)
     with pytest.raises(InvalidRequestError):
         demo_engine.embed(["fine", ""])

@@ -45,7 +45,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 # ---------------------------------------------------------------- the stream
 
 
-def test_an_answer_with_reasoning(engine: Engine, script: Script) -> None:
+def test_answer_streams_reasoning_before_text(engine: Engine, script: Script) -> None:
     script.say(THINK, "plan", THOUGHT, "Done.", END)
     events = run(engine)
     assert (told(events, "reasoning"), told(events, "text")) == ("plan", "Done.")
@@ -56,13 +56,13 @@ def test_an_answer_with_reasoning(engine: Engine, script: Script) -> None:
     assert tokens_used(events) == (12, 6)
 
 
-def test_a_prompt_that_opens_the_thinking(engine: Engine, script: Script) -> None:
+def test_prompt_with_open_think_tag_starts_with_reasoning(engine: Engine, script: Script) -> None:
     script.say("plan", THOUGHT, "Done.", END)
     events = run(engine, [10, 20, THINK])
     assert (told(events, "reasoning"), told(events, "text")) == ("plan", "Done.")
 
 
-def test_a_prompt_that_closed_the_thinking(engine: Engine, script: Script) -> None:
+def test_prompt_with_closed_think_tag_yields_text_only(engine: Engine, script: Script) -> None:
     script.say("Done.", END)
     events = run(engine, [THINK, 10, THOUGHT])
     assert (told(events, "reasoning"), told(events, "text")) == ("", "Done.")
@@ -77,26 +77,26 @@ def test_reasoning_cut_off_by_max_tokens(engine: Engine, script: Script) -> None
     assert script.drawn == 5
 
 
-def test_a_character_split_over_tokens_comes_whole(engine: Engine, script: Script) -> None:
+def test_character_split_across_tokens_is_one_event(engine: Engine, script: Script) -> None:
     script.say("a🎉é", END)
     events = run(engine)
     assert [event.text for event in events[:-2]] == ["a", "🎉", "é"]
 
 
-def test_a_character_cut_off_is_shown_as_such(engine: Engine, script: Script) -> None:
+def test_incomplete_character_becomes_replacement_character(engine: Engine, script: Script) -> None:
     script.say("a", *"🎉".encode()[:2])
     events = run(engine, max_tokens=3)
     assert told(events, "text") == "a\N{REPLACEMENT CHARACTER}"
 
 
-def test_max_tokens_of_one(engine: Engine, script: Script) -> None:
+def test_max_tokens_of_one_yields_one_token(engine: Engine, script: Script) -> None:
     script.say("a")
     events = run(engine, max_tokens=1)
     assert told(events, "text") == "a"
     assert events[-1].finish_reason == "length"
 
 
-def test_an_end_at_once(engine: Engine, script: Script) -> None:
+def test_immediate_end_token_yields_empty_answer(engine: Engine, script: Script) -> None:
     script.say(END)
     events = run(engine)
     assert len(events) == 2
@@ -104,7 +104,7 @@ def test_an_end_at_once(engine: Engine, script: Script) -> None:
     assert tokens_used(events) == (1, 0)
 
 
-def test_a_stop_string_over_several_tokens(engine: Engine, script: Script) -> None:
+def test_stop_string_across_tokens_ends_the_answer(engine: Engine, script: Script) -> None:
     script.say("one STOP two", END)
     events = run(engine, stop=("STOP",))
     assert told(events, "text") == "one "
@@ -112,19 +112,19 @@ def test_a_stop_string_over_several_tokens(engine: Engine, script: Script) -> No
     assert script.drawn == len("one STOP")
 
 
-def test_the_beginning_of_a_stop_string_is_given_back_if_it_does_not_go_on(engine: Engine, script: Script) -> None:
+def test_partial_stop_string_is_emitted_if_not_completed(engine: Engine, script: Script) -> None:
     script.say("one STO two ST", END)
     events = run(engine, stop=("STOP",))
     assert told(events, "text") == "one STO two ST"
 
 
-def test_a_stop_string_in_the_reasoning_does_not_stop(engine: Engine, script: Script) -> None:
+def test_stop_string_is_ignored_in_reasoning(engine: Engine, script: Script) -> None:
     script.say(THINK, "STOP", THOUGHT, "ok STOP", END)
     events = run(engine, stop=("STOP",))
     assert (told(events, "reasoning"), told(events, "text")) == ("STOP", "ok ")
 
 
-def test_a_tool_call(engine: Engine, script: Script) -> None:
+def test_tool_call_text_becomes_a_tool_call_event(engine: Engine, script: Script) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     with Engine.load(engine.info.path, context_tokens=128) as roomy:  # a call with tags as ordinary text is long
         script.say(THINK, "f", THOUGHT, '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', END)
@@ -135,12 +135,12 @@ def test_a_tool_call(engine: Engine, script: Script) -> None:
     assert events[-1].finish_reason == "tool_calls"
 
 
-def test_without_tools_a_call_is_text(engine: Engine, script: Script) -> None:
+def test_tool_call_tag_without_tools_is_text(engine: Engine, script: Script) -> None:
     script.say("<tool_call>{}", END)
     assert told(run(engine), "text") == "<tool_call>{}"
 
 
-def test_events_are_values() -> None:
+def test_events_compare_by_value_and_are_immutable() -> None:
     assert Event("text", "a") == Event("text", "a")
     with pytest.raises(AttributeError):
         Event("text", "a").text = "b"  # type: ignore[misc]
@@ -149,7 +149,7 @@ def test_events_are_values() -> None:
 # ---------------------------------------------------------------- the end of the context
 
 
-def test_without_max_tokens_an_answer_may_fill_the_context(engine: Engine, script: Script) -> None:
+def test_answer_without_max_tokens_fills_the_context(engine: Engine, script: Script) -> None:
     script.then = ord("a")
     events = run(engine)
     assert tokens_used(events) == (40 - len(PROMPT), 0)
@@ -157,28 +157,30 @@ def test_without_max_tokens_an_answer_may_fill_the_context(engine: Engine, scrip
 
 
 @pytest.mark.parametrize("most", [40 - len(PROMPT), 40 - len(PROMPT) + 1, 1 << 31])
-def test_more_tokens_than_are_left_are_as_many_as_are_left(engine: Engine, script: Script, most: int) -> None:
+def test_max_tokens_is_limited_to_remaining_context(engine: Engine, script: Script, most: int) -> None:
     script.then = ord("a")
     events = run(engine, params=SamplingParams(max_tokens=most))
     assert tokens_used(events) == (40 - len(PROMPT), 0)
     assert events[-1].finish_reason == "length"
 
 
-def test_the_last_token_of_the_context_can_be_answered(engine: Engine, script: Script) -> None:
+def test_answer_can_use_the_last_context_token(engine: Engine, script: Script) -> None:
     script.then = ord("a")
     events = answered(engine.generate([1] * 39, SamplingParams(max_tokens=1)))
     assert told(events, "text") == "a"
 
 
 @pytest.mark.parametrize(("length", "most", "needed"), [(40, None, 41), (41, None, 42), (40, 11, 41)])
-def test_what_cannot_fit_is_refused_when_asked(engine: Engine, length: int, most: int | None, needed: int) -> None:
+def test_generate_rejects_prompt_that_fills_the_context(
+    engine: Engine, length: int, most: int | None, needed: int
+) -> None:
     with pytest.raises(ContextLengthError) as caught:
         engine.generate([1] * length, SamplingParams(max_tokens=most))
     assert (caught.value.needed_tokens, caught.value.context_tokens) == (needed, 40)
     assert caught.value.param == "messages"
 
 
-def test_logits_fill_the_context_but_no_more(engine: Engine) -> None:
+def test_logits_accept_prompts_up_to_context_length(engine: Engine) -> None:
     assert engine.logits([1] * 40).shape == (40, SMALL.vocab)
     with pytest.raises(ContextLengthError):
         engine.logits([1] * 41)
@@ -201,7 +203,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return heard
 
 
-def test_cancelled_before_anything_was_read(engine: Engine, script: Script, stopped: threading.Event) -> None:
+def test_immediate_cancellation_ends_the_answer_early(engine: Engine, script: Script, stopped: threading.Event) -> None:
     script.then = ord("a")
     script.at(1, lambda: stopped.wait(60))
     events = run(engine, cancelled=lambda: True)
@@ -209,7 +211,9 @@ def test_cancelled_before_anything_was_read(engine: Engine, script: Script, stop
     assert tokens_used(events)[0] < 40 - len(PROMPT)
 
 
-def test_cancelled_on_the_way(engine: Engine, script: Script, stopped: threading.Event) -> None:
+def test_cancellation_during_decoding_keeps_generated_text(
+    engine: Engine, script: Script, stopped: threading.Event
+) -> None:
     """Cancellation arrives during the fourth step, which is the last."""
     script.then = ord("a")
     script.at(4, lambda: stopped.wait(60))
@@ -219,7 +223,7 @@ def test_cancelled_on_the_way(engine: Engine, script: Script, stopped: threading
     assert 3 <= script.drawn <= 4
 
 
-def test_a_stopped_answer_gives_back_what_was_held(engine: Engine, script: Script) -> None:
+def test_stopped_answer_emits_held_back_text(engine: Engine, script: Script) -> None:
     script.say("one ST", *([ord("x")] * 9))
     script.at(6, lambda: generation.stop())
     generation = engine.submit(PROMPT, SamplingParams(stop=("STOP",)))
@@ -228,7 +232,7 @@ def test_a_stopped_answer_gives_back_what_was_held(engine: Engine, script: Scrip
     assert events[-1].finish_reason == "cancelled"
 
 
-def test_an_end_token_wins_over_being_stopped(engine: Engine, script: Script) -> None:
+def test_end_token_takes_precedence_over_stop_call(engine: Engine, script: Script) -> None:
     script.say("a", END)
     script.at(2, lambda: generation.stop())
     generation = engine.submit(PROMPT)
@@ -276,7 +280,7 @@ def unstarted(engine: Engine) -> None:
         unstarted,
     ],
 )
-def test_after_an_interrupted_answer_the_next_is_as_ever(engine: Engine, interrupt: Callable[[Engine], None]) -> None:
+def test_interrupted_answer_does_not_affect_the_next(engine: Engine, interrupt: Callable[[Engine], None]) -> None:
     engine.logits([1])
     expected = run(engine, params=GREEDY)
     interrupt(engine)
@@ -284,7 +288,7 @@ def test_after_an_interrupted_answer_the_next_is_as_ever(engine: Engine, interru
     assert [e for e in again if e.kind != "usage"] == [e for e in expected if e.kind != "usage"]
 
 
-def test_logits_that_are_not_numbers_are_an_error_each_time(tmp_path: Path) -> None:
+def test_nan_logits_raise_engine_error_every_time(tmp_path: Path) -> None:
     class Spoilt(RandomModel):
         def weights(self) -> Iterator[tuple[str, np.ndarray]]:
             for name, values in SMALL.weights():
@@ -297,7 +301,7 @@ def test_logits_that_are_not_numbers_are_an_error_each_time(tmp_path: Path) -> N
                 list(engine.generate([1, 2], SamplingParams(max_tokens=2, temperature=0)))
 
 
-def test_an_answer_under_way_keeps_nobody_waiting(engine: Engine, script: Script) -> None:
+def test_unfinished_stream_does_not_block_other_requests(engine: Engine, script: Script) -> None:
     """Not even a thread that holds an unfinished iterator blocks other requests."""
     script.then, script.pause_s = ord("a"), 0.02
     stream = engine.generate(PROMPT)
@@ -308,7 +312,7 @@ def test_an_answer_under_way_keeps_nobody_waiting(engine: Engine, script: Script
     assert told([next(stream), *stream], "text").count("a") > 2
 
 
-def test_a_closed_engine_answers_nothing(engine: Engine) -> None:
+def test_closed_engine_rejects_all_calls(engine: Engine) -> None:
     one = Engine.load(engine.info.path, context_tokens=16)
     logits = one.logits([1])
     started = one.generate([1], GREEDY)

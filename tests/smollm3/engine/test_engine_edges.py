@@ -51,7 +51,7 @@ def reason(generation: Generation) -> str | None:
 # ---------------------------------------------------------------- closing
 
 
-def test_closing_is_heard_at_any_moment(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_wakes_engine_thread_that_is_about_to_wait(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by the engine thread when it has just found no work and is about to wait."""
 
     class Slow(threading.Condition):
@@ -69,7 +69,7 @@ def test_closing_is_heard_at_any_moment(small: Path, monkeypatch: pytest.MonkeyP
     assert time.monotonic() - started < 30, "the thread missed the notification and woke up by timeout"
 
 
-def test_what_comes_after_the_end_is_refused(small: Path) -> None:
+def test_submit_and_call_after_close_are_rejected(small: Path) -> None:
     """A request that was validated before the engine was closed may arrive afterwards."""
     engine = load(small)
     request = engine._request([1], GREEDY, RequestOptions(priority="api"))
@@ -80,7 +80,7 @@ def test_what_comes_after_the_end_is_refused(small: Path) -> None:
         engine._core.call(lambda: 1)
 
 
-def test_many_ask_while_it_is_closed(small: Path) -> None:
+def test_closing_ends_all_concurrent_requests(small: Path) -> None:
     """Each is answered, cancelled or rejected; none waits forever."""
     for _ in range(10):
         engine, begun, ready = load(small), list[Generation](), threading.Barrier(5)
@@ -107,7 +107,7 @@ def test_many_ask_while_it_is_closed(small: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["progress", "text", "end"])
-def test_a_reader_may_close_the_engine_from_its_notification(small: Path, kind: str) -> None:
+def test_engine_can_be_closed_from_subscriber_callback(small: Path, kind: str) -> None:
     engine, others = load(small), list[Generation]()
     first = engine.submit(list(range(100, 300)), SamplingParams(max_tokens=30, temperature=0))
 
@@ -124,7 +124,7 @@ def test_a_reader_may_close_the_engine_from_its_notification(small: Path, kind: 
     assert not engine._core._thread.is_alive()
 
 
-def test_a_notification_that_asks_the_engine_is_told_so(small: Path) -> None:
+def test_engine_call_from_subscriber_callback_raises(small: Path) -> None:
     """The callback runs in the engine thread, which would have to execute the call."""
     errors: list[Exception] = []
     with load(small) as engine:
@@ -141,7 +141,7 @@ def test_a_notification_that_asks_the_engine_is_told_so(small: Path) -> None:
     assert errors
 
 
-def test_a_failure_while_one_ends_leaves_nobody_waiting(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_while_removing_a_sequence_ends_all_generations(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = load(small)
     remove = engine._scheduler.remove
     failures = iter([True, True, True])
@@ -164,7 +164,7 @@ def test_a_failure_while_one_ends_leaves_nobody_waiting(small: Path, monkeypatch
         assert generation.wait(1 << 30, timeout_s=60)
 
 
-def test_a_finished_answer_does_not_hold_the_engine(small: Path) -> None:
+def test_finished_generation_does_not_keep_the_cache_alive(small: Path) -> None:
     """A chat keeps its answers, but the cache of a closed engine is freed."""
     engine = load(small)
     generation = engine.submit([1, 2], GREEDY)
@@ -182,7 +182,7 @@ def test_a_finished_answer_does_not_hold_the_engine(small: Path) -> None:
 # ---------------------------------------------------------------- statistics
 
 
-def test_all_that_came_back_from_disk_is_counted(small: Path, tmp_path: Path) -> None:
+def test_tokens_restored_from_disk_are_counted_as_cached(small: Path, tmp_path: Path) -> None:
     """Blocks may be restored in several steps, because running answers must not wait."""
     ids = random.Random(1).choices(range(300), k=1900)
     for cached in (0, len(ids) - 1):
@@ -193,14 +193,14 @@ def test_all_that_came_back_from_disk_is_counted(small: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("most", range(1, 16))
-def test_a_thought_that_is_closed_at_the_last_moment_says_no_more_than_it_may(demo_engine: Engine, most: int) -> None:
+def test_forced_think_end_stays_within_max_tokens(demo_engine: Engine, most: int) -> None:
     params = SamplingParams(max_tokens=most, thinking_budget=8, temperature=0)
     events = list(demo_engine.generate([Message("user", "What is 345 + 678?")], params))
     usage = events[-2].usage
     assert usage is not None and usage.completion_tokens <= most
 
 
-def test_a_thought_closed_where_the_context_ends(demo_engine: Engine) -> None:
+def test_forced_think_end_stays_within_the_context(demo_engine: Engine) -> None:
     """The remaining context may be sufficient only for the closing tags."""
     ids = demo_engine.encode_chat([Message("user", "What is 345 + 678?")])
     with Engine.load(context_tokens=len(ids) + 12) as engine:
@@ -249,7 +249,7 @@ class Places:
 
 
 @pytest.mark.parametrize("sequences", [2, 3])
-def test_prompts_that_interrupt_each_other_have_windows_enough(small: Path, sequences: int) -> None:
+def test_preempting_prompts_do_not_run_out_of_kv_windows(small: Path, sequences: int) -> None:
     """Each is interrupted within a tile, after a step that touched the maximum number of tiles."""
     rng, places = random.Random(sequences), Places(small, sequences)
     for priority in (2, 1, 0)[-sequences:]:
@@ -259,7 +259,7 @@ def test_prompts_that_interrupt_each_other_have_windows_enough(small: Path, sequ
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 3, 5])
-def test_windows_suffice_whatever_comes(small: Path, sequences: int) -> None:
+def test_random_schedules_do_not_run_out_of_kv_windows(small: Path, sequences: int) -> None:
     """No windows remain after the cache is cleared."""
     for seed in range(10):
         rng, places = random.Random(seed), Places(small, sequences)
@@ -288,7 +288,7 @@ def metadata(path: Path) -> dict[str, Any]:
         return dict(file.metadata)
 
 
-def test_prompts_that_interrupt_each_other_are_all_answered(small: Path) -> None:
+def test_prompts_that_preempt_each_other_are_all_answered(small: Path) -> None:
     """In a format with windows, each sequence uses as many as a step can touch."""
     rng = random.Random(3)
     prompts = [rng.choices(range(300), k=1900) for _ in range(2)]
@@ -303,7 +303,7 @@ def test_prompts_that_interrupt_each_other_are_all_answered(small: Path) -> None
             assert reason(generation) == "length"
 
 
-def test_what_waits_to_be_written_does_not_grow_without_end(small: Path, tmp_path: Path) -> None:
+def test_pending_offload_blocks_are_bounded(small: Path, tmp_path: Path) -> None:
     """More partial blocks arrive than can be written."""
     with load(small, cache_dir=tmp_path, kv="k8v8") as engine:
         offload = engine._core._offload
@@ -314,7 +314,7 @@ def test_what_waits_to_be_written_does_not_grow_without_end(small: Path, tmp_pat
         assert len(offload._offers) <= engine._pool.blocks
 
 
-def test_a_budget_too_small_for_one_block_is_none(small: Path, tmp_path: Path) -> None:
+def test_cache_budget_below_one_block_writes_nothing(small: Path, tmp_path: Path) -> None:
     with load(small, cache_dir=tmp_path, cache_bytes=1000) as engine:
         list(engine.generate(list(range(300)), GREEDY))
         offload = engine._core._offload
@@ -323,7 +323,7 @@ def test_a_budget_too_small_for_one_block_is_none(small: Path, tmp_path: Path) -
     assert not list(tmp_path.rglob("*.kv*"))
 
 
-def test_a_tail_that_is_another_by_now_is_not_used(small: Path, tmp_path: Path) -> None:
+def test_partial_block_that_changed_after_lookup_is_not_used(small: Path, tmp_path: Path) -> None:
     ids = random.Random(2).choices(range(300), k=200)
     with load(small, cache_dir=tmp_path) as engine:
         expected = said(engine.generate(ids, GREEDY))
@@ -346,7 +346,7 @@ def test_a_tail_that_is_another_by_now_is_not_used(small: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
-def test_a_shelf_that_breaks_is_a_miss(small: Path, tmp_path: Path, kv: str) -> None:
+def test_failed_block_restore_is_a_cache_miss(small: Path, tmp_path: Path, kv: str) -> None:
     ids = random.Random(2).choices(range(300), k=200)
     with load(small, cache_dir=tmp_path, kv=kv) as engine:
         expected = said(engine.generate(ids, GREEDY))
@@ -366,7 +366,7 @@ def said(events: Iterator[Event]) -> list[Event]:
     return [event for event in events if event.kind in ("reasoning", "text", "end")]
 
 
-def test_more_answers_than_rows_of_a_step(small: Path) -> None:
+def test_prompts_exceeding_the_rows_of_a_step_are_answered(small: Path) -> None:
     """Beyond the trained context, a step has a quarter of the rows."""
     with load(small, context_tokens=4096, max_num_seqs=64) as engine:
         assert engine._runner.max_rows == 128
@@ -379,7 +379,7 @@ def test_more_answers_than_rows_of_a_step(small: Path) -> None:
         assert {reason(generation) for generation in begun} <= {"length", "stop"}
 
 
-def test_one_place_and_a_full_cache(small: Path) -> None:
+def test_answers_that_fill_a_single_sequence_cache_repeat(small: Path) -> None:
     """Prompt and answer repeatedly fill the context to the last token, with and without cached blocks."""
     with load(small, context_tokens=256, max_num_seqs=1) as engine:
         assert engine._pool.blocks == 2

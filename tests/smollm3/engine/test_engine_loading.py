@@ -28,14 +28,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [300], [1 << 40], [1, 2, 300]], ids=repr)
-def test_ids_outside_the_vocabulary_are_refused(engine: Engine, ids: list[int]) -> None:
+def test_token_ids_outside_the_vocabulary_are_rejected(engine: Engine, ids: list[int]) -> None:
     for call in (engine.logits, engine.generate):
         with pytest.raises(InvalidRequestError):
             call(ids)
 
 
 @pytest.mark.parametrize("ids", ["", ["a"], [1.5], [None], [[1]], [1, "x"], [Message("user", "a"), 5]], ids=repr)
-def test_what_is_no_list_of_ids_is_refused(engine: Engine, ids: Any) -> None:
+def test_generate_rejects_invalid_prompt_types(engine: Engine, ids: Any) -> None:
     with pytest.raises((InvalidRequestError, ModelFileError)):
         engine.generate(ids)
 
@@ -46,39 +46,39 @@ def test_ids_may_be_a_tuple_or_an_array(engine: Engine) -> None:
     np.testing.assert_array_equal(engine.logits(np.array([1, 2, 3], np.uint16)), expected)
 
 
-def test_a_bias_on_no_token_is_refused_before_anything_runs(engine: Engine) -> None:
+def test_logit_bias_on_unknown_token_is_rejected(engine: Engine) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         engine.generate(PROMPT, SamplingParams(logit_bias={300: 1.0}))
     assert caught.value.param == "logit_bias"
 
 
-def test_a_file_without_a_template_takes_ids_only(engine: Engine) -> None:
+def test_model_without_chat_template_rejects_messages(engine: Engine) -> None:
     for call in (engine.generate, engine.render, engine.encode_chat):
         with pytest.raises(ModelFileError, match="no chat template"):
             call([Message("user", "hello")])
 
 
 @pytest.mark.parametrize("context", [0, -1])
-def test_a_context_that_cannot_be_is_refused(engine: Engine, context: int) -> None:
+def test_nonpositive_context_tokens_is_rejected(engine: Engine, context: int) -> None:
     with pytest.raises(InvalidRequestError, match="positive whole number") as caught:
         Engine.load(engine.info.path, context_tokens=context)
     assert caught.value.param == "context_tokens"
 
 
 @pytest.mark.parametrize("context", [1025, 1 << 40])
-def test_a_context_beyond_the_maximum_is_the_maximum(engine: Engine, context: int) -> None:
+def test_context_tokens_is_clamped_to_model_maximum(engine: Engine, context: int) -> None:
     with Engine.load(engine.info.path, context_tokens=context) as loaded:
         assert loaded.info.context_tokens == 1024
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_or_missing_model_file_raises_gguf_error(tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("hello")
     for path in (tmp_path / "text.gguf", tmp_path / "nothing.gguf", tmp_path, str(tmp_path / "text.gguf")):
         with pytest.raises(GGUFError):
             Engine.load(path)
 
 
-def test_kernels_that_do_not_exist_are_refused(
+def test_kernels_variable_is_validated_at_load(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, own_kernels: None
 ) -> None:
     monkeypatch.setenv(kernel_choice.KERNELS_VARIABLE, "abacus")
@@ -96,18 +96,18 @@ def answer(engine: Engine, **params: Any) -> str:
     return told(list(engine.generate(PROMPT, SamplingParams(**({"max_tokens": 12} | params)))), "text")
 
 
-def test_a_seed_decides_the_answer(engine: Engine) -> None:
+def test_seed_determines_the_answer(engine: Engine) -> None:
     warm = {"temperature": 2.0, "top_p": 1.0}
     answers = {seed: answer(engine, seed=seed, **warm) for seed in range(5)}
     assert len(set(answers.values())) == 5
     assert {seed: answer(engine, seed=seed, **warm) for seed in reversed(range(5))} == answers
 
 
-def test_without_a_seed_each_answer_is_drawn_anew(engine: Engine) -> None:
+def test_unseeded_answers_vary(engine: Engine) -> None:
     assert len({answer(engine, temperature=2.0, top_p=1.0) for _ in range(4)}) > 1
 
 
-def test_greedy_takes_the_likeliest_token_each_time(engine: Engine) -> None:
+def test_greedy_sampling_takes_the_argmax_of_the_logits(engine: Engine) -> None:
     ids = list(PROMPT)
     for _ in range(12):
         ids.append(int(engine.logits(ids)[-1].argmax()))
@@ -118,7 +118,7 @@ def test_greedy_takes_the_likeliest_token_each_time(engine: Engine) -> None:
     assert everything == answer(engine, temperature=0, seed=5) + told(events, "reasoning")
 
 
-def test_a_bias_forces_a_token_or_rules_it_out(engine: Engine) -> None:
+def test_logit_bias_forces_or_excludes_a_token(engine: Engine) -> None:
     assert answer(engine, temperature=0, logit_bias={ord("x"): 100.0}) == "x" * 12
     first = int(engine.logits(PROMPT)[-1].argmax())
     masked = run(engine, params=SamplingParams(max_tokens=1, temperature=0, logit_bias={first: -100.0}))
@@ -128,7 +128,7 @@ def test_a_bias_forces_a_token_or_rules_it_out(engine: Engine) -> None:
 # ---------------------------------------------------------------- information about a model
 
 
-def test_what_an_engine_says_of_a_file(engine: Engine) -> None:
+def test_engine_info_describes_the_model_file(engine: Engine) -> None:
     info = engine.info
     assert (info.name, info.is_demo, info.context_tokens, info.threads) == ("random weights", False, 40, 2)
     assert info.size_bytes == Path(info.path).stat().st_size
@@ -137,7 +137,7 @@ def test_what_an_engine_says_of_a_file(engine: Engine) -> None:
     assert info.kernels in kernel_choice.available_kernels()
 
 
-def test_the_context_is_what_was_trained_unless_asked(engine: Engine) -> None:
+def test_context_tokens_defaults_to_trained_context(engine: Engine) -> None:
     with Engine.load(engine.info.path) as one:
         assert one.info.context_tokens == SMALL.context
     with Engine.load(engine.info.path, context_tokens=2 * SMALL.context) as two:
@@ -147,14 +147,14 @@ def test_the_context_is_what_was_trained_unless_asked(engine: Engine) -> None:
 # ---------------------------------------------------------------- the demo model
 
 
-def test_no_argument_loads_the_demo_model(demo_engine: Engine) -> None:
+def test_load_without_arguments_loads_the_demo_model(demo_engine: Engine) -> None:
     assert demo_engine.info.is_demo
     assert set(demo_engine.info.quantization) == {"Q4_K", "Q6_K", "F32"}
     assert demo_engine.info.context_tokens == demo_engine.config.max_position_embeddings
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_the_demo_model_thinks_if_it_is_to(demo_engine: Engine, thinking: bool) -> None:
+def test_demo_model_reasons_only_if_thinking_is_enabled(demo_engine: Engine, thinking: bool) -> None:
     params = SamplingParams(max_tokens=200, temperature=0)
     events = list(demo_engine.generate([Message("user", "hello")], params, RequestOptions(thinking=thinking)))
     assert bool(told(events, "reasoning")) is thinking
@@ -163,7 +163,7 @@ def test_the_demo_model_thinks_if_it_is_to(demo_engine: Engine, thinking: bool) 
     assert events[-1].finish_reason == "stop"
 
 
-def test_the_ids_of_a_chat_are_those_of_its_text(demo_engine: Engine) -> None:
+def test_encode_chat_matches_the_rendered_text(demo_engine: Engine) -> None:
     messages = [Message("system", "Be brief."), Message("user", "hello")]
     text = demo_engine.render(messages, RequestOptions(thinking=False))
     assert demo_engine.encode_chat(messages, RequestOptions(thinking=False)) == demo_engine.tokenizer.encode(

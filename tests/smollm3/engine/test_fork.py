@@ -42,7 +42,7 @@ print("uses", len(uses))
 """
 
 
-def test_a_forked_child_raises_instead_of_hanging() -> None:
+def test_engine_use_in_forked_child_raises_instead_of_hanging() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -51,7 +51,7 @@ def test_a_forked_child_raises_instead_of_hanging() -> None:
     assert f"uses {sum(line.startswith('raised') for line in lines)}" in lines
 
 
-def test_a_forked_child_may_load_an_engine_of_its_own() -> None:
+def test_forked_child_can_load_another_engine() -> None:
     program = (
         "import os\n"
         "from notso import Engine\n"

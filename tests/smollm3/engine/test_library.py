@@ -21,7 +21,7 @@ from notso.smollm3.values.events import Event
 ROOT = Path(__file__).parents[3]
 
 
-def test_every_exported_name_is_there() -> None:
+def test_all_exported_names_exist() -> None:
     assert all(getattr(notso, name) is not None for name in notso.__all__)
     assert set(notso.__all__) <= set(dir(notso))
     assert {"NotsoError", "EngineConfig", "Generation", "Completion"} <= set(notso.__all__)
@@ -29,12 +29,12 @@ def test_every_exported_name_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", [None, "demo", "Demo"])
-def test_the_demo_by_name(own_home: Path, name: str | None) -> None:
+def test_demo_model_loads_by_name(own_home: Path, name: str | None) -> None:
     with Engine.load(name, context_tokens=256) as engine:
         assert engine.info.is_demo and engine.info.path == str(demo_path())
 
 
-def test_a_listed_model_by_name(own_home: Path) -> None:
+def test_installed_model_loads_by_name(own_home: Path) -> None:
     there = own_home / "hf" / "hub" / "models--a--b" / "snapshots" / ("0" * 40) / "SmolLM3-tiny.gguf"
     there.parent.mkdir(parents=True)
     shutil.copy(demo_path(), there)
@@ -42,13 +42,13 @@ def test_a_listed_model_by_name(own_home: Path) -> None:
         assert engine.info.path == str(there) and not engine.info.is_demo
 
 
-def test_a_home_is_expanded(own_home: Path) -> None:
+def test_tilde_in_model_path_is_expanded(own_home: Path) -> None:
     shutil.copy(demo_path(), own_home / "own.gguf")
     with Engine.load("~/own.gguf", context_tokens=256) as engine:
         assert engine.info.path == str(own_home / "own.gguf")
 
 
-def test_a_folder_is_converted_once(own_home: Path) -> None:
+def test_model_folder_is_converted_once(own_home: Path) -> None:
     model = replace(RANDOM, layers=4, hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64)
     folder = write_folder(model, own_home / "folder")
     paths = []
@@ -58,7 +58,7 @@ def test_a_folder_is_converted_once(own_home: Path) -> None:
     assert paths[0] == paths[1] and str(own_home) in paths[0][0]
 
 
-def test_errors_of_a_file_name_it(own_home: Path) -> None:
+def test_load_error_names_the_file(own_home: Path) -> None:
     cut, text, empty = (own_home / name for name in ("cut.gguf", "text.gguf", "folder"))
     cut.write_bytes(demo_path().read_bytes()[:100_000])
     text.write_text("no model")
@@ -73,19 +73,19 @@ def test_errors_of_a_file_name_it(own_home: Path) -> None:
             Engine.load(name)
 
 
-def test_an_unknown_setting_is_named() -> None:
+def test_unknown_setting_suggests_the_closest_name() -> None:
     with pytest.raises(TypeError, match="'contxt'; did you mean 'context_tokens'") as caught:
         Engine.load(contxt=5)  # type: ignore[call-arg]
     assert isinstance(caught.value, UnknownOptionError) and isinstance(caught.value, InvalidRequestError)
     assert caught.value.param == "contxt"
 
 
-def test_every_setting_has_a_type() -> None:
+def test_engine_settings_cover_all_config_fields() -> None:
     assert set(EngineSettings.__annotations__) == {each.name for each in fields(EngineConfig)} - {"model"}
 
 
 @pytest.mark.long("engine", "plants")
-def test_a_type_checker_finds_unknown_settings(tmp_path: Path) -> None:
+def test_mypy_reports_unknown_and_mistyped_settings(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "from notso import Engine\n"

@@ -62,13 +62,13 @@ def answer(engine: Engine, *names: str, params: SamplingParams = PARAMS) -> str:
     return "".join(event.text for event in generation.events())
 
 
-def test_one_that_changes_nothing_changes_nothing_and_sees_each_row_once(engine: Engine) -> None:
+def test_identity_processor_sees_each_row_once_and_keeps_answer(engine: Engine) -> None:
     SEEN.clear()
     assert answer(engine, "counting") == answer(engine)
     assert list(range(SEEN[0], SEEN[0] + len(SEEN))) == SEEN and len(SEEN) > 5
 
 
-def test_seeds_and_drafts_stay_right() -> None:
+def test_processor_answers_are_the_same_with_and_without_drafts() -> None:
     """With and without drafts, processors are called in the same order and give the same answer."""
     for params in (PARAMS, SamplingParams(max_tokens=24, temperature=0.8, seed=7)):
         texts = []
@@ -80,7 +80,7 @@ def test_seeds_and_drafts_stay_right() -> None:
         assert texts[0][0] == texts[0][1] == texts[1][0] == texts[1][1]
 
 
-def test_others_in_the_same_steps_are_not_touched(engine: Engine) -> None:
+def test_processor_does_not_affect_other_requests_in_the_batch(engine: Engine) -> None:
     alone = answer(engine)
     changed = answer(engine, "lifted")
     assert alone != changed
@@ -93,14 +93,14 @@ def test_others_in_the_same_steps_are_not_touched(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["failing", "nan", "empty", "infinite", "short"])
-def test_one_that_fails_fails_its_own_answer(engine: Engine, name: str) -> None:
+def test_failing_processor_fails_only_one_request(engine: Engine, name: str) -> None:
     generation = engine.submit(QUESTION, PARAMS, RequestOptions(logits_processors=(name,)))
     last = list(generation.events())[-1]
     assert last.kind == "error" and str(last.error).count(name.replace("failing", "plugin x")) == 1
     assert answer(engine)
 
 
-def test_grammar_and_log_probabilities_are_what_they_were(engine: Engine) -> None:
+def test_logprobs_are_computed_before_the_processor(engine: Engine) -> None:
     """Log probabilities are those of the model, before a processor changes the logits."""
     options = RequestOptions(thinking=False, logits_processors=("lifted",), top_logprobs=1)
     plain = RequestOptions(thinking=False, top_logprobs=1)
@@ -111,7 +111,7 @@ def test_grammar_and_log_probabilities_are_what_they_were(engine: Engine) -> Non
     assert first.logprobs[0].top == other.logprobs[0].top
 
 
-def test_one_that_nobody_has_is_refused(engine: Engine) -> None:
+def test_unknown_logits_processor_is_rejected(engine: Engine) -> None:
     with pytest.raises(InvalidRequestError, match="no logits processor 'nobody'") as refusal:
         answer(engine, "nobody")
     assert refusal.value.param == "logits_processors"

@@ -66,13 +66,13 @@ def limit(gib: float) -> MemoryLimit:
 @pytest.mark.parametrize(
     ("kv_format", "bits"), [("f16", 16), ("k8v8", 8.125), ("k8v4", 6.125), ("k4v4", 4.125), ("k4v3", 3.625)]
 )
-def test_bits_of_a_number_scales_included(kv_format: KVFormat, bits: float) -> None:
+def test_kv_bytes_per_token_include_scales(kv_format: KVFormat, bits: float) -> None:
     assert kv_bytes_per_token(SMOLLM3_3B, kv_format) == SMOLLM3_3B.kv_values_per_token * bits / 8
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
 @pytest.mark.parametrize("head_dim", [16, 48, 128])
-def test_a_tile_takes_what_the_floor_below_says(kv_format: KVFormat, head_dim: int) -> None:
+def test_kv_block_size_matches_the_cache_layout(kv_format: KVFormat, head_dim: int) -> None:
     config = dataclasses.replace(SMOLLM3_3B, head_dim=head_dim, num_hidden_layers=1)
 
     assert BLOCK_TOKENS == TILE_POSITIONS
@@ -83,24 +83,24 @@ def test_a_tile_takes_what_the_floor_below_says(kv_format: KVFormat, head_dim: i
     ("context", "kv_format"),
     [(None, "k8v8"), (32_768, "k8v8"), (32_769, "k8v4"), (65_536, "k8v4"), (131_072, "k8v4")],
 )
-def test_with_memory_to_spare_the_format_goes_by_the_context(context: int | None, kv_format: KVFormat) -> None:
+def test_kv_format_depends_on_context_if_memory_is_ample(context: int | None, kv_format: KVFormat) -> None:
     made = plan(64, context_tokens=context)
 
     assert (made.kv_format, made.context_tokens, made.max_num_seqs) == (kv_format, context or 8192, 16)
     assert not made.reduced
 
 
-def test_beyond_that_the_format_goes_as_far_down_as_memory_asks() -> None:
+def test_kv_format_shrinks_with_available_memory() -> None:
     found = {gib: plan(gib, context_tokens=131_072).kv_format for gib in (8.0, 5.7, 5.0, 4.6, 4.3)}
 
     assert found == {8.0: "k8v4", 5.7: "k8v4", 5.0: "k4v4", 4.6: "k4v4", 4.3: "k4v3"}
 
 
-def test_a_short_context_may_be_kept_smaller_too_where_it_was_asked_for() -> None:
+def test_requested_32k_context_uses_smaller_kv_format_if_needed() -> None:
     assert plan(3.2, context_tokens=32_768).kv_format == "k8v4"
 
 
-def test_64k_of_the_3b_fit_into_4_gb_and_128k_leave_a_little_of_4_gib() -> None:
+def test_64k_and_128k_contexts_of_the_3b_fit_into_4_gib() -> None:
     """Weights and cache alone; the plan also adds the memory of the process itself."""
     long = plan(64, context_tokens=65_536, kv="k8v4", max_num_seqs=1)
     longest = plan(64, context_tokens=131_072, kv="k4v3", max_num_seqs=1)
@@ -109,7 +109,7 @@ def test_64k_of_the_3b_fit_into_4_gb_and_128k_leave_a_little_of_4_gib() -> None:
     assert longest.weights_bytes + longest.kv_bytes < (4 << 30) - 150e6
 
 
-def test_left_to_us_the_context_shrinks_to_what_fits_in_steps() -> None:
+def test_default_context_shrinks_in_steps_to_fit_memory() -> None:
     made = plan(2.35)
     step = 1024 * (kv_bytes_per_token(SMOLLM3_3B, "k8v8") + 4 * 128)
 
@@ -118,7 +118,7 @@ def test_left_to_us_the_context_shrinks_to_what_fits_in_steps() -> None:
     assert made.needed_bytes <= made.limit.available_bytes < made.needed_bytes + step
 
 
-def test_at_the_floor_it_is_refused_with_the_numbers() -> None:
+def test_plan_below_minimum_context_is_rejected_with_sizes() -> None:
     said = r"2,048 tokens in k4v3 needs [\d,]+ MiB, but the system leaves 2,048 MiB; the weights alone are [\d,]+ MiB"
     with pytest.raises(OutOfMemoryError, match=said) as caught:
         plan(2.0)
@@ -126,7 +126,7 @@ def test_at_the_floor_it_is_refused_with_the_numbers() -> None:
     assert caught.value.available_bytes == limit(2.0).available_bytes < caught.value.needed_bytes
 
 
-def test_a_small_model_is_not_forced_to_the_floor() -> None:
+def test_small_model_context_may_be_below_the_minimum() -> None:
     small = dataclasses.replace(SMOLLM3_3B, max_position_embeddings=512)
     made = plan_engine(small, WEIGHTS, limit=limit(8))
 
@@ -134,7 +134,7 @@ def test_a_small_model_is_not_forced_to_the_floor() -> None:
 
 
 @pytest.mark.parametrize("kv", KV_CHOICES)
-def test_a_refusal_names_what_would_fit_and_it_does(kv: KVChoice) -> None:
+def test_out_of_memory_error_suggests_contexts_that_fit(kv: KVChoice) -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         plan(3.5, context_tokens=131_072, kv=kv)
 
@@ -147,18 +147,18 @@ def test_a_refusal_names_what_would_fit_and_it_does(kv: KVChoice) -> None:
             plan(3.5, context_tokens=context + 1024, kv=kv_format)
 
 
-def test_a_refusal_offers_a_smaller_format_where_that_helps() -> None:
+def test_out_of_memory_error_suggests_a_smaller_kv_format() -> None:
     with pytest.raises(OutOfMemoryError, match=r"tokens would fit in f16, [\d,]+ in k4v3"):
         plan(4, context_tokens=65_536, kv="f16")
 
 
-def test_a_context_that_was_asked_for_is_never_changed() -> None:
+def test_requested_context_is_not_changed() -> None:
     made = plan(8, context_tokens=5_000)
 
     assert (made.context_tokens, made.reduced, made.limit) == (5_000, False, limit(8))
 
 
-def test_a_larger_context_than_the_model_has_is_its_maximum() -> None:
+def test_requested_context_is_clamped_to_longest_context() -> None:
     assert plan(64, context_tokens=131_073) == plan(64, context_tokens=131_072)
     assert plan(64, context_tokens=10**9).context_tokens == 131_072
 
@@ -172,20 +172,20 @@ def test_a_larger_context_than_the_model_has_is_its_maximum() -> None:
         ({"max_num_seqs": 65}, "max_num_seqs", "from 1 to 64"),
     ],
 )
-def test_what_is_out_of_range_is_refused_by_name(choices: dict[str, object], param: str, said: str) -> None:
+def test_out_of_range_plan_option_is_rejected_by_name(choices: dict[str, object], param: str, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said) as caught:
         plan(64, **choices)
 
     assert caught.value.param == param
 
 
-def test_chats_share_tiles_for_four_default_contexts_where_memory_is_plentiful() -> None:
+def test_sequences_share_kv_blocks_if_memory_is_ample() -> None:
     assert plan(64).kv_blocks * BLOCK_TOKENS == SHARED_TOKENS
     assert plan(64, max_num_seqs=2).kv_blocks * BLOCK_TOKENS == 2 * 8192
     assert plan(64, context_tokens=50_000).kv_blocks == 391  # one context, rounded up
 
 
-def test_of_what_is_left_half_is_not_taken() -> None:
+def test_shared_kv_blocks_use_at_most_half_of_remaining_memory() -> None:
     made = plan(3.0)
     alone = plan(3.0, max_num_seqs=1)
     left = made.limit.available_bytes - alone.needed_bytes
@@ -195,7 +195,7 @@ def test_of_what_is_left_half_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("gib", [2.35, 2.8, 3.2, 4.0, 5.0, 6.0, 64.0])
-def test_documents_have_a_longer_context_that_changes_nothing_else(gib: float) -> None:
+def test_document_context_does_not_change_other_plan_fields(gib: float) -> None:
     alone, made = plan(gib), plan(gib, document_tokens=100_000)
     left = alone.limit.available_bytes - plan(gib, max_num_seqs=alone.max_num_seqs).needed_bytes
 
@@ -208,15 +208,15 @@ def test_documents_have_a_longer_context_that_changes_nothing_else(gib: float) -
     assert left >= 0 and alone.document_tokens == alone.context_tokens
 
 
-def test_a_context_that_was_asked_for_holds_documents_too() -> None:
+def test_requested_context_also_applies_to_documents() -> None:
     assert plan(64, context_tokens=16_384, document_tokens=65_536) == plan(64, context_tokens=16_384)
 
 
-def test_sequences_of_a_tiny_context_have_a_tile_each() -> None:
+def test_each_sequence_of_a_tiny_context_gets_one_block() -> None:
     assert plan(64, context_tokens=16).kv_blocks == 16
 
 
-def test_formats_under_8_bits_have_tiles_of_k8v8_beside_and_fewer_sequences_where_memory_asks() -> None:
+def test_formats_below_8_bits_reserve_k8v8_window_blocks() -> None:
     roomy, tight = plan(64, context_tokens=65_536), plan(4.0, context_tokens=65_536, kv="k8v4")
 
     assert roomy.window_blocks == 16 * WINDOW_BLOCKS + STEP_WINDOW_BLOCKS and 1 <= tight.max_num_seqs < 16
@@ -232,7 +232,7 @@ def test_formats_under_8_bits_have_tiles_of_k8v8_beside_and_fewer_sequences_wher
     kv=st.sampled_from(KV_CHOICES),
     sequences=st.none() | st.integers(1, 64),
 )
-def test_what_is_planned_fits_and_holds_what_was_asked_for(
+def test_random_plans_fit_memory_and_keep_requested_options(
     gib: float, context: int | None, kv: KVChoice, sequences: int | None
 ) -> None:
     try:
@@ -252,7 +252,7 @@ def test_what_is_planned_fits_and_holds_what_was_asked_for(
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
 @pytest.mark.parametrize("gib", [2.5, 4, 6])
-def test_the_largest_context_fits_and_one_step_more_does_not(kv_format: KVFormat, gib: float) -> None:
+def test_largest_context_fits_and_one_step_more_does_not(kv_format: KVFormat, gib: float) -> None:
     tokens = largest_context(SMOLLM3_3B, WEIGHTS, kv_format, limit(gib))
 
     assert 0 < tokens <= longest_context(SMOLLM3_3B)
@@ -262,7 +262,7 @@ def test_the_largest_context_fits_and_one_step_more_does_not(kv_format: KVFormat
             plan(gib, context_tokens=tokens + 1024, kv=kv_format, max_num_seqs=1)
 
 
-def test_no_room_at_all_is_a_context_of_nothing() -> None:
+def test_largest_context_is_zero_without_enough_memory() -> None:
     assert largest_context(SMOLLM3_3B, WEIGHTS, "k4v3", MemoryLimit("the system", MIB)) == 0
 
 
@@ -272,7 +272,7 @@ def test_no_room_at_all_is_a_context_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("context", "kv_format"), [(None, "f16"), (32_768, "f16"), (32_769, "k8v8"), (131_072, "k8v8")]
 )
-def test_fine_weights_have_a_finer_cache_whatever_memory_there_is(context: int | None, kv_format: KVFormat) -> None:
+def test_fine_weights_select_a_finer_kv_format(context: int | None, kv_format: KVFormat) -> None:
     """An 8-bit cache loses more accuracy than these weights' format."""
     assert plan(64, context_tokens=context, fine_weights=True).kv_format == kv_format
     if context is None:
@@ -283,7 +283,7 @@ def test_fine_weights_have_a_finer_cache_whatever_memory_there_is(context: int |
             plan(2.5, context_tokens=context, fine_weights=True)
 
 
-def test_what_was_kept_goes_before_the_rule() -> None:
+def test_remembered_kv_format_overrides_the_default() -> None:
     assert plan(64, fine_weights=True, kept="k8v8").kv_format == "k8v8"
     assert plan(64, kept="k8v4").kv_format == "k8v4"
     assert plan(64, kept="k8v4", kv="f16").kv_format == "f16"
@@ -302,7 +302,7 @@ FORMATS_OF_FILES = {
         for mix in FORMATS_OF_FILES
     ],
 )
-def test_the_format_goes_by_the_file_and_is_kept_in_the_folder(tmp_path: Path, mix: str) -> None:
+def test_kv_format_depends_on_weights_and_is_remembered(tmp_path: Path, mix: str) -> None:
     model, cache = tmp_path / "model.gguf", tmp_path / "kv"
     convert(write_folder(SMALL, tmp_path / "folder"), model, mix)
 

@@ -37,18 +37,18 @@ My own: {{ message.content }}<|im_end|>
         ({"top_k": -1, "temp": 0}, {"top_k": 0, "temperature": 0}),
     ],
 )  # fmt: skip
-def test_the_keys_of_a_file_are_parameters(given: dict[str, Any], found: dict[str, float]) -> None:
+def test_gguf_sampling_keys_become_sampling_parameters(given: dict[str, Any], found: dict[str, float]) -> None:
     assert sampling_defaults({f"general.sampling.{key}": value for key, value in given.items()}) == found
 
 
 @pytest.mark.parametrize("value", [3.0, -1.0, float("nan"), float("inf"), "0.5", True, [0.5], b"x"])
-def test_what_cannot_be_used_is_logged_and_left_out(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_gguf_sampling_value_is_logged_and_ignored(value: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = sampling_defaults({"general.sampling.temp": value, "general.sampling.top_p": 0.5})
     assert found == {"top_p": 0.5} and "general.sampling.temp is ignored" in caplog.text
 
 
-def test_a_default_of_the_file_counts_where_a_request_says_nothing() -> None:
+def test_file_defaults_apply_only_to_unset_parameters() -> None:
     defaults = {"temperature": 0.9, "top_k": 20}
     assert SamplingParams(top_p=0.5).with_defaults(defaults) == SamplingParams(top_p=0.5, temperature=0.9, top_k=20)
     assert SamplingParams(temperature=0.0, top_k=3).with_defaults(defaults) == SamplingParams(temperature=0.0, top_k=3)
@@ -78,7 +78,7 @@ def _text(engine: Engine, **params: Any) -> str:
     return "".join(event.text for event in engine.generate(QUESTION, SamplingParams(max_tokens=12, **params)))
 
 
-def test_an_engine_answers_by_the_defaults_of_its_file(model: Callable[..., Path]) -> None:
+def test_engine_samples_with_defaults_of_the_model_file(model: Callable[..., Path]) -> None:
     with Engine.load(model(temp=(0.0, "float32"), top_k=(1, "int32")), context_tokens=1024, threads=1) as engine:
         assert engine.info.sampling == {"temperature": 0.0, "top_k": 1}
         greedy = _text(engine, temperature=0.0)
@@ -88,7 +88,9 @@ def test_an_engine_answers_by_the_defaults_of_its_file(model: Callable[..., Path
 
 
 @pytest.mark.parametrize("encoded", [str.encode, lambda text: codecs.BOM_UTF8 + text.replace("\n", "\r\n").encode()])
-def test_a_template_of_ones_own_is_used(model: Callable[..., Path], tmp_path: Path, encoded: Any) -> None:
+def test_chat_template_file_overrides_the_model_template(
+    model: Callable[..., Path], tmp_path: Path, encoded: Any
+) -> None:
     path = tmp_path / "own.jinja"
     path.write_bytes(encoded(TEMPLATE))
     with Engine.load(model(), context_tokens=1024, threads=1, chat_template_file=path) as engine:
@@ -106,7 +108,7 @@ def test_a_template_of_ones_own_is_used(model: Callable[..., Path], tmp_path: Pa
         (b"a" * 300_000, "own.jinja cannot be read: it is larger than"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_named(
+def test_invalid_chat_template_file_is_rejected_by_name(
     model: Callable[..., Path], tmp_path: Path, data: bytes | None, reason: str
 ) -> None:
     path = tmp_path / "own.jinja"

@@ -96,7 +96,7 @@ def forget(engine: Engine, source: random.Random) -> None:
 
 
 @pytest.mark.timeout(0 if ANSWERS > 100 else 240)
-def test_the_same_request_has_the_same_answer(kv: KVFormat, tmp_path: Path) -> None:
+def test_answers_are_identical_under_random_conditions(kv: KVFormat, tmp_path: Path) -> None:
     print(f"FUZZ_SEED={SEED}")
     source, asked, count, guessed, cached = random.Random(SEED), list[Asked](), 0, 0, 0
     while count < ANSWERS:
@@ -129,7 +129,7 @@ def test_the_same_request_has_the_same_answer(kv: KVFormat, tmp_path: Path) -> N
     assert [len(one.answers) for one in asked] == [1] * len(asked)
 
 
-def test_each_way_by_itself(kv: KVFormat, tmp_path: Path) -> None:
+def test_answers_are_identical_for_each_cache_and_chunk_setup(kv: KVFormat, tmp_path: Path) -> None:
     """Empty cache, cached and restored; every chunk size; one and two threads; with and without speculation."""
     asked: list[Asked] = []
     for speculation in (True, False):

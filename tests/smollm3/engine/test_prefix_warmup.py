@@ -67,7 +67,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 @pytest.mark.parametrize("kv", KV_FORMATS)
 @pytest.mark.parametrize("thinking", [False, True])
-def test_all_but_the_words_is_there(ask: Ask, kv: KVFormat, thinking: bool) -> None:
+def test_second_turn_finds_all_but_the_new_words_cached(ask: Ask, kv: KVFormat, thinking: bool) -> None:
     """The answer is the same with and without prefill ahead, which takes several steps for a long answer."""
     said = f"<think>\n{THOUGHT}\n</think>\n{SAID}" if thinking else SAID
     with load(kv) as engine:
@@ -80,7 +80,7 @@ def test_all_but_the_words_is_there(ask: Ask, kv: KVFormat, thinking: bool) -> N
         assert second_turn(engine, history, thinking=thinking) == (after, 0)
 
 
-def test_a_tools_result_finds_its_call(ask: Ask) -> None:
+def test_tool_result_turn_finds_the_tool_call_cached(ask: Ask) -> None:
     with load() as engine:
         called = ask(engine, [QUESTION], CALL, thinking=False, tools=TOOLS)
         assert [call.name for call in called.tool_calls] == ["look"]
@@ -90,7 +90,7 @@ def test_a_tools_result_finds_its_call(ask: Ask) -> None:
         assert estimate.cached_tokens == before_words(engine, [QUESTION, called], thinking=False, tools=TOOLS)
 
 
-def test_kept_thoughts_stay_what_they_were(ask: Ask) -> None:
+def test_warmup_preserves_kept_reasoning(ask: Ask) -> None:
     with load() as engine:
         earlier = [SHORT, Message("assistant", "Hello.", "A greeting.", keep_reasoning=True), QUESTION]
         answer = ask(engine, earlier, f"<think>\n{THOUGHT}\n</think>\n{SAID}", thinking=True)
@@ -101,7 +101,7 @@ def test_kept_thoughts_stay_what_they_were(ask: Ask) -> None:
         assert engine.estimate([*earlier, kept, SHORT]).cached_tokens == expected
 
 
-def test_another_owner_finds_nothing(ask: Ask) -> None:
+def test_warmed_prefix_is_not_shared_with_another_owner(ask: Ask) -> None:
     with load() as engine:
         history = [QUESTION, ask(engine, [QUESTION], thinking=False, owner="one")]
         wait(engine)
@@ -109,7 +109,7 @@ def test_another_owner_finds_nothing(ask: Ask) -> None:
         assert second_turn(engine, history, thinking=False, owner="one")[1] > 400
 
 
-def test_after_a_restart_it_is_there_as_well(ask: Ask, tmp_path: Path) -> None:
+def test_warmed_prefix_is_restored_from_disk_after_restart(ask: Ask, tmp_path: Path) -> None:
     with load(folder=tmp_path) as engine:
         history = [QUESTION, ask(engine, [QUESTION], f"<think>\n{THOUGHT}\n</think>\n{SAID}", thinking=True)]
         wait(engine)
@@ -119,7 +119,7 @@ def test_after_a_restart_it_is_there_as_well(ask: Ask, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["And?", "  two spaces", "<|im_end|>", "é", "🎉", "12", "(x)", "don't", "\tx"])
-def test_the_beginning_holds_for_any_words(demo_engine: Engine, words: str) -> None:
+def test_warmed_prefix_matches_for_any_next_message(demo_engine: Engine, words: str) -> None:
     history = [Message("system", "Be brief."), QUESTION, Message("assistant", "Well."), Message("user", words)]
     for thinking in (False, True):
         options = RequestOptions(thinking=thinking, tools=TOOLS)
@@ -131,7 +131,7 @@ def test_the_beginning_holds_for_any_words(demo_engine: Engine, words: str) -> N
 # ---------------------------------------------------------------- exclusions
 
 
-def test_only_answers_that_another_turn_may_follow_are_noted(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_continuable_answers_are_noted_for_warmup(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_warmup, "QUIET_S", DAY_LONG)
     with load() as engine:
         notes = engine._core.background.prefix_warmup._notes
@@ -157,7 +157,7 @@ def test_only_answers_that_another_turn_may_follow_are_noted(ask: Ask, monkeypat
         assert not notes
 
 
-def test_a_conversation_that_is_full_is_not_read(ask: Ask) -> None:
+def test_full_conversation_is_not_warmed_up(ask: Ask) -> None:
     with load(context=512) as engine:
         reads = counted(engine)
         ask(engine, [QUESTION], "Well. " * 100, thinking=False, when_full="drop_oldest")
@@ -166,7 +166,7 @@ def test_a_conversation_that_is_full_is_not_read(ask: Ask) -> None:
         assert not reads
 
 
-def test_a_template_that_runs_apart_is_not_asked_twice(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversation_with_unknown_template_is_not_warmed_up(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     with load() as engine:
         reads = counted(engine)
         monkeypatch.setattr(engine._prompts.template, "is_known", False)
@@ -175,7 +175,7 @@ def test_a_template_that_runs_apart_is_not_asked_twice(ask: Ask, monkeypatch: py
         assert not reads
 
 
-def test_what_others_have_cached_stays(ask: Ask) -> None:
+def test_warmup_does_not_evict_other_conversations(ask: Ask) -> None:
     """Without blank blocks, the reasoning's blocks are evicted for the answer, not those of other conversations."""
     with load(context=1024) as engine:
         cache = engine._pool
@@ -192,7 +192,7 @@ def test_what_others_have_cached_stays(ask: Ask) -> None:
         engine._core.call(lambda: [cache.free(block) for block in taken])
 
 
-def test_the_statistics_know_nothing_of_it(ask: Ask) -> None:
+def test_warmup_is_not_counted_in_statistics(ask: Ask) -> None:
     with load() as engine:
         seen, run = [], engine._core.runner.run
 
@@ -216,7 +216,7 @@ def test_the_statistics_know_nothing_of_it(ask: Ask) -> None:
 # ---------------------------------------------------------------- requests during prefill ahead
 
 
-def test_a_request_need_not_wait(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_step_yields_to_an_arriving_request(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request arrives in the second layer of a step that prefills ahead; no further layer is computed before it."""
     monkeypatch.setattr(prefix_warmup, "QUIET_S", DAY_LONG)
     with load() as engine:
@@ -245,7 +245,7 @@ def test_a_request_need_not_wait(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> N
         assert second_turn(engine, history, thinking=False)[1] == before_words(engine, history, thinking=False)
 
 
-def test_who_comes_every_time_ends_it(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_stops_after_repeated_interruptions(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     with load() as engine:
         tries, run = [], engine._core.runner.run
 
@@ -261,7 +261,7 @@ def test_who_comes_every_time_ends_it(ask: Ask, monkeypatch: pytest.MonkeyPatch)
         assert second_turn(engine, history, thinking=False)[1] > 400
 
 
-def test_what_fails_is_not_tried_again(ask: Ask) -> None:
+def test_failed_warmup_is_not_retried(ask: Ask) -> None:
     with load() as engine:
         run, tries = engine._core.runner.run, []
 
@@ -278,7 +278,7 @@ def test_what_fails_is_not_tried_again(ask: Ask) -> None:
         assert second_turn(engine, history, thinking=False)[1] > 400
 
 
-def test_closing_does_not_wait_for_it(ask: Ask) -> None:
+def test_close_interrupts_warmup(ask: Ask) -> None:
     engine = load()
     reads, run = threading.Event(), engine._core.runner.run
 
@@ -298,7 +298,7 @@ def test_closing_does_not_wait_for_it(ask: Ask) -> None:
     assert not engine._core._thread.is_alive()
 
 
-def test_many_ended_at_once_are_all_read(ask: Ask) -> None:
+def test_conversations_that_end_together_are_all_warmed_up(ask: Ask) -> None:
     with load() as engine:
         questions = [Message("user", f"{number} {QUESTION.content}") for number in range(4)]
         with held(engine):
@@ -314,7 +314,7 @@ def test_many_ended_at_once_are_all_read(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("kv", ["k8v8", pytest.param("k4v3", marks=pytest.mark.long("engine"))])
-def test_chats_side_by_side_say_what_each_says_alone(
+def test_concurrent_chats_with_warmup_give_the_same_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kv: KVFormat
 ) -> None:
     """Conversations with several turns, with pauses for prefill ahead."""
@@ -346,7 +346,7 @@ def test_chats_side_by_side_say_what_each_says_alone(
 # ---------------------------------------------------------------- blocks
 
 
-def test_a_chain_of_blocks_and_who_goes_first() -> None:
+def test_deprioritized_chain_blocks_are_evicted_first() -> None:
     cache, tokens = BlockPool(4), list(range(400))
     parent_hash, blocks = b"", []
     for at in (0, 128, 256):
@@ -363,7 +363,7 @@ def test_a_chain_of_blocks_and_who_goes_first() -> None:
     assert [cache.allocate() for _ in range(3)][1:] == [blocks[1], blocks[0]]
 
 
-def test_owners_take_turns_and_share_what_is_kept() -> None:
+def test_warmup_notes_and_drafts_are_fair_between_owners() -> None:
     """Many answers of one owner neither evict nor delay what was noted for another owner."""
     nothing: Any = None
     warmup = PrefixWarmup(nothing, nothing, nothing, nothing)
@@ -379,13 +379,13 @@ def test_owners_take_turns_and_share_what_is_kept() -> None:
     ended(b"modest", 0)
     for number in range(1, 100):
         ended(b"greedy", number)
-    order = [(note.salt.root, note.spent[0]) for note in (warmup._next() for _ in range(3))]
+    order = [(note.salt.root, note.spent[0]) for note in (warmup._next_pending() for _ in range(3))]
     assert order == [(b"greedy", 99), (b"modest", 0), (b"greedy", 99)]
     assert len(warmup._notes) == prefix_warmup.MOST_NOTES
     for owner in (b"modest", b"greedy"):
         warmup.draft(CacheSalt(owner), None, None, [1, 2], 0)
     drafts = []
     for _ in range(4):  # the greedy owner keeps typing
-        drafts.append(warmup._next().salt.root)
+        drafts.append(warmup._next_pending().salt.root)
         warmup.draft(CacheSalt(b"greedy"), None, None, [1, 2], 0)
     assert drafts[:2] in ([b"modest", b"greedy"], [b"greedy", b"modest"])

@@ -23,7 +23,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield engine
 
 
-def test_answers_go_on_between_the_pieces(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_chunks_interleave_with_answer_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = engine.logits(IDS)
     steps: list[str] = []
     run = engine._core.runner.run
@@ -51,7 +51,7 @@ def test_answers_go_on_between_the_pieces(engine: Engine, monkeypatch: pytest.Mo
     assert "piece piece piece" not in " ".join(steps[first:last])  # two pieces may precede an answer's step
 
 
-def test_two_who_ask_at_once_get_what_each_gets_alone(engine: Engine) -> None:
+def test_concurrent_logits_calls_match_sequential_calls(engine: Engine) -> None:
     asked = [IDS[:200], IDS[100:], IDS[50:90]]
     alone = [engine.logits(ids) for ids in asked]
     got: list[Any] = [None] * len(asked)
@@ -70,7 +70,7 @@ def test_two_who_ask_at_once_get_what_each_gets_alone(engine: Engine) -> None:
     assert cache.available == cache.blocks
 
 
-def test_closing_in_the_middle_is_told() -> None:
+def test_close_during_logits_raises() -> None:
     engine = Engine.load(context_tokens=1024)
     run, begun = engine._core.runner.run, threading.Event()
 
@@ -96,7 +96,7 @@ def test_closing_in_the_middle_is_told() -> None:
     assert told and not thread.is_alive()
 
 
-def test_an_answer_waits_quietly_while_others_hold_the_cache(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_request_does_not_busy_wait_for_cache_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     core, planned = engine._core, 0
     cache, schedule = core.scheduler.pool, core.scheduler.schedule
 

@@ -43,7 +43,7 @@ def require_scores(engine: Engine, ids: list[int], found: list[TokenLogprob]) ->
         assert [each.logprob for each in entry.top] == [row[token] for token in likeliest(row, 2)]
 
 
-def test_they_are_those_of_the_logits(engine: Engine) -> None:
+def test_prompt_logprobs_match_engine_logits(engine: Engine) -> None:
     events = list(engine.generate(IDS, GREEDY, SCORED))
     require_scores(engine, IDS, scores_of(events))
     plain = list(engine.generate(IDS, GREEDY, RequestOptions(is_plain=True)))
@@ -51,7 +51,7 @@ def test_they_are_those_of_the_logits(engine: Engine) -> None:
     assert "".join(said) == "".join(event.text for event in plain if event.kind == "text")
 
 
-def test_what_is_cached_is_not_missed(engine: Engine) -> None:
+def test_prompt_logprobs_recompute_cached_tokens(engine: Engine) -> None:
     list(engine.generate(IDS, GREEDY, RequestOptions(is_plain=True)))
     again = list(engine.generate(IDS, GREEDY, SCORED))
     assert next(event.usage for event in again if event.usage).cached_tokens == 0
@@ -60,7 +60,7 @@ def test_what_is_cached_is_not_missed(engine: Engine) -> None:
     assert next(event.usage for event in after if event.usage).cached_tokens > 0  # other requests find its blocks
 
 
-def test_many_at_once(engine: Engine) -> None:
+def test_concurrent_prompt_logprobs_match_engine_logits(engine: Engine) -> None:
     asked = [IDS[:number] for number in (1, 2, 9, 130, 200, 64, 65)]
     running = [engine.submit(ids, GREEDY, SCORED) for ids in asked]
     company = [engine.submit(IDS[5:], SamplingParams(max_tokens=30, seed=3)) for _ in range(3)]
@@ -70,7 +70,7 @@ def test_many_at_once(engine: Engine) -> None:
     assert len(texts) == 1
 
 
-def test_who_had_to_leave_tells_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_request_reports_each_prompt_logprob_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are blocks for little more than two requests, so the last one is preempted."""
     monkeypatch.setattr(memory_plan, "SHARED_TOKENS", 1024)
     with Engine.load(context_tokens=512, max_num_seqs=3) as engine:
@@ -83,7 +83,7 @@ def test_who_had_to_leave_tells_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
             require_scores(engine, ids, scores)
 
 
-def test_nothing_is_written_where_only_the_prompt_is_asked_for(engine: Engine) -> None:
+def test_prompt_only_request_generates_no_tokens(engine: Engine) -> None:
     options = RequestOptions(prompt_logprobs=0, top_logprobs=0, prompt_only=True, is_plain=True)
     events = list(engine.generate(IDS[:50], SamplingParams(max_tokens=1), options))
     assert len(scores_of(events)) == 50
@@ -92,7 +92,7 @@ def test_nothing_is_written_where_only_the_prompt_is_asked_for(engine: Engine) -
     assert events[-1].finish_reason == "length" and not [event for event in events if event.kind == "text"]
 
 
-def test_every_token_of_the_answer_is_told(engine: Engine) -> None:
+def test_logprobs_include_end_and_control_tokens(engine: Engine) -> None:
     """Tokens that end the answer or are not shown are included, because callers count tokens."""
     end, control = min(engine.tokenizer.end_ids), min(engine.tokenizer.control_ids - engine.tokenizer.end_ids)
     for forced in (end, control, engine.tokenize("\u00e9\U0001f600")[0]):
@@ -102,7 +102,7 @@ def test_every_token_of_the_answer_is_told(engine: Engine) -> None:
         assert [entry.bytes for entry in told] == [tuple(engine.tokenizer.token_bytes(forced))]
 
 
-def test_steps_have_room_for_all_logits_that_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_stay_within_sampled_rows_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[int] = []
     schedule = Scheduler.schedule
 
@@ -120,7 +120,7 @@ def test_steps_have_room_for_all_logits_that_are_wanted(monkeypatch: pytest.Monk
     assert max(wanted) <= MAX_SAMPLED
 
 
-def test_too_many_are_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_prompt_logprobs_are_rejected(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_processor, "MAX_PROMPT_ENTRIES", 300)
     list(engine.generate(IDS[:100], GREEDY, SCORED))
     with pytest.raises(InvalidRequestError) as caught:
@@ -128,7 +128,7 @@ def test_too_many_are_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.param == "prompt_logprobs"
 
 
-def test_token_ids_may_be_plain_text(engine: Engine) -> None:
+def test_plain_token_ids_give_the_same_answer_as_text(engine: Engine) -> None:
     ids = engine.tokenize("SmolLM3 is")
     by_text = list(engine.generate("SmolLM3 is", GREEDY))
     by_ids = list(engine.generate(ids, GREEDY, RequestOptions(is_plain=True)))

@@ -44,7 +44,7 @@ USUAL = ("temperature", "top_p", "ignore_eos")
 
 
 @pytest.mark.parametrize("options", CHOSEN, ids=lambda options: "+".join(options))
-def test_a_seed_gives_one_text_whoever_else_is_answered(engine: Engine, options: dict[str, Any]) -> None:
+def test_seeded_answer_is_the_same_alone_and_concurrently(engine: Engine, options: dict[str, Any]) -> None:
     params = SamplingParams(**options, seed=4, max_tokens=40)
     alone = text_of(answered(engine, params, RequestOptions(), REPEATING))
     plain = {name: value for name, value in options.items() if name in USUAL}
@@ -58,7 +58,7 @@ def test_a_seed_gives_one_text_whoever_else_is_answered(engine: Engine, options:
 
 
 @pytest.mark.parametrize("options", CHOSEN, ids=lambda options: "+".join(options))
-def test_guessing_ahead_makes_no_difference(engine: Engine, options: dict[str, Any]) -> None:
+def test_speculation_does_not_change_the_answer(engine: Engine, options: dict[str, Any]) -> None:
     params = SamplingParams(**options, seed=9, max_tokens=60)
     with Engine.load(threads=1, speculation=False) as careful:
         expected = written(answered(careful, params, RequestOptions(), REPEATING))
@@ -66,7 +66,7 @@ def test_guessing_ahead_makes_no_difference(engine: Engine, options: dict[str, A
     assert written(found) == expected
 
 
-def test_the_end_is_held_back(engine: Engine) -> None:
+def test_min_tokens_and_ignore_eos_delay_the_end(engine: Engine) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=200)
     _, count, reason = written(answered(engine, greedy))
     assert reason == "stop"
@@ -76,7 +76,7 @@ def test_the_end_is_held_back(engine: Engine) -> None:
     assert written(answered(engine, endless))[1:] == (count + 30, "length")
 
 
-def test_a_token_ends_it(engine: Engine) -> None:
+def test_stop_token_id_ends_the_answer(engine: Engine) -> None:
     events = answered(
         engine, SamplingParams(temperature=0, max_tokens=50), RequestOptions(thinking=False, top_logprobs=0)
     )
@@ -89,7 +89,7 @@ def test_a_token_ends_it(engine: Engine) -> None:
     assert written(later)[1] > 9
 
 
-def test_stop_strings_are_looked_for_behind_the_fewest_tokens(engine: Engine) -> None:
+def test_stop_strings_are_ignored_before_min_tokens(engine: Engine) -> None:
     params = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
     whole = text_of(answered(engine, SamplingParams(**params)))
     letter = whole.strip()[0]
@@ -97,7 +97,7 @@ def test_stop_strings_are_looked_for_behind_the_fewest_tokens(engine: Engine) ->
     assert letter in text_of(answered(engine, SamplingParams(**params, stop=(letter,), min_tokens=20)))
 
 
-def test_a_form_stays_held(engine: Engine) -> None:
+def test_grammar_holds_with_rare_sampling_parameters(engine: Engine) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
     grammar = Grammar("json_schema", json.dumps(schema | {"additionalProperties": False}))
     for seed in range(5):
@@ -108,7 +108,7 @@ def test_a_form_stays_held(engine: Engine) -> None:
         assert json.loads(text)["a"] in ("x", "y")
 
 
-def test_probabilities_are_the_models_own(engine: Engine) -> None:
+def test_logprobs_ignore_sampling_parameters(engine: Engine) -> None:
     options = RequestOptions(thinking=False, top_logprobs=0)
     params = SamplingParams(temperature=0, max_tokens=1, dry_multiplier=1, min_tokens=1, ignore_eos=True)
     (entry,) = (entry for event in answered(engine, params, options) for entry in event.logprobs)
@@ -124,7 +124,7 @@ def test_probabilities_are_the_models_own(engine: Engine) -> None:
     ("params", "param"),
     [({"ignore_eos": True}, "ignore_eos"), ({"min_tokens": 3}, "min_tokens")],
 )
-def test_what_says_where_it_ends_is_not_overruled(engine: Engine, params: dict[str, Any], param: str) -> None:
+def test_grammar_rejects_ignore_eos_and_min_tokens(engine: Engine, params: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         engine.submit(ASK, SamplingParams(**params), RequestOptions(grammar=Grammar("json_object")))
     assert caught.value.param == param
@@ -153,12 +153,12 @@ def test_what_says_where_it_ends_is_not_overruled(engine: Engine, params: dict[s
     ],
     ids=str,
 )
-def test_what_is_out_of_range_is_named(params: dict[str, Any]) -> None:
+def test_out_of_range_sampling_parameter_is_rejected_by_name(params: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**params)
     assert caught.value.param == next(iter(params))
 
 
-def test_a_stop_token_must_be_one(engine: Engine) -> None:
+def test_stop_token_id_outside_the_vocabulary_is_rejected(engine: Engine) -> None:
     with pytest.raises(InvalidRequestError, match="stop_token_ids must be below"):
         engine.submit(ASK, SamplingParams(stop_token_ids=(10**6,)), PLAIN)

@@ -44,7 +44,7 @@ def signed_again(receipt: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_an_untouched_receipt_is_drawn_again(engine: Engine, options: RequestOptions, params: SamplingParams) -> None:
+def test_unchanged_receipt_is_reproduced(engine: Engine, options: RequestOptions, params: SamplingParams) -> None:
     receipt = receipt_of(engine, replace(params, seed=11), options)
     found = engine.check_receipt(receipt)
     assert (found.problem, found.place) == ("", None) and found.tokens == receipt["answer"]["tokens"] > 0
@@ -54,14 +54,14 @@ def test_an_untouched_receipt_is_drawn_again(engine: Engine, options: RequestOpt
     assert '"ids"' not in text and "weather" not in text and "Oslo" not in text, "a receipt must not contain any text"
 
 
-def test_a_text_is_continued_the_same_way(engine: Engine) -> None:
+def test_receipt_of_continued_text_is_reproduced(engine: Engine) -> None:
     params, options = SamplingParams(seed=4, max_tokens=20, temperature=1.3), RequestOptions(token_ids=True)
     written = Written(list(engine.submit("Once upon", params, options).events()))
     receipt = engine.receipt("Once upon", params, RequestOptions(replay=written.replay))
     assert engine.check_receipt(json.loads(json.dumps(receipt))).problem == ""
 
 
-def test_a_stopped_answer_is_drawn_as_far_as_it_came(engine: Engine) -> None:
+def test_receipt_of_a_stopped_answer_is_reproduced(engine: Engine) -> None:
     params, messages = SamplingParams(seed=5, max_tokens=80, ignore_eos=True), [Message("user", "Go on")]
     written = write(engine, messages, params, RequestOptions())
     stopped = replace(written.replay, ids=written.replay.ids[:30], closed_at=())
@@ -69,7 +69,7 @@ def test_a_stopped_answer_is_drawn_as_far_as_it_came(engine: Engine) -> None:
     assert receipt["answer"]["finish_reason"] == "cancelled" and engine.check_receipt(receipt).problem == ""
 
 
-def test_a_changed_token_is_found_at_its_place(engine: Engine) -> None:
+def test_changed_token_is_detected_at_its_position(engine: Engine) -> None:
     rng = random.Random(1)
     receipt = receipt_of(engine, SamplingParams(seed=3, temperature=1.2, max_tokens=60), RequestOptions())
     ids = receipt["answer"]["ids"]
@@ -94,7 +94,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_another_fact_is_refused_by_name(engine: Engine, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_changed_receipt_field_is_rejected_or_reported(engine: Engine, change: Callable[[dict[str, Any]], Any]) -> None:
     receipt = receipt_of(engine, SamplingParams(seed=3, max_tokens=60), RequestOptions())
     change(receipt)
     try:
@@ -105,7 +105,7 @@ def test_another_fact_is_refused_by_name(engine: Engine, change: Callable[[dict[
         assert change is CHANGES["finish"] and found.problem and found.place is None
 
 
-def test_another_seed_or_parameter_is_found_where_it_draws_another_token(engine: Engine) -> None:
+def test_changed_seed_or_parameter_is_detected_at_first_difference(engine: Engine) -> None:
     messages, params = asked(RequestOptions()), SamplingParams(seed=3, temperature=1.5, max_tokens=60)
     receipt = receipt_of(engine, params, RequestOptions())
     others = [replace(params, seed=seed) for seed in range(10, 16)]
@@ -137,7 +137,7 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def test_fields_of_any_kind_are_refused_or_judged(engine: Engine) -> None:
+def test_odd_receipt_fields_do_not_crash_the_check(engine: Engine) -> None:
     """Whatever a receipt with matching hashes contains, the check ends, with one of its two errors or with a result."""
     receipt = receipt_of(engine, SamplingParams(seed=3, max_tokens=9), OPTIONS["strict tools"])
     fields = [(name,) for name in receipt if name != "digest"]
@@ -152,7 +152,7 @@ def test_fields_of_any_kind_are_refused_or_judged(engine: Engine) -> None:
             assert isinstance(engine.check_receipt(odd | {"digest": _hash(odd)}), ReceiptCheck)
 
 
-def test_what_is_no_receipt_is_refused(engine: Engine) -> None:
+def test_invalid_receipt_is_rejected(engine: Engine) -> None:
     receipt = receipt_of(engine, SamplingParams(seed=3, max_tokens=9), RequestOptions())
     for bad in (None, [], {}, {"notso_receipt": 2}, {**receipt, "prompt": 1}, {**receipt, "form": "x"}):
         with pytest.raises(InvalidRequestError):

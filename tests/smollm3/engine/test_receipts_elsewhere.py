@@ -43,19 +43,19 @@ def receipts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("family", available_kernels()[1:])
-def test_another_family_draws_them_again(receipts: Path, family: str) -> None:
+def test_receipts_are_reproduced_by_other_kernel_families(receipts: Path, family: str) -> None:
     few = (max(1, COUNT // 10),) if family == "generic" else ()  # fewer, because it takes ten times as long
     assert not run("check", receipts, *few, family=family)["problems"]
 
 
-def test_changed_ones_are_found_at_their_place(receipts: Path) -> None:
+def test_changed_receipts_are_detected(receipts: Path) -> None:
     told = run("attack", receipts, COUNT)
     assert not told["problems"] and all(told["tried"].values())
 
 
 @pytest.mark.long("native")
 @pytest.mark.skipif(bool(aarch64.python_missing()), reason=aarch64.python_missing() or "-")
-def test_an_aarch64_draws_them_again(receipts: Path, tmp_path: Path) -> None:
+def test_receipts_are_reproduced_on_emulated_aarch64(receipts: Path, tmp_path: Path) -> None:
     aarch64.install(tmp_path)
     done = aarch64.run_python(aarch64.I8MM, tmp_path, str(WRITER), "check", str(receipts), "20")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -79,7 +79,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.long("native")
-def test_the_emulated_cuda_kernels_draw_them_again(receipts: Path) -> None:
+def test_receipts_are_reproduced_by_emulated_cuda_kernels(receipts: Path) -> None:
     module = built("_native_cuda_emulated")
     command = [sys.executable, "-c", EMULATED, str(module), str(WRITER), "check", str(receipts), "10"]
     environment = {**os.environ, "NOTSO_KERNELS": "cuda-emulated"}

@@ -98,7 +98,7 @@ def asked(options: RequestOptions) -> list[Message]:
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_an_answer_goes_on_from_each_of_its_tokens(
+def test_replayed_answer_continues_identically_from_any_token(
     engine: Engine, options: RequestOptions, params: SamplingParams
 ) -> None:
     params, messages = replace(params, seed=7), asked(options)
@@ -112,7 +112,7 @@ def test_an_answer_goes_on_from_each_of_its_tokens(
         assert replay.ids[:place] + again.replay.ids == replay.ids, "the new ids must follow the replayed ones"
 
 
-def test_reasoning_ended_by_the_user_ends_at_the_same_place(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_ends_reasoning_where_answer_now_was_called(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     messages, params = asked(RequestOptions()), SamplingParams(seed=3, max_tokens=40)
     ended, step = threading.Event(), engine._core._step
 
@@ -136,7 +136,7 @@ def test_reasoning_ended_by_the_user_ends_at_the_same_place(engine: Engine, monk
             assert again.shown == whole.shown
 
 
-def test_blocks_before_the_last_are_not_read_again(engine: Engine) -> None:
+def test_replay_recomputes_at_most_one_block(engine: Engine) -> None:
     messages, params = asked(RequestOptions()), SamplingParams(seed=1, max_tokens=300, ignore_eos=True)
     options = RequestOptions(thinking=False)
     whole = write(engine, messages, params, options)
@@ -153,7 +153,7 @@ FORKS = int(os.environ.get("FORKS", 12))
 
 
 @pytest.mark.parametrize("kv", KV_CHOICES[1:])
-def test_a_branch_is_what_a_cold_engine_writes_behind_the_same_tokens(kv: KVChoice) -> None:
+def test_branch_of_a_replay_matches_a_cold_engine(kv: KVChoice) -> None:
     """Branches at FORKS positions of a block; FORKS=1000 tests all of them in each format."""
     messages, params = asked(RequestOptions()), SamplingParams(seed=2, max_tokens=260, ignore_eos=True, temperature=1.5)
     options = RequestOptions(thinking=False)
@@ -173,7 +173,7 @@ def test_a_branch_is_what_a_cold_engine_writes_behind_the_same_tokens(kv: KVChoi
                 assert forked == fresh and len(forked) == 4, (kv, at)
 
 
-def test_what_cannot_have_been_written_is_refused(engine: Engine) -> None:
+def test_invalid_replay_is_rejected(engine: Engine) -> None:
     messages, params = asked(RequestOptions()), SamplingParams(seed=1, max_tokens=20)
     whole = write(engine, messages, params, RequestOptions())
     bad = {

@@ -63,7 +63,7 @@ def options(
     )
 
 
-def test_documents_have_a_longer_context_than_other_prompts(tmp_path: Path) -> None:
+def test_fixed_prefix_requests_use_the_document_context(tmp_path: Path) -> None:
     small = RandomModel(layers=2, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)
     path, template = small.write(tmp_path / "small.gguf", context=16_384), tmp_path / "template.jinja"
     with GGUFFile.open(demo_path()) as demo:
@@ -120,7 +120,7 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copy(demo_path(), tmp_path / "model.gguf"))
 
 
-def test_what_was_read_stays_read(model: Path, tmp_path: Path) -> None:
+def test_fixed_prefix_stays_cached_for_new_questions_and_restarts(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kv"
     with load(model, folder) as engine:
         first = usage(engine, "What is this?")
@@ -148,7 +148,7 @@ def engine() -> Iterator[Engine]:
         yield made
 
 
-def test_members_share_the_documents_and_nothing_behind_them(engine: Engine) -> None:
+def test_owners_share_only_the_blocks_of_the_fixed_prefix(engine: Engine) -> None:
     secret = "What would my neighbor say about the garden and the old fence between the two houses? " * 12
     asked = usage(engine, secret)
     again = usage(engine, secret)
@@ -163,24 +163,25 @@ def test_members_share_the_documents_and_nothing_behind_them(engine: Engine) -> 
 
 
 @pytest.mark.parametrize("length", range(0, 260, 13))
-def test_a_shared_block_tells_nothing_of_the_question(engine: Engine, length: int) -> None:
+def test_shared_blocks_do_not_depend_on_the_question(engine: Engine, length: int) -> None:
     """Wherever the prefix ends, its shared tokens are the same for every question."""
     prefix = " ".join(WORDS[:300])[: 900 + length]
     asked = options(prefix, owner=f"first {length}", scope=f"at {length}", reading=None)
     messages = [[Message("user", prefix + rest)] for rest in ("", "apple", "  \n\n b", "12", "é", "<|im_end|>")]
-    salted = [
-        engine._inputs.salted(engine._salt(asked), engine._prompts.write(each, asked), each, asked) for each in messages
+    salt_with_prefix = [
+        engine._inputs.salt_with_prefix(engine._salt(asked), engine._prompts.write(each, asked), each, asked)
+        for each in messages
     ]
     ids = [engine.encode_chat(each, asked) for each in messages]
-    shared = max(salt.shared_blocks for salt in salted) * BLOCK_TOKENS
-    assert shared and min(salt.shared_blocks for salt in salted) >= shared // BLOCK_TOKENS - 1
-    for salt, tokens in zip(salted, ids, strict=True):
+    shared = max(salt.shared_blocks for salt in salt_with_prefix) * BLOCK_TOKENS
+    assert shared and min(salt.shared_blocks for salt in salt_with_prefix) >= shared // BLOCK_TOKENS - 1
+    for salt, tokens in zip(salt_with_prefix, ids, strict=True):
         end = salt.shared_blocks * BLOCK_TOKENS
         assert tokens[:end] == ids[0][:end]
-    assert len({salt.parent_hash(salt.shared_blocks, b"x") for salt in salted}) == 1
+    assert len({salt.parent_hash(salt.shared_blocks, b"x") for salt in salt_with_prefix}) == 1
 
 
-def test_a_prefix_in_another_message_and_one_that_was_dropped(engine: Engine) -> None:
+def test_prefix_tokens_cover_a_later_message_unless_dropped(engine: Engine) -> None:
     words = " ".join(WORDS[:120])
     system, document = Message("system", "Be brief."), Message("user", words)
     history = [system, document, Message("assistant", "Well."), Message("user", "Why?")]
@@ -193,12 +194,12 @@ def test_a_prefix_in_another_message_and_one_that_was_dropped(engine: Engine) ->
     assert words.startswith(content) and len(words) - len(content) < 8  # a token that spans the end is not shared
     long = [system, document, Message("assistant", words * 12), Message("user", "Why?")]
     trimmed = RequestOptions(thinking=False, date=READING_DAY, prefix=prefix, when_full="drop_oldest")
-    kept = engine._prompts.write_for(long, trimmed, context_tokens=2048, kept_free=100)
+    kept = engine._prompts.write_within_context(long, trimmed, context_tokens=2048, kept_free=100)
     assert kept.dropped_messages and not engine._prompts.prefix_tokens(kept, long, trimmed)
 
 
 @pytest.mark.parametrize("prefix", [FixedPrefix(1, 0), FixedPrefix(0, 6)])
-def test_a_prefix_behind_the_messages_is_refused(engine: Engine, prefix: FixedPrefix) -> None:
+def test_fixed_prefix_beyond_the_messages_is_rejected(engine: Engine, prefix: FixedPrefix) -> None:
     with pytest.raises(InvalidRequestError, match="after the end of the messages") as refused:
         engine.submit([Message("user", "Hello")], FEW, RequestOptions(prefix=prefix))
     assert refused.value.param == "prefix"
@@ -206,7 +207,7 @@ def test_a_prefix_behind_the_messages_is_refused(engine: Engine, prefix: FixedPr
         engine.submit([1, 2, 3], FEW, RequestOptions(prefix=prefix))
 
 
-def test_the_next_question_and_a_draft_of_it_cost_no_document(engine: Engine) -> None:
+def test_next_question_and_draft_reuse_the_fixed_prefix(engine: Engine) -> None:
     asked = options(owner="erin", scope="drafts", reading=None)
     assert read(engine, "What is it?", asked) > GOAL
     messages = [Message("user", DOCUMENT + "Who wrote it?")]
@@ -234,7 +235,7 @@ def blocks(engine: Engine) -> dict[str, int]:
     return {name: engine.reading(name, scope="library").blocks for name in DOCUMENTS}
 
 
-def test_readings_are_evicted_whole_and_the_least_recently_used_first(tmp_path: Path) -> None:
+def test_least_recently_used_reading_is_evicted_whole(tmp_path: Path) -> None:
     with load(None, tmp_path) as engine:
         read_document(engine, "a")
         whole = blocks(engine)["a"]
@@ -253,7 +254,7 @@ def test_readings_are_evicted_whole_and_the_least_recently_used_first(tmp_path: 
         assert read_document(engine, "b") > GOAL
 
 
-def test_conversations_evict_no_reading(tmp_path: Path) -> None:
+def test_conversations_do_not_evict_readings(tmp_path: Path) -> None:
     with load(None, tmp_path, cache_bytes=400_000) as engine:
         read_document(engine, "a")
         whole = blocks(engine)["a"]
@@ -269,7 +270,7 @@ def test_conversations_evict_no_reading(tmp_path: Path) -> None:
         assert read_document(engine, "a", "Who?") <= GOAL
 
 
-def test_a_reading_beyond_the_budget_is_kept_as_a_conversation(tmp_path: Path) -> None:
+def test_reading_beyond_library_budget_is_cached_as_conversation(tmp_path: Path) -> None:
     with load(None, tmp_path, library_bytes=1000) as engine:
         read_document(engine, "a")
         assert blocks(engine)["a"] == 0
@@ -279,7 +280,7 @@ def test_a_reading_beyond_the_budget_is_kept_as_a_conversation(tmp_path: Path) -
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
-def test_a_forgotten_reading_is_nowhere(tmp_path: Path, kv: KVFormat, restarts: bool) -> None:
+def test_forgotten_reading_is_removed_from_memory_and_disk(tmp_path: Path, kv: KVFormat, restarts: bool) -> None:
     engine = Engine.load(context_tokens=2048, kv=kv, cache_dir=tmp_path)
     both = DOCUMENTS["a"] + DOCUMENTS["b"]
     try:
@@ -304,13 +305,11 @@ def test_a_forgotten_reading_is_nowhere(tmp_path: Path, kv: KVFormat, restarts: 
         engine.close()
 
 
-def test_indices_of_quotations_are_kept_and_forgotten_with_their_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quote_indexes_are_kept_and_deleted_with_their_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotes, "CHARACTERS_FILED", 100)
-    made, find = list[str](), QuoteIndex._found_places
+    made, find = list[str](), QuoteIndex._find_places
     monkeypatch.setattr(
-        QuoteIndex, "_found_places", lambda self, text, *a, **k: made.append(text) or find(self, text, *a, **k)
+        QuoteIndex, "_find_places", lambda self, text, *a, **k: made.append(text) or find(self, text, *a, **k)
     )
     pinned, later = DOCUMENT.replace("\n", " "), " ".join(WORDS[500:600])
     asked = replace(options(), sources=(QuoteSource(pinned, "a"), QuoteSource(later, "b")))
@@ -369,7 +368,7 @@ def compositions(engines: tuple[Engine, Engine], rng: random.Random, count: int)
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.long("engine"))])
-def test_cold_and_kept_give_the_same_bits(tmp_path: Path, rounds: int) -> None:
+def test_restored_and_cold_engines_give_identical_answers(tmp_path: Path, rounds: int) -> None:
     rng = random.Random(rounds)
     with load(None, None) as cold:
         for _ in range(rounds):

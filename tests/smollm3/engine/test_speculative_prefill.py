@@ -35,7 +35,7 @@ def sent(engine: Engine, messages: Sequence[Message], **options: Any) -> tuple[l
 
 @pytest.mark.parametrize("kv", KV_FORMATS)
 @pytest.mark.parametrize("thinking", [False, True])
-def test_what_was_typed_is_there_when_it_is_sent(kv: KVFormat, thinking: bool) -> None:
+def test_sent_draft_is_fully_cached_for_one_owner(kv: KVFormat, thinking: bool) -> None:
     messages, options = draft(TYPED.content), {"thinking": thinking, "tools": TOOLS, "owner": "me"}
     with load(kv) as engine:
         typed(engine, draft(TYPED.content[:99]), **options)
@@ -50,7 +50,7 @@ def test_what_was_typed_is_there_when_it_is_sent(kv: KVFormat, thinking: bool) -
         assert sent(engine, messages, **options) == (after, 0)
 
 
-def test_so_is_the_first_question() -> None:
+def test_draft_of_the_first_question_is_fully_cached() -> None:
     with load() as engine:
         typed(engine, [Message("system", "Be brief."), QUESTION])
         prompt = engine.encode_chat([Message("system", "Be brief."), QUESTION])
@@ -59,7 +59,7 @@ def test_so_is_the_first_question() -> None:
 
 @pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
 @pytest.mark.parametrize("more", ["", "5 more", ", and more?", "\u0301", "<|im_end|>"])
-def test_what_is_typed_last_takes_its_beginning_up(kv: KVFormat, more: str) -> None:
+def test_message_extending_a_draft_reuses_the_cached_prefix(kv: KVFormat, more: str) -> None:
     messages = draft(f"{TYPED.content}2{more}")
     with load(kv) as engine:
         typed(engine, draft(f"{TYPED.content}2"))
@@ -69,7 +69,7 @@ def test_what_is_typed_last_takes_its_beginning_up(kv: KVFormat, more: str) -> N
         assert sent(engine, messages) == (after, 0)
 
 
-def test_where_the_turn_begins(demo_engine: Engine) -> None:
+def test_draft_reports_the_start_of_the_last_turn(demo_engine: Engine) -> None:
     for messages in (draft("And?"), [SHORT], [Message("system", "Be brief."), SHORT]):
         asked = RequestOptions(tools=TOOLS)
         ids, turn_at, salt = demo_engine._inputs.draft(messages, SamplingParams(), asked, NO_SALT)
@@ -77,7 +77,7 @@ def test_where_the_turn_begins(demo_engine: Engine) -> None:
         assert demo_engine.detokenize(ids[turn_at:]).startswith(f"user\n{messages[-1].content}<|im_end|>\n")
 
 
-def test_old_turns_are_left_out_as_when_it_is_sent() -> None:
+def test_draft_drops_old_turns_like_the_sent_message() -> None:
     turns = [Message(role, f"{number} word " * 60) for number in range(6) for role in ("user", "assistant")]
     with load(context=1024) as engine:
         for params in (SamplingParams(), SamplingParams(max_tokens=400)):
@@ -90,7 +90,7 @@ def test_old_turns_are_left_out_as_when_it_is_sent() -> None:
             assert usage.prompt_tokens - usage.cached_tokens == 1
 
 
-def test_a_newer_draft_takes_the_place_of_the_last() -> None:
+def test_newer_draft_replaces_the_previous_draft() -> None:
     with load() as engine:
         turns = engine._core.background.prefix_warmup
         with held(engine):
@@ -98,7 +98,7 @@ def test_a_newer_draft_takes_the_place_of_the_last() -> None:
                 engine.speculative_prefill(draft(text * 40))
             for number in range(2 * prefix_warmup.MOST_NOTES):
                 engine.speculative_prefill(draft(text * 40), options=RequestOptions(owner=str(number)))
-            engine._core.post(lambda: seen.append((len(turns._drafts), len(turns._typed))))
+            engine._core.post(lambda: seen.append((len(turns._drafts), len(turns._last_drafts))))
             seen: list[tuple[int, int]] = []
         wait(engine)
         assert seen == [(prefix_warmup.MOST_NOTES, prefix_warmup.MOST_NOTES)]
@@ -110,21 +110,21 @@ def test_a_newer_draft_takes_the_place_of_the_last() -> None:
         assert second > first + 100
 
 
-def test_a_draft_that_is_sent_or_forgotten_is_not_read() -> None:
+def test_request_or_clear_cache_drops_a_pending_draft() -> None:
     with load() as engine:
         reads, turns = counted(engine), engine._core.background.prefix_warmup
         with held(engine):
             engine.speculative_prefill(draft(TYPED.content))
             generation = engine.submit([SHORT], GREEDY, RequestOptions(thinking=False))
         list(generation.events())
-        assert not (turns._drafts or turns._typed)
+        assert not (turns._drafts or turns._last_drafts)
         forgetting = threading.Thread(target=engine.clear_cache)
         with held(engine):
             engine.speculative_prefill(draft(TYPED.content))
             forgetting.start()
             until(lambda: len(engine._core._inbox) == 2)
         forgetting.join()
-        assert not (turns._drafts or turns._typed)
+        assert not (turns._drafts or turns._last_drafts)
         assert not reads
         with held(engine):
             engine.speculative_prefill(draft(TYPED.content))
@@ -134,7 +134,7 @@ def test_a_draft_that_is_sent_or_forgotten_is_not_read() -> None:
         assert reads, "background requests must not replace the draft"
 
 
-def test_what_cannot_be_sent_is_refused() -> None:
+def test_invalid_draft_is_rejected() -> None:
     with load(context=512) as engine:
         bad: list[tuple[Any, dict[str, Any], type[Exception]]] = [
             ([], {}, InvalidRequestError),
@@ -157,7 +157,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         engine.speculative_prefill([SHORT])
 
 
-def test_nothing_of_a_draft_goes_to_the_disk(tmp_path: Path) -> None:
+def test_draft_blocks_are_not_written_to_disk(tmp_path: Path) -> None:
     with load(folder=tmp_path) as engine:
         typed(engine, draft(TYPED.content))
         assert engine.estimate(draft(TYPED.content)).cached_tokens > 400
@@ -165,7 +165,7 @@ def test_nothing_of_a_draft_goes_to_the_disk(tmp_path: Path) -> None:
         assert engine.estimate(draft(TYPED.content)).cached_tokens == 0
 
 
-def test_drafts_take_each_others_room() -> None:
+def test_changed_drafts_reuse_their_own_blocks_in_a_full_cache() -> None:
     """Without blank blocks, repeated changes of a draft reuse only the draft's own blocks."""
     with load(context=1024) as engine:
         cache = engine._pool
@@ -184,7 +184,7 @@ def test_drafts_take_each_others_room() -> None:
         engine._core.call(lambda: [cache.free(block) for block in taken])
 
 
-def test_a_request_need_not_wait_for_a_draft() -> None:
+def test_draft_prefill_yields_to_an_arriving_request() -> None:
     with load() as engine:
         asked, layers, run = [], [], engine._core.runner.run
 

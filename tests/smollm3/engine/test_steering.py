@@ -19,7 +19,7 @@ def text(events: list[Event], kind: str = "text") -> str:
     return "".join(event.text for event in events if event.kind == kind)
 
 
-def test_a_budget_ends_the_thought_and_the_answer_follows(demo_engine: Engine) -> None:
+def test_thinking_budget_ends_reasoning_and_answer_follows(demo_engine: Engine) -> None:
     free = list(demo_engine.generate(SUM, GREEDY))
     thought = text(free, "reasoning")
     usage = free[-2].usage
@@ -33,20 +33,20 @@ def test_a_budget_ends_the_thought_and_the_answer_follows(demo_engine: Engine) -
     assert short[-1].finish_reason == "stop"
 
 
-def test_a_budget_of_nothing_is_an_answer_without_a_thought(demo_engine: Engine) -> None:
+def test_zero_thinking_budget_skips_reasoning(demo_engine: Engine) -> None:
     events = list(demo_engine.generate(SUM, SamplingParams(max_tokens=300, temperature=0, thinking_budget=0)))
     assert text(events, "reasoning") == ""
     assert text(events)
 
 
-def test_a_budget_that_is_not_used_up_changes_nothing(demo_engine: Engine) -> None:
+def test_unused_thinking_budget_does_not_change_the_answer(demo_engine: Engine) -> None:
     wide = SamplingParams(max_tokens=300, temperature=0, thinking_budget=5000)
     for kind in ("reasoning", "text"):
         assert text(list(demo_engine.generate(SUM, wide)), kind) == text(list(demo_engine.generate(SUM, GREEDY)), kind)
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_answer_now(demo_engine: Engine, early: bool) -> None:
+def test_answer_now_shortens_reasoning(demo_engine: Engine, early: bool) -> None:
     """Called before the reasoning or during it."""
     with held(demo_engine):
         generation = demo_engine.submit(SUM, GREEDY)
@@ -61,7 +61,7 @@ def test_answer_now(demo_engine: Engine, early: bool) -> None:
     assert events[-1].finish_reason == "stop"
 
 
-def test_readers_come_late_leave_early_and_see_the_same(demo_engine: Engine) -> None:
+def test_concurrent_readers_see_the_same_events(demo_engine: Engine) -> None:
     generation = demo_engine.submit(SUM, GREEDY)
     first = generation.events()
     next(first)
@@ -79,7 +79,7 @@ def test_readers_come_late_leave_early_and_see_the_same(demo_engine: Engine) -> 
     assert lists[0][-1].kind == "end"
 
 
-def test_a_subscriber_hears_of_everything_and_may_fail(demo_engine: Engine) -> None:
+def test_raising_subscriber_is_notified_until_the_end(demo_engine: Engine) -> None:
     heard = threading.Event()
 
     def notify() -> None:
@@ -94,7 +94,7 @@ def test_a_subscriber_hears_of_everything_and_may_fail(demo_engine: Engine) -> N
     assert text(list(generation.events()))
 
 
-def test_waiting_ones_hear_of_their_place_and_can_be_stopped_there() -> None:
+def test_queued_requests_report_positions_and_can_be_stopped() -> None:
     with Engine.load(context_tokens=512, max_num_seqs=1) as engine:
         with held(engine):
             first = engine.submit(SUM, GREEDY)
@@ -113,7 +113,7 @@ def test_waiting_ones_hear_of_their_place_and_can_be_stopped_there() -> None:
         assert ends[3][-2].usage.queue_ms > 0  # type: ignore[union-attr]
 
 
-def test_people_come_before_programs_and_these_before_the_background() -> None:
+def test_requests_run_in_priority_order() -> None:
     order: list[str] = []
     with Engine.load(context_tokens=512, max_num_seqs=1) as engine:
         generations = []
@@ -131,7 +131,7 @@ def test_people_come_before_programs_and_these_before_the_background() -> None:
     assert order == ["interactive", "api", "background"]
 
 
-def test_closing_ends_what_is_under_way() -> None:
+def test_close_ends_running_answers() -> None:
     engine = Engine.load(context_tokens=512)
     generations = [engine.submit(SUM, GREEDY) for _ in range(5)]
     time.sleep(0.02)
@@ -140,7 +140,7 @@ def test_closing_ends_what_is_under_way() -> None:
         assert list(generation.events())[-1].kind == "end"
 
 
-def test_statistics_come_back_to_rest(demo_engine: Engine) -> None:
+def test_statistics_return_to_idle_after_answers(demo_engine: Engine) -> None:
     before = demo_engine.stats()
     generations = [demo_engine.submit(SUM, GREEDY) for _ in range(6)]
     for generation in generations:
@@ -152,7 +152,7 @@ def test_statistics_come_back_to_rest(demo_engine: Engine) -> None:
     assert after.cached_tokens_total > before.cached_tokens_total
 
 
-def test_an_engine_that_nobody_holds_ends_by_itself() -> None:
+def test_engine_thread_ends_when_engine_is_garbage_collected() -> None:
     engine = Engine.load(context_tokens=512)
     thread = engine._core._thread
     generation = engine.submit(SUM, GREEDY)

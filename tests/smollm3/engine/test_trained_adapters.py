@@ -49,7 +49,9 @@ def answers(engine: Engine, prompt: str, *names: str | None, params: SamplingPar
     return ["".join(event.text for event in each.events()) for each in running]
 
 
-def test_each_says_what_it_was_taught(engine: Engine, trained: TrainedAdapters, files: dict[str, Path]) -> None:
+def test_each_trained_adapter_answers_with_the_trained_name(
+    engine: Engine, trained: TrainedAdapters, files: dict[str, Path]
+) -> None:
     assert len(files) == 16
     for name, taught in zip(files, trained.names, strict=True):
         said = answers(engine, trained.prompt, name)[0]
@@ -59,7 +61,7 @@ def test_each_says_what_it_was_taught(engine: Engine, trained: TrainedAdapters, 
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_sixteen_chats_with_sixteen_adapters_are_each_as_alone(
+def test_sixteen_concurrent_adapters_answer_as_each_alone(
     engine: Engine, trained: TrainedAdapters, files: dict[str, Path], params: SamplingParams
 ) -> None:
     """Answers without an adapter between them also equal those of the model alone."""
@@ -71,7 +73,7 @@ def test_sixteen_chats_with_sixteen_adapters_are_each_as_alone(
         assert answers(plain, trained.prompt, None, params=params)[0] == alone[0] == alone[-1]
 
 
-def test_one_after_another_is_as_the_other_cold(
+def test_consecutive_adapters_match_a_cold_engine(
     engine: Engine, trained: TrainedAdapters, files: dict[str, Path]
 ) -> None:
     ids = engine.tokenize(trained.prompt, special=True)

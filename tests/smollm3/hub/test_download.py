@@ -14,7 +14,7 @@ from notso.smollm3.errors import DownloadError, NoSpaceError
 from notso.smollm3.hub import download, registry
 
 
-def pull(file: registry.KnownFile, **options: Any) -> download.Pulled:
+def pull(file: registry.KnownFile, **options: Any) -> download.DownloadedFile:
     return download.pull(file, **{"sleep": lambda _seconds: None, **options})
 
 
@@ -22,7 +22,7 @@ def part_of(file: registry.KnownFile) -> Path:
     return registry.blob_path(file).with_name(f"{file.sha256}.incomplete")
 
 
-def test_it_arrives_where_other_programs_look_for_it(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_download_is_stored_in_the_hub_cache_layout(fake_hub: Any, official_file: registry.KnownFile) -> None:
     pulled = pull(official_file)
 
     assert pulled.path == registry.snapshot_path(official_file)
@@ -34,7 +34,7 @@ def test_it_arrives_where_other_programs_look_for_it(fake_hub: Any, official_fil
     assert registry.resolve_model() == pulled.path
 
 
-def test_huggingface_hub_finds_what_was_fetched(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_huggingface_hub_finds_the_downloaded_file(fake_hub: Any, official_file: registry.KnownFile) -> None:
     from huggingface_hub import try_to_load_from_cache
 
     pulled = pull(official_file)
@@ -48,7 +48,7 @@ def test_huggingface_hub_finds_what_was_fetched(fake_hub: Any, official_file: re
     assert found == str(pulled.path)
 
 
-def test_a_file_that_is_here_is_not_fetched_again(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_existing_file_is_not_downloaded_again(fake_hub: Any, official_file: registry.KnownFile) -> None:
     pull(official_file)
     fake_hub.requests.clear()
 
@@ -59,7 +59,7 @@ def test_a_file_that_is_here_is_not_fetched_again(fake_hub: Any, official_file: 
     assert again.sha256 == official_file.sha256
 
 
-def test_a_cut_connection_is_taken_up_where_it_broke(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_broken_connection_is_resumed_with_a_range_request(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.cuts = [1_000_000, 500_000]
 
     pulled = pull(official_file)
@@ -68,7 +68,7 @@ def test_a_cut_connection_is_taken_up_where_it_broke(fake_hub: Any, official_fil
     assert pulled.path.read_bytes() == fake_hub.content
 
 
-def test_after_giving_up_the_next_call_goes_on(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_next_call_resumes_after_retries_are_exhausted(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.cuts = [1_000_000, *[0] * download.RETRIES]
     with pytest.raises(DownloadError, match=r"stopped at 1,000,000 of 3,000,000 bytes.*resumes"):
         pull(official_file)
@@ -84,7 +84,7 @@ def test_after_giving_up_the_next_call_goes_on(fake_hub: Any, official_file: reg
     assert pulled.path.read_bytes() == fake_hub.content
 
 
-def test_an_interruption_keeps_what_has_arrived(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_interrupted_download_keeps_received_bytes(fake_hub: Any, official_file: registry.KnownFile) -> None:
     def interrupt(what: str, done: int, total: int) -> None:
         if done > 1_500_000:
             raise KeyboardInterrupt
@@ -97,7 +97,7 @@ def test_an_interruption_keeps_what_has_arrived(fake_hub: Any, official_file: re
     assert pull(official_file).resumed_at_bytes == kept
 
 
-def test_progress_tells_bytes_and_never_goes_back(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_progress_never_decreases_and_ends_at_the_file_size(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.cuts = [1_200_000]
     seen: list[tuple[str, int, int]] = []
 
@@ -108,7 +108,7 @@ def test_progress_tells_bytes_and_never_goes_back(fake_hub: Any, official_file: 
     assert seen[-1] == ("downloading", official_file.size_bytes, official_file.size_bytes)
 
 
-def test_wrong_bytes_are_refused_and_thrown_away(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_wrong_content_is_refused_and_deleted(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.content = bytes(len(fake_hub.content))
     fake_hub.offered_etag = official_file.sha256
 
@@ -123,7 +123,7 @@ def test_wrong_bytes_are_refused_and_thrown_away(fake_hub: Any, official_file: r
     ("knob", "value", "told"),
     [("offered_size", 2_999_999, "expected 3,000,000 bytes, got 2,999,999"), ("offered_etag", "0" * 64, "SHA-256")],
 )
-def test_another_file_is_refused_before_it_travels(
+def test_wrong_size_or_etag_is_refused_before_the_download(
     fake_hub: Any, official_file: registry.KnownFile, knob: str, value: Any, told: str
 ) -> None:
     setattr(fake_hub, knob, value)
@@ -143,14 +143,14 @@ def test_more_bytes_than_published_are_refused(fake_hub: Any, official_file: reg
     assert registry.find_local(official_file) is None
 
 
-def test_too_little_space_is_told_before_the_network_is_used(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_insufficient_space_is_reported_before_any_request(fake_hub: Any, official_file: registry.KnownFile) -> None:
     with pytest.raises(DownloadError, match=r"needs 0\.07 GB more .* 0\.05 GB are free"):
         pull(official_file, free_bytes=lambda _folder: 50_000_000)
 
     assert fake_hub.requests == []
 
 
-def test_what_is_here_already_needs_no_space(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_existing_part_needs_no_disk_space(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.cuts = [2_900_000, *[0] * download.RETRIES]
     with pytest.raises(DownloadError):
         pull(official_file)
@@ -160,7 +160,7 @@ def test_what_is_here_already_needs_no_space(fake_hub: Any, official_file: regis
     assert pulled.resumed_at_bytes == 2_900_000
 
 
-def test_a_disk_that_fills_up_ends_it_and_keeps_the_part(
+def test_full_disk_ends_the_download_and_keeps_the_part(
     fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = download._Part.append
@@ -177,7 +177,7 @@ def test_a_disk_that_fills_up_ends_it_and_keeps_the_part(
     assert part_of(official_file).stat().st_size > 1_000_000
 
 
-def test_a_server_without_ranges_starts_over(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_download_succeeds_if_the_server_ignores_ranges(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.knows_ranges = False
     fake_hub.cuts = [1_000_000]
 
@@ -185,9 +185,7 @@ def test_a_server_without_ranges_starts_over(fake_hub: Any, official_file: regis
 
 
 @pytest.mark.parametrize("size", [3_000_001, 5_000_000])
-def test_a_part_longer_than_the_file_is_thrown_away(
-    fake_hub: Any, official_file: registry.KnownFile, size: int
-) -> None:
+def test_part_longer_than_the_file_is_discarded(fake_hub: Any, official_file: registry.KnownFile, size: int) -> None:
     part_of(official_file).parent.mkdir(parents=True)
     part_of(official_file).write_bytes(bytes(size))
 
@@ -197,7 +195,7 @@ def test_a_part_longer_than_the_file_is_thrown_away(
     assert pulled.path.read_bytes() == fake_hub.content
 
 
-def test_a_part_of_right_length_and_wrong_bytes_is_found_out(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_complete_part_with_wrong_content_is_deleted(fake_hub: Any, official_file: registry.KnownFile) -> None:
     part_of(official_file).parent.mkdir(parents=True)
     part_of(official_file).write_bytes(bytes(official_file.size_bytes))
 
@@ -207,7 +205,7 @@ def test_a_part_of_right_length_and_wrong_bytes_is_found_out(fake_hub: Any, offi
     assert pull(official_file).path.read_bytes() == fake_hub.content
 
 
-def test_a_busy_server_is_asked_again(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_busy_server_is_retried_with_backoff(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.statuses = [503, 429]
     waits: list[float] = []
 
@@ -217,7 +215,7 @@ def test_a_busy_server_is_asked_again(fake_hub: Any, official_file: registry.Kno
     assert waits == [1.0, 2.0]
 
 
-def test_a_refusal_is_not_asked_again(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_forbidden_download_is_not_retried(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.statuses = [403]
 
     with pytest.raises(DownloadError, match="403"):
@@ -226,7 +224,7 @@ def test_a_refusal_is_not_asked_again(fake_hub: Any, official_file: registry.Kno
     assert len(fake_hub.gets) == 1
 
 
-def test_offline_nothing_is_asked(
+def test_offline_mode_sends_no_requests(
     fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DownloadError, match="network is disabled"):
@@ -237,13 +235,13 @@ def test_offline_nothing_is_asked(
     assert fake_hub.requests == []
 
 
-def test_offline_a_file_that_is_here_is_proved(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_offline_mode_verifies_an_existing_file(fake_hub: Any, official_file: registry.KnownFile) -> None:
     pull(official_file)
 
     assert pull(official_file, offline=True).sha256 == official_file.sha256
 
 
-def test_a_damaged_copy_is_found_and_replaced_by_force(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_damaged_file_is_detected_and_replaced_with_force(fake_hub: Any, official_file: registry.KnownFile) -> None:
     path = pull(official_file).path
     path.resolve().write_bytes(bytes(official_file.size_bytes))
 
@@ -253,7 +251,7 @@ def test_a_damaged_copy_is_found_and_replaced_by_force(fake_hub: Any, official_f
     assert pull(official_file, force=True).path.read_bytes() == fake_hub.content
 
 
-def test_an_unreachable_hub_is_told_in_one_line(
+def test_unreachable_hub_is_reported_in_one_line(
     official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -269,7 +267,7 @@ def test_plain_http_is_refused(official_file: registry.KnownFile, monkeypatch: p
         pull(official_file)
 
 
-def test_a_token_stays_with_the_hub(
+def test_token_is_not_sent_to_a_redirect_target(
     fake_hub: Any, other_host: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_no_use")
@@ -281,7 +279,7 @@ def test_a_token_stays_with_the_hub(
     assert other_host.tokens == [None]
 
 
-def test_two_at_once_do_not_write_into_each_other(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_download_locked_by_another_process_is_refused(fake_hub: Any, official_file: registry.KnownFile) -> None:
     folder = registry.hub_cache() / ".locks" / registry.repository_folder(official_file).name
     folder.mkdir(parents=True)
     with (folder / f"{official_file.sha256}.lock").open("w") as other:
@@ -290,16 +288,14 @@ def test_two_at_once_do_not_write_into_each_other(fake_hub: Any, official_file: 
             pull(official_file)
 
 
-def test_a_cache_that_cannot_be_written_is_told(
-    fake_hub: Any, official_file: registry.KnownFile, own_home: Path
-) -> None:
+def test_unwritable_cache_is_reported(fake_hub: Any, official_file: registry.KnownFile, own_home: Path) -> None:
     (own_home / "hf").write_text("a file where a folder should be")
 
     with pytest.raises(DownloadError, match="cannot be stored"):
         pull(official_file)
 
 
-def test_the_table_of_official_files_is_the_published_one() -> None:
+def test_known_files_match_published_sizes_and_hashes() -> None:
     sizes = {file.filename: (file.size_bytes, file.sha256[:8]) for file in registry.KNOWN_FILES}
 
     assert sizes == {

@@ -34,7 +34,7 @@ def model() -> bytes:
     return registry.demo_path().read_bytes()
 
 
-def test_every_store_is_looked_into(own_home: Path, model: bytes) -> None:
+def test_models_of_every_store_are_listed(own_home: Path, model: bytes) -> None:
     llama = model.replace(b"\x07\0\0\0\0\0\0\0smollm3", b"\x05\0\0\0\0\0\0\0llama\0\0", 1)
     ollama = own_home / ".ollama/models"
     first = manifest(ollama, "registry.ollama.ai/library/smollm3/latest", model)
@@ -64,7 +64,7 @@ def test_every_store_is_looked_into(own_home: Path, model: bytes) -> None:
         registry.resolve_model("llama3:8b")
 
 
-def test_a_user_without_a_home_has_what_the_environment_names(
+def test_stores_named_by_environment_work_without_a_home_directory(
     own_home: Path, model: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nobody(number: int) -> object:
@@ -81,7 +81,9 @@ def test_a_user_without_a_home_has_what_the_environment_names(
     assert [each.name for each in stored_models()] == ["SmolLM3"]
 
 
-def test_ollama_may_keep_its_models_elsewhere(own_home: Path, model: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ollama_models_variable_changes_the_store(
+    own_home: Path, model: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(own_home / "elsewhere"))
     manifest(own_home / "elsewhere", "registry.ollama.ai/me/mine/v1", model)
     manifest(own_home / ".ollama/models", "registry.ollama.ai/library/smollm3/latest", model)
@@ -100,13 +102,13 @@ def test_ollama_may_keep_its_models_elsewhere(own_home: Path, model: bytes, monk
         [{"mediaType": "application/vnd.ollama.image.model", "digest": 7}],
     ],
 )
-def test_a_strange_manifest_names_nothing(own_home: Path, model: bytes, layers: object) -> None:
+def test_invalid_ollama_manifest_is_ignored(own_home: Path, model: bytes, layers: object) -> None:
     manifest(own_home / ".ollama/models", "registry.ollama.ai/library/smollm3/latest", model, layers)
     (own_home / ".ollama/models/manifests/registry.ollama.ai/library/smollm3/other").write_text("[" * 100_000)
     assert stored_models() == []
 
 
-def test_what_cannot_be_read_is_no_model(tmp_path: Path) -> None:
+def test_unreadable_files_are_not_models(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "text.gguf").write_text("general.architecture smollm3")
     assert not is_smollm3(tmp_path / "pipe.gguf")

@@ -48,7 +48,7 @@ def follow(chain: dict[str, str], start: str = HUB, **options: Any) -> tuple[str
     try:
         with (
             httpx2.Client(transport=httpx2.MockTransport(answer)) as session,
-            download.followed(
+            download.stream_following_redirects(
                 session, "GET", start, headers={"Authorization": "Bearer secret"}, timeout=1.0, **options
             ) as response,
         ):
@@ -59,13 +59,13 @@ def follow(chain: dict[str, str], start: str = HUB, **options: Any) -> tuple[str
         raise
 
 
-def test_a_redirect_to_the_content_network_is_followed_without_the_token() -> None:
+def test_redirect_to_cdn_is_followed_without_the_token() -> None:
     url, asked = follow({HUB: "https://cdn.example/x?signed=1"})
     assert url == "https://cdn.example/x?signed=1"
     assert asked == [(HUB, "Bearer secret"), (url, None)]
 
 
-def test_the_token_stays_within_its_origin_and_does_not_come_back() -> None:
+def test_token_is_dropped_for_good_when_the_origin_changes() -> None:
     chain = {
         HUB: "/elsewhere",
         "https://hub.example/elsewhere": "https://hub.example:8443/port",
@@ -95,29 +95,29 @@ def test_the_token_stays_within_its_origin_and_does_not_come_back() -> None:
     ],
 )
 @pytest.mark.parametrize("hops", [1, 2])
-def test_a_redirect_to_somewhere_else_is_refused_unasked(target: str, hops: int) -> None:
+def test_redirect_to_insecure_or_local_address_is_refused(target: str, hops: int) -> None:
     chain = {HUB: target} if hops == 1 else {HUB: "/more", "https://hub.example/more": target}
     with pytest.raises(DownloadError, match=r"https only|local network"):
         follow(chain)
 
 
-def test_a_redirect_to_nowhere_is_refused() -> None:
+def test_redirect_to_an_invalid_url_is_refused() -> None:
     with pytest.raises(DownloadError, match="not a URL"):
         follow({HUB: "https://cdn.example:99999/x"})
 
 
-def test_a_hub_on_the_local_network_may_stay_there() -> None:
+def test_hub_on_a_local_network_may_redirect_to_local_addresses() -> None:
     url, _ = follow({"https://inside.example/file": "https://six.example/x"}, "https://inside.example/file")
     assert url == "https://six.example/x"
     with pytest.raises(DownloadError, match="https only"):
         follow({"https://inside.example/file": "http://inside.example/x"}, "https://inside.example/file")
 
 
-def test_a_name_that_only_a_proxy_knows_is_left_to_it() -> None:
+def test_unresolvable_redirect_host_is_left_to_the_proxy() -> None:
     assert follow({HUB: "https://unknown.example/x"})[0] == "https://unknown.example/x"
 
 
-def test_redirects_are_counted() -> None:
+def test_number_of_redirects_is_limited() -> None:
     chain = {f"https://hub.example/{i}": f"/{i + 1}" for i in range(100)}
     start = f"https://hub.example/{100 - download.MAX_REDIRECTS}"
     assert follow(chain, start)[0] == "https://hub.example/100"
@@ -127,21 +127,19 @@ def test_redirects_are_counted() -> None:
         follow({HUB: HUB})
 
 
-def test_what_is_said_of_a_file_comes_from_the_first_host_only() -> None:
+def test_redirect_to_another_origin_can_be_left_unfollowed() -> None:
     url, asked = follow({HUB: "/there", "https://hub.example/there": "http://10.0.0.1/x"}, leave_origin=False)
     assert url == "https://hub.example/there" and len(asked) == 2
 
 
-def test_a_hub_that_sends_a_download_round_in_circles(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_redirect_loop_of_the_hub_is_refused(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.redirect_to = fake_hub.url
     with pytest.raises(DownloadError, match="redirects more than"):
         download.pull(official_file, sleep=lambda _seconds: None)
     assert len(fake_hub.requests) == download.MAX_REDIRECTS + 1
 
 
-def test_a_hub_on_this_machine_may_not_lead_over_plain_http_elsewhere(
-    fake_hub: Any, official_file: registry.KnownFile
-) -> None:
+def test_local_hub_redirect_to_a_plain_http_host_is_refused(fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.redirect_to = "http://cdn.example"
     with pytest.raises(DownloadError, match="https only"):
         download.pull(official_file, sleep=lambda _seconds: None)

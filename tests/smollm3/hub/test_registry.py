@@ -26,7 +26,7 @@ CACHE_SETTINGS: list[dict[str, str]] = [
 ]
 
 
-def test_the_cache_is_where_huggingface_hub_has_it(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_cache_path_matches_huggingface_hub(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # huggingface_hub reads these variables when it is imported, so each setting needs a separate process.
     for name in ("XDG_CACHE_HOME", "HF_HOME"):
         monkeypatch.delenv(name)
@@ -55,17 +55,17 @@ def test_the_cache_is_where_huggingface_hub_has_it(own_home: Path, monkeypatch: 
         " smollm3-3b:Q8_0 ",
     ],
 )
-def test_a_file_has_many_names(name: str) -> None:
+def test_known_file_has_several_names(name: str) -> None:
     assert registry.known_file(name).filename == "SmolLM3-Q8_0.gguf"
 
 
 @pytest.mark.parametrize("name", ["smollm3-3b", "smollm3", "ggml-org/SmolLM3-3B-GGUF", "Q4_K_M"])
-def test_without_a_quantization_it_is_the_smaller_one(name: str) -> None:
+def test_name_without_quantization_selects_the_smaller_file(name: str) -> None:
     assert registry.known_file(name).filename == "SmolLM3-Q4_K_M.gguf"
 
 
 @pytest.mark.parametrize("name", ["", "llama", "smollm3-3b:Q2_K", "somebody/SmolLM3-3B-GGUF:Q8_0", "../../etc/passwd"])
-def test_an_unknown_name_is_told_the_choices(name: str) -> None:
+def test_unknown_name_error_lists_the_choices(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="choices: smollm3-3b:Q4_K_M, smollm3-3b:Q8_0"):
         registry.known_file(name)
 
@@ -81,7 +81,7 @@ def test_an_unknown_name_is_told_the_choices(name: str) -> None:
         ("QA-model.gguf", None),
     ],
 )
-def test_the_quantization_is_read_from_the_name(filename: str, quantization: str | None) -> None:
+def test_quantization_is_read_from_the_file_name(filename: str, quantization: str | None) -> None:
     assert registry.quantization_in(filename) == quantization
 
 
@@ -92,7 +92,7 @@ def cached(file: registry.KnownFile, content: bytes, revision: str | None = None
     return path
 
 
-def test_a_model_is_chosen_by_option_then_variable_then_cache_then_demo(
+def test_model_is_chosen_by_option_variable_cache_then_demo(
     fake_hub: Any, official_file: registry.KnownFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert registry.resolve_model() is None
@@ -107,7 +107,7 @@ def test_a_model_is_chosen_by_option_then_variable_then_cache_then_demo(
     assert registry.resolve_model(given) == given
 
 
-def test_a_named_model_that_is_not_there_is_an_error(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_model_name_is_an_error(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelFileError, match="neither a model file nor the name"):
         registry.resolve_model("missing.gguf")
     with pytest.raises(ModelFileError, match="is a folder"):
@@ -117,20 +117,22 @@ def test_a_named_model_that_is_not_there_is_an_error(own_home: Path, monkeypatch
         registry.resolve_model()
 
 
-def test_half_a_file_in_the_cache_is_not_a_model(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_incomplete_file_in_the_cache_is_not_used(fake_hub: Any, official_file: registry.KnownFile) -> None:
     cached(official_file, fake_hub.content[:-1])
 
     assert registry.find_local(official_file) is None
     assert [model.verified for model in registry.local_models() if model.where == "cache"] == ["wrong size"]
 
 
-def test_a_file_of_another_revision_serves_too(fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_file_of_another_revision_is_used(fake_hub: Any, official_file: registry.KnownFile) -> None:
     path = cached(official_file, fake_hub.content, revision="e" * 40)
 
     assert registry.find_local(official_file) == path
 
 
-def test_verified_is_only_what_was_hashed(fake_hub: Any, official_file: registry.KnownFile, tmp_path: Path) -> None:
+def test_only_hashed_files_are_listed_as_verified(
+    fake_hub: Any, official_file: registry.KnownFile, tmp_path: Path
+) -> None:
     path = cached(official_file, fake_hub.content)
     (tmp_path / "other-Q8_0.gguf").write_bytes(b"GGUF")
 
@@ -138,45 +140,45 @@ def test_verified_is_only_what_was_hashed(fake_hub: Any, official_file: registry
         return [(m.name, m.where, m.verified) for m in registry.local_models([tmp_path]) if m.where != "built in"]
 
     assert listed() == [("small:Q4_K_M", "cache", "no"), ("other-Q8_0", "folder", "no")]
-    registry.remember_hash(path, registry.sha256_of(path))
+    registry.store_hash(path, registry.sha256_of(path))
     assert listed()[0] == ("small:Q4_K_M", "cache", "yes")
 
 
-def test_a_hash_is_forgotten_when_the_file_changes(own_home: Path) -> None:
+def test_remembered_hash_is_dropped_when_the_file_changes(own_home: Path) -> None:
     path = own_home / "model.gguf"
     path.write_bytes(b"one")
-    registry.remember_hash(path, "a" * 64)
-    assert registry.remembered_hash(path) == "a" * 64
+    registry.store_hash(path, "a" * 64)
+    assert registry.stored_hash(path) == "a" * 64
 
     path.write_bytes(b"three")
-    assert registry.remembered_hash(path) is None
+    assert registry.stored_hash(path) is None
     path.write_bytes(b"one")
     os.utime(path, ns=(1, 1))
-    assert registry.remembered_hash(path) is None
+    assert registry.stored_hash(path) is None
 
 
 @pytest.mark.parametrize("ledger", ["", "not json", "[]", "null", json.dumps({"/x": 3})])
-def test_a_damaged_ledger_is_an_empty_one(own_home: Path, ledger: str) -> None:
+def test_damaged_ledger_is_treated_as_empty(own_home: Path, ledger: str) -> None:
     path = own_home / "model.gguf"
     path.write_bytes(b"one")
     registry._ledger_path().parent.mkdir(parents=True)
     registry._ledger_path().write_text(ledger)
 
-    assert registry.remembered_hash(path) is None
-    registry.remember_hash(path, "b" * 64)
-    assert registry.remembered_hash(path) == "b" * 64
+    assert registry.stored_hash(path) is None
+    registry.store_hash(path, "b" * 64)
+    assert registry.stored_hash(path) == "b" * 64
 
 
-def test_a_home_that_cannot_be_written_is_no_error(own_home: Path) -> None:
+def test_remember_hash_ignores_an_unwritable_cache(own_home: Path) -> None:
     path = own_home / "model.gguf"
     path.write_bytes(b"one")
     (own_home / "cache").write_text("a file where a folder should be")
 
-    registry.remember_hash(path, "c" * 64)
-    assert registry.remembered_hash(path) is None
+    registry.store_hash(path, "c" * 64)
+    assert registry.stored_hash(path) is None
 
 
-def test_hashes_of_downloads_side_by_side_are_all_kept(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_remember_hash_calls_keep_all_hashes(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The download that starts first ends last."""
     paths = [own_home / name for name in ("a.gguf", "b.gguf")]
     for path in paths:
@@ -186,13 +188,13 @@ def test_hashes_of_downloads_side_by_side_are_all_kept(own_home: Path, monkeypat
     def read_slowly() -> Any:
         ledger = read()
         if not threads:
-            threads.append(threading.Thread(target=registry.remember_hash, args=(paths[1], "b" * 64)))
+            threads.append(threading.Thread(target=registry.store_hash, args=(paths[1], "b" * 64)))
             threads[0].start()
             threads[0].join(0.05)  # blocks until the other one has finished
         return ledger
 
     with monkeypatch.context() as patched:
         patched.setattr(registry, "_read_ledger", read_slowly)
-        registry.remember_hash(paths[0], "a" * 64)
+        registry.store_hash(paths[0], "a" * 64)
         threads[0].join()
-    assert [registry.remembered_hash(path) for path in paths] == ["a" * 64, "b" * 64]
+    assert [registry.stored_hash(path) for path in paths] == ["a" * 64, "b" * 64]

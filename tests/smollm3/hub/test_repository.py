@@ -13,7 +13,7 @@ from conftest import FakeHub
 from notso.smollm3.errors import DownloadError, InvalidRequestError
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.download import pull
-from notso.smollm3.hub.repository import file_named
+from notso.smollm3.hub.repository import find_hub_file
 
 COMMIT = "ab" * 20
 
@@ -48,11 +48,11 @@ def files(fake_hub: FakeHub) -> list[dict[str, Any]]:
         (" somebody/My-GGUF:UD-IQ2_XXS ", "sub/My-UD-IQ2_XXS.gguf"),
     ],
 )
-def test_a_file_is_chosen_by_its_type_and_fetched(
+def test_file_is_selected_by_quantization_and_downloaded(
     fake_hub: FakeHub, files: list[dict[str, Any]], name: str, filename: str
 ) -> None:
     fake_hub.listing = listing(*files)
-    file = file_named(name)
+    file = find_hub_file(name)
     assert (file.filename, file.revision, file.size_bytes) == (filename, COMMIT, len(fake_hub.content))
     assert fake_hub.requests == [("LIST", "/api/models/somebody/My-GGUF/revision/main?blobs=true")]
     pulled = pull(file, sleep=lambda _: None)
@@ -60,28 +60,30 @@ def test_a_file_is_chosen_by_its_type_and_fetched(
     assert pull(file).downloaded_bytes == 0
 
 
-def test_an_official_file_is_asked_of_nobody(fake_hub: FakeHub) -> None:
-    assert file_named("Q8_0") == registry.known_file("Q8_0") == file_named("ggml-org/SmolLM3-3B-GGUF:Q8_0")
+def test_official_file_needs_no_hub_request(fake_hub: FakeHub) -> None:
+    assert find_hub_file("Q8_0") == registry.known_file("Q8_0") == find_hub_file("ggml-org/SmolLM3-3B-GGUF:Q8_0")
     assert fake_hub.requests == []
 
 
-def test_the_only_file_needs_no_name(fake_hub: FakeHub) -> None:
+def test_single_file_needs_no_quantization_in_the_name(fake_hub: FakeHub) -> None:
     fake_hub.listing = listing(entry("tuned.gguf", fake_hub.content))
-    assert file_named("somebody/My-GGUF").filename == "tuned.gguf"
+    assert find_hub_file("somebody/My-GGUF").filename == "tuned.gguf"
 
 
 @pytest.mark.parametrize("name", ["somebody/My-GGUF:Q2_K", "somebody/My-GGUF:BF16"])
-def test_choices_are_told(fake_hub: FakeHub, files: list[dict[str, Any]], name: str) -> None:
+def test_unavailable_quantization_error_lists_the_choices(
+    fake_hub: FakeHub, files: list[dict[str, Any]], name: str
+) -> None:
     fake_hub.listing = listing(*files)
     with pytest.raises(InvalidRequestError, match=r"choices: Q4_K_M, Q6_K, UD-IQ2_XXS$"):
-        file_named(name)
+        find_hub_file(name)
 
 
 @pytest.mark.parametrize("name", ["nobody", "a/b/c", "../b", "a/../b:Q8_0", "https://example.org/x", "a/b\n", ""])
-def test_what_is_no_repository_is_not_asked_for(fake_hub: FakeHub, name: str) -> None:
+def test_invalid_repository_name_sends_no_request(fake_hub: FakeHub, name: str) -> None:
     if name != "a/b\n":
         with pytest.raises(InvalidRequestError, match="choices: smollm3-3b"):
-            file_named(name)
+            find_hub_file(name)
         assert fake_hub.requests == []
 
 
@@ -99,10 +101,10 @@ def test_what_is_no_repository_is_not_asked_for(fake_hub: FakeHub, name: str) ->
         {"lfs": {"size": -3, "sha256": "0" * 64}},
     ],
 )
-def test_what_could_do_harm_or_cannot_be_checked_is_no_choice(fake_hub: FakeHub, changed: dict[str, Any]) -> None:
+def test_unsafe_or_unverifiable_files_are_not_offered(fake_hub: FakeHub, changed: dict[str, Any]) -> None:
     fake_hub.listing = listing(entry("x.gguf", fake_hub.content) | changed, 3)
     with pytest.raises(InvalidRequestError, match="has no GGUF file that can be downloaded"):
-        file_named("somebody/My-GGUF")
+        find_hub_file("somebody/My-GGUF")
 
 
 @pytest.mark.parametrize(
@@ -116,16 +118,16 @@ def test_what_could_do_harm_or_cannot_be_checked_is_no_choice(fake_hub: FakeHub,
         (b" " * ((16 << 20) + 1), "a list of somebody/My-GGUF that is too long"),
     ],
 )
-def test_a_hub_that_says_something_else(fake_hub: FakeHub, given: bytes, words: str) -> None:
+def test_invalid_hub_listing_is_refused(fake_hub: FakeHub, given: bytes, words: str) -> None:
     fake_hub.listing = given
     with pytest.raises(DownloadError, match=words):
-        file_named("somebody/My-GGUF")
+        find_hub_file("somebody/My-GGUF")
 
 
-def test_without_a_network(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_repositories_require_a_network(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DownloadError, match="the network is disabled"):
-        file_named("somebody/My-GGUF", offline=True)
-    assert file_named("Q8_0", offline=True).filename == "SmolLM3-Q8_0.gguf"
+        find_hub_file("somebody/My-GGUF", offline=True)
+    assert find_hub_file("Q8_0", offline=True).filename == "SmolLM3-Q8_0.gguf"
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DownloadError, match="cannot be reached"):
-        file_named("somebody/My-GGUF")
+        find_hub_file("somebody/My-GGUF")

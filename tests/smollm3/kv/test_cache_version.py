@@ -29,21 +29,21 @@ def taken(path: Path, kv_format: KVFormat = "k8v8", context: int = 1024, status:
         return cache_version(sampled_identity(file), SmolLM3Config.from_metadata(file.metadata), kv_format, context)
 
 
-def test_the_same_file_has_the_same_one(model: Path) -> None:
+def test_cache_version_is_stable_for_the_same_file(model: Path) -> None:
     assert taken(model) == taken(model) and len(taken(model)) == 32
 
 
-def test_formats_differ(model: Path) -> None:
+def test_cache_version_differs_for_each_kv_format(model: Path) -> None:
     assert len({taken(model, kv_format) for kv_format in KV_FORMATS}) == len(KV_FORMATS)
 
 
-def test_the_length_of_the_context_counts_only_by_its_rotation(model: Path) -> None:
+def test_cache_version_depends_on_context_only_through_rope(model: Path) -> None:
     """Above the trained 4,096 tokens, YaRN changes the rotation of all positions."""
     assert taken(model, context=1024) == taken(model, context=4096) != taken(model, context=4097)
     assert taken(model, context=4097) == taken(model, context=8192)
 
 
-def test_other_weights_of_a_file_with_the_same_status_differ(model: Path) -> None:
+def test_cache_version_differs_for_changed_weights_with_same_status(model: Path) -> None:
     status = model.stat()
     before = taken(model, status=status)
     with GGUFFile.open(model) as file:
@@ -56,13 +56,13 @@ def test_other_weights_of_a_file_with_the_same_status_differ(model: Path) -> Non
     assert last > 0 and taken(model, status=status) != before
 
 
-def test_a_file_that_was_written_again_differs(model: Path) -> None:
+def test_cache_version_differs_after_mtime_change(model: Path) -> None:
     before = taken(model)
     os.utime(model, ns=(0, model.stat().st_mtime_ns + 1))
     assert taken(model) != before
 
 
-def test_config_and_arithmetic_count(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_version_depends_on_config_and_arithmetic(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with GGUFFile.open(model) as file:
         config, identity = SmolLM3Config.from_metadata(file.metadata), sampled_identity(file)
     before = cache_version(identity, config, "f16", 100)

@@ -28,14 +28,14 @@ def held(files: DiskStore) -> set[int]:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_what_one_conversation_alone_has_is_forgotten(opened: Open, tmp_path: Path, restarts: bool) -> None:
+def test_evict_deletes_only_unshared_blocks_of_a_conversation(opened: Open, tmp_path: Path, restarts: bool) -> None:
     files = opened()
     put(files, 1, ANN)
     put(files, 2, ANN, BOB)
     put(files, 3, BOB)
     put(files, 4, ANN, is_partial=True)
     put(files, 5, ANN)
-    files.belongs_to(key(5), BOB)
+    files.record_owner(key(5), BOB)
     if restarts:
         files.close()
         files = opened()
@@ -49,7 +49,7 @@ def test_what_one_conversation_alone_has_is_forgotten(opened: Open, tmp_path: Pa
     assert held(files) == set() and not list((tmp_path / "kv").glob("*.kv*"))
 
 
-def test_what_waits_to_be_written_is_forgotten_too(opened: Open, tmp_path: Path) -> None:
+def test_evict_removes_blocks_waiting_to_be_written(opened: Open, tmp_path: Path) -> None:
     files = opened()
     for number in range(50):
         assert files.put(key(number), TOKENS, content(number), conversations=(ANN if number % 2 else BOB,))
@@ -59,7 +59,7 @@ def test_what_waits_to_be_written_is_forgotten_too(opened: Open, tmp_path: Path)
     assert len(list((tmp_path / "kv").glob("*.kv*"))) == 25
 
 
-def test_the_end_of_an_answer_belongs_to_who_wrote_it_last(opened: Open) -> None:
+def test_partial_block_belongs_to_the_last_writer(opened: Open) -> None:
     files = opened()
     put(files, 1, ANN, is_partial=True)
     put(files, 1, BOB, is_partial=True)
@@ -71,7 +71,7 @@ def test_the_end_of_an_answer_belongs_to_who_wrote_it_last(opened: Open) -> None
     assert held(files) == set()
 
 
-def test_the_conversations_of_other_models_are_forgotten_as_well(opened: Open, tmp_path: Path) -> None:
+def test_evict_removes_blocks_of_other_models(opened: Open, tmp_path: Path) -> None:
     files = opened(b"another model")
     put(files, 1, ANN)
     files.close()
@@ -80,7 +80,7 @@ def test_the_conversations_of_other_models_are_forgotten_as_well(opened: Open, t
     assert not list((tmp_path / "kv").glob("*.kv*"))
 
 
-def test_whatever_happens_to_the_list_no_file_is_without_a_conversation(opened: Open, tmp_path: Path) -> None:
+def test_damaged_log_leaves_no_file_without_conversation(opened: Open, tmp_path: Path) -> None:
     """The list is truncated anywhere, or a bit flips. Files may be lost, but all remaining ones can be forgotten."""
     path, source = tmp_path / "kv" / "conversations", random.Random(1)
     for _ in range(60 if is_long("engine") else 15):
@@ -103,7 +103,7 @@ def test_whatever_happens_to_the_list_no_file_is_without_a_conversation(opened: 
         files.close()
 
 
-def test_a_file_that_no_conversation_has_is_removed(opened: Open, tmp_path: Path) -> None:
+def test_file_without_a_log_record_is_removed(opened: Open, tmp_path: Path) -> None:
     files = opened()
     put(files, 1, ANN)
     files.close()
@@ -111,7 +111,7 @@ def test_a_file_that_no_conversation_has_is_removed(opened: Open, tmp_path: Path
     assert held(opened()) == set() and not list((tmp_path / "kv").glob("*.kv*"))
 
 
-def test_the_list_does_not_grow_without_end(opened: Open, tmp_path: Path) -> None:
+def test_log_with_duplicate_records_is_compacted(opened: Open, tmp_path: Path) -> None:
     path = tmp_path / "kv" / "conversations"
     files = opened()
     put(files, 1, ANN)
@@ -124,13 +124,13 @@ def test_the_list_does_not_grow_without_end(opened: Open, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_the_order_of_use_is_kept(opened: Open, restarts: bool) -> None:
+def test_order_of_use_survives_restart_and_log_rewrite(opened: Open, restarts: bool) -> None:
     files = opened()
     put(files, 1, ANN)
     put(files, 2, BOB)
     put(files, 3, CID)
-    files.use(ANN)
-    files.use(b"unknown.")
+    files.mark_used(ANN)
+    files.mark_used(b"unknown.")
     if restarts:
         assert files.flush(60)
         files.close()
@@ -142,20 +142,20 @@ def test_the_order_of_use_is_kept(opened: Open, restarts: bool) -> None:
     assert opened().by_use() == [BOB, ANN]
 
 
-def test_uses_do_not_let_the_log_grow(opened: Open, tmp_path: Path) -> None:
+def test_repeated_uses_keep_the_log_bounded(opened: Open, tmp_path: Path) -> None:
     files = opened()
     put(files, 1, ANN)
     put(files, 2, BOB)
     for _ in range(MOST_WASTE):
-        files.use(ANN)
-        files.use(BOB)
+        files.mark_used(ANN)
+        files.mark_used(BOB)
     assert files.flush(60)
     assert (tmp_path / "kv" / "conversations").stat().st_size < (MOST_WASTE + 10) * RECORD_BYTES
     assert files.by_use() == [ANN, BOB]
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_a_reading_outlives_its_conversations_and_takes_its_blocks_along(opened: Open, is_written: bool) -> None:
+def test_reading_keeps_blocks_until_evicted(opened: Open, is_written: bool) -> None:
     one, other = (reading_digest("", "library", name) for name in ("one", "other"))
     files = opened()
     for number, kept_by in enumerate(((ANN, one), (ANN, one, other), (BOB,))):
@@ -171,7 +171,7 @@ def test_a_reading_outlives_its_conversations_and_takes_its_blocks_along(opened:
     assert held(files) == {2}
 
 
-def test_a_store_that_does_not_evict_refuses(opened: Open, tmp_path: Path) -> None:
+def test_store_without_eviction_rejects_blocks_over_budget(opened: Open, tmp_path: Path) -> None:
     files = opened(budget=3 * file_bytes(len(TOKENS), SIZE), evicts=False)
     for number in range(6):
         put(files, number, ANN)

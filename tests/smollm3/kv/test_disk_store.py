@@ -11,7 +11,7 @@ from smollm3.kv.block_folder import SIZE, TOKENS, Open, content, key, stored
 from notso.smollm3.kv.block_file import file_bytes
 
 
-def test_a_block_is_found_at_once_and_after_a_restart(opened: Open) -> None:
+def test_block_is_found_immediately_and_after_restart(opened: Open) -> None:
     files = opened()
     assert not files.has(key(1)) and files.get(key(1), TOKENS) is None
     assert files.put(key(1), TOKENS, content(1))
@@ -26,9 +26,7 @@ def test_a_block_is_found_at_once_and_after_a_restart(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("at_once", [5, SIZE])
-def test_it_is_read_into_parts_of_memory_that_are_there(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
+def test_read_into_fills_the_given_buffers(opened: Open, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     readv = os.readv
     if at_once < SIZE:  # the system may read fewer bytes than requested
         monkeypatch.setattr(os, "readv", lambda file, parts: readv(file, [parts[0][:at_once]]))
@@ -44,7 +42,7 @@ def test_it_is_read_into_parts_of_memory_that_are_there(
         files.flush(60)
 
 
-def test_other_tokens_under_the_same_key_are_a_miss(opened: Open) -> None:
+def test_different_tokens_with_the_same_key_are_a_miss(opened: Open) -> None:
     files = opened()
     files.put(key(1), TOKENS, content(1))
     for _ in range(2):
@@ -53,7 +51,7 @@ def test_other_tokens_under_the_same_key_are_a_miss(opened: Open) -> None:
         files.flush(60)
 
 
-def test_a_tail_tells_its_tokens_and_the_later_one_takes_its_place(opened: Open) -> None:
+def test_newer_partial_block_replaces_the_older_one(opened: Open) -> None:
     files = opened()
     files.put(key(1), TOKENS, content(1))
     assert files.partial(key(1)) == []
@@ -71,7 +69,7 @@ def test_a_tail_tells_its_tokens_and_the_later_one_takes_its_place(opened: Open)
     assert again.used_bytes == file_bytes(4, SIZE) + file_bytes(5, SIZE)
 
 
-def test_what_is_there_already_is_not_written_again(opened: Open, tmp_path: Path) -> None:
+def test_existing_block_is_not_written_again(opened: Open, tmp_path: Path) -> None:
     path = stored(opened, tmp_path)
     before = path.stat().st_ino
     files = opened()
@@ -80,7 +78,7 @@ def test_what_is_there_already_is_not_written_again(opened: Open, tmp_path: Path
     assert path.stat().st_ino == before
 
 
-def test_closing_writes_what_waits(opened: Open) -> None:
+def test_close_writes_queued_blocks(opened: Open) -> None:
     files = opened(budget=1 << 22, size=4096)
     assert all(files.put(key(i), TOKENS, content(i, 4096)) for i in range(200))
     files.close()

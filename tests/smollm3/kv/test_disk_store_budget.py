@@ -17,7 +17,7 @@ from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.disk_store import DiskStore
 
 
-def test_over_the_budget_the_least_recently_read_goes_first(opened: Open) -> None:
+def test_least_recently_read_block_is_evicted_first(opened: Open) -> None:
     one = file_bytes(len(TOKENS), SIZE)
     files = opened(budget=3 * one)
     for i in range(3):
@@ -38,7 +38,7 @@ def test_over_the_budget_the_least_recently_read_goes_first(opened: Open) -> Non
     assert [again.has(key(i)) for i in range(6)] == [False, False, True, False, True, True]
 
 
-def test_the_budget_holds_for_all_models_together(opened: Open) -> None:
+def test_budget_is_shared_by_all_models(opened: Open) -> None:
     one = file_bytes(len(TOKENS), SIZE)
     for model in (b"a", b"b", b"c"):
         files = opened(model, budget=2 * one)
@@ -47,7 +47,7 @@ def test_the_budget_holds_for_all_models_together(opened: Open) -> None:
     assert not opened(b"a", budget=2 * one).has(key(1))
 
 
-def test_never_over_budget_whatever_comes(opened: Open, tmp_path: Path) -> None:
+def test_random_operations_stay_within_the_budget(opened: Open, tmp_path: Path) -> None:
     source, budget = random.Random(3), 20 * file_bytes(100, SIZE)
     files = opened(budget=budget)
     for _ in range(300):
@@ -62,12 +62,12 @@ def test_never_over_budget_whatever_comes(opened: Open, tmp_path: Path) -> None:
             assert on_disk == files.used_bytes <= budget
 
 
-def test_what_can_never_fit_is_refused(opened: Open) -> None:
+def test_block_larger_than_the_budget_is_rejected(opened: Open) -> None:
     files = opened(budget=SIZE)
     assert not files.put(key(1), TOKENS, content(1)) and not files.has(key(1))
 
 
-def test_what_waits_is_bounded_and_refused_beyond(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_write_queue_rejects_further_blocks(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, flush = threading.Event(), os.fsync
 
     def slow(descriptor: int) -> None:
@@ -83,7 +83,7 @@ def test_what_waits_is_bounded_and_refused_beyond(opened: Open, monkeypatch: pyt
     assert files.flush(60) and files.put(key(4), TOKENS, content(4))
 
 
-def test_a_full_disk_turns_writing_off_with_one_warning(
+def test_full_disk_disables_writing_with_one_warning(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     files = opened()
@@ -104,14 +104,14 @@ def test_a_full_disk_turns_writing_off_with_one_warning(
     assert not list((tmp_path / "kv").glob("*.tmp"))
 
 
-def test_some_of_the_disk_is_left_free(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_little_free_disk_space_disables_writing(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     files = opened(free_bytes=1 << 60)
     files.put(key(1), TOKENS, content(1))
     assert files.flush(60) and not files.is_writing and not files.has(key(1))
     assert len(caplog.records) == 1 and "MiB left" in caplog.text
 
 
-def test_a_folder_that_cannot_be_used_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_folder_disables_the_store_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
     files = DiskStore(tmp_path / "file" / "kv", MODEL, SIZE, 1 << 20)
     assert not files.put(key(1), TOKENS, content(1)) and files.get(key(1), TOKENS) is None and files.flush(1)
@@ -120,7 +120,7 @@ def test_a_folder_that_cannot_be_used_costs_a_warning(tmp_path: Path, caplog: py
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_block_of_the_wrong_size_is_a_mistake(opened: Open) -> None:
+def test_put_rejects_wrong_block_and_key_sizes(opened: Open) -> None:
     for bad in (content(1)[:-1], content(1) + b"x"):
         with pytest.raises(ValueError, match="a block has 96 bytes"):
             opened().put(key(1), TOKENS, bad)

@@ -25,7 +25,7 @@ def is_found(opened: Open, path: Path) -> bool:
     return found is not None
 
 
-def test_every_flipped_bit_is_found(opened: Open, tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected(opened: Open, tmp_path: Path) -> None:
     path = stored(opened, tmp_path)
     whole = path.read_bytes()
     assert len(whole) == file_bytes(len(TOKENS), SIZE) and is_found(opened, path)
@@ -38,7 +38,7 @@ def test_every_flipped_bit_is_found(opened: Open, tmp_path: Path) -> None:
             assert not files.has(key(1)) and not path.exists()
 
 
-def test_every_shorter_or_longer_file_is_found(opened: Open, tmp_path: Path) -> None:
+def test_every_wrong_file_length_is_detected(opened: Open, tmp_path: Path) -> None:
     path = stored(opened, tmp_path)
     whole = path.read_bytes()
     files = opened()
@@ -49,7 +49,7 @@ def test_every_shorter_or_longer_file_is_found(opened: Open, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("count", [300, 10_000])
-def test_thousands_of_accidents_are_found(opened: Open, tmp_path: Path, count: int) -> None:
+def test_random_damage_is_detected(opened: Open, tmp_path: Path, count: int) -> None:
     """Noise or zeros in ranges, and moved, removed and inserted pieces."""
     path = stored(opened, tmp_path)
     whole = path.read_bytes()
@@ -74,7 +74,7 @@ def test_thousands_of_accidents_are_found(opened: Open, tmp_path: Path, count: i
         assert files.get(key(1), TOKENS) is None and not path.exists()
 
 
-def test_damage_is_told_once(opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_logged_once(opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, files = stored(opened, tmp_path), opened()
     for i in range(2, 9):
         path.with_name(str(BlockName.of(MODEL, key(i), b"", is_partial=False))).write_bytes(path.read_bytes())
@@ -83,7 +83,7 @@ def test_damage_is_told_once(opened: Open, tmp_path: Path, caplog: pytest.LogCap
     assert [record.levelname for record in caplog.records if record.levelno > logging.DEBUG] == ["WARNING"]
 
 
-def test_a_damaged_tail_is_not_offered_or_not_believed(opened: Open, tmp_path: Path) -> None:
+def test_damaged_partial_block_is_never_restored(opened: Open, tmp_path: Path) -> None:
     files = opened()
     files.put(key(1), TOKENS, content(1), is_partial=True)
     files.flush(10)
@@ -107,7 +107,7 @@ def test_blocks_of_another_model_are_not_found_but_kept(opened: Open, tmp_path: 
     assert is_found(opened, path)
 
 
-def test_a_file_under_a_name_that_is_not_its_own_is_not_believed(opened: Open, tmp_path: Path) -> None:
+def test_renamed_block_file_is_rejected(opened: Open, tmp_path: Path) -> None:
     """The file belongs to another model, key, owner or kind."""
     for name in (
         BlockName.of(b"another model", key(1), b"", is_partial=False),
@@ -124,7 +124,7 @@ def test_a_file_under_a_name_that_is_not_its_own_is_not_believed(opened: Open, t
         assert not path.with_name(str(name)).exists()
 
 
-def test_a_link_is_not_followed(opened: Open, tmp_path: Path) -> None:
+def test_symlink_is_not_followed(opened: Open, tmp_path: Path) -> None:
     path = stored(opened, tmp_path)
     secret = path.rename(tmp_path / "elsewhere")
     path.symlink_to(secret)
@@ -132,7 +132,7 @@ def test_a_link_is_not_followed(opened: Open, tmp_path: Path) -> None:
     assert secret.exists() and not path.is_symlink()
 
 
-def test_a_pipe_is_not_waited_for(opened: Open, tmp_path: Path) -> None:
+def test_named_pipe_does_not_block_reading(opened: Open, tmp_path: Path) -> None:
     path = stored(opened, tmp_path)
     path.unlink()
     os.mkfifo(path)
@@ -140,7 +140,7 @@ def test_a_pipe_is_not_waited_for(opened: Open, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_leftovers_are_swept_and_what_is_not_ours_is_left_alone(opened: Open, tmp_path: Path) -> None:
+def test_leftover_files_are_removed_and_foreign_files_kept(opened: Open, tmp_path: Path) -> None:
     path = stored(opened, tmp_path)
     leftovers = [path.with_suffix(".tmp"), path.with_suffix(".kv0"), path.with_suffix(".kv27")]
     others = [path.parent / name for name in ("notes.txt", "x.tmp", path.name + "~", path.stem)]
@@ -152,7 +152,7 @@ def test_leftovers_are_swept_and_what_is_not_ours_is_left_alone(opened: Open, tm
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOMEM, errno.EACCES])
 @pytest.mark.parametrize("is_partial", [False, True])
-def test_what_cannot_be_read_for_now_stays(
+def test_temporarily_unreadable_block_is_kept(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_partial: bool
 ) -> None:
     files = opened()
@@ -170,12 +170,12 @@ def test_what_cannot_be_read_for_now_stays(
     assert len(list((tmp_path / "kv").glob("*.kv2"))) == 1
 
 
-def test_what_is_expected_and_not_there_is_no_matter(opened: Open, tmp_path: Path) -> None:
+def test_expecting_a_missing_block_is_harmless(opened: Open, tmp_path: Path) -> None:
     path = stored(opened, tmp_path)
     files = opened()
-    files.expect(key(7))
-    files.expect(key(1))
+    files.prefetch(key(7))
+    files.prefetch(key(1))
     assert files.get(key(1), TOKENS) == content(1)
     path.unlink()
-    files.expect(key(1))
+    files.prefetch(key(1))
     assert files.get(key(1), TOKENS) is None

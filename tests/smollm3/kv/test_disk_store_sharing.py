@@ -18,14 +18,14 @@ from notso.smollm3.kv import block_folder
 from notso.smollm3.kv.block_file import file_bytes
 
 
-def test_nobody_else_may_look(opened: Open, tmp_path: Path) -> None:
+def test_folder_and_files_have_private_permissions(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "kv").mkdir(mode=0o755)
     path = stored(opened, tmp_path)
     assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
     assert path.stat().st_mode & 0o777 == (tmp_path / "kv" / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_written_under_a_tag_can_be_removed(opened: Open, tmp_path: Path) -> None:
+def test_remove_deletes_all_blocks_of_a_tag(opened: Open, tmp_path: Path) -> None:
     files = opened()
     for i in range(6):
         files.put(key(i), TOKENS, content(i), tag=b"ann" if i % 2 else b"bob", is_partial=i == 5)
@@ -40,9 +40,7 @@ def test_what_was_written_under_a_tag_can_be_removed(opened: Open, tmp_path: Pat
     assert again.used_bytes == 0 and not list((tmp_path / "kv").glob("*.kv2"))
 
 
-def test_what_is_being_written_is_removed_as_well(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_remove_deletes_a_block_being_written(opened: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     writing, go_on, flush = threading.Event(), threading.Event(), os.fsync
 
     def slow(descriptor: int) -> None:
@@ -61,7 +59,7 @@ def test_what_is_being_written_is_removed_as_well(
     assert not list((tmp_path / "kv").glob("*.kv2"))
 
 
-def test_a_second_process_reads_and_does_not_write(opened: Open, tmp_path: Path) -> None:
+def test_second_store_reads_but_does_not_write(opened: Open, tmp_path: Path) -> None:
     path = stored(opened, tmp_path)
     first = opened()
     second = opened()
@@ -75,7 +73,7 @@ def test_a_second_process_reads_and_does_not_write(opened: Open, tmp_path: Path)
     assert opened().is_writing
 
 
-def test_a_second_engine_writes_once_the_first_has_ended(
+def test_second_store_writes_after_the_first_is_closed(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_folder, "LOOK_AGAIN_S", 0.0)
@@ -88,7 +86,7 @@ def test_a_second_engine_writes_once_the_first_has_ended(
     assert len(list((tmp_path / "kv").glob("*.kv2"))) == 2
 
 
-def test_a_kill_leaves_nothing_but_whole_blocks(opened: Open, tmp_path: Path) -> None:
+def test_killed_process_leaves_only_complete_blocks(opened: Open, tmp_path: Path) -> None:
     code = (
         "import sys, random\nfrom pathlib import Path\nfrom notso.smollm3.kv.disk_store import DiskStore\n"
         "files = DiskStore(Path(sys.argv[1]), b'one model, one format', 60000, 1 << 30, free_bytes=0)\n"
@@ -114,7 +112,7 @@ def test_a_kill_leaves_nothing_but_whole_blocks(opened: Open, tmp_path: Path) ->
     assert kept
 
 
-def test_many_threads_at_once(opened: Open) -> None:
+def test_concurrent_threads_read_consistent_blocks(opened: Open) -> None:
     files, wrong = opened(budget=40 * file_bytes(1, SIZE)), list[str]()
     until = time.monotonic() + 1.0
 
@@ -141,7 +139,7 @@ def test_many_threads_at_once(opened: Open) -> None:
     assert files.used_bytes == sum(file.stat().st_size for file in files.folder.glob("*.kv2"))
 
 
-def test_a_second_process_finds_what_the_first_one_writes_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_store_finds_blocks_written_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_folder, "LOOK_AGAIN_S", 0.0)
     first, second = opened(), opened()
     assert not second.has(key(1)) and not second.partial(key(2))
@@ -154,7 +152,7 @@ def test_a_second_process_finds_what_the_first_one_writes_later(opened: Open, mo
     assert not second.has(key(1)) and second.used_bytes == 0
 
 
-def test_what_is_written_within_one_tick_of_a_look_is_found_later(
+def test_block_written_within_one_mtime_tick_is_found(
     opened: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(block_folder, "LOOK_AGAIN_S", 0.0)
@@ -168,7 +166,7 @@ def test_what_is_written_within_one_tick_of_a_look_is_found_later(
     assert second.has(key(2))
 
 
-def test_a_second_process_can_remove_what_the_first_one_wrote(opened: Open, tmp_path: Path) -> None:
+def test_second_store_can_remove_blocks_of_the_first(opened: Open, tmp_path: Path) -> None:
     first, second = opened(), opened()
     for i in range(3):
         first.put(key(i), TOKENS, content(i), tag=b"ann" if i else b"bob")

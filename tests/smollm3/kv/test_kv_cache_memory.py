@@ -31,7 +31,7 @@ def made(config: SmolLM3Config) -> Callable[[KVFormat], KVCache]:
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_what_is_held_stays_as_it_is(made: Callable[[KVFormat], KVCache], kv_format: KVFormat) -> None:
+def test_touching_memory_preserves_cache_contents(made: Callable[[KVFormat], KVCache], kv_format: KVFormat) -> None:
     cache, rng = made(kv_format), np.random.default_rng(1)
     for pool in cache.pools:
         pool.data[:] = rng.integers(0, 256, pool.data.shape)
@@ -45,7 +45,9 @@ def test_what_is_held_stays_as_it_is(made: Callable[[KVFormat], KVCache], kv_for
 
 
 @pytest.mark.parametrize(("rows", "layers"), [(1, 1), (32, 2), (512, MOST_LAYERS)])
-def test_it_keeps_up_with_the_steps(made: Callable[[KVFormat], KVCache], rows: int, layers: int) -> None:
+def test_touch_ahead_touches_layers_in_proportion_to_rows(
+    made: Callable[[KVFormat], KVCache], rows: int, layers: int
+) -> None:
     cache, calls = made("k8v8"), 0
     layers = min(layers, len(cache.pools))
     before = None
@@ -56,7 +58,7 @@ def test_it_keeps_up_with_the_steps(made: Callable[[KVFormat], KVCache], rows: i
     assert cache._touched == AHEAD_BLOCKS and calls == AHEAD_BLOCKS * -(-len(cache.pools) // layers) + 1
 
 
-def test_when_idle_there_is_an_end(config: SmolLM3Config) -> None:
+def test_idle_touching_stops_at_the_idle_block_limit(config: SmolLM3Config) -> None:
     cache = KVCache(CPU(), config, 1024, max_num_seqs=2, blocks=3 * IDLE_BLOCKS, kv_format="k8v8", window_blocks=4)
     rounds = -(-len(cache.pools) // IDLE_LAYERS)
     assert len(list(iter(cache.touch_idle, False))) == IDLE_BLOCKS * rounds
@@ -68,13 +70,13 @@ def test_when_idle_there_is_an_end(config: SmolLM3Config) -> None:
     assert cache._touched == 2 * IDLE_BLOCKS
 
 
-def test_a_small_cache_takes_none_when_idle(config: SmolLM3Config) -> None:
+def test_cache_without_large_pages_is_not_touched_when_idle(config: SmolLM3Config) -> None:
     cache = KVCache(CPU(), config, 1024, max_num_seqs=2, blocks=BLOCKS, kv_format="k8v8", large_pages=False)
     assert not cache.touch_idle() and not cache.touch_idle(BLOCKS)
     assert cache._touched == -1 and cache._touched_layers == 0
 
 
-def test_memory_is_taken_before_it_is_needed(made: Callable[[KVFormat], KVCache]) -> None:
+def test_touch_ahead_allocates_memory_before_use(made: Callable[[KVFormat], KVCache]) -> None:
     cache = made("f16")
     before = anonymous_bytes()
     for _ in range(100):

@@ -52,7 +52,7 @@ def identified(path: Path, folder: Path) -> tuple[ModelIdentity, ModelIdentity]:
         return at_first, worker.identity
 
 
-def test_a_copy_and_a_touched_file_are_the_same_model(model: Path, tmp_path: Path) -> None:
+def test_copied_or_touched_file_has_the_same_identity(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kv"
     sampled, known = identified(model, folder)
     assert known.current != sampled.current and known.earlier == (sampled.current,)
@@ -66,9 +66,7 @@ def test_a_copy_and_a_touched_file_are_the_same_model(model: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("act", ["written", "replaced"])
-def test_another_content_is_another_model_though_size_time_and_samples_are_equal(
-    model: Path, tmp_path: Path, act: str
-) -> None:
+def test_changed_content_has_a_new_identity_despite_equal_samples(model: Path, tmp_path: Path, act: str) -> None:
     folder = tmp_path / "kv"
     sampled, known = identified(model, folder)
     if act == "replaced":
@@ -79,7 +77,7 @@ def test_another_content_is_another_model_though_size_time_and_samples_are_equal
     assert now.earlier == (at_first.current,), "the files must not share blocks"
 
 
-def test_a_damaged_record_is_ignored(model: Path, tmp_path: Path) -> None:
+def test_damaged_identity_record_is_ignored(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kv"
     _, known = identified(model, folder)
     whole = (folder / FILE).read_bytes()
@@ -98,7 +96,7 @@ def test_a_damaged_record_is_ignored(model: Path, tmp_path: Path) -> None:
         assert at_first.current != known.current and now == known, content
 
 
-def test_the_record_stays_small(model: Path, tmp_path: Path) -> None:
+def test_identity_record_is_limited_to_max_entries(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kv"
     for number in range(MAX_ENTRIES + 3):
         os.utime(model, ns=(number, number))
@@ -107,7 +105,7 @@ def test_the_record_stays_small(model: Path, tmp_path: Path) -> None:
     assert not [path for path in folder.iterdir() if path.name != FILE]
 
 
-def test_a_file_replaced_under_its_name_is_not_taken_for_the_open_one(model: Path, tmp_path: Path) -> None:
+def test_replaced_file_is_not_identified_as_the_open_file(model: Path, tmp_path: Path) -> None:
     with GGUFFile.open(model) as file:
         worker = IdentityWorker(file, tmp_path / "kv")
         other = Path(shutil.copy2(model, tmp_path / "other.gguf"))
@@ -117,7 +115,7 @@ def test_a_file_replaced_under_its_name_is_not_taken_for_the_open_one(model: Pat
         assert not worker.identity.earlier and not (tmp_path / "kv" / FILE).exists()
 
 
-def test_a_busy_engine_is_not_disturbed_and_a_closed_one_does_not_wait(
+def test_identity_worker_pauses_while_busy_and_can_be_stopped(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_identity, "READ_BYTES", 1 << 16)
@@ -159,7 +157,7 @@ def settled(path: Path, folder: Path) -> Engine:
 
 
 @pytest.mark.parametrize("act", ["nothing", "touched", "copied", "renamed"])
-def test_what_was_read_stays_read(model: Path, tmp_path: Path, act: str) -> None:
+def test_cached_prompt_survives_touch_copy_and_rename(model: Path, tmp_path: Path, act: str) -> None:
     folder = tmp_path / "kv"
     with settled(model, folder) as engine:
         assert read_again(engine) == len(PROMPT)
@@ -174,7 +172,7 @@ def test_what_was_read_stays_read(model: Path, tmp_path: Path, act: str) -> None
         assert read_again(engine) == 1  # the last token, for its logits
 
 
-def test_what_was_written_before_the_digest_was_known_is_found(
+def test_blocks_written_before_the_digest_are_found(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "kv"
@@ -191,7 +189,7 @@ def test_what_was_written_before_the_digest_was_known_is_found(
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_the_cache_of_another_content_is_not_used(
+def test_cache_of_different_model_content_is_not_used(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     folder = tmp_path / "kv"
@@ -210,7 +208,7 @@ def test_the_cache_of_another_content_is_not_used(
         assert read_again(engine) == (1 if is_known else len(PROMPT))
 
 
-def test_what_is_running_when_the_digest_arrives_is_found(
+def test_blocks_of_prompt_running_at_digest_arrival_are_found(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks written before are found in the same run; running prompts are written with the new identity."""

@@ -32,7 +32,7 @@ def load(folder: Path | None, kv: KVFormat = "k8v8") -> Engine:
 
 
 @pytest.mark.parametrize("kv", KV_FORMATS)
-def test_after_a_restart_a_conversation_is_there_to_the_last_token(tmp_path: Path, kv: KVFormat) -> None:
+def test_conversation_is_restored_completely_after_restart(tmp_path: Path, kv: KVFormat) -> None:
     with load(None, kv) as engine:
         expected, cached = answer(engine, PROMPT)
         assert cached == 0
@@ -49,7 +49,7 @@ def test_after_a_restart_a_conversation_is_there_to_the_last_token(tmp_path: Pat
         assert answer(engine, [*PROMPT[:650], *PROMPT[:30]])[0] == other
 
 
-def test_another_format_is_another_cache(tmp_path: Path) -> None:
+def test_kv_formats_do_not_share_cached_blocks(tmp_path: Path) -> None:
     with load(tmp_path, "k8v8") as engine:
         answer(engine, PROMPT)
     with load(tmp_path, "f16") as engine:
@@ -57,7 +57,7 @@ def test_another_format_is_another_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_damaged_files_cost_time_and_nothing_else(tmp_path: Path, seed: int) -> None:
+def test_damaged_files_are_recomputed_with_identical_answers(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     with load(tmp_path) as engine:
         expected, _ = answer(engine, PROMPT)
@@ -80,7 +80,7 @@ def test_damaged_files_cost_time_and_nothing_else(tmp_path: Path, seed: int) -> 
     assert cached == len(PROMPT) - 1
 
 
-def test_what_is_remembered_in_memory_is_not_written_twice(tmp_path: Path) -> None:
+def test_repeated_prompt_writes_each_block_once(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         answer(engine, PROMPT)
         answer(engine, PROMPT)
@@ -99,7 +99,7 @@ def test_owners_do_not_find_each_others_blocks_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
-def test_what_is_forgotten_leaves_no_file_and_no_block(tmp_path: Path, kv: KVFormat) -> None:
+def test_clear_cache_removes_all_blocks_and_files(tmp_path: Path, kv: KVFormat) -> None:
     with load(tmp_path, kv) as engine:
         expected, _ = answer(engine, PROMPT)
     with load(tmp_path, kv) as engine:
@@ -111,7 +111,7 @@ def test_what_is_forgotten_leaves_no_file_and_no_block(tmp_path: Path, kv: KVFor
     assert not list(tmp_path.rglob("*.kv*"))
 
 
-def test_windows_of_a_former_format_are_counted_and_forgotten(tmp_path: Path) -> None:
+def test_window_files_of_a_former_format_are_counted_and_cleared(tmp_path: Path) -> None:
     with load(tmp_path, "k4v3") as engine:
         answer(engine, PROMPT)
     beside = sum(path.stat().st_size for path in (tmp_path / "windows").glob("*.kv*"))
@@ -122,9 +122,7 @@ def test_windows_of_a_former_format_are_counted_and_forgotten(tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.kv*"))
 
 
-def test_a_process_that_only_reads_does_not_miss_a_block_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_store_retries_missing_blocks_after_a_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(tmp_path) as engine:
         assert engine._identity is not None
         engine._identity.wait()  # a digest that becomes known later would clear the list of missing blocks
@@ -134,15 +132,13 @@ def test_a_process_that_only_reads_does_not_miss_a_block_for_ever(
         assert answer(second, PROMPT)[1] == 0
         monkeypatch.undo()
         second._core.call(second._pool.clear)
-        assert second._offload is not None and second._offload._lacking
-        for missed in second._offload._lacking:
-            second._offload._lacking[missed] -= LACKING_S  # as if that time had passed
+        assert second._offload is not None and second._offload._missing_until
+        for missed in second._offload._missing_until:
+            second._offload._missing_until[missed] -= LACKING_S  # as if that time had passed
         assert answer(second, PROMPT)[1] == len(PROMPT) - 1
 
 
-def test_memory_for_what_is_on_disk_is_there_before_anyone_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_for_blocks_on_disk_is_touched_after_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "IDLE_BLOCKS", 0)
     monkeypatch.setattr(engine_module, "LARGE_CACHE_BYTES", 0)  # a cache this small has no memory touched in advance
     with load(tmp_path) as engine:

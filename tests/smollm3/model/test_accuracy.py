@@ -97,7 +97,7 @@ def test_the_engine_agrees_with_the_reference(kv: KVFormat, ours: Floats, text: 
     assert divergence(theirs, every) <= MOST_KL
 
 
-def test_the_engine_agrees_with_floats(ours: Floats, text: Text) -> None:
+def test_engine_agrees_with_unrounded_activations(ours: Floats, text: Text) -> None:
     theirs, answers, every = text.logits["floats"], text.answers & text.first_seen, text.first_seen
     assert answers.sum() > 250
     assert top1(theirs[answers], ours[answers]) >= LEAST_TOP1
@@ -106,7 +106,7 @@ def test_the_engine_agrees_with_floats(ours: Floats, text: Text) -> None:
     assert divergence(theirs[every], ours[every]) <= MOST_KL_OF_ALL
 
 
-def test_the_bounds_notice_a_difference(text: Text) -> None:
+def test_accuracy_limits_detect_noise_and_shifted_tokens(text: Text) -> None:
     """Noise of six thousandths in the logits exceeds the limit, and so does a shift by one token."""
     theirs = text.logits["reference-k8v8"][text.answers]
     noise = np.random.default_rng(1).standard_normal(theirs.shape).astype(np.float32)

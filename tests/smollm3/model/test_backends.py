@@ -41,7 +41,7 @@ def runner_of(path: Path, backend: Backend, kv_format: KVFormat) -> Iterator[Mod
     """Create a runner for three sequences with separate blocks, and with a window for every block."""
     with GGUFFile.open(path) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
-        weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
+        weights = SmolLM3Weights.from_tensors(file.tensors, config).to_device(backend)
         windows = {block: BLOCKS - 1 - block for block in range(BLOCKS)}
         cache = KVCache(
             backend,
@@ -99,7 +99,7 @@ def logits_of(runner: ModelRunner, tokens: list[list[int]]) -> list[Floats]:
 
 
 @pytest.mark.parametrize("kv_format", [some if some in SHORT else long(some) for some in get_args(KVFormat)])
-def test_every_step_of_the_demo_model_has_the_same_bits(kv_format: KVFormat) -> None:
+def test_demo_model_steps_are_identical_on_all_backends(kv_format: KVFormat) -> None:
     results = []
     for make in BACKENDS:
         rng = np.random.default_rng(7)
@@ -114,7 +114,7 @@ def test_every_step_of_the_demo_model_has_the_same_bits(kv_format: KVFormat) -> 
             np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8))
 
 
-def test_float_weights_have_the_same_bits(tmp_path: Path) -> None:
+def test_logits_of_float_weights_are_identical_on_all_backends(tmp_path: Path) -> None:
     """Random weights in F32, whose products are not integers."""
     path, results = RANDOM.write(tmp_path / "random.gguf"), []
     ids = RANDOM.prompts(1, 5)[-1]
@@ -147,9 +147,7 @@ PROMPT = RNG.integers(100, 3000, 150).tolist()
         *(long("k8v4", first, then) for first, then in ((0, 1), (1, 0), (2, 0))),
     ],
 )
-def test_what_one_backend_wrote_to_the_disk_another_goes_on_with(
-    tmp_path: Path, kv: KVFormat, first: int, then: int
-) -> None:
+def test_disk_cache_of_one_backend_is_used_by_another(tmp_path: Path, kv: KVFormat, first: int, then: int) -> None:
     said, cached = [], []
     for number in (first, then):
         with engine_on(BACKENDS[number](), tmp_path / "kv", kv) as engine:
@@ -164,7 +162,7 @@ def test_what_one_backend_wrote_to_the_disk_another_goes_on_with(
     assert said[0] == said[1] and cached[0] == 0 and cached[1] >= TILE_POSITIONS
 
 
-def test_weights_go_up_once_and_the_engine_names_its_backend() -> None:
+def test_weights_are_uploaded_to_the_backend_once() -> None:
     backend = NumpyBackend()
     with engine_on(backend) as engine:
         list(engine.generate(PROMPT[:5], SamplingParams(max_tokens=2, temperature=0)))
@@ -174,12 +172,12 @@ def test_weights_go_up_once_and_the_engine_names_its_backend() -> None:
     assert sorted(name for name in backend.weights if name in matrices) == sorted(matrices)  # not the check's
 
 
-def test_the_memory_plan_asks_the_backend_what_there_is() -> None:
+def test_memory_plan_uses_available_memory_of_the_backend() -> None:
     with pytest.raises(OutOfMemoryError, match="numpy leaves 100 MiB"):
         engine_on(NumpyBackend(available_bytes=100 * MIB))
 
 
-def test_the_arrays_of_the_second_backend_are_none_of_numpy() -> None:
+def test_numpy_backend_arrays_are_opaque() -> None:
     """Without this check, NumPy arrays could hide errors from this file's tests."""
     array = NumpyBackend().upload(np.zeros(3, np.float32))
     assert not isinstance(array, np.ndarray) and isinstance(array, OpaqueArray)

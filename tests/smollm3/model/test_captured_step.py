@@ -22,11 +22,9 @@ PROMPT = [10, 20, 30]
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 
-def test_an_interrupted_first_step_leaves_no_half_recorded_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_capture_is_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an error during recording, the incomplete program must not be replayed."""
-    monkeypatch.setattr(ModelRunner, "capture_ahead", lambda _: None)
+    monkeypatch.setattr(ModelRunner, "capture_next_step", lambda _: None)
     with Engine.load(SMALL.write(tmp_path / "small.gguf"), context_tokens=40, threads=1) as fresh:
         model = fresh._runner._model
         feed_forward = type(model)._feed_forward
@@ -56,7 +54,7 @@ def shapes(engine: Engine) -> set[tuple[int, int]]:
     return {shape[:2] for shape in engine._runner._captured}
 
 
-def test_while_nobody_asks_the_steps_that_may_come_are_recorded(file: Path) -> None:
+def test_idle_engine_captures_decode_steps(file: Path) -> None:
     with Engine.load(file, context_tokens=40, threads=1) as engine:
         until(lambda: engine._runner.has_captured_steps)
         assert shapes(engine) == {(rows, 1) for rows in range(1, CAPTURED_ROWS + 1)}
@@ -65,7 +63,7 @@ def test_while_nobody_asks_the_steps_that_may_come_are_recorded(file: Path) -> N
         assert ahead == [[event.text for event in at_once.generate(PROMPT * count, GREEDY)] for count in (1, 2, 5)]
 
 
-def test_they_are_recorded_anew_for_other_weights(file: Path) -> None:
+def test_steps_are_captured_again_after_weights_change(file: Path) -> None:
     with Engine.load(file, context_tokens=40, threads=1) as engine:
         until(lambda: engine._runner.has_captured_steps)
 
@@ -76,7 +74,7 @@ def test_they_are_recorded_anew_for_other_weights(file: Path) -> None:
         until(lambda: engine._runner.has_captured_steps and len(shapes(engine)) == CAPTURED_ROWS)
 
 
-def test_none_is_recorded_while_weights_are_exchanged(file: Path) -> None:
+def test_steps_are_not_captured_while_weights_are_exchanged(file: Path) -> None:
     with Engine.load(file, context_tokens=40, threads=1) as engine:
         until(lambda: engine._runner.has_captured_steps)
         placement = SimpleNamespace(is_finished=False, adopt=lambda _: None)
@@ -95,7 +93,7 @@ def test_none_is_recorded_while_weights_are_exchanged(file: Path) -> None:
         until(lambda: engine._runner.has_captured_steps and len(shapes(engine)) == CAPTURED_ROWS)
 
 
-def test_they_push_nothing_out_that_was_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_capture_does_not_evict_used_steps(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MAX_CAPTURED_STEPS", 4)
     with Engine.load(file, context_tokens=40, threads=1) as engine:
         list(engine.generate(PROMPT, GREEDY))
@@ -104,7 +102,7 @@ def test_they_push_nothing_out_that_was_used(file: Path, monkeypatch: pytest.Mon
         assert used <= shapes(engine) and len(shapes(engine)) == 4
 
 
-def test_what_cannot_be_recorded_ahead_is_not_tried_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_capture_is_not_retried(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries, record = list[int](), ModelRunner._capture
 
     def fails(runner: ModelRunner, shape: tuple[int, int], step: Any) -> Any:

@@ -20,7 +20,9 @@ LONG = pytest.mark.long("engine", "native")
 @pytest.mark.parametrize(
     "name", [each if each in SHORT else pytest.param(each, marks=LONG) for each in FORMATS_BY_NAME]
 )
-def test_a_model_answers_alike_in_every_family(name: str, tmp_path: Path, small_metadata: dict[str, Any]) -> None:
+def test_kernel_families_give_identical_answers_in_each_format(
+    name: str, tmp_path: Path, small_metadata: dict[str, Any]
+) -> None:
     path = tmp_path / f"{name}.gguf"
     write_synthetic(path, **SIZES, formats=name, tokenizer=small_metadata, template="{{ messages[-1].content }}")
     answers = {}

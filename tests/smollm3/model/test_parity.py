@@ -38,7 +38,7 @@ def golden(name: str, model: Path) -> Golden:
     return kept
 
 
-def test_goldens_of_another_model_are_refused_with_the_command_to_remake_them(random_file: Path) -> None:
+def test_golden_of_another_model_fails_with_the_remake_command(random_file: Path) -> None:
     with pytest.raises(pytest.fail.Exception, match=r"python tests/golden/make_goldens\.py demo_f32"):
         golden("demo_f32", random_file)
 
@@ -47,18 +47,18 @@ def has_twenty_long_answers(kept: Golden) -> bool:
     return [len(answer) for answer in continuations(kept)] == [64] * 20
 
 
-def test_random_weights_give_the_logits_of_transformers(random_engine: Engine, random_file: Path) -> None:
+def test_random_weights_match_transformers(random_engine: Engine, random_file: Path) -> None:
     """The 64 greedy tokens after each of 20 prompts are equal, too."""
     kept = golden("random_f32", random_file)
     assert has_twenty_long_answers(kept)
     check_floats(random_engine, kept)
 
 
-def test_nothing_but_the_half_precision_of_the_cache_differs(random_engine: Engine, random_file: Path) -> None:
+def test_half_precision_cache_matches_golden_logits(random_engine: Engine, random_file: Path) -> None:
     check_half_cache(random_engine, golden("random_half_cache", random_file))
 
 
-def test_beyond_the_trained_context_yarn_is_that_of_transformers(tmp_path: Path) -> None:
+def test_yarn_beyond_trained_context_matches_transformers(tmp_path: Path) -> None:
     path = RANDOM.write(tmp_path / "yarn.gguf", context=YARN_CONTEXT)
     kept = golden("random_yarn", path)
     assert len(kept.lists[0]) == 2 * YARN_CONTEXT
@@ -66,7 +66,7 @@ def test_beyond_the_trained_context_yarn_is_that_of_transformers(tmp_path: Path)
         check_floats(engine, kept)
 
 
-def test_within_the_trained_context_yarn_is_off(tmp_path: Path) -> None:
+def test_yarn_is_off_within_trained_context(tmp_path: Path) -> None:
     path = RANDOM.write(tmp_path / "yarn.gguf", context=YARN_CONTEXT)
     kept = golden("random_yarn", path)
     with Engine.load(path, context_tokens=YARN_CONTEXT, kv="f16") as engine:
@@ -76,7 +76,7 @@ def test_within_the_trained_context_yarn_is_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["gguf", "peft"])
-def test_an_adapter_gives_the_logits_of_peft(tmp_path: Path, random_file: Path, form: str) -> None:
+def test_adapter_logits_match_peft(tmp_path: Path, random_file: Path, form: str) -> None:
     """The 64 greedy tokens after each of 20 prompts are equal, too, with either file format."""
     kept, pairs = golden("random_adapter", random_file), golden_pairs(random_file)
     assert has_twenty_long_answers(kept)
@@ -89,7 +89,7 @@ def test_an_adapter_gives_the_logits_of_peft(tmp_path: Path, random_file: Path, 
         check_floats(engine, kept, "a")
 
 
-def test_an_adapter_of_llama_cpp_s_converter_agrees_with_llama_cpp(tmp_path: Path) -> None:
+def test_adapter_converted_by_llama_cpp_matches_llama_cpp(tmp_path: Path) -> None:
     """The converted file on the shipped demo model agrees with llama.cpp, and gives the bits of the original folder."""
     kept = golden("converted_adapter", demo_path())
     with Engine.load(kv="f16", adapters=[f"file={CONVERTED}"]) as engine:
@@ -102,14 +102,14 @@ def test_an_adapter_of_llama_cpp_s_converter_agrees_with_llama_cpp(tmp_path: Pat
         assert np.abs(engine.logits(ids, adapter="file") - engine.logits(ids)).max() / kept.logit_range > CLEAR_LEAD
 
 
-def test_trained_weights_give_the_logits_of_transformers(demo_f32_engine: Engine) -> None:
+def test_trained_weights_match_transformers(demo_f32_engine: Engine) -> None:
     """The shipped weights, dequantized; the 64 greedy tokens after each of 20 chats are equal, too."""
     kept = golden("demo_f32", demo_path())
     assert has_twenty_long_answers(kept)
     check_floats(demo_f32_engine, kept)
 
 
-def test_the_checks_notice_a_difference(demo_engine: Engine) -> None:
+def test_float_tolerance_detects_quantized_arithmetic(demo_engine: Engine) -> None:
     """Quantized arithmetic exceeds the tolerance for float arithmetic."""
     kept = golden("demo_f32", demo_path())
     ids, top = kept.lists[0], kept.top_ids[: kept.lengths[0]].astype(int)
@@ -117,7 +117,7 @@ def test_the_checks_notice_a_difference(demo_engine: Engine) -> None:
     assert np.abs(error).max() / kept.logit_range > 3 * FLOAT_TOLERANCE
 
 
-def test_generating_greedily_says_what_transformers_says(demo_f32_engine: Engine) -> None:
+def test_greedy_answers_match_transformers(demo_f32_engine: Engine) -> None:
     """Every third chat, token by token with `generate`, up to the end of the answer."""
     kept = golden("demo_f32", demo_path())
     for ids, prompt_length in list(zip(kept.lists, kept.prompt_lengths.tolist(), strict=True))[::3]:
@@ -142,11 +142,11 @@ def test_quantized_trained_weights_agree_with_llama_cpp(demo_f16_engine: Engine)
     check_trained_blocks(demo_f16_engine, golden("demo_q4_k_m", demo_path()))
 
 
-def test_rounding_costs_what_it_costs_llama_cpp(demo_f16_engine: Engine) -> None:
+def test_rounding_error_is_close_to_llama_cpp(demo_f16_engine: Engine) -> None:
     check_rounding(demo_f16_engine, golden("demo_f32", demo_path()), golden("demo_q4_k_m", demo_path()))
 
 
-def test_blocks_in_the_shapes_of_the_3b_agree_with_llama_cpp(tmp_path: Path) -> None:
+def test_blocks_in_3b_shapes_agree_with_llama_cpp(tmp_path: Path) -> None:
     path = write_shapes_3b(tmp_path / "shapes.gguf")
     kept = golden("shapes_3b", path)
     assert kept.lists == shapes_3b_lists()

@@ -41,24 +41,24 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> SmolLM3Config:
         return SmolLM3Config.from_metadata(file.metadata)
 
 
-def test_every_field_has_one_verdict() -> None:
+def test_every_lora_config_field_has_one_classification() -> None:
     found = {verdict: " ".join(sorted(name for name in FIELDS if FIELDS[name] == verdict)) for verdict in FROZEN}
     assert found == FROZEN
     assert len(FIELDS) == sum(len(names.split()) for names in FROZEN.values()), "a field is in two groups"
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
-def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, config: SmolLM3Config, case: Case) -> None:
+def test_unsupported_peft_setting_is_rejected_by_name(tmp_path: Path, config: SmolLM3Config, case: Case) -> None:
     with pytest.raises(ModelFileError, match=case.refused):
         read_adapter("a", case.write(tmp_path / "a", config), config)
 
 
 @pytest.mark.parametrize("case", COMPUTED, ids=lambda case: case.name)
-def test_what_is_computed_is_read(tmp_path: Path, config: SmolLM3Config, case: Case) -> None:
+def test_supported_peft_setting_is_read(tmp_path: Path, config: SmolLM3Config, case: Case) -> None:
     assert read_adapter("a", case.write(tmp_path / "a", config), config).rank
 
 
-def test_tensors_that_the_settings_leave_out_are_not_applied(
+def test_tensors_excluded_by_peft_settings_are_not_applied(
     tmp_path: Path, config: SmolLM3Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     cases = {case.name: case for case in COMPUTED}
@@ -79,7 +79,7 @@ def test_tensors_that_the_settings_leave_out_are_not_applied(
     assert adapted("expression of some") == {(n, role) for n in (0, 2) for role in ("up_proj", "down_proj")}
 
 
-def test_scales_are_those_of_each_module(tmp_path: Path, config: SmolLM3Config) -> None:
+def test_rank_and_alpha_patterns_apply_per_module(tmp_path: Path, config: SmolLM3Config) -> None:
     """Patterns that set the values of another adapter give the same adapter."""
     pairs = random_pairs(config, 1, rank=4)
     targets = {"target_modules": ["q_proj", "up_proj"]}
@@ -93,7 +93,7 @@ def test_scales_are_those_of_each_module(tmp_path: Path, config: SmolLM3Config) 
     assert scale("model.layers.0.mlp.up_proj") == 3.0 and scale("model.layers.0.mlp.down_proj") == 0.5
 
 
-def test_an_expression_is_matched_in_linear_time(config: SmolLM3Config) -> None:
+def test_peft_expression_is_matched_in_linear_time(config: SmolLM3Config) -> None:
     """Python's own `re` takes exponential time for these expressions."""
     hostile = {"target_modules": r"(\w|\w|\.)*!", "rank_pattern": {r"((\w+)+\.)+!": 2}, "r": 8, "lora_alpha": 8}
     read = PeftConfig.parse(json.dumps({"peft_type": "LORA", **hostile}).encode())
@@ -101,7 +101,7 @@ def test_an_expression_is_matched_in_linear_time(config: SmolLM3Config) -> None:
     assert read.rank("model.layers.0.self_attn.q_proj" * 4) == 8
 
 
-def test_a_key_of_tomorrow_in_a_gguf_adapter_is_refused(tmp_path: Path, config: SmolLM3Config) -> None:
+def test_unknown_gguf_adapter_key_is_rejected(tmp_path: Path, config: SmolLM3Config) -> None:
     pairs = random_pairs(config, 1)
     known = write_gguf(tmp_path / "known.gguf", pairs, adapter__lora__task_name="sums")
     assert read_adapter("a", known, config).rank == 8
@@ -109,7 +109,7 @@ def test_a_key_of_tomorrow_in_a_gguf_adapter_is_refused(tmp_path: Path, config: 
         read_adapter("a", write_gguf(tmp_path / "new.gguf", pairs, adapter__lora__gate="yes"), config)
 
 
-def test_tensors_of_training_alone_change_nothing(tmp_path: Path, config: SmolLM3Config) -> None:
+def test_training_only_tensors_are_ignored(tmp_path: Path, config: SmolLM3Config) -> None:
     folder = write_peft(tmp_path / "a", random_pairs(config, 1), config.head_dim)
     plain = read_adapter("a", folder, config).digest
     weights = folder / "adapter_model.safetensors"

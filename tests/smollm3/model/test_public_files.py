@@ -56,14 +56,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_list_names_every_type() -> None:
+def test_model_files_doc_lists_every_format() -> None:
     assert len(ROWS) >= 38
     named = {format for _, head, others in ROWS for format in (head, *others)}
     assert named == set(FORMATS_BY_NAME.values()) - {FORMATS_BY_NAME["F32"]}
 
 
 @pytest.mark.parametrize(("name", "head", "others"), ROWS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(ROWS)])
-def test_a_file_of_each_row(name: str, head: Format, others: list[Format], plain: Path, tmp_path: Path) -> None:
+def test_documented_format_mix_matches_the_same_values_in_f32(
+    name: str, head: Format, others: list[Format], plain: Path, tmp_path: Path
+) -> None:
     mixed = write_mix(tmp_path / f"SmolLM3-{name}.gguf", head, others, plain)
     logits = []
     for path in (mixed, write_dequantized(mixed, tmp_path / "floats.gguf")):

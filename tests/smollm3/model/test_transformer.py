@@ -72,23 +72,25 @@ def error(random_file: Path, kept: Golden) -> Callable[..., float]:
     return measure
 
 
-def test_the_model_as_it_is_meets_transformers(error: Callable[..., float]) -> None:
+def test_unchanged_model_matches_transformers(error: Callable[..., float]) -> None:
     assert error() < RIGHT
 
 
 @pytest.mark.parametrize("layer", range(RANDOM.layers))
-def test_rope_in_the_wrong_layers_shows(error: Callable[..., float], layer: int) -> None:
+def test_rope_in_a_wrong_layer_is_detected(error: Callable[..., float], layer: int) -> None:
     """Layers 3 and 7 have no RoPE; it is added there or removed from any other layer."""
     right = [1, 1, 1, 0, 1, 1, 1, 0]
     right[layer] = 1 - right[layer]
     assert error(no_rope_layers=tuple(right)) > WRONG
 
 
-def test_no_rope_layers_read_the_wrong_way_round_shows(error: Callable[..., float]) -> None:
+def test_inverted_no_rope_layers_are_detected(error: Callable[..., float]) -> None:
     assert error(no_rope_layers=(0, 0, 0, 1, 0, 0, 0, 1)) > WRONG
 
 
-def test_rotating_halves_instead_of_pairs_shows(error: Callable[..., float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rope_on_halves_instead_of_pairs_is_detected(
+    error: Callable[..., float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rope = ops.rope
 
     def halves(*arguments: Any, adjacent: bool) -> None:
@@ -99,7 +101,7 @@ def test_rotating_halves_instead_of_pairs_shows(error: Callable[..., float], mon
     assert error() > WRONG
 
 
-def test_rotating_only_the_queries_shows(error: Callable[..., float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rope_on_queries_only_is_detected(error: Callable[..., float], monkeypatch: pytest.MonkeyPatch) -> None:
     rope = ops.rope
 
     def queries_only(x: Floats, *arguments: Any, adjacent: bool) -> None:
@@ -115,7 +117,7 @@ def test_rotating_only_the_queries_shows(error: Callable[..., float], monkeypatc
     [{"rope_theta": 2e6}, {"rope_theta": 10_000.0}, {"rms_norm_eps": 1e-6}, {"rms_norm_eps": 1e-2}],
     ids=["theta of the class", "theta of llama", "eps of the 3B", "large eps"],
 )
-def test_a_wrong_constant_shows(error: Callable[..., float], changes: dict[str, float]) -> None:
+def test_wrong_config_constant_is_detected(error: Callable[..., float], changes: dict[str, float]) -> None:
     assert error(**changes) > 3 * RIGHT
 
 
@@ -128,7 +130,7 @@ def test_scores_are_scaled_by_the_head_dimension(random_file: Path, kept: Golden
     assert np.abs(ours - kept.top_logits[: len(ids)]).max() / kept.logit_range > WRONG
 
 
-def test_a_recorded_step_gives_the_bits_of_an_eager_one(random_file: Path) -> None:
+def test_recorded_step_matches_eager_step(random_file: Path) -> None:
     """Steps across a tile boundary of the cache."""
     ids = RANDOM.prompts(20, 140)[-1]
     with model_of(random_file, 140) as model:
@@ -158,7 +160,7 @@ def test_recording_computes_nothing(random_file: Path) -> None:
         assert len(program) > 5 * RANDOM.layers
 
 
-def test_logits_come_for_the_rows_asked_for_and_none_if_none(random_file: Path) -> None:
+def test_logits_are_computed_only_for_sampled_rows(random_file: Path) -> None:
     ids = RANDOM.prompts(20, 30)[-1]
     with model_of(random_file, 30) as model:
         everything = read(model, ids)
@@ -169,7 +171,7 @@ def test_logits_come_for_the_rows_asked_for_and_none_if_none(random_file: Path) 
 
 
 @pytest.mark.parametrize("sampled", [[], [4], [1, 2, 4]])
-def test_behind_the_last_keys_and_values_only_sampled_rows_go_on(
+def test_last_layer_ffn_runs_only_for_sampled_rows(
     random_file: Path, monkeypatch: pytest.MonkeyPatch, sampled: list[int]
 ) -> None:
     rows, gated = list[int](), ops.matmul_gated
@@ -189,7 +191,7 @@ def test_behind_the_last_keys_and_values_only_sampled_rows_go_on(
         np.testing.assert_array_equal(read(model, ids[5:6], 5), after)  # keys and values were stored
 
 
-def test_a_later_token_changes_nothing_before_it(random_file: Path) -> None:
+def test_later_tokens_do_not_change_earlier_logits(random_file: Path) -> None:
     ids = RANDOM.prompts(20, 40)[-1]
     other = [*ids[:25], *((token + 1) % RANDOM.vocab for token in ids[25:])]
     with model_of(random_file, 40) as model:
@@ -198,7 +200,7 @@ def test_a_later_token_changes_nothing_before_it(random_file: Path) -> None:
     assert (first[25:] != second[25:]).any(1).all()
 
 
-def test_every_earlier_token_matters(random_file: Path) -> None:
+def test_first_token_affects_the_last_logits(random_file: Path) -> None:
     """Every layer has full attention, so no window excludes the beginning."""
     ids = RANDOM.prompts(20, 300)[-1]
     with model_of(random_file, 300) as model:
@@ -207,7 +209,7 @@ def test_every_earlier_token_matters(random_file: Path) -> None:
     assert (first != second).any()
 
 
-def test_tied_and_own_output_matrices(tmp_path: Path) -> None:
+def test_logits_use_output_weight_or_tied_embedding(tmp_path: Path) -> None:
     """With output.weight, logits come from it; otherwise, from the embedding."""
     small = replace(RANDOM, layers=1, hidden=64, ffn=64, heads=2, kv_heads=1, head_dim=32, vocab=300)
     tied, own = small.write(tmp_path / "tied.gguf"), replace(small, tied=False).write(tmp_path / "own.gguf")

@@ -15,11 +15,11 @@ from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
-from notso.system.memory import have_huge_pages
+from notso.system.memory import huge_pages_available
 
 IDS = [5, 9, 2, 77, 300, 41, 8, 8, 120]
 
-needs_huge_pages = pytest.mark.skipif(not have_huge_pages(), reason="this system has no huge pages")
+needs_huge_pages = pytest.mark.skipif(not huge_pages_available(), reason="this system has no huge pages")
 
 
 def answer(engine: Engine) -> list[str]:
@@ -34,7 +34,7 @@ def answers(engine: Engine, asked: list[tuple[list[int], SamplingParams]]) -> li
 
 
 @needs_huge_pages
-def test_same_bits_before_and_after() -> None:
+def test_placement_does_not_change_logits_or_answers() -> None:
     with Engine.load(demo_path(), weights="mmap") as mapped, Engine.load(demo_path(), weights="packed") as moved:
         assert mapped.weight_placement == "mmap"
         moved.wait_for_placement(200)  # fast, except on a busy machine
@@ -45,7 +45,7 @@ def test_same_bits_before_and_after() -> None:
 
 
 @needs_huge_pages
-def test_weights_change_between_two_steps_of_one_answer() -> None:
+def test_moving_weights_during_an_answer_keeps_the_text() -> None:
     with Engine.load(demo_path(), weights="mmap") as mapped:
         expected = answer(mapped)
     with Engine.load(demo_path(), weights="packed") as moved:  # copies the weights during this answer
@@ -82,7 +82,7 @@ class OneLayerAStep:
 
 @needs_huge_pages
 @pytest.mark.parametrize("family", kernel_choice.available_kernels())
-def test_weights_are_packed_in_mid_answer(family: str, own_kernels: None) -> None:
+def test_packing_weights_layer_by_layer_keeps_the_text(family: str, own_kernels: None) -> None:
     """Every family accepts packed weights, some with the generic kernels, and answers do not change."""
     kernel_choice.use_kernels(family)
     with Engine.load(demo_path(), weights="mmap") as mapped:
@@ -102,7 +102,7 @@ def test_weights_are_packed_in_mid_answer(family: str, own_kernels: None) -> Non
 @needs_huge_pages
 @pytest.mark.long("native")
 @pytest.mark.timeout(0)
-def test_two_hundred_answers_while_weights_are_packed(own_kernels: None) -> None:
+def test_packing_weights_keeps_200_random_answers(own_kernels: None) -> None:
     """Sampled answers to random prompts, one to three concurrently; packing starts at a random step of each."""
     random = np.random.default_rng(3)
     families = kernel_choice.available_kernels()
@@ -144,12 +144,12 @@ def test_released_pages_are_read_again_from_the_file() -> None:
         assert np.array_equal(tensor.data, before)
 
 
-def test_unknown_choice_is_refused(tmp_path: Path) -> None:
+def test_unknown_weights_option_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="auto, mmap, packed or hugepages"):
         Engine.load(demo_path(), weights="swap")  # type: ignore[arg-type]
 
 
-def test_closing_does_not_wait_for_a_reader_that_has_left() -> None:
+def test_close_ends_an_unread_answer() -> None:
     engine = Engine.load(demo_path())
     events = engine.generate([Message("user", "hello")], SamplingParams(max_tokens=20, temperature=0))
     next(events)
@@ -159,7 +159,7 @@ def test_closing_does_not_wait_for_a_reader_that_has_left() -> None:
         engine.logits(IDS)
 
 
-def test_what_was_not_started_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_engine_load_stops_unstarted_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the constructor of an engine fails, its parts are closed before their threads have started."""
     stopped: list[str] = []
     stop = WeightPlacement.stop

@@ -45,7 +45,7 @@ def zeros(name: str, *shape: int) -> QTensor:
     return QTensor.quantize(np.zeros(shape, np.float32), F32, name)
 
 
-def test_every_role_gets_its_tensor(tensors: dict[str, QTensor], config: SmolLM3Config) -> None:
+def test_tensors_are_assigned_to_their_roles(tensors: dict[str, QTensor], config: SmolLM3Config) -> None:
     weights = SmolLM3Weights.from_tensors(tensors, config)
     assert weights.embed_tokens.name == "token_embd.weight"
     assert weights.lm_head is weights.embed_tokens
@@ -62,21 +62,21 @@ def test_every_role_gets_its_tensor(tensors: dict[str, QTensor], config: SmolLM3
         np.testing.assert_array_equal(ours, tensors[name].as_float32())
 
 
-def test_there_are_the_eleven_kinds_of_tensor() -> None:
+def test_random_model_has_eleven_kinds_of_tensors() -> None:
     assert set(NAMES) == {"token_embd.weight", "output_norm.weight"} | {
         f"blk.{layer}.{name}.weight" for layer in range(2) for name in LAYER
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_tensor_is_named(tensors: dict[str, QTensor], config: SmolLM3Config, name: str) -> None:
+def test_missing_tensor_is_rejected_by_name(tensors: dict[str, QTensor], config: SmolLM3Config, name: str) -> None:
     del tensors[name]
     with pytest.raises(ModelFileError, match=rf"has no tensor '{name}'"):
         SmolLM3Weights.from_tensors(tensors, config)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tensor_of_another_shape_is_named(tensors: dict[str, QTensor], config: SmolLM3Config, name: str) -> None:
+def test_wrong_tensor_shape_is_rejected_by_name(tensors: dict[str, QTensor], config: SmolLM3Config, name: str) -> None:
     shape = tensors[name].shape
     turned = (shape[0] + 1,) if len(shape) == 1 else (shape[0] + 1, shape[1])
     for wrong in (turned, (*shape, 1), (1, *shape)):
@@ -86,7 +86,9 @@ def test_a_tensor_of_another_shape_is_named(tensors: dict[str, QTensor], config:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "norm" in name])
-def test_a_norm_that_is_not_f32_is_named(tensors: dict[str, QTensor], config: SmolLM3Config, name: str) -> None:
+def test_norm_that_is_not_f32_is_rejected_by_name(
+    tensors: dict[str, QTensor], config: SmolLM3Config, name: str
+) -> None:
     tensors[name] = QTensor.quantize(np.ones(SMALL.hidden, np.float32), F16, name)
     with pytest.raises(ModelFileError, match=f"'{name}' must be F32"):
         SmolLM3Weights.from_tensors(tensors, config)
@@ -96,13 +98,13 @@ def test_a_norm_that_is_not_f32_is_named(tensors: dict[str, QTensor], config: Sm
     "name",
     ["rope_freqs.weight", "blk.2.attn_q.weight", "blk.0.attn_q.bias", "blk.0.attn_q_norm.weight", "output_norm.bias"],
 )
-def test_a_tensor_too_many_is_named(tensors: dict[str, QTensor], config: SmolLM3Config, name: str) -> None:
+def test_unused_tensor_is_rejected_by_name(tensors: dict[str, QTensor], config: SmolLM3Config, name: str) -> None:
     tensors[name] = zeros(name, SMALL.hidden)
     with pytest.raises(ModelFileError, match=f"does not use: '{name}'"):
         SmolLM3Weights.from_tensors(tensors, config)
 
 
-def test_an_output_matrix_of_its_own_is_used_and_checked(tensors: dict[str, QTensor], config: SmolLM3Config) -> None:
+def test_separate_output_matrix_is_used_and_checked(tensors: dict[str, QTensor], config: SmolLM3Config) -> None:
     tensors["output.weight"] = zeros("output.weight", SMALL.vocab, SMALL.hidden)
     weights = SmolLM3Weights.from_tensors(tensors, config)
     assert weights.lm_head is tensors["output.weight"]
@@ -118,7 +120,7 @@ def test_any_supported_format_may_hold_a_matrix(tensors: dict[str, QTensor], con
     assert SmolLM3Weights.from_tensors(tensors, config).layers[0].up_proj.format == Q8_0
 
 
-def test_an_engine_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+def test_engine_load_error_names_the_unexpected_tensor(tmp_path: Path) -> None:
     """Configuration and tensors disagree: the error is one line, and nothing is computed."""
 
     class OneMore(RandomModel):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notso.smollm3.output.tool_parser import CallPart, ToolCallParser
+from notso.smollm3.output.tool_parser import ToolCallParser, ToolCallPart
 from notso.smollm3.values.messages import ToolCall
 
 VALUES = st.recursive(
@@ -42,23 +42,25 @@ def parsed(text: str, cuts: list[int]) -> list[Any]:
 
 
 @given(CALLS, st.lists(st.integers(min_value=0), max_size=40))
-def test_in_any_chunking_the_parts_are_the_whole(calls: list[tuple[str, dict[str, Any]]], cuts: list[int]) -> None:
+def test_call_parts_are_a_prefix_of_the_arguments_in_any_chunking(
+    calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
+) -> None:
     pieces = parsed(written(calls), cuts)
     whole = [piece for piece in pieces if isinstance(piece, ToolCall)]
     assert [(call.name, json.loads(call.arguments)) for call in whole] == calls
     assert len({call.id for call in whole}) == len(calls)
     for call in whole:
-        parts = [piece for piece in pieces if isinstance(piece, CallPart) and piece.id == call.id]
+        parts = [piece for piece in pieces if isinstance(piece, ToolCallPart) and piece.id == call.id]
         assert call.arguments.startswith("".join(part.text for part in parts))
         assert all(part.name == call.name for part in parts)
         assert all(pieces.index(part) < pieces.index(call) for part in parts)
     known = {call.id for call in whole}
-    assert all(piece.id in known for piece in pieces if isinstance(piece, CallPart))
+    assert all(piece.id in known for piece in pieces if isinstance(piece, ToolCallPart))
     assert "".join(piece for piece in pieces if isinstance(piece, str)) == "Well."
 
 
 @given(CALLS, st.integers(min_value=0))
-def test_letter_by_letter_all_of_it_comes_in_parts(calls: list[tuple[str, dict[str, Any]]], cut: int) -> None:
+def test_truncated_calls_give_parts_of_their_arguments(calls: list[tuple[str, dict[str, Any]]], cut: int) -> None:
     """This includes a truncated call, of which nothing else remains."""
     text = written(calls)
     begun = text[: cut % len(text)]
@@ -66,7 +68,7 @@ def test_letter_by_letter_all_of_it_comes_in_parts(calls: list[tuple[str, dict[s
     closed = sum(isinstance(piece, ToolCall) for piece in pieces)
     parts: dict[str, str] = {}
     for piece in pieces:
-        if isinstance(piece, CallPart):
+        if isinstance(piece, ToolCallPart):
             parts[piece.id] = parts.get(piece.id, "") + piece.text
     for told, (_, arguments) in zip(parts.values(), calls, strict=False):
         assert json.dumps(arguments, ensure_ascii=False).startswith(told)
@@ -78,10 +80,10 @@ def test_letter_by_letter_all_of_it_comes_in_parts(calls: list[tuple[str, dict[s
 @pytest.mark.parametrize(
     "text", ["<tool_call>\n{", '<tool_call>\n{"arguments": {}, "name": "x"}\n</tool_call>', "<tool_call>no"]
 )
-def test_what_is_written_otherwise_comes_as_without_parts(text: str) -> None:
+def test_text_outside_the_call_grammar_gives_no_parts(text: str) -> None:
     """No call is announced before its arguments begin in the position that a grammar enforces."""
     pieces = parsed(text, [3, 9, 14])
-    assert not any(isinstance(piece, CallPart) for piece in pieces)
+    assert not any(isinstance(piece, ToolCallPart) for piece in pieces)
     plain = ToolCallParser()
     expected = [*plain.push(text), *plain.finish()]
     assert [getattr(piece, "arguments", piece) for piece in pieces] == [getattr(e, "arguments", e) for e in expected]

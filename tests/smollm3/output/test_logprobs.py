@@ -47,7 +47,7 @@ def expected(engine: Engine, prompt: list[int], answer: list[int]) -> np.ndarray
 
 
 @pytest.mark.parametrize("params", [SamplingParams(max_tokens=120, temperature=0), SAMPLED], ids=["greedy", "sampled"])
-def test_they_are_the_models_own(demo_engine: Engine, params: SamplingParams) -> None:
+def test_logprobs_equal_those_of_a_separate_computation(demo_engine: Engine, params: SamplingParams) -> None:
     """They are taken before penalties, temperature and filters, and equal those of a separate computation."""
     prompt, answer, events = answered(demo_engine, SUM, params, top_logprobs=4)
     values = expected(demo_engine, prompt, answer)
@@ -77,7 +77,7 @@ def test_they_are_the_models_own(demo_engine: Engine, params: SamplingParams) ->
     ],
     ids=["whole", "no thought", "cut", "a thought cut short", "a stop string", "noise", "a call"],
 )
-def test_there_is_one_for_every_token(demo_engine: Engine, params: SamplingParams, options: dict[str, Any]) -> None:
+def test_every_token_has_one_logprob(demo_engine: Engine, params: SamplingParams, options: dict[str, Any]) -> None:
     _, answer, events = answered(demo_engine, SUM, params, top_logprobs=1, **options)
     usage = next(event.usage for event in events if event.usage is not None)
     assert [entry.id for entry in entries(events)] == answer
@@ -85,7 +85,7 @@ def test_there_is_one_for_every_token(demo_engine: Engine, params: SamplingParam
 
 
 @pytest.mark.parametrize("kind", ["reasoning", "text"])
-def test_they_join_to_what_is_shown(demo_engine: Engine, kind: str) -> None:
+def test_logprob_bytes_contain_the_shown_text(demo_engine: Engine, kind: str) -> None:
     params = SamplingParams(max_tokens=200, temperature=0, stop=("never said", "= 7", "75!"))
     events = list(demo_engine.generate(SUM, params, RequestOptions(top_logprobs=0)))
     assert shown(events, kind) in b"".join(bytes(entry.bytes) for entry in entries(events, kind))
@@ -93,11 +93,11 @@ def test_they_join_to_what_is_shown(demo_engine: Engine, kind: str) -> None:
     assert all(entry.top == () for entry in entries(events))
 
 
-def test_none_unless_asked_for(demo_engine: Engine) -> None:
+def test_logprobs_are_absent_by_default(demo_engine: Engine) -> None:
     assert entries(list(demo_engine.generate(SUM, SamplingParams(max_tokens=30, temperature=0)))) == []
 
 
-def test_guesses_do_not_change_them(free_drafts: None) -> None:
+def test_speculation_does_not_change_logprobs(free_drafts: None) -> None:
     params = SamplingParams(max_tokens=120, temperature=0)
     results = []
     for speculation in (True, False):
@@ -109,7 +109,7 @@ def test_guesses_do_not_change_them(free_drafts: None) -> None:
     assert results[0] == results[1]
 
 
-def test_a_grammar_does_not_change_them(demo_engine: Engine) -> None:
+def test_grammar_does_not_change_logprobs(demo_engine: Engine) -> None:
     grammar = Grammar("regex", "[A-Z]{5}")
     params = SamplingParams(max_tokens=50, temperature=0)
     prompt, answer, events = answered(demo_engine, SUM, params, thinking=False, grammar=grammar, top_logprobs=1)
@@ -121,7 +121,7 @@ def test_a_grammar_does_not_change_them(demo_engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 21, True, 1.5, "3"])
-def test_other_numbers_are_refused(demo_engine: Engine, value: Any) -> None:
+def test_invalid_top_logprobs_are_refused(demo_engine: Engine, value: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         demo_engine.submit(SUM, options=RequestOptions(top_logprobs=value))
     assert caught.value.param == "top_logprobs"
@@ -140,7 +140,7 @@ def spoken(tokenizer: Tokenizer, tokens: Sequence[int], **options: Any) -> list[
         if answer.finish_reason is not None:
             break
     events += answer.finish("length")
-    return [*events, Event("end", logprobs=answer.untold)]
+    return [*events, Event("end", logprobs=answer.unreported_logprobs)]
 
 
 def places(events: Sequence[Event]) -> list[tuple[str, list[int]]]:
@@ -148,12 +148,12 @@ def places(events: Sequence[Event]) -> list[tuple[str, list[int]]]:
     return [(event.text, [-int(entry.logprob) for entry in event.logprobs]) for event in told]
 
 
-def test_text_that_is_held_back_keeps_them(small_tokenizer: Tokenizer) -> None:
+def test_logprobs_arrive_with_held_back_text(small_tokenizer: Tokenizer) -> None:
     tokens = [token for part in ("a", "b", "c", "d") for token in small_tokenizer.encode(part)]
     assert places(spoken(small_tokenizer, tokens, stop=("bcx",))) == [("a", [0]), ("bcd", [1, 2, 3])]
 
 
-def test_a_token_goes_with_its_first_character(small_tokenizer: Tokenizer) -> None:
+def test_logprob_is_assigned_to_the_first_character_of_its_token(small_tokenizer: Tokenizer) -> None:
     token = small_tokenizer.id_of("def") or small_tokenizer.id_of(" the")
     assert token is not None
     text = small_tokenizer.token_text(token)
@@ -164,7 +164,7 @@ def test_a_token_goes_with_its_first_character(small_tokenizer: Tokenizer) -> No
     ]
 
 
-def test_parts_of_a_character_come_with_it(small_tokenizer: Tokenizer) -> None:
+def test_logprobs_of_partial_characters_arrive_with_the_character(small_tokenizer: Tokenizer) -> None:
     tokens = [_byte(small_tokenizer, byte) for byte in "🦜".encode()]
     [x] = small_tokenizer.encode("x")
     assert places(spoken(small_tokenizer, [x, *tokens, x])) == [("x", [0]), ("🦜", [1, 2, 3, 4]), ("x", [5])]
@@ -175,7 +175,7 @@ def _byte(tokenizer: Tokenizer, byte: int) -> int:
     return next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == bytes([byte]))
 
 
-def test_what_does_not_show_goes_with_what_is_shown_next(small_tokenizer: Tokenizer) -> None:
+def test_logprobs_of_hidden_tokens_go_with_the_next_text(small_tokenizer: Tokenizer) -> None:
     """Hidden tokens: tags, newlines around them, a tool call, a stop string, and tokens that end the answer."""
     encode = small_tokenizer.encode
     think, thought = encode("<think>", control=True), encode("</think>", control=True)
@@ -191,7 +191,7 @@ def test_what_does_not_show_goes_with_what_is_shown_next(small_tokenizer: Tokeni
     assert places(stopped) == [("y", [0])]
 
 
-def test_however_an_answer_is_cut(small_tokenizer: Tokenizer) -> None:
+def test_each_logprob_occurs_once_in_random_answers(small_tokenizer: Tokenizer) -> None:
     """Each token occurs once, in order within a kind, and the tokens of every shown character are included."""
     chance = random.Random(3)
     parts = [
@@ -226,7 +226,7 @@ def test_however_an_answer_is_cut(small_tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("held", [1, 2, 3])
-def test_a_thought_that_ends_within_a_character_leaves_no_replacement(small_tokenizer: Tokenizer, held: int) -> None:
+def test_reasoning_cut_within_a_character_shows_no_replacement_char(small_tokenizer: Tokenizer, held: int) -> None:
     """The reasoning ends by the model's tag, or by ours when the budget is used up."""
     [think], [thought] = (small_tokenizer.encode(tag, control=True) for tag in ("<think>", "</think>"))
     [newline], [hm], [yes] = (small_tokenizer.encode(text) for text in ("\n", "h", "y"))
@@ -235,7 +235,7 @@ def test_a_thought_that_ends_within_a_character_leaves_no_replacement(small_toke
         answer = OutputProcessor(small_tokenizer, [], (), False)
         events = [event for token in (think, hm, *parts) for event in answer.push(token)]
         if closing[0] == newline:
-            answer.cut_character()
+            answer.drop_partial_character()
         events += [event for token in (*closing, yes) for event in answer.push(token)]
         events += answer.finish("stop")
         assert [(event.kind, event.text) for event in events] == [("reasoning", "h"), ("text", "y")]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notso.smollm3.output.reasoning_parser import ReasoningParser, opens_thinking
+from notso.smollm3.output.reasoning_parser import ReasoningParser, ends_in_reasoning
 from notso.smollm3.text.tokenizer import Tokenizer
 
 OPEN, CLOSE = 1, 2
@@ -71,7 +71,7 @@ def read(steps: list[Step], starts_inside: bool = False) -> tuple[str, str]:
         ([], ("", "")),
     ],
 )
-def test_the_parts_of_an_answer(steps: list[Step], expected: tuple[str, str]) -> None:
+def test_answer_is_split_into_reasoning_and_text(steps: list[Step], expected: tuple[str, str]) -> None:
     assert read(steps) == expected
 
 
@@ -86,11 +86,11 @@ def test_the_parts_of_an_answer(steps: list[Step], expected: tuple[str, str]) ->
         ([CLOSE, "yes"], ("", "yes")),
     ],
 )
-def test_an_answer_that_starts_inside(steps: list[Step], expected: tuple[str, str]) -> None:
+def test_answer_starting_inside_reasoning_is_split(steps: list[Step], expected: tuple[str, str]) -> None:
     assert read(steps, starts_inside=True) == expected
 
 
-def test_text_is_given_away_at_once_where_it_is_certain() -> None:
+def test_unambiguous_text_is_released_immediately() -> None:
     parser = ReasoningParser(OPEN, CLOSE)
     assert parser.feed(PLAIN, "\n") == []
     assert not parser.in_reasoning
@@ -107,7 +107,7 @@ def test_text_is_given_away_at_once_where_it_is_certain() -> None:
     assert parser.finish() == []
 
 
-def test_text_that_comes_with_a_tag_is_not_lost() -> None:
+def test_text_in_the_same_piece_as_a_tag_is_kept() -> None:
     """An incomplete character before a tag is shown as U+FFFD together with the tag's text."""
     parser = ReasoningParser(OPEN, CLOSE)
     parser.feed(OPEN, "<think>")
@@ -116,7 +116,7 @@ def test_text_that_comes_with_a_tag_is_not_lost() -> None:
     assert parser.feed(PLAIN, "x") == [("reasoning", "x")]
 
 
-def test_tags_may_have_no_text_and_files_no_tags() -> None:
+def test_tag_tokens_may_have_no_text_or_be_missing() -> None:
     parser = ReasoningParser(OPEN, CLOSE)
     assert parser.feed(OPEN, "") == []
     assert parser.feed(PLAIN, "hm") == [("reasoning", "hm")]
@@ -134,7 +134,9 @@ PIECES = st.lists(
 
 @settings(max_examples=600)
 @given(steps=PIECES, starts_inside=st.booleans(), data=st.data())
-def test_cuts_make_no_difference(steps: list[Step], starts_inside: bool, data: st.DataObject) -> None:
+def test_parsing_does_not_depend_on_chunk_boundaries(
+    steps: list[Step], starts_inside: bool, data: st.DataObject
+) -> None:
     """Text between two tags gives the same parts if it is split differently."""
     cut: list[Step] = []
     for step in steps:
@@ -149,7 +151,7 @@ def test_cuts_make_no_difference(steps: list[Step], starts_inside: bool, data: s
 
 @settings(max_examples=300)
 @given(steps=PIECES)
-def test_no_tag_leaks_from_where_tags_count(steps: list[Step]) -> None:
+def test_think_tags_do_not_leak_into_the_parts(steps: list[Step]) -> None:
     reasoning, text = read(steps)
     assert "</think>" not in reasoning
     assert not reasoning.startswith("<think>")
@@ -162,7 +164,7 @@ def test_no_tag_leaks_from_where_tags_count(steps: list[Step]) -> None:
         assert all(character in letters for character in shown)  # in order, without additions
 
 
-def test_whether_a_prompt_opens_the_reasoning(small_tokenizer: Tokenizer) -> None:
+def test_opens_thinking_detects_an_unclosed_think_tag(small_tokenizer: Tokenizer) -> None:
     ids = (small_tokenizer.think_open_id, small_tokenizer.think_close_id)
     for prompt, opened in (
         ("hi", False),
@@ -172,6 +174,6 @@ def test_whether_a_prompt_opens_the_reasoning(small_tokenizer: Tokenizer) -> Non
         ("<think>\n\n</think>\n", False),
         ("", False),
     ):
-        assert opens_thinking(small_tokenizer.encode(prompt, control=True), *ids) is opened
-        assert opens_thinking(small_tokenizer.encode(prompt), *ids) is False
-    assert opens_thinking([1, 2, 3], None, None) is False
+        assert ends_in_reasoning(small_tokenizer.encode(prompt, control=True), *ids) is opened
+        assert ends_in_reasoning(small_tokenizer.encode(prompt), *ids) is False
+    assert ends_in_reasoning([1, 2, 3], None, None) is False

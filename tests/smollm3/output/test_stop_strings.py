@@ -46,7 +46,7 @@ def test_the_first_stop_string_ends_the_text(stops: list[str], pieces: list[str]
     assert read(stops, pieces) == expected
 
 
-def test_text_is_held_back_only_while_it_may_be_a_stop_string() -> None:
+def test_only_a_possible_stop_string_is_held_back() -> None:
     reader = StopStrings(["END", "ENOUGH"])
     assert reader.push("the EN") == ("the ", False)
     assert reader.push("O") == ("", False)
@@ -69,18 +69,18 @@ def by_character(stops: list[str], text: str) -> tuple[str, bool]:
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=20),
     pieces=st.lists(st.text("abc", max_size=5), max_size=8),
 )
-def test_cuts_make_no_difference(stops: list[str], pieces: list[str]) -> None:
+def test_result_does_not_depend_on_chunk_boundaries(stops: list[str], pieces: list[str]) -> None:
     assert read(stops, pieces) == by_character(stops, "".join(pieces))
 
 
 @settings(max_examples=200)
 @given(text=st.text("ab<", max_size=8), patterns=st.lists(st.text("ab<", max_size=5), max_size=3))
-def test_pending_length_is_the_longest_beginning_at_the_end(text: str, patterns: list[str]) -> None:
+def test_pending_length_is_the_longest_pattern_prefix_at_the_end(text: str, patterns: list[str]) -> None:
     fits = [n for n in range(len(text) + 1) for p in patterns if n < len(p) and p.startswith(text[len(text) - n :])]
     assert pending_length(text, patterns) == max(fits, default=0)
 
 
-def test_the_one_that_was_found_is_named() -> None:
+def test_matched_stop_string_is_reported() -> None:
     reader = StopStrings(["END", "ND", "X"])
     assert reader.matched is None
     for piece in ("a E", "N", "D X"):

@@ -61,7 +61,7 @@ def read(pieces: list[str]) -> list[Seen]:
         ('<tool_call>{"name": "f", "arguments": {"t": "\\ud800"}}</tool_call>', [("f", '{"t": "\\ud800"}')]),
     ],
 )
-def test_calls_are_found(text: str, expected: list[Seen]) -> None:
+def test_tool_calls_are_extracted(text: str, expected: list[Seen]) -> None:
     assert read([text]) == expected
     assert read(list(text)) == expected
 
@@ -95,19 +95,19 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_what_is_no_call_is_given_back_to_the_letter(bad: str) -> None:
+def test_invalid_calls_are_returned_as_text_unchanged(bad: str) -> None:
     for text in (bad, f"before\n\n{bad}"):
         assert read([text]) == [text]
         assert read(list(text)) == [text]
 
 
-def test_a_good_call_after_a_bad_one_is_found() -> None:
+def test_valid_call_after_an_invalid_one_is_extracted() -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {{"a": "x}}}}\n</tool_call>\n<tool_call>{CALL}</tool_call>'
     assert read([text]) == ['<tool_call>{"name": "f", "arguments": {"a": "x}}\n</tool_call>', FOUND]
     assert read([f"<tool_call>oh</tool_call> <tool_call>{CALL}</tool_call>"]) == ["<tool_call>oh</tool_call> ", FOUND]
 
 
-def test_text_streams_and_calls_come_when_they_are_whole() -> None:
+def test_text_is_streamed_and_calls_are_emitted_when_complete() -> None:
     parser = ToolCallParser()
     assert parser.push("Let me") == ["Let me"]
     assert parser.push(" look.\n") == [" look."]
@@ -122,7 +122,7 @@ def test_text_streams_and_calls_come_when_they_are_whole() -> None:
     assert parser.finish() == []
 
 
-def test_ids_are_unique() -> None:
+def test_call_ids_are_unique() -> None:
     calls = [parse_call(CALL) for _ in range(1000)]
     ids = {call.id for call in calls if call is not None}
     assert len(ids) == 1000
@@ -144,7 +144,9 @@ JSON = st.recursive(
     indent=st.sampled_from([None, 2]),
     data=st.data(),
 )
-def test_any_call_survives_any_cuts(name: str, arguments: Any, escape: bool, indent: int | None, data: Any) -> None:
+def test_any_call_is_extracted_at_any_chunk_boundaries(
+    name: str, arguments: Any, escape: bool, indent: int | None, data: Any
+) -> None:
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=escape, indent=indent)
     text = f"<tool_call>\n{body}\n</tool_call>"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
@@ -163,7 +165,7 @@ TAGGED = st.lists(
 
 @settings(max_examples=500)
 @given(pieces=TAGGED)
-def test_cuts_make_no_difference_and_nothing_but_calls_and_newlines_vanishes(pieces: list[str]) -> None:
+def test_chunk_boundaries_do_not_matter_and_other_text_is_kept(pieces: list[str]) -> None:
     text = "".join(pieces)
     whole = read([text])
     assert read(pieces) == whole
@@ -174,7 +176,7 @@ def test_cuts_make_no_difference_and_nothing_but_calls_and_newlines_vanishes(pie
     assert shown.count("x") == text.count("x")
 
 
-def test_json_objects_are_told_strictly() -> None:
+def test_is_json_object_is_strict() -> None:
     for text in ("{}", ' {"a": 1}\n', '{"a": {"b": [1, null]}}'):
         assert is_json_object(text)
     for text in (

@@ -10,15 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notso.smollm3 import Engine, SamplingParams
-from notso.smollm3.sampling.sampler import MAX_PENALTY, Breakers, Repetitions, SequenceBreakers, common_endings
+from notso.smollm3.sampling.sampler import (
+    MAX_PENALTY,
+    BreakerTokens,
+    RepetitionFinder,
+    SequenceBreakers,
+    common_suffix_lengths,
+)
 
 
-def breakers_of(sequences: list[list[int]]) -> Breakers:
+def breakers_of(sequences: list[list[int]]) -> BreakerTokens:
     longer: dict[int, tuple[tuple[int, ...], ...]] = {}
     for sequence in sequences:
         if len(sequence) > 1:
             longer[sequence[-1]] = (*longer.get(sequence[-1], ()), tuple(sequence))
-    return Breakers(frozenset(sequence[0] for sequence in sequences if len(sequence) == 1), longer)
+    return BreakerTokens(frozenset(sequence[0] for sequence in sequences if len(sequence) == 1), longer)
 
 
 def slow_penalties(history: list[int], params: SamplingParams, breakers: list[list[int]]) -> dict[int, float]:
@@ -63,11 +69,11 @@ TOKENS = st.integers(0, 3)
         },
     ),
 )
-def test_penalties_are_those_of_the_slow_twin(
+def test_penalties_match_the_reference_implementation(
     prompt: list[int], answer: list[int], breakers: list[list[int]], options: dict[str, Any]
 ) -> None:
     params = SamplingParams(dry_multiplier=0.8, **options)
-    repetitions = Repetitions(params, breakers_of(breakers))
+    repetitions = RepetitionFinder(params, breakers_of(breakers))
     history = list(prompt)
     for token in [*answer, None]:
         ids, falls = repetitions.penalties(history)
@@ -88,27 +94,29 @@ def test_penalties_are_those_of_the_slow_twin(
         ([0, 1, 2, 3, 4, 0, 1], 1.0, 1.1, 4, [], {}),
     ],
 )
-def test_the_cases_of_llama_cpp(
+def test_penalties_match_llama_cpp_test_cases(
     history: list[int], multiplier: float, base: float, allowed: int, breakers: Any, expected: dict[int, float]
 ) -> None:
     """Cases from llama.cpp's tests/test-sampling.cpp."""
     params = SamplingParams(dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed)
-    ids, falls = Repetitions(params, breakers_of(breakers)).penalties(history)
+    ids, falls = RepetitionFinder(params, breakers_of(breakers)).penalties(history)
     assert dict(zip(ids.tolist(), falls.tolist(), strict=True)) == pytest.approx(expected)
 
 
-def test_what_repeats_for_ever_is_read_once() -> None:
+def test_common_endings_handle_long_repetitions() -> None:
     """Work is proportional to the length: all comparisons except one per position find equal tokens."""
     length = 20_000
-    assert common_endings([7] * length).tolist() == [*range(1, length), 0]
+    assert common_suffix_lengths([7] * length).tolist() == [*range(1, length), 0]
 
 
 def test_penalties_stay_finite() -> None:
-    ids, falls = Repetitions(SamplingParams(dry_multiplier=100, dry_base=100), Breakers()).penalties([7] * 5000)
+    ids, falls = RepetitionFinder(SamplingParams(dry_multiplier=100, dry_base=100), BreakerTokens()).penalties(
+        [7] * 5000
+    )
     assert ids.tolist() == [7] and falls.tolist() == [np.float32(MAX_PENALTY)]
 
 
-def test_breakers_are_all_tokens_that_hold_one_and_what_they_are_written_with() -> None:
+def test_sequence_breakers_cover_all_tokens_that_contain_one() -> None:
     with Engine.load() as engine:
         tokenizer = engine.tokenizer
         found = SequenceBreakers(tokenizer).of(("\n", "end."))

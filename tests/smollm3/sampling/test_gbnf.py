@@ -10,8 +10,8 @@ import llguidance
 import pytest
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.gbnf import MAX_NESTED, lark_of_gbnf
-from notso.smollm3.sampling.grammar import MAX_ROW_ITEMS, Grammars, answer_part
+from notso.smollm3.sampling.gbnf import MAX_NESTED, gbnf_to_lark
+from notso.smollm3.sampling.grammar import MAX_ROW_ITEMS, GrammarCompiler, grammar_part
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
@@ -41,13 +41,13 @@ SUMS = (
 
 
 @pytest.fixture(scope="module")
-def grammars(small_tokenizer: Tokenizer) -> Grammars:
-    return Grammars(small_tokenizer)
+def grammars(small_tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(small_tokenizer)
 
 
-def is_of(grammars: Grammars, tokenizer: Tokenizer, kind: Any, source: str, text: str) -> bool:
-    matcher = grammars.matcher([answer_part(Grammar(kind, source))], "grammar")
-    return matcher.takes_all(tokenizer.encode(text)) and matcher.may_end
+def is_of(grammars: GrammarCompiler, tokenizer: Tokenizer, kind: Any, source: str, text: str) -> bool:
+    matcher = grammars.matcher([grammar_part(Grammar(kind, source))], "grammar")
+    return matcher.try_consume_all(tokenizer.encode(text)) and matcher.may_end
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def is_of(grammars: Grammars, tokenizer: Tokenizer, kind: Any, source: str, text
         ('root ::= ""', [""], ["a"]),
     ],
 )
-def test_which_texts_are_of_a_grammar(
-    grammars: Grammars, small_tokenizer: Tokenizer, source: str, texts: list[str], others: list[str]
+def test_gbnf_grammar_accepts_only_matching_texts(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, source: str, texts: list[str], others: list[str]
 ) -> None:
     for text in texts:
         assert is_of(grammars, small_tokenizer, "gbnf", source, text), text
@@ -94,26 +94,26 @@ def test_which_texts_are_of_a_grammar(
         ("root ::= " + "(" * 20 + '"a"' + (")" + "?" * 60) * 20, "nested"),  # deeper than Python's recursion limit
     ],
 )
-def test_what_is_wrong_with_a_grammar_is_told(grammars: Grammars, source: str, told: str) -> None:
+def test_invalid_gbnf_grammar_error_names_the_cause(grammars: GrammarCompiler, source: str, told: str) -> None:
     with pytest.raises(InvalidRequestError, match=told) as caught:
-        matcher = grammars.matcher([answer_part(Grammar("gbnf", source))], "grammar")
+        matcher = grammars.matcher([grammar_part(Grammar("gbnf", source))], "grammar")
         for _ in range(20):
-            matcher.take(int(matcher.allowed().argmax()))
+            matcher.consume(int(matcher.allowed().argmax()))
     assert caught.value.param == "grammar" and len(str(caught.value)) < 300
 
 
-def test_what_never_ends_is_left_out(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_rules_that_never_end_are_removed_or_refused(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     """The library would follow such a rule during an answer until it reaches its item limit."""
     source = (
         'root ::= "x" | "a" bad | other bad? | (bad "c")* "d"\nbad ::= "b" bad | worse\nworse ::= bad\nother ::= "o"'
     )
     for text in ("x", "o", "d"):
         assert is_of(grammars, small_tokenizer, "gbnf", source, text)
-    matcher = grammars.matcher([answer_part(Grammar("gbnf", source))], "grammar")
-    assert not matcher.takes_all(small_tokenizer.encode("a"))
+    matcher = grammars.matcher([grammar_part(Grammar("gbnf", source))], "grammar")
+    assert not matcher.try_consume_all(small_tokenizer.encode("a"))
     for never in ('root ::= "b" root', "root ::= a\na ::= root", 'root ::= "a" root{1,3}'):
         with pytest.raises(InvalidRequestError, match="root never ends"):
-            answer_part(Grammar("gbnf", never))
+            grammar_part(Grammar("gbnf", never))
 
 
 def _grammar(drawn: random.Random) -> str:
@@ -135,12 +135,12 @@ def _grammar(drawn: random.Random) -> str:
     return "\n".join(f"{name} ::= {options(2)}" for name in names)
 
 
-def test_small_grammars_do_not_fail_in_mid_answer() -> None:
+def test_random_grammars_do_not_fail_mid_answer() -> None:
     drawn, vocabulary, followed = random.Random(21), llguidance.LLTokenizer("byte"), 0
     for _ in range(240):
         source = _grammar(drawn)
         try:
-            lark = lark_of_gbnf(source, "grammar")
+            lark = gbnf_to_lark(source, "grammar")
         except InvalidRequestError:
             continue
         limits = llguidance.LLParserLimits(max_items_in_row=MAX_ROW_ITEMS, verbose_errors=False)
@@ -159,11 +159,11 @@ def test_small_grammars_do_not_fail_in_mid_answer() -> None:
     assert followed >= 120
 
 
-def test_one_of_several_texts(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_choice_grammar_accepts_only_listed_texts(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     choices = ["yes", "yes, but", 'no\n"\\', "ü", "yes"]
     for text in choices:
         assert is_of(grammars, small_tokenizer, "choice", json.dumps(choices), text)
     assert not is_of(grammars, small_tokenizer, "choice", json.dumps(choices), "yes,")
     for wrong in ("[]", '["a", 1]', '{"a": 1}', "yes", '[""]'):
         with pytest.raises(InvalidRequestError, match="list of nonempty texts"):
-            answer_part(Grammar("choice", wrong))
+            grammar_part(Grammar("choice", wrong))

@@ -12,7 +12,7 @@ import pytest
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling import grammar
-from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part, arguments_part
+from notso.smollm3.sampling.grammar import GrammarCompiler, Matcher, arguments_part, grammar_part
 from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, enforced_schema
 from notso.smollm3.sampling.schemas.rewriting import MAX_DEPTH
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -30,12 +30,12 @@ PERSON = {
 
 
 @pytest.fixture(scope="module")
-def grammars(small_tokenizer: Tokenizer) -> Grammars:
-    return Grammars(small_tokenizer)
+def grammars(small_tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(small_tokenizer)
 
 
-def matcher(grammars: Grammars, kind: Any, source: str = "") -> Matcher:
-    return grammars.matcher([answer_part(Grammar(kind, source))], "grammar")
+def matcher(grammars: GrammarCompiler, kind: Any, source: str = "") -> Matcher:
+    return grammars.matcher([grammar_part(Grammar(kind, source))], "grammar")
 
 
 def wander(made: Matcher, tokenizer: Tokenizer, chance: random.Random, most: int = 4000) -> str:
@@ -48,13 +48,13 @@ def wander(made: Matcher, tokenizer: Tokenizer, chance: random.Random, most: int
             break
         token = chance.choice([int(token) for token in allowed if token not in ends])
         assert token not in tokenizer.special_ids
-        made.take(token)
+        made.consume(token)
         tokens.append(token)
         assert len(tokens) < most
     return tokenizer.decode(tokens)
 
 
-def test_whatever_is_drawn_the_text_fits(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_random_text_of_a_schema_grammar_is_valid(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     chance = random.Random(1)
     for _ in range(30):
         found = json.loads(wander(matcher(grammars, "json_schema", json.dumps(PERSON)), small_tokenizer, chance))
@@ -63,7 +63,7 @@ def test_whatever_is_drawn_the_text_fits(grammars: Grammars, small_tokenizer: To
         assert type(found["age"]) is int and 0 <= found["age"] <= 150
 
 
-def test_a_text_in_any_tokens_may_come(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_tokens_of_a_matching_text_are_allowed(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     """The tokenizer's tokens of a matching text are allowed, and the end is allowed where the text may end."""
     text = '{"name": "Zoë 🦜", "age": 7}'
     made = matcher(grammars, "json_schema", json.dumps(PERSON))
@@ -71,17 +71,17 @@ def test_a_text_in_any_tokens_may_come(grammars: Grammars, small_tokenizer: Toke
         allowed = made.allowed()
         assert allowed[token]
         assert not allowed[sorted(small_tokenizer.end_ids)].any()
-        made.take(token)
+        made.consume(token)
     assert made.is_over
     number = matcher(grammars, "regex", "[0-9]+")
-    number.take(small_tokenizer.encode("7")[0])
+    number.consume(small_tokenizer.encode("7")[0])
     assert not number.is_over
     assert number.allowed()[sorted(small_tokenizer.end_ids)].all()
 
 
-def test_a_regular_expression_with_marks(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_regex_with_slashes_and_quotes_is_matched(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     made = matcher(grammars, "regex", 'a/b"\n[/]')
-    assert made.takes_all(small_tokenizer.encode('a/b"\n/'))
+    assert made.try_consume_all(small_tokenizer.encode('a/b"\n/'))
     assert made.is_over
 
 
@@ -93,17 +93,17 @@ def test_a_regular_expression_with_marks(grammars: Grammars, small_tokenizer: To
         (r"\bcat\b", ["cat"], ["cats", "a cat"]),
     ],
 )
-def test_a_regular_expression_may_look_ahead(
-    grammars: Grammars, small_tokenizer: Tokenizer, pattern: str, matching: list[str], other: list[str]
+def test_regex_supports_lookahead_and_word_boundaries(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, pattern: str, matching: list[str], other: list[str]
 ) -> None:
     for text in (*matching, *other):
         made = matcher(grammars, "regex", pattern)
-        assert (made.takes_all(small_tokenizer.encode(text)) and made.may_end) == (text in matching), text
+        assert (made.try_consume_all(small_tokenizer.encode(text)) and made.may_end) == (text in matching), text
 
 
-def test_tokens_written_before(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
-    assert matcher(grammars, "regex", "abc").takes_all(small_tokenizer.encode("ab"))
-    assert not matcher(grammars, "regex", "abc").takes_all(small_tokenizer.encode("xb"))
+def test_takes_all_accepts_only_a_matching_prefix(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
+    assert matcher(grammars, "regex", "abc").try_consume_all(small_tokenizer.encode("ab"))
+    assert not matcher(grammars, "regex", "abc").try_consume_all(small_tokenizer.encode("xb"))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_tokens_written_before(grammars: Grammars, small_tokenizer: Tokenizer) -
         ("lark", "start: <[0-5]>", "refused"),
     ],
 )
-def test_what_cannot_be_held_is_refused(grammars: Grammars, kind: Any, source: str, told: str) -> None:
+def test_unsupported_grammars_are_refused(grammars: GrammarCompiler, kind: Any, source: str, told: str) -> None:
     with pytest.raises(InvalidRequestError, match="(?s).*" + told.replace("$", r"\$")) as caught:
         matcher(grammars, kind, source)
     assert caught.value.param == "grammar"
@@ -178,13 +178,13 @@ def chain(links: int) -> dict[str, Any]:
     return {"$defs": {**definitions, f"a{links}": {"type": "string"}}, "$ref": "#/$defs/a0"}
 
 
-def test_chains_of_references_end_before_the_stack_does(grammars: Grammars) -> None:
+def test_reference_chain_length_is_limited(grammars: GrammarCompiler) -> None:
     """The longest accepted chain recurses deeper than an ordinary thread's stack allows."""
     with pytest.raises(InvalidRequestError, match="referenced definitions"):
-        grammars.matcher([answer_part(Grammar("json_schema", json.dumps(chain(2_100))))], "grammar")
+        grammars.matcher([grammar_part(Grammar("json_schema", json.dumps(chain(2_100))))], "grammar")
     with pytest.raises(InvalidRequestError, match="referenced definitions"):
         arguments_part({"type": "object", **chain(2_100)}, "tool")
-    grammars.matcher([answer_part(Grammar("json_schema", json.dumps(chain(2_000))))], "grammar")
+    grammars.matcher([grammar_part(Grammar("json_schema", json.dumps(chain(2_000))))], "grammar")
     with pytest.raises(InvalidRequestError, match="longer than"):
         arguments_part({"description": "x" * (MAX_CHARACTERS + 1)}, "tool")
     with pytest.raises(InvalidRequestError, match="not JSON"):
@@ -199,17 +199,17 @@ def test_chains_of_references_end_before_the_stack_does(grammars: Grammars) -> N
         ({"patternProperties": {f"^[a-z ]*k{i}$": {} for i in range(33)}}, "patternProperties"),
     ],
 )
-def test_what_would_take_the_machine_is_refused(schema: dict[str, Any], told: str) -> None:
+def test_expensive_schemas_are_refused(schema: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRequestError, match=told):
-        answer_part(Grammar("json_schema", json.dumps(schema)))
+        grammar_part(Grammar("json_schema", json.dumps(schema)))
 
 
 @pytest.mark.parametrize("step", [1, 0.01, 0.25, 5, 100_000, 1e-6, 360])
-def test_ordinary_steps_are_taken(grammars: Grammars, step: float) -> None:
-    grammars.matcher([answer_part(Grammar("json_schema", json.dumps({"multipleOf": step})))], "grammar")
+def test_ordinary_multiple_of_values_are_accepted(grammars: GrammarCompiler, step: float) -> None:
+    grammars.matcher([grammar_part(Grammar("json_schema", json.dumps({"multipleOf": step})))], "grammar")
 
 
-def test_the_depth_is_limited() -> None:
+def test_schema_depth_is_limited() -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(MAX_DEPTH - 1):
         schema = {"type": "array", "items": schema}
@@ -218,7 +218,7 @@ def test_the_depth_is_limited() -> None:
         enforced_schema({"items": schema}, "grammar")
 
 
-def test_what_only_describes_is_taken(grammars: Grammars) -> None:
+def test_annotation_keywords_are_accepted(grammars: GrammarCompiler) -> None:
     described = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Person",
@@ -230,8 +230,8 @@ def test_what_only_describes_is_taken(grammars: Grammars) -> None:
     matcher(grammars, "json_schema", json.dumps(described))
 
 
-def test_a_grammar_that_grows_too_large_ends_its_own_answer(
-    grammars: Grammars, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_grammar_that_exceeds_lexer_states_raises(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar, "MAX_LEXER_STATES", 500)
     made = matcher(grammars, "regex", "(?s)(.*a.{60})|(.*b.{50})|(.*c.{40})")
@@ -239,19 +239,19 @@ def test_a_grammar_that_grows_too_large_ends_its_own_answer(
     with pytest.raises(InvalidRequestError, match="can no longer follow its grammar"):
         for _ in range(1000):
             made.allowed()
-            made.take(chance.choice(letters))
+            made.consume(chance.choice(letters))
 
 
-def test_the_official_vocabulary(official_tokenizer: Tokenizer) -> None:
+def test_official_vocabulary_allows_only_matching_tokens(official_tokenizer: Tokenizer) -> None:
     """Of 128,256 tokens, exactly the matching ones are allowed, no special or unused ones, and masks are fast."""
-    grammars = Grammars(official_tokenizer)
+    grammars = GrammarCompiler(official_tokenizer)
     chance = random.Random(4)
     for _ in range(5):
         json.loads(wander(matcher(grammars, "json_schema", json.dumps(PERSON)), official_tokenizer, chance))
     made = matcher(grammars, "json_object")
     for token in official_tokenizer.encode('{"first": {"second": ["Grüße 🦜", 1.5, null]}, "third": true}'):
         assert made.allowed()[token]
-        made.take(token)
+        made.consume(token)
     assert made.is_over
     anything = matcher(grammars, "regex", "(?s).+").allowed()
     barred = official_tokenizer.special_ids | official_tokenizer.unused_ids
@@ -261,5 +261,5 @@ def test_the_official_vocabulary(official_tokenizer: Tokenizer) -> None:
     made = matcher(grammars, "json_object")
     for token in official_tokenizer.encode('{"text": "' + "and so on " * 30):
         made.allowed()
-        made.take(token)
+        made.consume(token)
     assert time.thread_time() - started < 2.0  # about 20 microseconds per mask; the limit allows for a busy machine

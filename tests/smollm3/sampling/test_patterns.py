@@ -13,7 +13,7 @@ import pytest
 
 from notso.smollm3.sampling.grammar import JSON_STYLE, MAX_GRAMMAR_SIZE, MAX_LEXER_STATES, MAX_ROW_ITEMS
 from notso.smollm3.sampling.schemas.json_schema import enforced_schema
-from notso.smollm3.sampling.schemas.negation import pattern_of_all_but
+from notso.smollm3.sampling.schemas.negation import pattern_excluding
 from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, library_patterns
 
 NODE = shutil.which("node")
@@ -254,7 +254,7 @@ def test_node_agrees_on_generated_patterns(seed: int, looks: float) -> None:
         (r"^(?<year>\d{4})-\d\d$", ["2026-11"], ["26-11"]),
     ],
 )
-def test_a_pattern_is_read_as_ecmascript_reads_it(pattern: str, texts: list[str], others: list[str]) -> None:
+def test_patterns_have_ecmascript_semantics(pattern: str, texts: list[str], others: list[str]) -> None:
     library = library_pattern(pattern)
     assert [text for text in texts + others if is_held(library, text)] == texts
 
@@ -279,14 +279,14 @@ def test_a_pattern_is_read_as_ecmascript_reads_it(pattern: str, texts: list[str]
         ),
     ],
 )
-def test_what_cannot_be_held_is_refused_by_name(pattern: str, reason: str) -> None:
+def test_unsupported_patterns_are_refused_by_name(pattern: str, reason: str) -> None:
     with pytest.raises(PatternError, match=reason):
         library_pattern(pattern)
-    assert library_pattern(r"[\x00-\x7f]") and pattern_of_all_but(["a\x00"]) is None
+    assert library_pattern(r"[\x00-\x7f]") and pattern_excluding(["a\x00"]) is None
 
 
 @pytest.mark.parametrize("excluded", ['"', "\\", "\n", "a", "]"])
-def test_a_text_that_is_excluded_is_not_written(excluded: str) -> None:
+def test_excluded_constant_is_not_accepted(excluded: str) -> None:
     """If a class contains all control characters, the library allows every escape sequence."""
     schema = enforced_schema({"type": "string", "not": {"const": excluded}}, "tools").schema
     schema |= {"x-guidance": JSON_STYLE}

@@ -38,7 +38,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_index_is_made_once_and_mapped(tmp_path: Path) -> None:
+def test_index_is_built_once_and_reused_read_only(tmp_path: Path) -> None:
     made = Made()
     assert QuoteIndexFiles(tmp_path / "new").places(READING, DIGEST, len(TEXT), made) is PLACES
     again = QuoteIndexFiles(tmp_path / "new").places(READING, DIGEST, len(TEXT), made)
@@ -50,7 +50,7 @@ def test_an_index_is_made_once_and_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a bit", "cut", "longer", "empty", "another", "a folder"])
-def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_index_file_is_rebuilt(tmp_path: Path, damage: str) -> None:
     files, made = QuoteIndexFiles(tmp_path), Made()
     files.places(READING, DIGEST, len(TEXT), made)
     (path,) = tmp_path.iterdir()
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
         assert names(tmp_path) == [path.name]
 
 
-def test_what_is_forgotten_is_gone_even_while_it_is_made(tmp_path: Path) -> None:
+def test_forget_removes_index_files_even_during_a_build(tmp_path: Path) -> None:
     files = QuoteIndexFiles(tmp_path)
     files.places(READING, DIGEST, len(TEXT), Made())
     files.places(OTHER, DIGEST, len(TEXT), Made())
@@ -92,7 +92,7 @@ def test_what_is_forgotten_is_gone_even_while_it_is_made(tmp_path: Path) -> None
     QuoteIndexFiles(tmp_path / "none").forget(READING)
 
 
-def test_files_used_the_longest_ago_make_room(tmp_path: Path) -> None:
+def test_least_recently_used_files_are_evicted(tmp_path: Path) -> None:
     QuoteIndexFiles(tmp_path).places(READING, DIGEST, len(TEXT), Made())
     (path,) = tmp_path.iterdir()
     files = QuoteIndexFiles(tmp_path, budget_bytes=3 * path.stat().st_size)
@@ -109,7 +109,7 @@ def test_files_used_the_longest_ago_make_room(tmp_path: Path) -> None:
     assert names(tmp_path / "small") == []
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_stale_temporary_files_are_removed(tmp_path: Path) -> None:
     left, made = tmp_path / f"{READING.hex()}-0.abc.tmp", tmp_path / f"{OTHER.hex()}-0.def.tmp"
     for path in (left, made):
         path.touch()
@@ -119,12 +119,12 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["full", "nearly full", "no folder"])
-def test_a_disk_in_trouble_costs_only_time(tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_errors_do_not_fail_the_lookup(tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "quotes"
     if trouble == "no folder":
         folder.write_text("a file")
     elif trouble == "full":
-        monkeypatch.setattr(quote_index_files, "packed", _fail)
+        monkeypatch.setattr(quote_index_files, "serialize_places", _fail)
     else:
         monkeypatch.setattr(quote_index_files, "FREE_BYTES", 1 << 62)
     made = Made()
@@ -137,13 +137,13 @@ def _fail(*_: Any) -> Any:
     raise OSError(28, "No space left on device")
 
 
-def test_a_failed_build_is_no_disk_error(tmp_path: Path) -> None:
+def test_build_error_is_raised_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         QuoteIndexFiles(tmp_path).places(READING, DIGEST, len(TEXT), _fail)
     assert names(tmp_path) == []
 
 
-def test_several_make_the_same_at_once(tmp_path: Path) -> None:
+def test_concurrent_builds_of_one_index_store_one_file(tmp_path: Path) -> None:
     together, found = threading.Barrier(4), list[Places]()
 
     def make() -> Places:

@@ -58,12 +58,12 @@ def check(engine: Engine, count: int, seed: int) -> None:
         assert len(found["parts"]) == 2 and all(each and each in text and len(each) <= 20 for each in found["parts"])
 
 
-def test_values_are_parts_of_their_document(demo_engine: Engine) -> None:
+def test_quoted_values_are_parts_of_their_document(demo_engine: Engine) -> None:
     check(demo_engine, 8, 1)
 
 
 @pytest.mark.long("quotes")
-def test_many_values_are_parts_of_their_document(demo_engine: Engine) -> None:
+def test_many_quoted_values_are_parts_of_their_document(demo_engine: Engine) -> None:
     check(demo_engine, INVOICES, 2)
 
 
@@ -76,6 +76,6 @@ def test_many_values_are_parts_of_their_document(demo_engine: Engine) -> None:
         ({"type": "string", "x-quote-of": "invoice", "maxLength": -1}, "whole number"),
     ],
 )
-def test_what_cannot_be_held_is_refused(demo_engine: Engine, field: dict[str, Any], said: str) -> None:
+def test_invalid_quote_fields_are_refused(demo_engine: Engine, field: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         extract(demo_engine, "one two three", 1, {"type": "object", "properties": {"a": field}})

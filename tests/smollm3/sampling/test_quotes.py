@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notso.documents.citations import agrees, place_of
+from notso.documents.citations import locate_quote, matches_when_folded
 from notso.smollm3 import (
     Completion,
     Engine,
@@ -27,7 +27,7 @@ from notso.smollm3 import (
 )
 from notso.smollm3.sampling import quote_index, quote_index_child
 from notso.smollm3.sampling.quote_index import QUOTE_BYTES, Interval, QuoteIndex, QuoteLimits, TokenTexts
-from notso.smollm3.sampling.quotes import LIKELIEST, LOOKUPS, NARROW, Quotation, QuotedOutput, Quotes
+from notso.smollm3.sampling.quotes import LIKELIEST, LOOKUPS, NARROW, Quotation, QuotedOutput, QuoteManager
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.system.confinement import ConfinedWorkError
 
@@ -72,12 +72,12 @@ def words_of(text: str) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def quotes(demo_engine: Engine) -> Quotes:
-    return Quotes(demo_engine.tokenizer)
+def quotes(demo_engine: Engine) -> QuoteManager:
+    return QuoteManager(demo_engine.tokenizer)
 
 
 def draw(
-    quotes: Quotes, tokenizer: Tokenizer, sources: list[str], number: int, rng: np.random.Generator, sharp: float
+    quotes: QuoteManager, tokenizer: Tokenizer, sources: list[str], number: int, rng: np.random.Generator, sharp: float
 ) -> str:
     """Sample a quotation of a source from random logits."""
     held = quotes.output([QuoteSource(each) for each in sources], None, f"So [[{number}:")
@@ -92,7 +92,7 @@ def draw(
         token = int(restricted.argmax())
         assert np.isfinite(restricted[token]), "a quotation must have a next token"
         tokens.append(token)
-        held.take(token, False, 10_000)
+        held.consume(token, False, 10_000)
         if not held.is_quoting:
             break
     found = MARK.match(f"[[{number}:" + b"".join(map(tokenizer.token_bytes, tokens)).decode())
@@ -110,7 +110,7 @@ def check(source: str, words: str) -> None:
     assert len(words.encode()) <= QUOTE_BYTES
 
 
-def quote_many(quotes: Quotes, tokenizer: Tokenizer, count: int, seed: int) -> None:
+def quote_many(quotes: QuoteManager, tokenizer: Tokenizer, count: int, seed: int) -> None:
     rng, drawn = random.Random(seed), np.random.default_rng(seed)
     sources = [written(rng, at % len(SCRIPTS), rng.choice([30, 200, 900])) for at in range(40)]
     for at in range(count):
@@ -118,12 +118,12 @@ def quote_many(quotes: Quotes, tokenizer: Tokenizer, count: int, seed: int) -> N
         check(sources[number - 1], draw(quotes, tokenizer, sources, number, drawn, rng.choice([0.1, 1, 20])))
 
 
-def test_every_quotation_is_verbatim(quotes: Quotes, demo_engine: Engine) -> None:
+def test_every_quotation_is_verbatim(quotes: QuoteManager, demo_engine: Engine) -> None:
     quote_many(quotes, demo_engine.tokenizer, 120, 1)
 
 
 @pytest.mark.long("quotes")
-def test_many_quotations_are_verbatim(quotes: Quotes, demo_engine: Engine) -> None:
+def test_many_quotations_are_verbatim(quotes: QuoteManager, demo_engine: Engine) -> None:
     quote_many(quotes, demo_engine.tokenizer, QUOTES, 2)
 
 
@@ -133,7 +133,7 @@ def naive_places(source: str) -> Iterator[tuple[bytes, int]]:
         yield source[found.start() :].encode() + b"\xff", len(source[: found.start()].encode())
 
 
-def test_places_are_sorted_by_their_text() -> None:
+def test_index_places_are_sorted_by_text() -> None:
     rng = random.Random(3)
     source = " ".join(rng.choices(["ab", "abc", "b", "ca"], k=3000))
     index = QuoteIndex(source, QuoteLimits(least_words=1))
@@ -142,7 +142,7 @@ def test_places_are_sorted_by_their_text() -> None:
     for _ in range(200):
         at = rng.randrange(len(source) - 12)
         part = source[at : at + rng.randint(1, 12)].encode()
-        found = index.narrowed(index.whole, part)
+        found = index.narrow_interval(index.whole, part)
         begins = [place for text, place in naive_places(source) if text.startswith(part)]
         assert sorted(index.starts[found.low : found.high].tolist()) == begins
 
@@ -174,7 +174,7 @@ def our_boundaries(text: str) -> list[int]:
     return [*np.flatnonzero(quote_index._word_starts(classes)).tolist(), len(text)]
 
 
-def test_words_begin_where_unicode_has_them() -> None:
+def test_word_starts_match_unicode_word_break_data() -> None:
     boundaries = official_boundaries()
     assert len(boundaries) > 1_500
     for text, expected in boundaries:
@@ -193,11 +193,11 @@ def test_words_begin_where_unicode_has_them() -> None:
         ("e\u0301a \u200dz", [0, 5]),
     ],
 )
-def test_words_begin(text: str, starts: list[int]) -> None:
+def test_word_starts_of_selected_texts(text: str, starts: list[int]) -> None:
     assert word_starts(text, our_boundaries(text)) == starts
 
 
-def test_texts_that_repeat_have_few_places() -> None:
+def test_repetitive_texts_have_few_index_places() -> None:
     index = QuoteIndex("word " * 100_000)
     assert 0 < len(index.starts) < 400
     assert 0 < len(QuoteIndex("x" * 500_000, QuoteLimits(least_words=1)).starts) < 40
@@ -205,8 +205,8 @@ def test_texts_that_repeat_have_few_places() -> None:
 
 
 @pytest.mark.parametrize("escaped", [False, True])
-def test_a_long_text_is_indexed_in_a_child_and_mapped(
-    quotes: Quotes, escaped: bool, monkeypatch: pytest.MonkeyPatch
+def test_long_text_is_indexed_in_a_child_process(
+    quotes: QuoteManager, escaped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from notso.smollm3.sampling import quotes as module
 
@@ -215,29 +215,29 @@ def test_a_long_text_is_indexed_in_a_child_and_mapped(
     )
     here = quotes.index(source, escaped=escaped)
     monkeypatch.setattr(module, "CHARACTERS_INDEXED_HERE", 1_000)
-    there = Quotes(quotes._tokenizer).index(source, escaped=escaped)
+    there = QuoteManager(quotes._tokenizer).index(source, escaped=escaped)
     assert there.content == here.content and len(here.starts)
     for ours, theirs in zip(here.places, there.places, strict=True):
         assert np.array_equal(ours, theirs) and ours.dtype == theirs.dtype
         assert not theirs.flags.writeable and ours.flags.writeable
     for each in (b"", b"\0" * 16 + b"more", (1 << 40).to_bytes(8, "little") * 2, b"\xff" * 16):
         with pytest.raises(ConfinedWorkError, match="index"):
-            quote_index_child.unpacked(each, 10)
+            quote_index_child.deserialize_places(each, 10)
     monkeypatch.setattr(quote_index_child, "PROGRAM", "raise SystemExit(1)")
-    assert np.array_equal(Quotes(quotes._tokenizer).index(source, escaped=escaped).starts, here.starts), "built here"
+    assert np.array_equal(QuoteManager(quotes._tokenizer).index(source, escaped=escaped).starts, here.starts), (
+        "built here"
+    )
 
 
-def test_a_text_that_is_being_indexed_holds_up_its_own_request_only(
-    demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_indexing_delays_only_its_own_request(demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from notso.smollm3.sampling import quotes as module
 
-    begun, may_end, places_of = threading.Event(), threading.Event(), module.places_of
+    begun, may_end, compute_places = threading.Event(), threading.Event(), module.compute_places
 
     def slow(*given: Any, **more: Any) -> Any:
         begun.set()
         may_end.wait()
-        return places_of(*given, **more)
+        return compute_places(*given, **more)
 
     def ask(source: str) -> str:
         options = RequestOptions(thinking=False, continue_last=True, sources=(QuoteSource(source),))
@@ -245,7 +245,7 @@ def test_a_text_that_is_being_indexed_holds_up_its_own_request_only(
         return demo_engine.submit(messages, SamplingParams(max_tokens=60, stop=("]]",)), options).result().text
 
     monkeypatch.setattr(module, "CHARACTERS_INDEXED_HERE", 1_000)
-    monkeypatch.setattr(module, "places_of", slow)
+    monkeypatch.setattr(module, "compute_places", slow)
     hostile, answers = "word " * 400 + "at the end", list[str]()
     other = threading.Thread(target=lambda: answers.append(ask(hostile)))
     other.start()
@@ -257,7 +257,9 @@ def test_a_text_that_is_being_indexed_holds_up_its_own_request_only(
     assert answers[0] in hostile
 
 
-def test_wide_and_narrow_intervals_agree(quotes: Quotes, demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_and_narrow_intervals_allow_the_same_tokens(
+    quotes: QuoteManager, demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng, drawn = random.Random(4), np.random.default_rng(4)
     source = written(rng, 0, 6_000)
     index = quotes.index(source)
@@ -268,23 +270,25 @@ def test_wide_and_narrow_intervals_agree(quotes: Quotes, demo_engine: Engine, mo
 
         logits = drawn.standard_normal(vocabulary.size).astype(np.float32)
         monkeypatch.setattr(module, "NARROW", 1 << 30)
-        exact = set(module.Quotation(index, vocabulary, lead).continuing(logits).tolist())
+        exact = set(module.Quotation(index, vocabulary, lead).allowed_tokens(logits).tolist())
         monkeypatch.setattr(module, "NARROW", 0)
         monkeypatch.setattr(module, "LIKELIEST", 1 << 30)
-        assert set(module.Quotation(index, vocabulary, lead).continuing(logits).tolist()) == exact
+        assert set(module.Quotation(index, vocabulary, lead).allowed_tokens(logits).tolist()) == exact
 
 
-def test_masks_are_computed_once_a_token(quotes: Quotes, demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_is_computed_once_per_token(
+    quotes: QuoteManager, demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from notso.smollm3.sampling import quotes as module
 
     counted = list[int]()
-    continuing = module.Quotation.continuing
+    allowed_tokens = module.Quotation.allowed_tokens
 
     def count(self: module.Quotation, logits: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
         counted.append(1)
-        return continuing(self, logits)
+        return allowed_tokens(self, logits)
 
-    monkeypatch.setattr(module.Quotation, "continuing", count)
+    monkeypatch.setattr(module.Quotation, "allowed_tokens", count)
     options = RequestOptions(thinking=False, continue_last=True, sources=(QuoteSource("one two three four five"),))
     messages = [Message("user", "Quote"), Message("assistant", "Look: [[1: ")]
     answer = demo_engine.submit(messages, SamplingParams(max_tokens=60, temperature=1, seed=5), options).result()
@@ -293,7 +297,7 @@ def test_masks_are_computed_once_a_token(quotes: Quotes, demo_engine: Engine, mo
     assert 4 <= len(counted) <= answer.usage.completion_tokens
 
 
-def test_marks_need_a_source(quotes: Quotes, demo_engine: Engine) -> None:
+def test_mark_without_a_source_cannot_start_a_quotation(quotes: QuoteManager, demo_engine: Engine) -> None:
     tokenizer = demo_engine.tokenizer
     for started in ("See [[2:", "See [[0:", "See [[1:"):
         held = quotes.output([QuoteSource("a few words that are quoted" * (started == "See [[1:"))], None, started)
@@ -307,7 +311,7 @@ def test_marks_need_a_source(quotes: Quotes, demo_engine: Engine) -> None:
     assert np.isfinite(free.restrict(np.zeros(tokenizer.vocab_size, np.float32), False)).all()
 
 
-def test_sources_must_be_texts() -> None:
+def test_invalid_sources_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="sources"):
         RequestOptions(sources=("text",))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="sources"):
@@ -329,10 +333,14 @@ class CountedLookups(dict[bytes, int]):
 
 
 @pytest.fixture
-def examined(quotes: Quotes, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+def examined(quotes: QuoteManager, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     """Record how much each mask examines: places of a narrow interval, tokens of a wide one, and token lookups."""
     found: dict[str, list[int]] = {"places": [], "tokens": [], "lookups": []}
-    continuations, agreeing, continuing = QuoteIndex.continuations, QuoteIndex.agreeing, Quotation.continuing
+    continuations, matching_tokens, allowed_tokens = (
+        QuoteIndex.continuations,
+        QuoteIndex.matching_tokens,
+        Quotation.allowed_tokens,
+    )
     ids = CountedLookups(quotes.vocabulary.ids)
 
     def count_places(self: QuoteIndex, found_: Interval) -> Any:
@@ -341,23 +349,23 @@ def examined(quotes: Quotes, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[
 
     def count_tokens(self: QuoteIndex, found_: Interval, texts: TokenTexts, among: Any) -> Any:
         found["tokens"].append(len(among))
-        return agreeing(self, found_, texts, among)
+        return matching_tokens(self, found_, texts, among)
 
     def count_lookups(self: Quotation, logits: Any) -> Any:
         ids.count = 0
-        allowed = continuing(self, logits)
+        allowed = allowed_tokens(self, logits)
         found["lookups"].append(ids.count)
         return allowed
 
     monkeypatch.setattr(QuoteIndex, "continuations", count_places)
-    monkeypatch.setattr(QuoteIndex, "agreeing", count_tokens)
-    monkeypatch.setattr(Quotation, "continuing", count_lookups)
+    monkeypatch.setattr(QuoteIndex, "matching_tokens", count_tokens)
+    monkeypatch.setattr(Quotation, "allowed_tokens", count_lookups)
     monkeypatch.setattr(quotes.vocabulary, "ids", ids)
     return found
 
 
 def quote_hostile(
-    quotes: Quotes, tokenizer: Tokenizer, hostile: str, count: int, examined: dict[str, list[int]]
+    quotes: QuoteManager, tokenizer: Tokenizer, hostile: str, count: int, examined: dict[str, list[int]]
 ) -> None:
     drawn = np.random.default_rng(8)
     for at in range(count):
@@ -381,16 +389,16 @@ def quote_hostile(
         "".join(random.Random(9).choices("abcdefghijklmnop", k=400_000)),
     ],
 )
-def test_a_hostile_text_costs_no_more_per_token(
-    quotes: Quotes, demo_engine: Engine, hostile: str, examined: dict[str, list[int]]
+def test_hostile_text_does_not_increase_work_per_token(
+    quotes: QuoteManager, demo_engine: Engine, hostile: str, examined: dict[str, list[int]]
 ) -> None:
     quote_hostile(quotes, demo_engine.tokenizer, hostile, 3, examined)
 
 
 @pytest.mark.long("quotes")
 @pytest.mark.parametrize("kind", ["repeated", "unbroken", "random", "marked"])
-def test_the_largest_hostile_texts_cost_no_more_per_token(
-    quotes: Quotes, demo_engine: Engine, kind: str, examined: dict[str, list[int]]
+def test_largest_hostile_texts_do_not_increase_work_per_token(
+    quotes: QuoteManager, demo_engine: Engine, kind: str, examined: dict[str, list[int]]
 ) -> None:
     hostile = {
         "repeated": lambda: "word " * 1_000_000,
@@ -431,18 +439,18 @@ def compare_batch_with_alone(count: int, seed: int) -> None:
             assert answer.stop == "]]" and answer.logprobs
             source, words = options.sources[int(messages[-1].content[2]) - 1].text, answer.text
             check(source, words)
-            place = place_of(source, words)
-            assert place is not None and source[slice(*place)] == words and agrees(source, *place, words)
+            place = locate_quote(source, words)
+            assert place is not None and source[slice(*place)] == words and matches_when_folded(source, *place, words)
             alone = engine.submit(messages, params, options).result()
             assert (alone.text, alone.logprobs) == (words, answer.logprobs)
 
 
 @pytest.mark.usefixtures("own_kernels")
-def test_together_as_alone() -> None:
+def test_concurrent_quotations_equal_single_ones() -> None:
     compare_batch_with_alone(20, 6)
 
 
 @pytest.mark.long("quotes")
 @pytest.mark.usefixtures("own_kernels")
-def test_many_together_as_alone() -> None:
+def test_many_concurrent_quotations_equal_single_ones() -> None:
     compare_batch_with_alone(QUOTES, 7)

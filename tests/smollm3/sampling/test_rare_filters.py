@@ -64,7 +64,7 @@ def slow_left(weights: list[float], params: SamplingParams, crossed: bool) -> li
     ),
     crossed=st.booleans(),
 )
-def test_what_is_left_is_what_the_slow_twin_leaves(
+def test_remaining_tokens_match_the_reference_implementation(
     exponents: list[int], options: dict[str, Any], crossed: bool
 ) -> None:
     weights = np.exp(-np.array(exponents, np.float32) / 4)
@@ -93,7 +93,7 @@ def _has_close_deviations(weights: list[float], params: SamplingParams, ids: np.
     return any(b - a < EDGE for a, b in itertools.pairwise(deviations))
 
 
-def test_top_choices_are_taken_away_but_for_the_last() -> None:
+def test_xtc_removes_all_top_choices_except_the_last() -> None:
     """From llama.cpp's tests/test-sampling.cpp: 0.4, 0.3, 0.2, 0.1 with thresholds of about 0.1, 0.2, 0.3 and above."""
     shares = np.array([0.4, 0.3, 0.2, 0.1], np.float32)
     assert last_of_top_choices(shares, 0.09) == 3
@@ -103,7 +103,7 @@ def test_top_choices_are_taken_away_but_for_the_last() -> None:
     assert last_of_top_choices(shares, 0.6) == 0
 
 
-def test_typical_tokens_are_those_of_the_expected_surprise() -> None:
+def test_typical_p_keeps_tokens_near_the_entropy() -> None:
     """From llama.cpp's tests/test-sampling.cpp: with 0.97 and three times 0.01, half of the mass is the first token
     alone; with 0.4, 0.2, 0.2, 0.2, it is the three tokens near the entropy."""
     likely = np.array([0.97, 0.01, 0.01, 0.01], np.float32)
@@ -121,7 +121,7 @@ def test_typical_tokens_are_those_of_the_expected_surprise() -> None:
         {"typical_p": 0.7, "xtc_probability": 0.4, "top_k": 12, "top_p": 0.9},
     ],
 )
-def test_frequencies_are_the_probabilities(options: dict[str, Any]) -> None:
+def test_sampled_frequencies_match_the_probabilities(options: dict[str, Any]) -> None:
     """Chi-square over 8,000 draws with fixed seeds. XTC's decision and the drawn token are independent."""
     logits = np.random.default_rng(5).normal(0, 1.5, 30).astype(np.float32)
     params = SamplingParams(temperature=1.0, **options)
@@ -139,7 +139,7 @@ def test_frequencies_are_the_probabilities(options: dict[str, Any]) -> None:
     assert distance < 2 * len(common) + 30
 
 
-def test_a_draw_depends_on_seed_and_place_alone() -> None:
+def test_draw_depends_only_on_seed_and_position() -> None:
     logits = np.random.default_rng(1).normal(0, 2, 500).astype(np.float32)
     params = SamplingParams(xtc_probability=0.5, typical_p=0.9)
     one, other = Sampler(params, 3), Sampler(params, 3)
@@ -157,7 +157,7 @@ def test_masked_tokens_stay_masked() -> None:
     assert {sampler.sample(logits, [7, 8, 7, 8, 7, 8], position) for position in range(200)} <= {7, 8}
 
 
-def test_who_asks_for_neither_goes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_filters_are_skipped_at_default_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notso.smollm3.sampling.sampler.apply_filters", None)
     logits = np.random.default_rng(2).normal(0, 2, 500).astype(np.float32)
     params = SamplingParams(typical_p=1.0, xtc_probability=0.0, xtc_threshold=0.3, dry_penalty_last_n=0)

@@ -69,7 +69,9 @@ PARAMS = st.fixed_dictionaries(
 
 @settings(max_examples=500)
 @given(values=LOGITS, options=PARAMS, data=st.data())
-def test_tokens_come_from_what_the_slow_twin_leaves(values: list[float], options: dict[str, Any], data: Any) -> None:
+def test_sampled_tokens_are_allowed_by_the_reference_implementation(
+    values: list[float], options: dict[str, Any], data: Any
+) -> None:
     logits = np.array(values, dtype=np.float32)
     tokens = st.integers(0, len(values) - 1)
     history = data.draw(st.lists(tokens, max_size=30))
@@ -106,7 +108,7 @@ def test_tokens_come_from_what_the_slow_twin_leaves(values: list[float], options
         {"temperature": 1.0, "logit_bias": {3: 2.0, 7: -100.0}},
     ],
 )
-def test_frequencies_are_the_probabilities(options: dict[str, Any]) -> None:
+def test_sampled_frequencies_match_the_probabilities(options: dict[str, Any]) -> None:
     """Chi-square over 8,000 draws with fixed seeds; a correct sampler is below the limit with 99.9 % probability."""
     logits = np.random.default_rng(5).normal(0, 1.5, 30).astype(np.float32)
     history = [1, 2, 2, 9, 9, 9]
@@ -122,7 +124,7 @@ def test_frequencies_are_the_probabilities(options: dict[str, Any]) -> None:
     assert square < freedom + 3.1 * math.sqrt(2 * freedom) + 7
 
 
-def test_the_draw_belongs_to_seed_and_position_alone() -> None:
+def test_draw_depends_only_on_seed_and_position() -> None:
     logits = np.zeros(1000, dtype=np.float32)
     params = SamplingParams(temperature=1.0, top_p=1.0)
     forwards = [Sampler(params, 42).sample(logits, [], position) for position in range(50)]
@@ -148,13 +150,13 @@ def philox(key: int, counter: int) -> int:
 
 
 @pytest.mark.parametrize("position", [0, 1, 2**20, 2**63 - 1])
-def test_its_numbers_are_those_of_numpy(position: int) -> None:
+def test_random_numbers_match_numpy_philox(position: int) -> None:
     for seed in (0, 5, 2**64 - 1):
         bits = np.random.Philox(key=seed, counter=position).random_raw()  # increments the counter before it draws
         assert Sampler(SamplingParams(), seed)._uniform(position) == float(bits >> 11) * 2.0**-53
 
 
-def test_the_same_seed_draws_the_same_for_years() -> None:
+def test_draws_of_a_seed_are_stable_across_versions() -> None:
     """Draws are defined by a published function, so library updates do not change them."""
     logits = np.zeros(10_000, dtype=np.float32)
     sampler = Sampler(SamplingParams(temperature=1.0, top_p=1.0), 2026)
@@ -192,7 +194,7 @@ def plain_sample(logits: Floats, params: SamplingParams, history: list[int], uni
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_not_weighed_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortcuts_give_the_same_token_as_the_full_computation(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token is exactly that of the formula, with ties, biases that change the maximum, excluded tokens, and NaN."""
     random = np.random.default_rng(seed)
     told = Counter[bool]()
@@ -245,7 +247,7 @@ def test_what_is_not_weighed_changes_nothing(seed: int, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("faint", [1e-13, 1e-8, 3e-10, 3e-8, 5e-8, 1e-6])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9995}, {"top_k": 1200}, {"top_p": 1.0, "min_p": 2e-8}])
-def test_many_faint_tokens_move_the_end_of_the_nucleus(
+def test_nucleus_end_accounts_for_many_unlikely_tokens(
     faint: float, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a thousand tokens with a small weight, one is the last of the nucleus; many more weigh almost nothing. The
@@ -262,7 +264,7 @@ def test_many_faint_tokens_move_the_end_of_the_nucleus(
         assert Sampler(params, 1).sample(logits, [], 0) == plain_sample(logits, params, [], last)
 
 
-def test_greedy_takes_the_lowest_of_equals() -> None:
+def test_greedy_sampling_picks_the_lowest_id_of_equal_logits() -> None:
     logits = np.array([1, 3, 2, 3, 3], dtype=np.float32)
     assert Sampler(SamplingParams(temperature=0), 1).sample(logits, [], 0) == 1
     assert Sampler(SamplingParams(temperature=1e-6), 1).sample(logits, [], 0) == 1
@@ -273,14 +275,14 @@ def test_greedy_takes_the_lowest_of_equals() -> None:
 
 
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0, "top_p": 1.0}])
-def test_filters_at_their_narrowest_leave_the_likeliest(options: dict[str, Any]) -> None:
+def test_narrowest_filters_leave_only_the_likeliest_token(options: dict[str, Any]) -> None:
     logits = np.random.default_rng(3).normal(0, 1, 5000).astype(np.float32)
     sampler = Sampler(SamplingParams(temperature=2.0, **options), 9)
     assert {sampler.sample(logits, [], position) for position in range(200)} == {int(logits.argmax())}
 
 
 @pytest.mark.parametrize("options", [{"top_k": 3, "top_p": 1.0}, {"top_p": 0.3 - 1e-6}, {"top_k": 3, "top_p": 0.999}])
-def test_equals_are_cut_by_id(options: dict[str, Any]) -> None:
+def test_equal_tokens_are_cut_by_id(options: dict[str, Any]) -> None:
     """Ten equal tokens are reduced to three: those with the lowest ids, with equal probabilities."""
     logits = np.full(10, 1.5, dtype=np.float32)
     sampler = Sampler(SamplingParams(temperature=1.0, **options), 4)
@@ -290,7 +292,7 @@ def test_equals_are_cut_by_id(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_k": 4}, {"top_p": 1.0, "temperature": 2.0}])
-def test_minus_infinity_rules_a_token_out(options: dict[str, Any]) -> None:
+def test_token_with_logit_minus_infinity_is_never_sampled(options: dict[str, Any]) -> None:
     logits = np.full(300, -np.inf, dtype=np.float32)
     logits[77] = -40
     for params in (SamplingParams(**options), SamplingParams(**options, repetition_penalty=1.5, logit_bias={5: 100})):
@@ -303,7 +305,7 @@ def test_minus_infinity_rules_a_token_out(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"repetition_penalty": 1.1}, {"top_k": 1}])
-def test_logits_that_are_no_numbers_are_an_engine_error(bad: float, options: dict[str, Any]) -> None:
+def test_nonfinite_logits_raise_engine_error(bad: float, options: dict[str, Any]) -> None:
     for place in (0, 57, 99):
         logits = np.zeros(100, dtype=np.float32)
         logits[place] = bad
@@ -321,7 +323,7 @@ def test_huge_logits_and_tiny_temperatures_do_not_overflow() -> None:
     assert Sampler(SamplingParams(temperature=1.0, repetition_penalty=0.5), 1).sample(logits, [3], 0) == 1
 
 
-def test_penalties_look_at_their_window() -> None:
+def test_penalties_apply_to_their_window() -> None:
     logits = np.array([2.0, 1.0, 0.0], dtype=np.float32)
 
     def greedy(history: Any, **options: Any) -> int:
@@ -338,7 +340,7 @@ def test_penalties_look_at_their_window() -> None:
     assert greedy([], repetition_penalty=2.5, presence_penalty=2, frequency_penalty=2) == 0
 
 
-def test_a_bias_beyond_the_vocabulary_is_refused() -> None:
+def test_logit_bias_beyond_the_vocabulary_is_refused() -> None:
     params = SamplingParams(logit_bias={10: 1.0})
     with pytest.raises(InvalidRequestError, match="below 10") as raised:
         Sampler(params, 1, vocab_size=10)
@@ -348,7 +350,7 @@ def test_a_bias_beyond_the_vocabulary_is_refused() -> None:
     assert Sampler(params, 1, vocab_size=11).sample(np.zeros(11, dtype=np.float32), [], 0) in range(11)
 
 
-def test_plain_argmax_is_known_as_such() -> None:
+def test_is_plain_argmax_requires_unmodified_greedy_sampling() -> None:
     assert Sampler(SamplingParams(temperature=0), 1).is_plain_argmax
     assert not Sampler(SamplingParams(), 1).is_plain_argmax
     assert not Sampler(SamplingParams(temperature=0, logit_bias={1: 1.0}), 1).is_plain_argmax
@@ -357,7 +359,7 @@ def test_plain_argmax_is_known_as_such() -> None:
 
 @settings(max_examples=100)
 @given(values=LOGITS)
-def test_log_probabilities_are_those_of_the_model(values: list[float]) -> None:
+def test_log_probabilities_match_float64_log_softmax(values: list[float]) -> None:
     logits = np.array(values, dtype=np.float32)
     found = log_probabilities(logits)
     exact = logits.astype(np.float64)
@@ -369,7 +371,7 @@ def test_log_probabilities_are_those_of_the_model(values: list[float]) -> None:
     assert likeliest(found, 5) == sorted(range(len(values)), key=lambda token: (-found[token], token))[:5]
 
 
-def test_log_probabilities_at_the_edges() -> None:
+def test_log_probabilities_of_edge_cases() -> None:
     logits = np.array([0, -np.inf, 0, 0], dtype=np.float32)
     assert log_probabilities(logits).tolist() == pytest.approx([-math.log(3), -math.inf, -math.log(3), -math.log(3)])
     assert likeliest(logits, 2) == [0, 2]
@@ -391,7 +393,7 @@ def _best_ms(sampler: Sampler, logits: Floats) -> float:
     return best * 1000
 
 
-def test_it_is_quick_on_the_whole_vocabulary() -> None:
+def test_sampling_the_full_vocabulary_is_fast() -> None:
     """On the reference machine, about 0.01 ms for greedy sampling, and 0.1 ms with the default settings."""
     logits = np.random.default_rng(0).normal(0, 2.5, VOCABULARY).astype(np.float32)
     logits[:40] += 15

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.grammar import Grammars, answer_part
+from notso.smollm3.sampling.grammar import GrammarCompiler, grammar_part
 from notso.smollm3.sampling.schemas.json_schema import EnforcedSchema, enforced_schema
 from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -147,17 +147,17 @@ NARROWER: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def grammars(small_tokenizer: Tokenizer) -> Grammars:
-    return Grammars(small_tokenizer)
+def grammars(small_tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(small_tokenizer)
 
 
-def takes(grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], value: Any) -> bool:
+def takes(grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], value: Any) -> bool:
     """Return whether an answer may be this value, with its properties in any order."""
     source = Grammar("json_schema", json.dumps(schema))
     orders = [dict(each) for each in itertools.permutations(value.items())] if isinstance(value, dict) else [value]
     for order in orders:
-        matcher = grammars.matcher([answer_part(source)], "grammar")
-        if matcher.takes_all(tokenizer.encode(json.dumps(order))) and matcher.may_end:
+        matcher = grammars.matcher([grammar_part(source)], "grammar")
+        if matcher.try_consume_all(tokenizer.encode(json.dumps(order))) and matcher.may_end:
             return True
     return False
 
@@ -171,8 +171,8 @@ def valid(schema: dict[str, Any], value: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_what_is_valid_may_be_written_and_nothing_else(
-    grammars: Grammars, small_tokenizer: Tokenizer, name: str
+def test_grammar_accepts_exactly_the_valid_values(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, name: str
 ) -> None:
     schema = EXACT[name]
     for value in VALUES:
@@ -181,7 +181,7 @@ def test_what_is_valid_may_be_written_and_nothing_else(
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_a_few_values_of_each_kind(grammars: Grammars, small_tokenizer: Tokenizer, name: str) -> None:
+def test_a_few_values_of_each_kind(grammars: GrammarCompiler, small_tokenizer: Tokenizer, name: str) -> None:
     """Four valid and four other values of every schema, because the test above runs for only a third of them by
     default."""
     schema = EXACT[name]
@@ -193,14 +193,16 @@ def test_a_few_values_of_each_kind(grammars: Grammars, small_tokenizer: Tokenize
 
 
 @pytest.mark.parametrize("name", NARROWER)
-def test_what_is_narrower_is_never_wrong(grammars: Grammars, small_tokenizer: Tokenizer, name: str) -> None:
+def test_narrower_grammars_accept_only_valid_values(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, name: str
+) -> None:
     schema = NARROWER[name]
     taken = [value for value in VALUES if takes(grammars, small_tokenizer, schema, value)]
     assert len(taken) > 2
     assert all(valid(schema, value) for value in taken)
 
 
-def test_what_says_nothing_about_values_is_named() -> None:
+def test_keywords_without_effect_are_reported() -> None:
     schema = {
         "title": "described",
         "x-order": 3,
@@ -228,10 +230,10 @@ def test_what_says_nothing_about_values_is_named() -> None:
         ({"properties": {f"p{n}": {} for n in range(40)}, "minProperties": 20, "type": "object"}, "minProperties"),
     ],
 )
-def test_a_hostile_schema_is_refused_soon(grammars: Grammars, schema: dict[str, Any], told: str) -> None:
+def test_hostile_schemas_are_refused(grammars: GrammarCompiler, schema: dict[str, Any], told: str) -> None:
     """Rejected by counting, without measuring time: each grows faster than its length."""
     with pytest.raises(InvalidRequestError, match=told):
-        grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
+        grammars.matcher([grammar_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
 
 
 @pytest.mark.parametrize(
@@ -267,13 +269,13 @@ def test_a_hostile_schema_is_refused_soon(grammars: Grammars, schema: dict[str, 
         {"minProperties": 1.5},
     ],
 )
-def test_what_is_no_schema_is_refused(grammars: Grammars, schema: dict[str, Any]) -> None:
+def test_invalid_schemas_are_refused(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
-        grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
+        grammars.matcher([grammar_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
 
 
-def test_options_are_told_apart_as_they_are_and_not_as_they_are_closed(
-    grammars: Grammars, small_tokenizer: Tokenizer
+def test_one_of_options_are_compared_before_objects_are_closed(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer
 ) -> None:
     """Options are compared before they are closed: values with `x` match the second option, too, so they match both."""
     schema = {"oneOf": [{"required": ["a", "x"]}, {"required": ["a"], "properties": {"a": {"multipleOf": 3}}}]}
@@ -281,13 +283,13 @@ def test_options_are_told_apart_as_they_are_and_not_as_they_are_closed(
     assert not takes(grammars, small_tokenizer, schema, {"a": 3, "x": 1})
 
 
-def test_overlapping_options_are_refused_by_their_place() -> None:
+def test_overlapping_one_of_options_are_refused_by_pointer() -> None:
     overlapping = {"oneOf": [{"format": "uri"}, {"enum": ["."]}]}
     with pytest.raises(InvalidRequestError, match="several options of /properties/p/oneOf may match the same value"):
         enforced_schema({"properties": {"p": overlapping}}, "grammar")
 
 
-def test_cases_that_multiply_are_refused_before_they_are_made() -> None:
+def test_exponential_schemas_are_refused_with_bounded_memory() -> None:
     names = {f"p{n}": {} for n in range(2_000)}
     either = [{"anyOf": [{}, {}]}] * 15
     schema = {"allOf": [{"properties": names, "allOf": either}], "unevaluatedProperties": False}
@@ -299,7 +301,7 @@ def test_cases_that_multiply_are_refused_before_they_are_made() -> None:
     assert peak < 64 * 2**20
 
 
-def test_patterns_beyond_the_limit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pattern_count_limit_is_checked_before_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a thousand of them took seconds before they were rejected."""
     read: list[str] = []
     monkeypatch.setattr(SchemaRewriter, "_pattern", lambda self, name, path: read.append(name) or name)

@@ -13,7 +13,7 @@ import pytest
 
 from notso.smollm3 import Engine, Event, InvalidRequestError, Message, RequestOptions, SamplingParams
 from notso.smollm3.output.tool_parser import ToolCallParser
-from notso.smollm3.sampling.grammar import Grammars
+from notso.smollm3.sampling.grammar import GrammarCompiler
 from notso.smollm3.sampling.structured_output import CALL_TAG, StructuredOutput, structured_output_for
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import ToolCall
@@ -32,11 +32,11 @@ WEATHER = [Message("user", "What is the weather in Paris?")]
 
 
 @pytest.fixture(scope="module")
-def grammars(small_tokenizer: Tokenizer) -> Grammars:
-    return Grammars(small_tokenizer)
+def grammars(small_tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(small_tokenizer)
 
 
-def guide_of(tokenizer: Tokenizer, grammars: Grammars, begun: str = "", **options: Any) -> StructuredOutput:
+def guide_of(tokenizer: Tokenizer, grammars: GrammarCompiler, begun: str = "", **options: Any) -> StructuredOutput:
     asked = RequestOptions(**{"tools": TOOLS, "strict_tools": ("weather",), **options})
     structured_output = structured_output_for(asked, tokenizer, grammars, may_think=False, started=begun)
     assert structured_output is not None
@@ -57,7 +57,7 @@ def write(
         logits[sorted(tokenizer.special_ids)] = -20
         weigh(logits)
         token = int(structured_output.restrict(logits, in_reasoning=False).argmax())
-        assert not structured_output.take(token, in_reasoning=False) and not structured_output.is_over
+        assert not structured_output.consume(token, in_reasoning=False) and not structured_output.is_over
         written += tokenizer.token_bytes(token)
     return written.decode(errors="replace")
 
@@ -73,7 +73,9 @@ def found_calls(written: str, seed: int) -> list[ToolCall]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_is_drawn_a_call_follows_its_tool(grammars: Grammars, small_tokenizer: Tokenizer, seed: int) -> None:
+def test_random_calls_follow_the_strict_tool_schema(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, seed: int
+) -> None:
     """Text is unconstrained; then a call is opened, repeatedly."""
     structured_output, turn = guide_of(small_tokenizer, grammars), iter(range(10_000))
 
@@ -92,7 +94,7 @@ def test_whatever_is_drawn_a_call_follows_its_tool(grammars: Grammars, small_tok
             jsonschema.validate(arguments, PLACE)
 
 
-def test_text_is_left_as_it_is(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_text_outside_calls_is_unconstrained(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     structured_output = guide_of(small_tokenizer, grammars)
     logits = np.random.default_rng(1).standard_normal(small_tokenizer.vocab_size).astype(np.float32)
     assert structured_output.restrict(logits, in_reasoning=False) is logits
@@ -100,16 +102,18 @@ def test_text_is_left_as_it_is(grammars: Grammars, small_tokenizer: Tokenizer) -
     assert not structured_output.has_grammar
     opening = small_tokenizer.tool_call_open_id
     assert opening is not None
-    structured_output.take(opening, in_reasoning=True)  # reasoning may contain the tag
+    structured_output.consume(opening, in_reasoning=True)  # reasoning may contain the tag
     assert structured_output.restrict(logits, in_reasoning=False) is logits
 
 
 @pytest.mark.parametrize("cut", range(1, len(CALL_TAG)))
-def test_a_tag_spelt_out_is_never_finished(grammars: Grammars, small_tokenizer: Tokenizer, cut: int) -> None:
+def test_call_tag_in_plain_text_cannot_be_completed(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, cut: int
+) -> None:
     """It would open a call without constraints."""
     structured_output = guide_of(small_tokenizer, grammars)
     for byte in ("x<" + CALL_TAG[:cut]).encode():
-        structured_output.take(small_tokenizer.encode(chr(byte))[0], in_reasoning=False)
+        structured_output.consume(small_tokenizer.encode(chr(byte))[0], in_reasoning=False)
     left = structured_output.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), in_reasoning=False)
     for token in range(small_tokenizer.vocab_size):
         finishes = small_tokenizer.token_bytes(token).startswith(CALL_TAG[cut:].encode())
@@ -117,7 +121,7 @@ def test_a_tag_spelt_out_is_never_finished(grammars: Grammars, small_tokenizer: 
             assert bool(left[token] == -np.inf) == finishes
 
 
-def test_more_of_a_call_goes_on_with_its_tool(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_continued_call_follows_the_schema_of_its_tool(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     begun = 'Well\n<tool_call>\n{"name": "weather", "arguments": {"city": "B'
     structured_output = guide_of(small_tokenizer, grammars, begun)
     left = structured_output.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), in_reasoning=False)
@@ -132,16 +136,18 @@ def test_more_of_a_call_goes_on_with_its_tool(grammars: Grammars, small_tokenize
     assert over.restrict(logits, in_reasoning=False) is logits
 
 
-def test_what_cannot_be_held_is_refused_at_once(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_unenforceable_strict_parameters_are_refused(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     odd = [{"type": "function", "function": {"name": "weather", "parameters": {"not": {"pattern": "a"}}}}]
     with pytest.raises(InvalidRequestError, match="the parameters of weather cannot be enforced") as caught:
         guide_of(small_tokenizer, grammars, tools=odd)
     assert caught.value.param == "tools"
-    assert guide_of(small_tokenizer, grammars, tools=odd, strict_tools=()).holds_calls  # only the name is constrained
+    assert guide_of(
+        small_tokenizer, grammars, tools=odd, strict_tools=()
+    ).constrains_tool_calls  # only the name is constrained
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_only_offered_tools_are_called(grammars: Grammars, small_tokenizer: Tokenizer, seed: int) -> None:
+def test_only_offered_tools_are_called(grammars: GrammarCompiler, small_tokenizer: Tokenizer, seed: int) -> None:
     """The model repeatedly opens calls, and its preferred tokens would give invalid ones."""
     structured_output, turn = guide_of(small_tokenizer, grammars, strict_tools=()), iter(range(10_000))
 
@@ -155,7 +161,7 @@ def test_only_offered_tools_are_called(grammars: Grammars, small_tokenizer: Toke
     assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
 
 
-def test_a_call_to_a_tool_that_is_not_offered_is_text() -> None:
+def test_call_to_an_unknown_tool_is_text() -> None:
     """This model has no token for calls, so names cannot be constrained."""
     written = '<tool_call>\n{"name": "note", "arguments": {}}\n</tool_call>'
     for offered, is_call in ((None, True), ({"note"}, True), ({"weather"}, False), (set(), False)):
@@ -164,13 +170,15 @@ def test_a_call_to_a_tool_that_is_not_offered_is_text() -> None:
         assert is_call or pieces == [written]
 
 
-def test_a_begun_call_to_another_tool_goes_on_freely(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_continued_call_to_an_unknown_tool_is_unconstrained(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer
+) -> None:
     structured_output = guide_of(small_tokenizer, grammars, 'Well\n<tool_call>\n{"name": "x', strict_tools=())
     logits = np.zeros(small_tokenizer.vocab_size, np.float32)
     assert structured_output.restrict(logits, in_reasoning=False) is logits
 
 
-def test_the_engine_holds_them_and_text_stays_the_same(demo_engine: Engine) -> None:
+def test_engine_enforces_strict_tools_without_changing_text(demo_engine: Engine) -> None:
     params = SamplingParams(max_tokens=300, temperature=0)
 
     def events(question: str, **options: Any) -> list[Event]:

@@ -129,7 +129,7 @@ def asked_at_random(count: int) -> list[tuple[list[Message], SamplingParams, dic
     return asked
 
 
-def test_it_fits_its_schema_or_was_cut_for_its_length(demo_engine: Engine) -> None:
+def test_answer_matches_its_schema_or_hits_the_length_limit(demo_engine: Engine) -> None:
     generations = [
         demo_engine.submit(messages, params, RequestOptions(grammar=SCHEMA, **options))
         for messages, params, options in asked_at_random(50)
@@ -145,7 +145,7 @@ def test_it_fits_its_schema_or_was_cut_for_its_length(demo_engine: Engine) -> No
     assert complete >= 20
 
 
-def test_a_required_call_is_one_with_valid_arguments(demo_engine: Engine) -> None:
+def test_required_calls_have_valid_arguments(demo_engine: Engine) -> None:
     """In every case: one or several calls, of any tool or of a named one."""
     chance = random.Random(8)
     started = []
@@ -173,7 +173,7 @@ def test_a_required_call_is_one_with_valid_arguments(demo_engine: Engine) -> Non
     assert called >= 15
 
 
-def test_guesses_change_nothing() -> None:
+def test_speculation_does_not_change_structured_answers() -> None:
     """The tokens are the same with and without speculation, alone and concurrently."""
     again = [Message("user", 'Say again: {"name": "a", "age": 7, "tags": []} {"name": "a", "age": 7, "tags": []}')]
     results = set()
@@ -190,7 +190,7 @@ def test_guesses_change_nothing() -> None:
     assert len(results) == 4
 
 
-def test_an_answer_that_had_to_leave_goes_on_in_its_grammar() -> None:
+def test_preempted_answer_continues_in_its_grammar() -> None:
     """Background answers are preempted by urgent ones, and continue afterwards."""
     with Engine.load(context_tokens=512, max_num_seqs=1) as engine:
         expected = text(list(engine.generate(SUM, GREEDY, RequestOptions(grammar=SCHEMA))))
@@ -206,14 +206,14 @@ def test_an_answer_that_had_to_leave_goes_on_in_its_grammar() -> None:
         assert "queued" not in kinds[kinds.index("reasoning") :]
 
 
-def test_it_thinks_first_and_then_fits(demo_engine: Engine) -> None:
+def test_grammar_applies_after_unchanged_reasoning(demo_engine: Engine) -> None:
     free = list(demo_engine.generate(SUM, GREEDY))
     events = list(demo_engine.generate(SUM, GREEDY, RequestOptions(grammar=SCHEMA)))
     assert text(events, "reasoning") == text(free, "reasoning") != ""
     assert is_person(json.loads(text(events)))
 
 
-def test_the_end_within_a_thought_waits_for_the_answer(demo_engine: Engine) -> None:
+def test_end_tokens_are_not_allowed_before_the_answer_begins(demo_engine: Engine) -> None:
     """An end token is not allowed before the answer has begun, because it would end an empty answer."""
     ends = dict.fromkeys(demo_engine.tokenizer.end_ids, 100.0)
     params = SamplingParams(max_tokens=400, temperature=0, logit_bias=ends, thinking_budget=30)
@@ -223,7 +223,7 @@ def test_the_end_within_a_thought_waits_for_the_answer(demo_engine: Engine) -> N
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_the_text_is_all_of_it_whatever_it_looks_like(demo_engine: Engine, thinking: bool) -> None:
+def test_tags_and_newlines_of_a_grammar_belong_to_the_text(demo_engine: Engine, thinking: bool) -> None:
     """Leading newlines and tags in ordinary text belong to the answer here."""
     expression = r"\n\n<think>[0-9]{3}</think><tool_call>\{"
     opening = demo_engine.tokenizer.tool_call_open_id
@@ -235,7 +235,7 @@ def test_the_text_is_all_of_it_whatever_it_looks_like(demo_engine: Engine, think
     assert events[-1].finish_reason == "stop"
 
 
-def test_the_end_of_the_grammar_is_the_end(demo_engine: Engine) -> None:
+def test_answer_ends_when_the_grammar_is_complete(demo_engine: Engine) -> None:
     events = list(
         demo_engine.generate(
             SUM, GREEDY, RequestOptions(grammar=Grammar("lark", 'start: "yes" | "no"'), thinking=False)
@@ -246,7 +246,7 @@ def test_the_end_of_the_grammar_is_the_end(demo_engine: Engine) -> None:
     assert usage is not None and usage.completion_tokens <= 4
 
 
-def test_a_stop_string_still_stops(demo_engine: Engine) -> None:
+def test_stop_string_ends_a_structured_answer(demo_engine: Engine) -> None:
     params = SamplingParams(max_tokens=300, temperature=0, stop=('"age',))
     events = list(demo_engine.generate(SUM, params, RequestOptions(grammar=SCHEMA, thinking=False)))
     assert text(events).startswith('{"name"') and '"age' not in text(events)
@@ -260,7 +260,7 @@ def test_text_prompts_follow_a_grammar(demo_engine: Engine) -> None:
     assert re.fullmatch(r" \d+, \d+\.", text(events))
 
 
-def test_with_tools_it_calls_or_fits(demo_engine: Engine) -> None:
+def test_answer_with_tools_and_schema_is_a_call_or_matches(demo_engine: Engine) -> None:
     events = list(demo_engine.generate(WEATHER, GREEDY, RequestOptions(tools=TOOLS, grammar=SCHEMA)))
     assert [call.name for call in calls(events)] == ["get_weather"]
     assert events[-1].finish_reason == "tool_calls"
@@ -270,7 +270,7 @@ def test_with_tools_it_calls_or_fits(demo_engine: Engine) -> None:
     assert is_person(json.loads(text(kept)))
 
 
-def test_more_of_an_answer_follows_its_grammar(demo_engine: Engine) -> None:
+def test_continued_answer_follows_its_grammar(demo_engine: Engine) -> None:
     started = '{"name": "Bob", "ag'
     messages = [*SUM, Message("assistant", started)]
     events = list(
@@ -291,7 +291,7 @@ def test_more_of_an_answer_follows_its_grammar(demo_engine: Engine) -> None:
 # ---------------------------------------------------------------- tools
 
 
-def test_none_keeps_the_tools_in_the_prompt_and_calls_none(demo_engine: Engine) -> None:
+def test_tool_choice_none_keeps_the_prompt_and_makes_no_calls(demo_engine: Engine) -> None:
     """The prompt stays the same, so that its cached blocks are reused."""
     auto = list(demo_engine.generate(WEATHER, GREEDY, RequestOptions(tools=TOOLS)))
     assert [call.name for call in calls(auto)] == ["get_weather"]
@@ -312,14 +312,16 @@ def test_none_keeps_the_tools_in_the_prompt_and_calls_none(demo_engine: Engine) 
     )
 
 
-def test_a_vocabulary_without_calls_can_be_asked_for_none(demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_call_is_refused_without_a_tool_call_token(
+    demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(demo_engine.tokenizer, "tool_call_open_id", None)
     with pytest.raises(InvalidRequestError, match="no token that begins a tool call") as refused:
         demo_engine.submit(WEATHER, GREEDY, RequestOptions(tools=TOOLS, tool_choice="required"))
     assert refused.value.param == "tool_choice"
 
 
-def test_one_call_and_no_more(demo_engine: Engine) -> None:
+def test_parallel_tool_calls_false_allows_a_single_call(demo_engine: Engine) -> None:
     """Without a grammar too, and nothing after it shows."""
     several = demo_engine.submit(WEATHER, GREEDY, RequestOptions(tools=TOOLS, parallel_tool_calls=False))
     events = list(several.events())
@@ -355,7 +357,7 @@ def test_one_call_and_no_more(demo_engine: Engine) -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused_by_name(demo_engine: Engine, options: dict[str, Any], param: str) -> None:
+def test_invalid_options_are_refused_by_name(demo_engine: Engine, options: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         demo_engine.submit(SUM, options=RequestOptions(**options))
     assert caught.value.param == param
@@ -363,9 +365,7 @@ def test_what_makes_no_sense_is_refused_by_name(demo_engine: Engine, options: di
 
 @pytest.mark.parametrize("prompt", ["text", [1, 2, 3]], ids=["text", "ids"])
 @pytest.mark.parametrize("option", [{"continue_last": True}, {"when_full": "drop_oldest"}, {"tools": TOOLS}])
-def test_a_prompt_as_it_is_has_no_use_for_what_messages_have(
-    demo_engine: Engine, prompt: Any, option: dict[str, Any]
-) -> None:
+def test_plain_prompts_refuse_options_of_messages(demo_engine: Engine, prompt: Any, option: dict[str, Any]) -> None:
     if isinstance(prompt, list) and "tools" in option:
         assert list(
             demo_engine.generate(prompt, SamplingParams(max_tokens=2), RequestOptions(**option))
@@ -376,7 +376,7 @@ def test_a_prompt_as_it_is_has_no_use_for_what_messages_have(
     assert caught.value.param in option
 
 
-def test_thoughts_that_may_not_be_continued_are_no_beginning(demo_engine: Engine) -> None:
+def test_prefilled_reasoning_is_dropped_without_thinking(demo_engine: Engine) -> None:
     """Without reasoning mode, the prefilled reasoning is dropped, and the answer starts from the beginning."""
     messages = [*SUM, Message("assistant", "", reasoning_content="hm")]
     fresh = demo_engine._request(SUM, GREEDY, RequestOptions(thinking=False))
@@ -389,7 +389,7 @@ def test_thoughts_that_may_not_be_continued_are_no_beginning(demo_engine: Engine
     assert text(found) == text(expected) != ""
 
 
-def test_an_owner_must_be_text_for_an_estimate_too(demo_engine: Engine) -> None:
+def test_estimate_refuses_an_invalid_owner(demo_engine: Engine) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         demo_engine.estimate(SUM, RequestOptions(owner="\ud800"))
     assert caught.value.param == "owner"

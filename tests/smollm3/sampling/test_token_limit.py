@@ -14,7 +14,7 @@ import pytest
 from notso.smollm3 import Engine
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling import token_limit
-from notso.smollm3.sampling.grammar import Grammars, answer_part
+from notso.smollm3.sampling.grammar import GrammarCompiler, grammar_part
 from notso.smollm3.sampling.structured_output import StructuredOutput, structured_output_for
 from notso.smollm3.sampling.token_limit import grammar_extent
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -24,8 +24,8 @@ from notso.smollm3.values.sampling_params import SamplingParams
 
 
 @pytest.fixture(scope="module")
-def grammars(small_tokenizer: Tokenizer) -> Grammars:
-    return Grammars(small_tokenizer)
+def grammars(small_tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(small_tokenizer)
 
 
 def draw(output: StructuredOutput, tokenizer: Tokenizer, limit: int, seed: int) -> tuple[str, bool]:
@@ -39,13 +39,13 @@ def draw(output: StructuredOutput, tokenizer: Tokenizer, limit: int, seed: int) 
             logits = output.narrow(logits, token, left)
             token = int(logits.argmax())
         tokens.append(token)
-        output.take(token, False, left)
+        output.consume(token, False, left)
         if token in tokenizer.end_ids:
             return tokenizer.decode(tokens), True
     return tokenizer.decode(tokens), output.is_over or output.is_whole
 
 
-def structured(grammars: Grammars, tokenizer: Tokenizer, options: RequestOptions) -> StructuredOutput:
+def structured(grammars: GrammarCompiler, tokenizer: Tokenizer, options: RequestOptions) -> StructuredOutput:
     found = structured_output_for(options, tokenizer, grammars, may_think=False, started="")
     assert found is not None
     return found
@@ -55,9 +55,9 @@ def of_schema(schema: Any) -> RequestOptions:
     return RequestOptions(grammar=Grammar("json_schema", json.dumps(schema)), thinking=False)
 
 
-def takes(grammars: Grammars, tokenizer: Tokenizer, schema: Any, text: str) -> bool:
-    matcher = grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
-    return matcher.takes_all(tokenizer.encode(text)) and matcher.may_end
+def takes(grammars: GrammarCompiler, tokenizer: Tokenizer, schema: Any, text: str) -> bool:
+    matcher = grammars.matcher([grammar_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
+    return matcher.try_consume_all(tokenizer.encode(text)) and matcher.may_end
 
 
 # ---------------------------------------------------------------- with a limit
@@ -143,8 +143,8 @@ LIMITED: dict[str, tuple[dict[str, Any], str]] = {
         for j, more in enumerate((0, 1, 4, 30))
     ],
 )
-def test_what_can_end_within_its_limit_does(
-    grammars: Grammars, small_tokenizer: Tokenizer, name: str, more: int
+def test_answer_ends_within_its_limit_if_possible(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, name: str, more: int
 ) -> None:
     schema, short = LIMITED[name]
     jsonschema.validate(json.loads(short), schema)
@@ -164,7 +164,9 @@ def test_what_can_end_within_its_limit_does(
         ("choice", '["a very long choice of many words", "b"]'),
     ],
 )
-def test_other_grammars_end_too(grammars: Grammars, small_tokenizer: Tokenizer, kind: Any, source: str) -> None:
+def test_other_grammar_kinds_end_within_the_limit(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, kind: Any, source: str
+) -> None:
     options = RequestOptions(grammar=Grammar(kind, source), thinking=False)
     for seed in range(4):
         output = structured(grammars, small_tokenizer, options)
@@ -176,14 +178,16 @@ WEATHER = {"function": {"name": "weather", "parameters": record(["city", "days"]
 
 
 @pytest.mark.parametrize("choice", ["required", ToolName("weather")])
-def test_a_call_ends_within_its_limit(grammars: Grammars, small_tokenizer: Tokenizer, choice: Any) -> None:
+def test_tool_call_ends_within_its_limit(grammars: GrammarCompiler, small_tokenizer: Tokenizer, choice: Any) -> None:
     options = RequestOptions(tools=[WEATHER], tool_choice=choice, thinking=False)
     for seed in range(4):
         text, ended = draw(structured(grammars, small_tokenizer, options), small_tokenizer, 60, seed)
         assert ended, text
 
 
-def test_what_cannot_end_within_its_limit_is_cut(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_answer_that_cannot_end_within_its_limit_is_truncated(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer
+) -> None:
     """Its tokens are the same as without a limit."""
     options = of_schema({"type": "array", "items": INTEGER, "minItems": 200})
     cut, ended = draw(structured(grammars, small_tokenizer, options), small_tokenizer, 20, 1)
@@ -191,14 +195,14 @@ def test_what_cannot_end_within_its_limit_is_cut(grammars: Grammars, small_token
     assert draw(structured(grammars, small_tokenizer, options), small_tokenizer, 2_000, 1)[0].startswith(cut)
 
 
-def test_far_from_the_limit_nothing_is_looked_for(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_no_search_is_done_far_from_the_limit(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     output = structured(grammars, small_tokenizer, of_schema(record(["a"], a=STRING)))
     draw(output, small_tokenizer, 100_000, 1)
     assert output._matcher is not None and output._matcher._limit is not None
     assert output._matcher._limit._spent == 0
 
 
-def test_the_work_near_the_limit_is_bounded(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_the_work_near_the_limit_is_bounded(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     wide = {f"p{n}": {"type": "string", "minLength": n} for n in range(12)}
     schema = record(list(wide), **wide)
     for limit in (50, 300):
@@ -209,7 +213,7 @@ def test_the_work_near_the_limit_is_bounded(grammars: Grammars, small_tokenizer:
 
 
 def test_an_answer_spends_no_more_than_its_steps(
-    grammars: Grammars, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same with a few steps, which are soon spent."""
     monkeypatch.setattr(token_limit, "MAX_STEPS", 60)
@@ -248,13 +252,13 @@ def answers(engine: Engine, schema: Any, limit: int, **options: Any) -> list[tup
     ],
     ids=["pydantic's default object", "an unbounded integer", "an integer alone", "any object"],
 )
-def test_a_model_ends_twenty_of_twenty(demo_engine: Engine, schema: Any, limit: int) -> None:
+def test_demo_model_ends_twenty_of_twenty_answers(demo_engine: Engine, schema: Any, limit: int) -> None:
     for text, reason in answers(demo_engine, schema, limit, thinking=False):
         assert reason == "stop", text
         jsonschema.validate(json.loads(text), schema)
 
 
-def test_a_thought_leaves_room_for_the_answer(demo_engine: Engine) -> None:
+def test_reasoning_leaves_enough_tokens_for_the_answer(demo_engine: Engine) -> None:
     schema = record(["a", "b"], a=INTEGER, b=STRING)
     for text, reason in answers(demo_engine, schema, 22):
         assert reason == "stop", text
@@ -336,7 +340,7 @@ CLOSED: dict[str, tuple[Any, str, bool]] = {
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_objects_are_closed_unless_said_otherwise(grammars: Grammars, small_tokenizer: Tokenizer, name: str) -> None:
+def test_objects_are_closed_by_default(grammars: GrammarCompiler, small_tokenizer: Tokenizer, name: str) -> None:
     schema, text, is_taken = CLOSED[name]
     assert takes(grammars, small_tokenizer, schema, text) == is_taken
     if is_taken:
@@ -354,7 +358,9 @@ def test_objects_are_closed_unless_said_otherwise(grammars: Grammars, small_toke
     ],
     ids=json.dumps,
 )
-def test_numbers_have_sixteen_digits_at_most(grammars: Grammars, small_tokenizer: Tokenizer, schema: Any) -> None:
+def test_numbers_have_at_most_sixteen_digits(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, schema: Any
+) -> None:
     """However much a model likes digits."""
     tokenizer = small_tokenizer
     likes = np.array([tokenizer.token_bytes(token)[:1].isdigit() for token in range(tokenizer.vocab_size)])
@@ -367,13 +373,13 @@ def test_numbers_have_sixteen_digits_at_most(grammars: Grammars, small_tokenizer
             token = int(logits.argmax())
             if output.is_over or token in tokenizer.end_ids:
                 break
-            output.take(token, False)
+            output.consume(token, False)
             text += tokenizer.decode([token])
         numbers = "".join(letter if letter in "0123456789.eE+-" else " " for letter in text).split()
         assert numbers and all(sum(map(str.isdigit, number)) <= 16 for number in numbers), text
 
 
-def test_a_bound_may_ask_for_more_digits(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_minimum_can_require_more_than_sixteen_digits(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     text, ended = draw(
         structured(grammars, small_tokenizer, of_schema({**INTEGER, "minimum": 10**17})), small_tokenizer, 60, 1
     )
@@ -443,7 +449,9 @@ PATTERNS: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_patterns_that_look_around_are_held(grammars: Grammars, small_tokenizer: Tokenizer, name: str) -> None:
+def test_patterns_with_lookarounds_are_enforced(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, name: str
+) -> None:
     pattern, texts, others = PATTERNS[name]
     for text in (*texts, *others):
         written = json.dumps(text, ensure_ascii=False)
@@ -452,7 +460,7 @@ def test_patterns_that_look_around_are_held(grammars: Grammars, small_tokenizer:
         )
 
 
-def test_a_name_may_look_around(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+def test_pattern_properties_support_lookarounds(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     schema = {"type": "object", "patternProperties": {"^(?!_)[a-z_]+$": INTEGER}, "additionalProperties": False}
     assert takes(grammars, small_tokenizer, schema, '{"a":1}')
     assert not takes(grammars, small_tokenizer, schema, '{"_a":1}')
@@ -500,7 +508,9 @@ EXACT: dict[str, tuple[Any, list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_what_patterns_and_bounds_make_decidable(grammars: Grammars, small_tokenizer: Tokenizer, name: str) -> None:
+def test_combined_patterns_and_bounds_are_enforced_exactly(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, name: str
+) -> None:
     schema, values, others = EXACT[name]
     judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     for value in (*values, *others):
@@ -530,8 +540,8 @@ def test_what_patterns_and_bounds_make_decidable(grammars: Grammars, small_token
     ],
     ids=str,
 )
-def test_a_refusal_names_the_part_that_no_value_satisfies(
-    grammars: Grammars, small_tokenizer: Tokenizer, member: Any, said: list[str]
+def test_error_names_the_unsatisfiable_part_of_a_schema(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, member: Any, said: list[str]
 ) -> None:
     schema = record(["mail"], name=STRING, mail=member)
     schema["$defs"] = {"none": record(["a"], a={"type": "string", "minLength": 3, "maxLength": 2})}
@@ -559,8 +569,8 @@ def test_a_refusal_names_the_part_that_no_value_satisfies(
     ids=str,
 )
 @pytest.mark.parametrize("is_tool", [False, True])
-def test_a_refusal_names_tool_pointer_and_pattern(
-    grammars: Grammars, small_tokenizer: Tokenizer, member: Any, said: list[str], is_tool: bool
+def test_error_names_tool_pointer_and_pattern(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, member: Any, said: list[str], is_tool: bool
 ) -> None:
     schema = {"type": "object", "properties": {"name": STRING, "mail": member}}
     options = of_schema(schema)
@@ -580,12 +590,12 @@ def test_a_refusal_names_tool_pointer_and_pattern(
     ],
     ids=["lookaheads", "negated"],
 )
-def test_many_automata_are_refused(schema: Any) -> None:
+def test_schemas_with_many_automata_are_refused(schema: Any) -> None:
     with pytest.raises(InvalidRequestError, match="takes too long to be enforced"):
-        answer_part(Grammar("json_schema", json.dumps(schema)))
+        grammar_part(Grammar("json_schema", json.dumps(schema)))
 
 
-def test_a_long_chain_of_references_is_estimated() -> None:
+def test_extent_of_a_long_reference_chain_is_computed() -> None:
     definitions: dict[str, Any] = {f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(2_000)}
     schema = {"$defs": definitions | {"d2000": {}}, "$ref": "#/$defs/d0"}
     assert grammar_extent([{"json_schema": schema}]).extent.most == math.inf

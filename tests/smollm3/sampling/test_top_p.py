@@ -36,7 +36,7 @@ SETTINGS = (
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 @pytest.mark.parametrize("size", [1, 2, 300, 20_000])
-def test_the_token_is_the_one_that_ranking_all_would_give(
+def test_sampling_among_many_candidates_equals_ranking_all(
     monkeypatch: pytest.MonkeyPatch, shape: str, options: dict[str, float], size: int
 ) -> None:
     rng = np.random.default_rng(size)
@@ -53,7 +53,7 @@ def test_the_token_is_the_one_that_ranking_all_would_give(
 
 @pytest.mark.parametrize("uniform", [0.0, 1e-300, 0.25, 0.5, 1 - 2**-53])
 @pytest.mark.parametrize("share", [None, 1e-9, 0.5, 1.0, 2.0])
-def test_the_ends_of_the_scale_are_candidates_too(uniform: float, share: float | None) -> None:
+def test_sample_among_many_matches_ranking_at_the_extremes(uniform: float, share: float | None) -> None:
     weights = np.random.default_rng(1).random(1000).astype(np.float32) ** 3 + np.float32(1e-30)
     weights[::3] = 0.0  # tokens with zero weight are never drawn
     end = None if share is None else share * float(weights.sum(dtype=np.float64))
@@ -65,6 +65,6 @@ def test_the_ends_of_the_scale_are_candidates_too(uniform: float, share: float |
     assert sample_among_many(weights, end, uniform) == expected
 
 
-def test_ranks_are_by_weight_and_then_by_id() -> None:
+def test_ranking_is_by_weight_and_then_by_id() -> None:
     weights = np.array([0.5, 1.0, 0.5, 0.0, 1.0], np.float32)
     assert ranked(np.array([1, 3, 5, 7, 9]), weights).tolist() == [3, 9, 1, 5, 7]

@@ -22,7 +22,7 @@ from notso.smollm3.scheduling.ngram_drafter import (
     MOST_DRAFTS,
     NgramDrafter,
     StepLatency,
-    planned,
+    planned_cost,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -38,60 +38,60 @@ def after(match: int, then: list[int] = LONG) -> NgramDrafter:
 class Free(StepLatency):
     """Additional rows cost nothing."""
 
-    def ratio(self, rows: int, more: int) -> float:
+    def relative_cost(self, rows: int, more: int) -> float:
         return 1.0
 
 
 class Dear(StepLatency):
     """Every row costs as much as a step."""
 
-    def ratio(self, rows: int, more: int) -> float:
+    def relative_cost(self, rows: int, more: int) -> float:
         return (rows + more) / rows
 
 
-def test_what_followed_last_time_is_proposed() -> None:
+def test_tokens_after_the_previous_match_are_proposed() -> None:
     assert after(LONGEST_MATCH).propose() == LONG[:MOST_DRAFTS]
 
 
-def test_at_most_as_many_as_asked_for() -> None:
+def test_propose_respects_the_limit() -> None:
     assert after(LONGEST_MATCH).propose(4) == LONG[:4]
     assert after(LONGEST_MATCH).propose(0) == after(LONGEST_MATCH).propose(-3) == []
     assert NgramDrafter([*LONG, *LONG], most=2).propose(9) == LONG[:2]
 
 
-def test_without_a_match_nothing_is_proposed() -> None:
+def test_nothing_is_proposed_without_a_match() -> None:
     assert after(0).propose() == []
 
 
 @pytest.mark.parametrize("match", [1, 2])
-def test_one_token_that_came_before_pays_for_a_row_but_not_for_an_expensive_one(match: int) -> None:
+def test_short_match_is_drafted_only_if_rows_are_cheap(match: int) -> None:
     drafter = after(match)
     assert 1 <= len(drafter.propose()) <= 2 and drafter.propose() == LONG[: len(drafter.propose())]
     assert NgramDrafter(drafter._ids, latency=Dear()).propose() == []
 
 
-def test_wrong_drafts_of_short_matches_silence_no_longer_ones() -> None:
+def test_wrong_short_matches_do_not_suppress_longer_ones() -> None:
     drafter = after(2)
     for _ in range(9):
         drafter.propose(1)
-        drafter.accept(1, 0)
+        drafter.record_acceptance(1, 0)
     drafter.extend([FRESH, *range(40, 50)])
 
     assert drafter.propose() != []
 
 
-def test_a_longer_match_is_trusted_further() -> None:
+def test_longer_match_proposes_more_tokens() -> None:
     lengths = [len(after(match).propose()) for match in (1, COMPARED_MATCH, 6, 14, LONGEST_MATCH)]
 
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1] == MOST_DRAFTS
 
 
-def test_there_is_nothing_to_go_by_at_the_beginning() -> None:
+def test_too_short_text_proposes_nothing() -> None:
     for ids in ([], [1], [1, 2], [1, 2, 3], [0, 1]):
         assert NgramDrafter(ids).propose() == []
 
 
-def test_the_longest_match_counts_and_of_equals_the_latest() -> None:
+def test_longest_then_latest_match_is_used() -> None:
     ids = [9, 1, 2, 3, 70, 71, 8, 1, 2, 3, 60, 61, 7, 1, 2, 3, 50, 51, FRESH]
 
     assert NgramDrafter([*ids, 9, 1, 2, 3]).propose(1) == [70]
@@ -99,7 +99,7 @@ def test_the_longest_match_counts_and_of_equals_the_latest() -> None:
     assert NgramDrafter([*ids, 6, 1, 2, 3], latency=Free()).propose(1) == [50]
 
 
-def test_no_control_token_and_nothing_behind_one() -> None:
+def test_proposal_stops_before_excluded_tokens() -> None:
     ids = [*range(40), 7, 500, 501, 999, 502, FRESH, *range(40), 7]
 
     assert NgramDrafter(ids).propose(4) == [500, 501, 999, 502]
@@ -107,11 +107,11 @@ def test_no_control_token_and_nothing_behind_one() -> None:
     assert NgramDrafter(ids, never=frozenset({500})).propose(4) == []
 
 
-def test_what_repeats_goes_on_repeating_beyond_its_end() -> None:
+def test_proposal_continues_a_repetition_past_the_end() -> None:
     assert NgramDrafter([5, 6, 7] * 14).propose(8) == [5, 6, 7, 5, 6, 7, 5, 6]
 
 
-def test_after_three_wrong_guesses_it_is_silent_for_longer_and_longer() -> None:
+def test_wrong_drafts_cause_growing_pauses() -> None:
     drafter = NgramDrafter([1, 2, 3, 4] * 2, latency=Free())
     silences, fresh = [], FRESH
     for _ in range(60):
@@ -122,7 +122,7 @@ def test_after_three_wrong_guesses_it_is_silent_for_longer_and_longer() -> None:
             if drafter.propose(2):
                 break
             silent += 4
-        drafter.accept(2, 0)
+        drafter.record_acceptance(2, 0)
         silences.append(silent)
 
     assert silences[:EMPTY_ROUNDS] == [0] * EMPTY_ROUNDS
@@ -131,23 +131,23 @@ def test_after_three_wrong_guesses_it_is_silent_for_longer_and_longer() -> None:
     assert all(LONGEST_SILENCE - 4 <= silent <= LONGEST_SILENCE + 8 for silent in longest)  # pauses are limited
 
 
-def test_a_right_guess_ends_the_distrust() -> None:
+def test_accepted_draft_resets_the_pause_counter() -> None:
     drafter = after(5)
     for _ in range(EMPTY_ROUNDS - 1):
         assert drafter.propose()
-        drafter.accept(1, 0)
-    drafter.accept(2, 2)
-    drafter.accept(1, 0)
+        drafter.record_acceptance(1, 0)
+    drafter.record_acceptance(2, 2)
+    drafter.record_acceptance(1, 0)
     drafter._right[:] = drafter._tried[:]  # only the pauses could prevent a draft
 
     assert drafter.propose()
 
 
-def test_a_match_as_long_as_can_be_is_heard_even_in_silence() -> None:
+def test_longest_possible_match_is_drafted_during_a_pause() -> None:
     drafter = after(5)
     drafter.propose()
     for _ in range(EMPTY_ROUNDS):
-        drafter.accept(1, 0)
+        drafter.record_acceptance(1, 0)
     drafter._right[:] = drafter._tried[:]
     drafter.extend([FRESH, *range(45, 50)])
     assert drafter.propose() == []
@@ -156,26 +156,26 @@ def test_a_match_as_long_as_can_be_is_heard_even_in_silence() -> None:
     assert drafter.propose() == LONG[:MOST_DRAFTS]
 
 
-def test_guesses_that_go_wrong_become_shorter_and_those_that_go_right_longer() -> None:
+def test_draft_length_adapts_to_acceptance() -> None:
     wrong, right = after(9), after(9)
     usual = len(after(9).propose())
     for _ in range(2):
         wrong.propose()
-        wrong.accept(usual, 0)
+        wrong.record_acceptance(usual, 0)
         right.propose()
-        right.accept(usual, usual)
+        right.record_acceptance(usual, usual)
 
     assert len(wrong.propose()) < usual < len(right.propose())
 
 
-def test_length_goes_by_what_rows_cost() -> None:
+def test_draft_length_decreases_with_row_cost() -> None:
     ids = [*range(50), *LONG, FRESH, *range(44, 50)]
     by_cost = [len(NgramDrafter(ids, latency=latency).propose()) for latency in (Free(), StepLatency(), Dear())]
 
     assert by_cost[0] == MOST_DRAFTS > by_cost[1] > by_cost[2] == 0
 
 
-def test_among_many_answers_little_is_guessed() -> None:
+def test_draft_length_decreases_with_rows_of_the_step() -> None:
     lengths = [len(after(9).propose(rows=rows)) for rows in (1, 2, 4, 8, 16, 48, 64, 100)]
 
     assert lengths == sorted(lengths, reverse=True)
@@ -198,7 +198,7 @@ def reference(ids: list[int]) -> tuple[int, int]:
 
 
 @given(st.lists(st.integers(0, 3), max_size=120), st.lists(st.integers(0, 3), max_size=40))
-def test_matches_are_those_that_a_search_of_everything_finds(prompt: list[int], answer: list[int]) -> None:
+def test_longest_match_equals_exhaustive_search(prompt: list[int], answer: list[int]) -> None:
     drafter = NgramDrafter(prompt)
     assert drafter._longest_match() == reference(prompt)
     for count, token in enumerate(answer, 1):
@@ -210,12 +210,12 @@ def test_matches_are_those_that_a_search_of_everything_finds(prompt: list[int], 
     st.lists(st.integers(0, 4) | st.sampled_from([2**21 - 1, 2**20]), max_size=200),
     st.lists(st.tuples(st.integers(-1, 20), st.integers(1, 70), st.integers(0, 20)), max_size=30),
 )
-def test_whatever_comes_proposals_keep_their_form(ids: list[int], rounds: list[tuple[int, int, int]]) -> None:
+def test_random_proposals_are_valid(ids: list[int], rounds: list[tuple[int, int, int]]) -> None:
     drafter = NgramDrafter(ids, never=frozenset({4}))
     for limit, rows, right in rounds:
         drafts = drafter.propose(limit, rows)
         assert len(drafts) <= max(0, min(limit, MOST_DRAFTS)) and 4 not in drafts and set(drafts) <= set(ids)
-        drafter.accept(len(drafts), min(right, len(drafts)))
+        drafter.record_acceptance(len(drafts), min(right, len(drafts)))
         came = [*drafts[:right], right % 4]
         drafter.extend(came)
         ids = ids + came
@@ -235,7 +235,7 @@ def test_time_and_memory_are_bounded() -> None:
     started = time.thread_time()
     for _ in range(1_000):  # worst case: always a match, and never a correct one
         drafter.propose()
-        drafter.accept(1, 0)
+        drafter.record_acceptance(1, 0)
         drafter.extend([7])
     assert time.thread_time() - started < 1_000 * 60e-6
 
@@ -251,10 +251,10 @@ def speed_up(prompt: list[int], answer: list[int]) -> float:
         right = 0
         while right < len(drafts) and drafts[right] == answer[at + right]:
             right += 1
-        drafter.accept(len(drafts), right)
+        drafter.record_acceptance(len(drafts), right)
         drafter.extend(answer[at : at + right + 1])
         at += right + 1
-        cost += planned(1 + len(drafts))
+        cost += planned_cost(1 + len(drafts))
     return len(answer) / cost
 
 
@@ -265,11 +265,11 @@ def pages(demo_engine: Engine) -> dict[str, list[int]]:
     return {path.name: demo_engine.tokenizer.encode(path.read_text("utf-8")) for path in files}
 
 
-def test_copying_word_for_word_is_four_times_faster_at_least(pages: dict[str, list[int]]) -> None:
+def test_verbatim_copy_is_at_least_four_times_faster(pages: dict[str, list[int]]) -> None:
     assert min(speed_up([*ids, FRESH], ids) for ids in pages.values()) > 4
 
 
-def test_a_file_that_comes_back_changed_is_faster_by_half_at_least(demo_engine: Engine) -> None:
+def test_edited_copy_is_at_least_1_5_times_faster(demo_engine: Engine) -> None:
     text = (ROOT / "src/notso/smollm3/sampling/sampler.py").read_text("utf-8")
     encode = demo_engine.tokenizer.encode
     for changed in (text.replace("logits", "scores"), text.replace("self", "this").replace(":\n", ": # changed\n")):
@@ -277,22 +277,22 @@ def test_a_file_that_comes_back_changed_is_faster_by_half_at_least(demo_engine: 
         assert speed_up(encode(text), encode(changed)) > 1.5
 
 
-def test_prose_that_was_never_seen_is_faster(pages: dict[str, list[int]]) -> None:
+def test_unseen_prose_is_faster(pages: dict[str, list[int]]) -> None:
     assert min(speed_up(encoded[:8], encoded) for encoded in pages.values()) > 1.05
 
 
 # ---------------------------------------------------------------- cost of a step
 
 
-def test_planned_costs_are_the_planning_figures_and_between_them_straight() -> None:
-    assert [planned(rows) for rows in (1, 4, 8, 16)] == [1.0, 1.1, 1.3, 1.8]
-    assert planned(6) == pytest.approx(1.2) and planned(32) == pytest.approx(2.8)
-    assert all(planned(rows) < planned(rows + 1) for rows in range(1, 64))
+def test_planned_costs_interpolate_the_planning_figures() -> None:
+    assert [planned_cost(rows) for rows in (1, 4, 8, 16)] == [1.0, 1.1, 1.3, 1.8]
+    assert planned_cost(6) == pytest.approx(1.2) and planned_cost(32) == pytest.approx(2.8)
+    assert all(planned_cost(rows) < planned_cost(rows + 1) for rows in range(1, 64))
 
 
-def test_before_anything_is_timed_the_plan_stands_in() -> None:
-    assert StepLatency().ratio(1, 3) == pytest.approx(1.1)
-    assert StepLatency().ratio(4, 4) == pytest.approx(1.3 / 1.1)
+def test_untimed_latency_uses_planned_costs() -> None:
+    assert StepLatency().relative_cost(1, 3) == pytest.approx(1.1)
+    assert StepLatency().relative_cost(4, 4) == pytest.approx(1.3 / 1.1)
 
 
 def test_costs_are_learned_from_steps() -> None:
@@ -301,26 +301,26 @@ def test_costs_are_learned_from_steps() -> None:
         for rows in (1, 4, 8, 16):
             latency.observe(rows, 0.1 * rows)  # every row costs as much as a step
 
-    assert latency.ratio(1, 15) > 8 and latency.ratio(1, 3) > 2.5
+    assert latency.relative_cost(1, 15) > 8 and latency.relative_cost(1, 3) > 2.5
     assert NgramDrafter(after(9)._ids, latency=latency).propose() == []
 
 
-def test_one_strange_timing_does_not_stick() -> None:
+def test_single_outlier_timing_has_little_effect() -> None:
     latency = StepLatency()
     for _ in range(10):
         latency.observe(1, 0.1)
     latency.observe(8, 30.0)
 
-    assert latency.ratio(1, 7) < 1.7
+    assert latency.relative_cost(1, 7) < 1.7
 
 
-def test_what_is_no_timing_is_passed_over() -> None:
+def test_invalid_timings_are_ignored() -> None:
     latency = StepLatency()
     for rows, seconds in ((0, 1.0), (65, 1.0), (4, 0.0), (4, -1.0)):
         latency.observe(rows, seconds)
 
-    assert latency.ratio(1, 3) == pytest.approx(1.1)
+    assert latency.relative_cost(1, 3) == pytest.approx(1.1)
 
 
-def test_beyond_what_is_kept_every_row_costs_its_share() -> None:
-    assert StepLatency().ratio(60, 15) == pytest.approx(75 / 60)
+def test_ratio_beyond_timed_rows_is_proportional() -> None:
+    assert StepLatency().relative_cost(60, 15) == pytest.approx(75 / 60)

@@ -20,7 +20,7 @@ MACHINES: dict[str, Callable[[int], float]] = {
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("decoding", [1, 2, 7, 8, 16, 40])
-def test_as_much_is_read_as_fits_and_no_less_than_a_tile(machine: str, decoding: int) -> None:
+def test_prefill_fills_the_step_time_with_whole_tiles(machine: str, decoding: int) -> None:
     cost, pace = MACHINES[machine], PrefillBudget(STEP_S)
     rows = 0
     for _ in range(100):
@@ -36,16 +36,16 @@ def test_as_much_is_read_as_fits_and_no_less_than_a_tile(machine: str, decoding:
         assert rows == fits
 
 
-def test_nothing_known_is_a_tile() -> None:
+def test_unknown_costs_give_one_tile() -> None:
     assert PrefillBudget(STEP_S).tokens(1, 511, 0.0, 0.0) == TILE_ROWS - 1
 
 
 @pytest.mark.parametrize("most", [1, 5, 15, 16, 100])
-def test_there_is_no_more_than_there_is_room_for(most: int) -> None:
+def test_tokens_do_not_exceed_the_given_maximum(most: int) -> None:
     assert 1 <= PrefillBudget(10.0).tokens(1, most, 0.001, 0.0001) <= most
 
 
-def test_one_slow_moment_is_forgotten() -> None:
+def test_single_slow_step_is_forgotten() -> None:
     pace, cost = PrefillBudget(STEP_S), MACHINES["tiles"]
     usual = 0
     for step in range(40 + 3 * REMEMBERED_STEPS):
@@ -56,7 +56,7 @@ def test_one_slow_moment_is_forgotten() -> None:
     assert rows == usual > TILE_ROWS
 
 
-def test_deeper_prompts_are_read_in_smaller_pieces() -> None:
+def test_deeper_prompts_get_smaller_chunks() -> None:
     pace = PrefillBudget(STEP_S)
     chosen = []
     for depth in range(200):

@@ -105,14 +105,14 @@ class Machine:
             if move.hash in self.offload.damaged:
                 self.offload.blocks.pop(move.hash, None)
                 self.offload.partials.pop(move.hash, None)
-                self.scheduler.load_failed(move)
+                self.scheduler.on_load_failed(move)
                 void.add(move.sequence)
                 continue
             kept = self.offload.partials[move.hash][1] if move.is_partial else self.offload.blocks[move.hash]
             self.content[move.block] = list(kept)
             if move.block in self.pool.windows:
                 self.window_content[self.pool.windows[move.block]] = list(kept)
-            self.scheduler.loaded(move)
+            self.scheduler.on_block_loaded(move)
         return void
 
     @staticmethod
@@ -220,7 +220,7 @@ prompts = st.tuples(st.integers(0, 2), st.sampled_from([1, 5, 60, 127, 128, 129,
     budgets=st.lists(st.sampled_from([1, 16, 100, 512]), min_size=1, max_size=4),
     has_windows=st.booleans(),
 )
-def test_whatever_comes_nothing_is_lost_and_nothing_mixed_up(
+def test_random_requests_are_neither_lost_nor_mixed_up(
     blocks: int,
     slots: int,
     seed: int,
@@ -250,7 +250,7 @@ def test_whatever_comes_nothing_is_lost_and_nothing_mixed_up(
 
 @settings(max_examples=50 if is_long("engine") else 12, deadline=None)
 @given(blocks=st.integers(8, 24), seed=st.integers(0, 1 << 30), has_windows=st.booleans())
-def test_what_is_forgotten_is_gone_and_nothing_else_whatever_comes(blocks: int, seed: int, has_windows: bool) -> None:
+def test_evict_removes_only_blocks_of_one_conversation(blocks: int, seed: int, has_windows: bool) -> None:
     machine = Machine(blocks, 3, windows=WINDOW_BLOCKS * 3 + STEP_WINDOW_BLOCKS if has_windows else None)
     rng = random.Random(seed)
     pool, names = machine.pool, [bytes([number]) * 8 for number in range(4)]
@@ -276,7 +276,7 @@ def test_what_is_forgotten_is_gone_and_nothing_else_whatever_comes(blocks: int, 
 
 @settings(max_examples=50 if is_long("engine") else 12, deadline=None)
 @given(seed=st.integers(0, 1 << 30), damage=st.booleans())
-def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bool) -> None:
+def test_blocks_on_disk_are_loaded_at_the_right_positions(seed: int, damage: bool) -> None:
     """All blocks of the conversations were written to disk; some are damaged, and some are also in memory."""
     rng, offload = random.Random(seed), MemoryOffload()
     for conversation in range(3):
@@ -300,7 +300,7 @@ def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bo
     assert len(machine.done) == 6
 
 
-def test_a_conversation_on_the_disk_is_hardly_computed() -> None:
+def test_prompt_on_disk_is_not_computed_again() -> None:
     offload, ids = MemoryOffload(), prompt(1, 5 * BLOCK_TOKENS + 40)
     parent_hash = SALT.root
     for at in range(0, 5 * BLOCK_TOKENS, BLOCK_TOKENS):
@@ -317,7 +317,7 @@ def test_a_conversation_on_the_disk_is_hardly_computed() -> None:
     assert machine.computed_rows == 3
 
 
-def test_running_answers_get_a_token_in_every_step_while_a_long_prompt_is_read() -> None:
+def test_running_answers_advance_every_step_during_prefill() -> None:
     machine = Machine(60, 4)
     chats = [machine.add(prompt(seed, 20), 40) for seed in range(3)]
     machine.step(256)
@@ -331,7 +331,7 @@ def test_running_answers_get_a_token_in_every_step_while_a_long_prompt_is_read()
         assert sum(chunk.rows for chunk in plan.chunks if chunk.sequence is long) == 64
 
 
-def test_sequences_with_one_prompt_share_its_blocks() -> None:
+def test_sequences_with_the_same_prompt_share_blocks() -> None:
     machine, ids = Machine(30, 8), prompt(3, 600)
     first = machine.add(ids, 30)
     machine.step(1000)
@@ -344,7 +344,7 @@ def test_sequences_with_one_prompt_share_its_blocks() -> None:
     machine.run()
 
 
-def test_a_message_edited_in_the_middle_reuses_what_comes_before() -> None:
+def test_edited_message_reuses_tokens_before_the_edit() -> None:
     machine, ids = Machine(30, 2), prompt(3, 600)
     machine.add(ids, 5)
     machine.run()
@@ -353,7 +353,7 @@ def test_a_message_edited_in_the_middle_reuses_what_comes_before() -> None:
     assert edited.cached == 300
 
 
-def test_a_second_turn_computes_only_what_is_new() -> None:
+def test_second_turn_computes_only_new_tokens() -> None:
     machine, ids = Machine(30, 2), prompt(3, 200)
     first = machine.add(ids, 30)
     machine.run()
@@ -373,13 +373,13 @@ def test_owners_do_not_find_each_others_prompts() -> None:
     assert stranger.cached == 0
 
 
-def test_no_name_continues_the_digest_of_an_adapter() -> None:
+def test_cache_salt_separates_adapter_from_owner_name() -> None:
     assert cache_salt(b"lora", "ann") != cache_salt(b"", "loraann") != cache_salt(b"lor", "aann")
     ann, lora = cache_salt(b"lora", "", "ann"), cache_salt(b"", "", "loraann")
     assert ann.root != lora.root and ann.owner != lora.owner
 
 
-def test_owners_of_one_scope_find_the_shared_blocks_and_no_other() -> None:
+def test_owners_of_one_scope_share_only_the_shared_blocks() -> None:
     machine, ids = Machine(30, 2), prompt(3, 700)
     for owner, cached in ((b"a", 0), (b"b", 3 * BLOCK_TOKENS), (b"b", len(ids) - 1), (b"a", len(ids) - 1)):
         salt = CacheSalt(b"library", owner, 3)
@@ -393,7 +393,7 @@ def test_owners_of_one_scope_find_the_shared_blocks_and_no_other() -> None:
     assert machine.scheduler.cached_length(CacheSalt(b"another", b"a", 3), ids) == 0
 
 
-def test_the_lowest_priority_gives_way_and_comes_back() -> None:
+def test_lowest_priority_is_preempted_and_resumed() -> None:
     machine = Machine(8, 4)
     low = machine.add(prompt(1, 300), 300, priority=2)
     machine.step(512)
@@ -408,7 +408,7 @@ def test_the_lowest_priority_gives_way_and_comes_back() -> None:
     assert len(low.tokens) == 600
 
 
-def test_a_low_priority_does_not_wait_for_ever() -> None:
+def test_low_priority_request_does_not_starve() -> None:
     machine = Machine(8, 1)
     machine.add(prompt(0, 10), 3)
     patient = machine.add(prompt(1, 10), 3, priority=2)
@@ -419,7 +419,7 @@ def test_a_low_priority_does_not_wait_for_ever() -> None:
     assert len(machine.done) <= MAX_STARVATION + 3
 
 
-def test_an_owner_with_nothing_running_goes_before_anothers_second() -> None:
+def test_idle_owner_preempts_extra_sequences_of_a_busy_owner() -> None:
     machine = Machine(40, 4)
     greedy = [machine.add(prompt(number, 20), 60, owner="greedy") for number in range(70)]
     for _ in range(3):
@@ -436,7 +436,7 @@ def test_an_owner_with_nothing_running_goes_before_anothers_second() -> None:
     assert machine.done[4:8] == greedy[:4] and len(machine.done) == 74, "preempted sequences must continue first"
 
 
-def test_prompts_of_two_owners_are_read_in_turns() -> None:
+def test_prompts_of_two_owners_are_prefilled_in_turns() -> None:
     machine = Machine(40, 4)
     for number in range(3):
         machine.add(prompt(number, 600), 1, owner="greedy")
@@ -447,7 +447,7 @@ def test_prompts_of_two_owners_are_read_in_turns() -> None:
     assert order[:4] == ["greedy", "modest", "greedy", "modest"] and modest in machine.done
 
 
-def test_beside_a_crowd_an_owner_has_one_at_a_time_and_does_not_starve() -> None:
+def test_busy_owner_gets_one_slot_among_many_owners() -> None:
     machine = Machine(40, 2)
     greedy = [machine.add(prompt(number, 10), 20, owner="greedy") for number in range(10)]
     modest = [machine.add(prompt(100 + number, 10), 3, owner=f"modest {number}") for number in range(60)]
@@ -457,7 +457,7 @@ def test_beside_a_crowd_an_owner_has_one_at_a_time_and_does_not_starve() -> None
     assert set(machine.done) > set(greedy[:3])
 
 
-def test_waiting_ones_are_told_in_the_order_they_are_taken() -> None:
+def test_queue_is_in_order_of_priority() -> None:
     machine = Machine(20, 1)
     running = machine.add(prompt(0, 5), 50)
     background = machine.add(prompt(1, 5), 1, priority=2)
@@ -467,7 +467,7 @@ def test_waiting_ones_are_told_in_the_order_they_are_taken() -> None:
     assert machine.scheduler.queue() == [person, background]
 
 
-def test_short_rests_count_as_answering() -> None:
+def test_short_prompt_is_computed_without_prefill_budget() -> None:
     machine = Machine(20, 2)
     machine.add(prompt(0, FEW_ROWS), 5)
     plan = machine.step(0)
@@ -475,7 +475,7 @@ def test_short_rests_count_as_answering() -> None:
 
 
 @pytest.mark.parametrize("where", ["waiting", "reading", "answering"])
-def test_a_removed_sequence_leaves_nothing_behind(where: str) -> None:
+def test_removed_sequence_frees_all_blocks(where: str) -> None:
     machine = Machine(20, 1)
     other = machine.add(prompt(5, 10), 100) if where == "waiting" else None
     sequence = machine.add(prompt(1, 700), 50)
@@ -489,7 +489,7 @@ def test_a_removed_sequence_leaves_nothing_behind(where: str) -> None:
     assert machine.pool.available == 20
 
 
-def test_editing_a_message_does_not_lose_what_it_was() -> None:
+def test_editing_a_message_keeps_the_original_cached() -> None:
     """If another branch needs a part of a block, the block is copied and not overwritten."""
     machine, ids = Machine(30, 2), prompt(3, 300)
     machine.add(ids, 1)
@@ -501,7 +501,7 @@ def test_editing_a_message_does_not_lose_what_it_was() -> None:
     assert back.cached == 300
 
 
-def test_a_copy_is_what_it_says_also_when_its_owner_has_to_leave() -> None:
+def test_sequence_preempted_after_a_block_copy_completes() -> None:
     """An answer is preempted in the step in which a partial block was copied for it; both the copy and its source are
     evicted or found again."""
     machine, ids = Machine(6, 3), prompt(3, 126)
@@ -515,7 +515,7 @@ def test_a_copy_is_what_it_says_also_when_its_owner_has_to_leave() -> None:
     assert machine.done[-1] is late
 
 
-def test_a_step_has_no_more_rows_than_it_may() -> None:
+def test_step_does_not_exceed_max_rows() -> None:
     machine = Machine(40, 16)
     machine.add(prompt(1, 2000), 1)
     machine.step(512)
@@ -524,7 +524,7 @@ def test_a_step_has_no_more_rows_than_it_may() -> None:
     assert machine.scheduler.schedule(512, max_rows=512).rows == 512
 
 
-def test_two_that_come_back_from_the_disk_do_not_wait_for_each_other() -> None:
+def test_two_prompts_loading_from_disk_do_not_deadlock() -> None:
     """Together they need more blocks than exist, and neither can compute anything yet."""
     offload, first, second = MemoryOffload(), prompt(1, 19 * BLOCK_TOKENS + 40), prompt(2, 13 * BLOCK_TOKENS + 40)
     for ids in (first, second):
@@ -541,7 +541,7 @@ def test_two_that_come_back_from_the_disk_do_not_wait_for_each_other() -> None:
     assert [sequence.cached for sequence in sequences] == [19 * BLOCK_TOKENS, 13 * BLOCK_TOKENS]
 
 
-def test_short_rests_share_the_rows_of_a_step() -> None:
+def test_many_short_prompts_do_not_exceed_max_rows() -> None:
     machine = Machine(64, 64)
     for seed in range(64):
         machine.add(prompt(seed, FEW_ROWS), 5)
@@ -550,7 +550,7 @@ def test_short_rests_share_the_rows_of_a_step() -> None:
         machine.step(100)
 
 
-def test_what_has_no_room_waits_quietly_until_there_is() -> None:
+def test_sequence_without_free_blocks_waits_without_preemption() -> None:
     """`Engine.logits` holds blocks without a sequence. Sequences must not be repeatedly admitted and preempted."""
     machine = Machine(8, 2)
     held = [machine.pool.allocate() for _ in range(7)]
@@ -564,7 +564,7 @@ def test_what_has_no_room_waits_quietly_until_there_is() -> None:
     assert machine.done == [sequence]
 
 
-def test_nobody_gives_way_to_draft_tokens() -> None:
+def test_draft_tokens_do_not_preempt_sequences() -> None:
     machine = Machine(5, 2)
     low, high = machine.add(prompt(1, 127), 200, priority=2), machine.add(prompt(2, 380), 100)
     machine.step(512)

@@ -115,7 +115,7 @@ def conversations() -> Iterator[tuple[list[Message], dict[str, Any]]]:
                 yield messages, options
 
 
-def test_prompts_are_those_of_plain_jinja(template_source: str, small_tokenizer: Tokenizer) -> None:
+def test_prompts_match_plain_jinja(template_source: str, small_tokenizer: Tokenizer) -> None:
     template = ChatTemplate(template_source, small_tokenizer.specials)
     count = 0
     for messages, options in conversations():
@@ -134,7 +134,7 @@ def test_prompts_are_those_of_plain_jinja(template_source: str, small_tokenizer:
     assert count >= 100
 
 
-def test_ids_are_those_of_the_whole_prompt_with_control(template_source: str, small_tokenizer: Tokenizer) -> None:
+def test_ids_match_encoding_of_the_whole_prompt(template_source: str, small_tokenizer: Tokenizer) -> None:
     """If the text contains no special tokens, encoding content separately changes nothing."""
     template = ChatTemplate(template_source, small_tokenizer.specials)
     for messages, options in conversations():
@@ -142,7 +142,7 @@ def test_ids_are_those_of_the_whole_prompt_with_control(template_source: str, sm
         assert ids == small_tokenizer.encode(template.render(messages, **options), control=True)
 
 
-def test_official_prompt_lengths(official_tokenizer: Tokenizer) -> None:
+def test_official_prompts_have_the_published_lengths(official_tokenizer: Tokenizer) -> None:
     """The published lengths of "hi": 249 tokens with reasoning, 69 without."""
     source = Path(__file__).parents[4] / "shared" / "data" / "chat_template.ggml-org-gguf.jinja"
     template = ChatTemplate(source.read_text(), official_tokenizer.specials)
@@ -150,14 +150,14 @@ def test_official_prompt_lengths(official_tokenizer: Tokenizer) -> None:
         assert len(template.encode(official_tokenizer, [Message("user", "hi")], thinking=thinking, date=DAY)) == length
 
 
-def test_official_ids_equal_those_of_the_whole_prompt(template_source: str, official_tokenizer: Tokenizer) -> None:
+def test_official_ids_match_encoding_of_the_whole_prompt(template_source: str, official_tokenizer: Tokenizer) -> None:
     template = ChatTemplate(template_source, official_tokenizer.specials)
     for messages, options in list(conversations())[::5]:
         ids = template.encode(official_tokenizer, messages, **options)
         assert ids == official_tokenizer.encode(template.render(messages, **options), control=True)
 
 
-def test_past_calls_are_written_as_the_model_writes_them(template_source: str, small_tokenizer: Tokenizer) -> None:
+def test_earlier_tool_calls_are_rendered_in_model_format(template_source: str, small_tokenizer: Tokenizer) -> None:
     calls = (ToolCall("call_1", "get_weather", ' {"city":  "Köln"} '), ToolCall("call_2", 'say "x"', "{}"))
     written = (
         '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Köln"}}\n</tool_call>\n'
@@ -187,7 +187,7 @@ def test_past_calls_are_written_as_the_model_writes_them(template_source: str, s
     ],
     ids=lambda value: value[:20],
 )
-def test_arguments_that_were_cut_are_text(
+def test_invalid_call_arguments_are_rendered_as_a_string(
     template_source: str, small_tokenizer: Tokenizer, arguments: str, written: str
 ) -> None:
     template = ChatTemplate(template_source, small_tokenizer.specials)
@@ -198,14 +198,14 @@ def test_arguments_that_were_cut_are_text(
     assert ids.count(small_tokenizer.tool_call_open_id) == 1
 
 
-def test_tools_are_json_and_never_python(template_source: str) -> None:
+def test_tools_are_rendered_as_json(template_source: str) -> None:
     text = ChatTemplate(template_source).render(
         [Message("user", "hi")], tools=[{"name": "f", "strict": True, "d": None}]
     )
     assert '{"name": "f", "strict": true, "d": null}\n' in text
 
 
-def test_a_template_that_cannot_show_tools_says_so() -> None:
+def test_template_without_tool_support_refuses_tools() -> None:
     template = ChatTemplate("{{ messages[-1].content }}{% for tool in tools or [] %}{{ tool }}{% endfor %}")
     assert template.render([Message("user", "hi")], tools=[]) == "hi"
     with pytest.raises(InvalidRequestError, match="does not support tools") as raised:
@@ -213,7 +213,7 @@ def test_a_template_that_cannot_show_tools_says_so() -> None:
     assert raised.value.param == "tools"
 
 
-def test_tools_that_system_override_hides_are_logged(template_source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_hidden_by_system_override_are_logged(template_source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[str] = []
     # caplog does not work here, because earlier tests may have changed the propagation of records.
     monkeypatch.setattr(chat_template._log, "warning", lambda text, *values: logged.append(text % values))
@@ -223,7 +223,7 @@ def test_tools_that_system_override_hides_are_logged(template_source: str, monke
     assert any("/system_override" in each for each in logged)
 
 
-def test_the_date_is_english_whatever_the_locale(template_source: str) -> None:
+def test_date_is_english_in_any_locale(template_source: str) -> None:
     template = ChatTemplate(template_source)
     before = locale.setlocale(locale.LC_TIME)
     try:
@@ -239,7 +239,7 @@ def test_the_date_is_english_whatever_the_locale(template_source: str) -> None:
         locale.setlocale(locale.LC_TIME, before)
 
 
-def test_without_a_date_it_is_today(template_source: str) -> None:
+def test_default_date_is_today(template_source: str) -> None:
     before = date.today()
     text = ChatTemplate(template_source).render([Message("user", "hi")])
     days = {before, date.today()}
@@ -266,7 +266,7 @@ def known_template(source: str) -> ChatTemplate:
         ([Message("assistant", "a", tool_calls=(ToolCall("i", "f", None),))], "arguments as text"),  # type: ignore[arg-type]
     ],
 )
-def test_conversations_that_cannot_be_are_refused(messages: list[Message], said: str) -> None:
+def test_invalid_conversations_are_refused(messages: list[Message], said: str) -> None:
     template = known_template("{{ messages[-1].content }}")
     with pytest.raises(InvalidRequestError, match=said) as raised:
         template.render(messages)
@@ -274,7 +274,7 @@ def test_conversations_that_cannot_be_are_refused(messages: list[Message], said:
 
 
 @pytest.mark.parametrize("tool", ["f", 3, {"a": {1, 2}}, {"a": float("nan")}, {"a": "\ud800"}, ["x"]])
-def test_tools_that_are_no_json_are_refused(tool: Any) -> None:
+def test_unserializable_tools_are_refused(tool: Any) -> None:
     template = known_template("{{ messages[-1].content }}{{ xml_tools or 0 }}")
     with pytest.raises(InvalidRequestError) as raised:
         template.render([Message("user", "hi")], tools=[tool])
@@ -282,7 +282,7 @@ def test_tools_that_are_no_json_are_refused(tool: Any) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["here", "apart"])
-def test_a_template_gets_the_tokens_that_the_file_names(small_metadata: dict[str, Any], known: bool) -> None:
+def test_template_receives_bos_and_eos_tokens_of_the_file(small_metadata: dict[str, Any], known: bool) -> None:
     """As in transformers; other names are errors when the file is opened."""
     tokenizer = Tokenizer.from_gguf(small_metadata)
     bos = small_metadata["tokenizer.ggml.tokens"].index("<|begin_of_text|>")
@@ -304,13 +304,13 @@ def test_a_template_gets_the_tokens_that_the_file_names(small_metadata: dict[str
         ChatTemplate(source + "{{ pad_token }}", tokenizer.specials)
 
 
-def test_a_template_that_asks_for_tools_of_transformers_gets_none() -> None:
+def test_undefined_tools_and_documents_are_none_in_templates() -> None:
     """Templates of Mistral and Llama test for this name; an undefined name would not be equal to none."""
     source = "{% if tools is not none or documents is not none %}TOOLS{% endif %}{{ messages[-1].content }}"
     assert ChatTemplate(source).render([Message("user", "a")]) == "a"
 
 
-def test_a_template_that_refuses_the_messages_is_quoted() -> None:
+def test_raise_exception_message_is_quoted_and_escaped() -> None:
     source = (
         "{% if messages[-1].content == 'no' %}{{ raise_exception('not \\x1b[31m that: ' ~ 'x' * 999) }}{% endif %}"
         "{{ messages[-1].content }}"
@@ -323,24 +323,24 @@ def test_a_template_that_refuses_the_messages_is_quoted() -> None:
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ nothing.at.all }}", "{% endfor %}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}"])
-def test_a_template_that_cannot_render_anything_is_refused_at_load(source: str) -> None:
+def test_template_that_cannot_render_is_refused_at_load(source: str) -> None:
     with pytest.raises(TemplateError, match="chat template says"):
         ChatTemplate(source)
 
 
-def test_a_template_too_long_or_no_unicode_is_refused() -> None:
+def test_too_long_or_invalid_unicode_template_is_refused() -> None:
     with pytest.raises(TemplateError, match="longer than"):
         ChatTemplate(" " * (MAX_TEMPLATE_CHARACTERS + 1))
     with pytest.raises(TemplateError, match="not valid Unicode"):
         ChatTemplate("\ud800")
 
 
-def test_special_tokens_must_begin_with_an_angle() -> None:
+def test_special_tokens_must_begin_with_an_angle_bracket() -> None:
     with pytest.raises(ModelFileError, match=r"'\[INST\]' does not begin"):
         ChatTemplate("x", ["<s>", "[INST]"])
 
 
-def test_known_templates_run_here_and_others_apart(
+def test_known_and_unknown_templates_render_equally(
     template_source: str, small_tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = ChatTemplate(template_source, small_tokenizer.specials)
@@ -356,7 +356,7 @@ def test_known_templates_run_here_and_others_apart(
         assert ids == here.encode(small_tokenizer, messages, date=DAY, tools=tools)
 
 
-def test_the_demo_s_template_is_the_one_in_training() -> None:
+def test_demo_template_equals_the_training_template() -> None:
     gguf = Path(__file__).parents[3] / "src/notso/demo/demo.gguf"
     if not gguf.is_file():
         pytest.skip("the demo model does not exist")
@@ -378,12 +378,12 @@ def test_the_demo_s_template_is_the_one_in_training() -> None:
         ("{% if messages|length > 1 %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}", "ZeroDivisionError"),
     ],
 )
-def test_a_template_that_drops_what_is_asked_is_refused_at_load(source: str, told: str) -> None:
+def test_template_that_omits_the_question_is_refused_at_load(source: str, told: str) -> None:
     with pytest.raises(TemplateError, match=told):
         ChatTemplate(source)
 
 
-def test_what_a_template_leaves_out_is_found_by_showing_it(template_source: str) -> None:
+def test_omissions_of_a_template_are_detected(template_source: str) -> None:
     drops = ChatTemplate(template_source).drops
     assert (LATER_SYSTEM in drops) == ('role == "system"' not in template_source.split("for message in messages")[1])
     assert OVERRIDDEN_TOOLS in drops

@@ -20,7 +20,7 @@ def said(engine: Engine, messages: list[Message], **options: object) -> tuple[st
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_a_cut_answer_goes_on_where_it_was_cut(demo_engine: Engine, thinking: bool) -> None:
+def test_truncated_answer_is_continued_exactly(demo_engine: Engine, thinking: bool) -> None:
     reasoning, text = said(demo_engine, ASKED, thinking=thinking)
     assert len(text) > 6
     started = Message("assistant", text[:5], reasoning_content=reasoning or None)
@@ -28,18 +28,18 @@ def test_a_cut_answer_goes_on_where_it_was_cut(demo_engine: Engine, thinking: bo
     assert rest == ("", text[5:])
 
 
-def test_a_cut_thought_goes_on_where_it_was_cut(demo_engine: Engine) -> None:
+def test_truncated_reasoning_is_continued_exactly(demo_engine: Engine) -> None:
     reasoning, text = said(demo_engine, ASKED)
     cut = reasoning.index(" ")
     started = Message("assistant", "", reasoning_content=reasoning[:cut])
     assert said(demo_engine, [*ASKED, started], continue_last=True) == (reasoning[cut:], text)
 
 
-def test_nothing_said_yet_is_an_answer_from_the_beginning(demo_engine: Engine) -> None:
+def test_continuing_an_empty_answer_equals_a_new_answer(demo_engine: Engine) -> None:
     assert said(demo_engine, [*ASKED, Message("assistant", "")], continue_last=True) == said(demo_engine, ASKED)
 
 
-def test_newlines_at_the_seam_are_kept(demo_engine: Engine) -> None:
+def test_newlines_at_the_start_of_a_continuation_are_kept(demo_engine: Engine) -> None:
     """They would be removed at the beginning of an answer."""
     from notso.smollm3.output.output_processor import OutputProcessor
 
@@ -51,7 +51,7 @@ def test_newlines_at_the_seam_are_kept(demo_engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("last", [Message("user", "hi"), Message("system", "hi")])
-def test_only_an_assistants_words_can_be_continued(demo_engine: Engine, last: Message) -> None:
+def test_only_assistant_messages_can_be_continued(demo_engine: Engine, last: Message) -> None:
     with pytest.raises(InvalidRequestError, match="continued"):
         demo_engine.submit([Message("user", "a"), last], options=RequestOptions(continue_last=True))
 
@@ -63,7 +63,7 @@ def conversation(turns: int) -> list[Message]:
     return [*messages, Message("user", "hello")]
 
 
-def test_what_does_not_fit_is_refused_or_loses_its_oldest_turns_and_says_so() -> None:
+def test_too_long_conversation_is_refused_or_loses_oldest_turns() -> None:
     with Engine.load(context_tokens=1024) as engine:
         messages = conversation(20)
         with pytest.raises(ContextLengthError):
@@ -81,20 +81,20 @@ def test_what_does_not_fit_is_refused_or_loses_its_oldest_turns_and_says_so() ->
         assert engine.count_tokens(one_more) > 1024 - 120
 
 
-def test_what_fits_is_left_whole() -> None:
+def test_conversation_that_fits_is_not_trimmed() -> None:
     with Engine.load(context_tokens=1024) as engine:
         kinds = [event.kind for event in engine.generate(ASKED, GREEDY, RequestOptions(when_full="drop_oldest"))]
         assert "trimmed" not in kinds
 
 
-def test_a_last_message_that_cannot_fit_is_refused_either_way() -> None:
+def test_too_long_last_message_is_refused_with_drop_oldest() -> None:
     with Engine.load(context_tokens=256) as engine, pytest.raises(ContextLengthError):
         engine.submit(
             [*conversation(3)[:-1], Message("user", "a b c d " * 300)], options=RequestOptions(when_full="drop_oldest")
         )
 
 
-def test_leaving_out_refuses_nothing_that_fits() -> None:
+def test_drop_oldest_accepts_a_last_message_that_barely_fits() -> None:
     """The last message leaves little room for an answer without a requested length; errors name the cause."""
     with Engine.load(context_tokens=256) as engine:
         last = Message("user", "a b c d " * 38)
@@ -113,7 +113,7 @@ def test_leaving_out_refuses_nothing_that_fits() -> None:
 
 
 @pytest.mark.parametrize("most", [1 << 20, 1024, 600])
-def test_an_answer_that_may_be_longer_than_the_context_leaves_half_of_it_to_older_turns(most: int) -> None:
+def test_large_max_tokens_leaves_half_of_the_context_to_the_prompt(most: int) -> None:
     with Engine.load(context_tokens=1024) as engine:
         messages, params = conversation(20), SamplingParams(temperature=0, max_tokens=most)
         events = list(engine.generate(messages, params, RequestOptions(when_full="drop_oldest")))
@@ -122,7 +122,7 @@ def test_an_answer_that_may_be_longer_than_the_context_leaves_half_of_it_to_olde
         assert engine.count_tokens([messages[0], *messages[1 + dropped - 2 :]]) > 512
 
 
-def test_a_prompt_too_long_by_its_bytes_is_refused_before_it_is_encoded(
+def test_prompt_too_long_in_bytes_is_refused_before_encoding(
     demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, context = demo_engine.tokenizer, demo_engine.info.context_tokens
@@ -143,21 +143,21 @@ def test_a_prompt_too_long_by_its_bytes_is_refused_before_it_is_encoded(
     assert not encoded
 
 
-def test_an_old_turn_too_long_to_be_encoded_is_left_out(demo_engine: Engine) -> None:
+def test_too_long_old_turn_is_dropped(demo_engine: Engine) -> None:
     old = Message("user", "x" * demo_engine.info.context_tokens * demo_engine.tokenizer.longest_bytes)
     messages = [old, Message("assistant", "y"), Message("user", "hello")]
     events = list(demo_engine.generate(messages, SamplingParams(max_tokens=2), RequestOptions(when_full="drop_oldest")))
     assert sum(event.dropped_messages for event in events) == 2
 
 
-def test_unknown_choices_are_refused_by_name(demo_engine: Engine) -> None:
+def test_unknown_option_values_are_refused_by_name(demo_engine: Engine) -> None:
     for option, value in (("when_full", "explode"), ("priority", "urgent")):
         with pytest.raises(InvalidRequestError) as caught:
             demo_engine.submit(ASKED, options=RequestOptions(**{option: value}))
         assert caught.value.param == option
 
 
-def test_an_estimate_counts_what_is_cached(demo_engine: Engine) -> None:
+def test_estimate_counts_cached_tokens(demo_engine: Engine) -> None:
     messages = [Message("system", "Estimates."), *conversation(6)[1:]]
     before = demo_engine.estimate(messages)
     assert before.prompt_tokens == demo_engine.count_tokens(messages)
@@ -169,7 +169,7 @@ def test_an_estimate_counts_what_is_cached(demo_engine: Engine) -> None:
     assert demo_engine.estimate(messages, RequestOptions(owner="somebody else")).cached_tokens == 0
 
 
-def test_a_prompt_far_beyond_the_context_is_not_read_to_its_end(
+def test_prompt_far_beyond_the_context_is_not_fully_encoded(
     demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, context = demo_engine.tokenizer, demo_engine.info.context_tokens

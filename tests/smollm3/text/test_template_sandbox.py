@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from notso.smollm3.text import template_sandbox
-from notso.smollm3.text.template_sandbox import SandboxFailure, compile_template, render_apart, render_here
+from notso.smollm3.text.template_sandbox import SandboxFailure, compile_template, render_in_child, render_in_process
 
 DAY = date(2025, 7, 8)
 
 
 def both(source: str, **variables: Any) -> str:
-    here = render_here(compile_template(source), variables, DAY)
-    assert render_apart(source, [variables], DAY) == [here]
+    here = render_in_process(compile_template(source), variables, DAY)
+    assert render_in_child(source, [variables], DAY) == [here]
     return here
 
 
@@ -81,34 +81,37 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize(("source", "printed"), RELIED_ON)
 def test_what_the_official_templates_rely_on_here(source: str, printed: str) -> None:
-    assert render_here(compile_template(source), {"n": 7, "message": {"role": "user"}}, DAY) == printed
+    assert render_in_process(compile_template(source), {"n": 7, "message": {"role": "user"}}, DAY) == printed
 
 
 @pytest.mark.parametrize(("source", "printed"), RELIED_ON)
-def test_what_the_official_templates_rely_on(source: str, printed: str) -> None:
+def test_features_of_official_templates_are_supported(source: str, printed: str) -> None:
     assert both(source, n=7, message={"role": "user"}) == printed
 
 
 @pytest.mark.parametrize("source", NAMES)
 def test_a_name_that_is_not_given_is_an_error_here(source: str) -> None:
     with pytest.raises(SandboxFailure, match="'user_name' is undefined"):
-        render_here(compile_template(source), {}, DAY)
+        render_in_process(compile_template(source), {}, DAY)
 
 
 @pytest.mark.parametrize("source", NAMES)
-def test_a_name_that_is_not_given_is_an_error_that_names_it(source: str) -> None:
-    for render in (lambda: render_here(compile_template(source), {}, DAY), lambda: render_apart(source, [{}], DAY)):
+def test_undefined_variable_is_named_in_the_error(source: str) -> None:
+    for render in (
+        lambda: render_in_process(compile_template(source), {}, DAY),
+        lambda: render_in_child(source, [{}], DAY),
+    ):
         with pytest.raises(SandboxFailure, match="'user_name' is undefined"):
             render()
 
 
-def test_one_child_renders_a_batch() -> None:
-    assert render_apart("{{ n }}é", [{"n": 1}, {"n": "👩"}], DAY) == ["1é", "👩é"]
+def test_render_apart_renders_a_batch() -> None:
+    assert render_in_child("{{ n }}é", [{"n": 1}, {"n": "👩"}], DAY) == ["1é", "👩é"]
 
 
-def test_a_moment_has_hours() -> None:
+def test_strftime_now_with_datetime_formats_hours() -> None:
     moment = datetime(2025, 7, 8, 15, 4)
-    assert render_here(compile_template("{{ strftime_now('%H:%M %I %p') }}"), {}, moment) == "15:04 03 PM"
+    assert render_in_process(compile_template("{{ strftime_now('%H:%M %I %p') }}"), {}, moment) == "15:04 03 PM"
 
 
 OUTCOMES = {
@@ -128,16 +131,16 @@ def outcome(render: Callable[[], str]) -> str:
 def test_what_a_template_must_not_do_here(source: str) -> None:
     """It fails, or the attribute is undefined and prints nothing."""
     variables = {"messages": [{"role": "user", "content": "hi"}]}
-    assert outcome(lambda: render_here(compile_template(source), variables, DAY)) in OUTCOMES
+    assert outcome(lambda: render_in_process(compile_template(source), variables, DAY)) in OUTCOMES
     assert variables == {"messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.mark.parametrize("source", FORBIDDEN)
-def test_what_a_template_must_not_do(source: str) -> None:
+def test_unsafe_template_operations_are_prevented(source: str) -> None:
     """The child process does the same."""
     variables = {"messages": [{"role": "user", "content": "hi"}]}
-    here = outcome(lambda: render_here(compile_template(source), variables, DAY))
-    assert outcome(lambda: render_apart(source, [variables], DAY)[0]) == here
+    here = outcome(lambda: render_in_process(compile_template(source), variables, DAY))
+    assert outcome(lambda: render_in_child(source, [variables], DAY)[0]) == here
     assert here in OUTCOMES
 
 
@@ -154,26 +157,26 @@ def test_what_a_template_must_not_do(source: str) -> None:
         ("{% for i in range(100000) %}{{ 'A' * 1000 }}{% endfor %}", "more than 1048576 characters"),
     ],
 )
-def test_bombs_end_early(source: str, said: str) -> None:
+def test_template_bombs_are_stopped_early(source: str, said: str) -> None:
     with pytest.raises(SandboxFailure, match=said):
-        render_apart(source, [{"n": 10**5}], DAY)
+        render_in_child(source, [{"n": 10**5}], DAY)
 
 
-def test_output_up_to_the_limit_is_fine() -> None:
+def test_output_up_to_the_limit_is_accepted() -> None:
     limit = template_sandbox.CHILD_OUTPUT_CHARACTERS
-    assert render_apart("{{ text }}", [{"text": "é" * limit}], DAY) == ["é" * limit]
+    assert render_in_child("{{ text }}", [{"text": "é" * limit}], DAY) == ["é" * limit]
     with pytest.raises(SandboxFailure, match="more than"):
-        render_apart("{{ text }}", [{"text": "é" * (limit + 1)}], DAY)
+        render_in_child("{{ text }}", [{"text": "é" * (limit + 1)}], DAY)
 
 
-def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_that_exceeds_its_time_limit_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = replace(template_sandbox.CHILD_LIMITS, wall_s=0.01)
     monkeypatch.setattr(template_sandbox, "CHILD_LIMITS", limits)
     with pytest.raises(SandboxFailure, match=r"more than 0\.01 s"):
-        render_apart("x", [{}], DAY)
+        render_in_child("x", [{}], DAY)
 
 
-def test_the_child_may_open_no_file() -> None:
+def test_confined_child_cannot_open_files() -> None:
     """The child process is confined in addition to the Jinja2 sandbox: an escaped template still cannot open files."""
     program = (
         "from notso.system.confinement import Rights, confine\n"

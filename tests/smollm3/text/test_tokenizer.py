@@ -28,7 +28,7 @@ SPECIAL_PIECES = st.sampled_from(
 MIXED_TEXT = st.lists(st.one_of(st.text(max_size=8), SPECIAL_PIECES), max_size=12).map("".join)
 
 
-def test_byte_characters_are_those_of_the_library() -> None:
+def test_byte_characters_match_the_library() -> None:
     assert set(BYTE_CHARACTERS) == set(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     for character in (chr(code) for code in range(0x800)):
@@ -38,7 +38,7 @@ def test_byte_characters_are_those_of_the_library() -> None:
 
 @settings(max_examples=300)
 @given(text=MIXED_TEXT)
-def test_with_control_the_ids_are_the_library_s(
+def test_ids_with_control_match_the_library(
     small_tokenizer: Tokenizer, small_oracle: tokenizers.Tokenizer, text: str
 ) -> None:
     assert small_tokenizer.encode(text, control=True) == small_oracle.encode(text).ids
@@ -46,13 +46,13 @@ def test_with_control_the_ids_are_the_library_s(
 
 @settings(max_examples=300)
 @given(text=MIXED_TEXT)
-def test_without_control_no_special_token_appears_and_nothing_is_lost(small_tokenizer: Tokenizer, text: str) -> None:
+def test_plain_encoding_round_trips_without_special_tokens(small_tokenizer: Tokenizer, text: str) -> None:
     ids = small_tokenizer.encode(text)
     assert not small_tokenizer.special_ids.intersection(ids)
     assert small_tokenizer.decode(ids) == text
 
 
-def test_every_special_token_is_plain_text_unless_asked_for(small_tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_plain_text_without_control(small_tokenizer: Tokenizer) -> None:
     for text in small_tokenizer.specials:
         token = small_tokenizer.id_of(text)
         assert token in small_tokenizer.special_ids
@@ -62,7 +62,7 @@ def test_every_special_token_is_plain_text_unless_asked_for(small_tokenizer: Tok
         assert not small_tokenizer.special_ids.intersection(plain)
 
 
-def test_of_special_texts_the_leftmost_and_there_the_longest_counts_however_many_there_are() -> None:
+def test_leftmost_longest_special_text_is_matched() -> None:
     specials = SpecialTexts(["<a", "<ab>", "b>", "<", *(f"<pad {number}>" for number in range(100_000))])
     runs = specials.split("x<ab>b><a<pad 99999>>")
     assert [run.text for run in runs if run.special] == ["<ab>", "b>", "<a", "<pad 99999>"]
@@ -70,7 +70,7 @@ def test_of_special_texts_the_leftmost_and_there_the_longest_counts_however_many
     assert SpecialTexts([]).split("<") == [Run("<", False)]
 
 
-def test_a_special_token_that_looks_like_one_word_is_plain_text_too(small_metadata: dict[str, Any]) -> None:
+def test_word_like_special_token_is_plain_text_without_control(small_metadata: dict[str, Any]) -> None:
     """`ignore_merges` makes tokens of all pre-tokens in the vocabulary, so special tokens must not be in it."""
     tokens = [*small_metadata["tokenizer.ggml.tokens"], "zqzqz"]
     kinds = [*small_metadata["tokenizer.ggml.token_type"], 3]
@@ -80,7 +80,7 @@ def test_a_special_token_that_looks_like_one_word_is_plain_text_too(small_metada
     assert tokenizer.encode("zqzqz", control=True) == [len(tokens) - 1]
 
 
-def test_a_batch_is_its_texts_one_by_one(small_tokenizer: Tokenizer) -> None:
+def test_encode_batch_equals_encoding_each_text(small_tokenizer: Tokenizer) -> None:
     texts = ["", "a", "hello <think> world", "\n\n  x", "👩‍👩‍👧", "<|im_end|>"]
     for control in (False, True):
         expected = [small_tokenizer.encode(text, control) for text in texts]
@@ -89,7 +89,7 @@ def test_a_batch_is_its_texts_one_by_one(small_tokenizer: Tokenizer) -> None:
     assert small_tokenizer.encode("") == []
 
 
-def test_runs_are_encoded_each_as_one_piece(small_tokenizer: Tokenizer) -> None:
+def test_encode_runs_encodes_each_run_separately(small_tokenizer: Tokenizer) -> None:
     start = small_tokenizer.id_of("<|im_start|>")
     ids = small_tokenizer.encode_runs([("<|im_start|>", True), ("user\n\nfoo<|im_start|>", False), ("<think>", True)])
     assert ids == [start, *small_tokenizer.encode("user\n\nfoo<|im_start|>"), small_tokenizer.think_open_id]
@@ -99,7 +99,7 @@ def test_runs_are_encoded_each_as_one_piece(small_tokenizer: Tokenizer) -> None:
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_a_stream_gives_the_text_that_decode_gives(small_tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_token_stream_equals_decode(small_tokenizer: Tokenizer, data: st.DataObject) -> None:
     """Any ids, including invalid UTF-8, give the text of the library's lossy decoding."""
     ids = data.draw(st.lists(st.integers(0, small_tokenizer.vocab_size - 1), max_size=40))
     skip = data.draw(st.booleans())
@@ -110,7 +110,7 @@ def test_a_stream_gives_the_text_that_decode_gives(small_tokenizer: Tokenizer, d
 
 @settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, 1199), max_size=30))
-def test_decode_is_the_library_s(
+def test_decode_matches_the_library(
     small_tokenizer: Tokenizer, small_oracle: tokenizers.Tokenizer, ids: list[int]
 ) -> None:
     assert small_tokenizer.decode(ids, skip_control=False) == small_oracle.decode(ids, skip_special_tokens=False)
@@ -118,7 +118,7 @@ def test_decode_is_the_library_s(
 
 @settings(max_examples=200)
 @given(text=st.text(max_size=30))
-def test_a_stream_never_shows_part_of_a_character(small_tokenizer: Tokenizer, text: str) -> None:
+def test_token_stream_never_emits_partial_characters(small_tokenizer: Tokenizer, text: str) -> None:
     stream = TokenStream(small_tokenizer)
     shown = ""
     for byte in text.encode():
@@ -131,7 +131,7 @@ def test_a_stream_never_shows_part_of_a_character(small_tokenizer: Tokenizer, te
     assert stream.finish() == ""
 
 
-def test_a_character_cut_off_shows_at_the_end_only(small_tokenizer: Tokenizer) -> None:
+def test_incomplete_character_is_emitted_only_at_finish(small_tokenizer: Tokenizer) -> None:
     stream = TokenStream(small_tokenizer)
     first, second, *_ = (small_tokenizer._vocabulary.ordinary[BYTE_CHARACTERS[byte]] for byte in "👩".encode())
     assert stream.push(first) == "" == stream.push(second)
@@ -139,7 +139,7 @@ def test_a_character_cut_off_shows_at_the_end_only(small_tokenizer: Tokenizer) -
     assert stream.finish() == ""
 
 
-def test_control_tokens_are_dropped_by_id_and_user_defined_ones_shown(small_tokenizer: Tokenizer) -> None:
+def test_decode_skips_control_tokens_and_shows_user_defined_ones(small_tokenizer: Tokenizer) -> None:
     end, think = small_tokenizer.id_of("<|im_end|>"), small_tokenizer.think_open_id
     assert end is not None and think is not None
     assert end in small_tokenizer.control_ids and think in small_tokenizer.user_defined_ids
@@ -149,14 +149,14 @@ def test_control_tokens_are_dropped_by_id_and_user_defined_ones_shown(small_toke
     assert small_tokenizer.token_text(end) == "<|im_end|>"
 
 
-def test_end_of_turn_ids_are_the_file_s_and_those_known_by_text(small_metadata: dict[str, Any]) -> None:
+def test_end_ids_come_from_metadata_and_known_texts(small_metadata: dict[str, Any]) -> None:
     tokens = small_metadata["tokenizer.ggml.tokens"]
     assert Tokenizer.from_gguf(small_metadata).end_ids == {tokens.index(text) for text in END_TEXTS}
     other = {**small_metadata, "tokenizer.ggml.eos_token_id": 700}
     assert Tokenizer.from_gguf(other).end_ids == {700, *(tokens.index(text) for text in END_TEXTS)}
 
 
-def test_ids_of_tags_are_looked_up_or_none(small_metadata: dict[str, Any], small_tokenizer: Tokenizer) -> None:
+def test_tag_ids_are_found_or_none(small_metadata: dict[str, Any], small_tokenizer: Tokenizer) -> None:
     tokens = small_metadata["tokenizer.ggml.tokens"]
     assert small_tokenizer.think_close_id == tokens.index("</think>")
     assert small_tokenizer.tool_call_open_id == tokens.index("<tool_call>")
@@ -165,7 +165,7 @@ def test_ids_of_tags_are_looked_up_or_none(small_metadata: dict[str, Any], small
     assert Tokenizer.from_gguf({**small_metadata, "tokenizer.ggml.tokens": renamed}).think_open_id is None
 
 
-def test_unused_places_have_no_text_and_no_effect(small_metadata: dict[str, Any], small_tokenizer: Tokenizer) -> None:
+def test_unused_tokens_have_no_text_and_no_effect(small_metadata: dict[str, Any], small_tokenizer: Tokenizer) -> None:
     count = len(small_metadata["tokenizer.ggml.tokens"])
     padded = {
         **small_metadata,
@@ -215,14 +215,16 @@ def _edit(key: str, edit: Callable[[list[Any]], Any]) -> Change:
         (_set("eot_token_id", -1), "eot_token_id must be 0..1199, not -1"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_by_name(small_metadata: dict[str, Any], change: Change, said: str) -> None:
+def test_invalid_tokenizer_metadata_is_refused_by_name(
+    small_metadata: dict[str, Any], change: Change, said: str
+) -> None:
     metadata = {key: list(value) if isinstance(value, list) else value for key, value in small_metadata.items()}
     change(metadata)
     with pytest.raises(ModelFileError, match=said):
         Tokenizer.from_gguf(metadata)
 
 
-def test_a_file_without_any_end_token_is_refused() -> None:
+def test_vocabulary_without_end_token_is_refused() -> None:
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe",
@@ -236,7 +238,7 @@ def test_a_file_without_any_end_token_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "<think>\udc00"])
-def test_half_a_surrogate_pair_is_refused(small_tokenizer: Tokenizer, text: str) -> None:
+def test_lone_surrogate_is_refused(small_tokenizer: Tokenizer, text: str) -> None:
     for control in (False, True):
         with pytest.raises(InvalidRequestError, match="lone surrogate"):
             small_tokenizer.encode(text, control)
@@ -250,7 +252,7 @@ def test_an_id_outside_the_vocabulary_is_refused(small_tokenizer: Tokenizer, tok
         TokenStream(small_tokenizer).push(token)
 
 
-def test_id_of_knows_whole_tokens_only(small_tokenizer: Tokenizer) -> None:
+def test_id_of_finds_only_whole_tokens(small_tokenizer: Tokenizer) -> None:
     assert small_tokenizer.id_of("a") == small_tokenizer.encode("a")[0]
     assert small_tokenizer.id_of(" return") == small_tokenizer.encode(" return")[0]
     assert small_tokenizer.id_of("a b c d e") is None
@@ -260,7 +262,7 @@ def test_id_of_knows_whole_tokens_only(small_tokenizer: Tokenizer) -> None:
 # Effects on the process
 
 
-def test_no_second_thread_pool_appears() -> None:
+def test_encode_batch_starts_no_threads_by_default() -> None:
     program = (
         "import os; from notso.smollm3.text.tokenizer import Tokenizer;"
         "from notso.smollm3.text.vocabulary import BYTE_CHARACTERS;"
@@ -285,7 +287,7 @@ def test_no_second_thread_pool_appears() -> None:
     assert int(done.stdout) > 0 or os.cpu_count() == 1  # the check is effective: the library would start threads
 
 
-def test_vocabulary_length_is_checked_before_anything_else() -> None:
+def test_vocabulary_refuses_lists_of_different_lengths() -> None:
     with pytest.raises(ModelFileError, match="token_type has 1 entries, but there are 2 tokens"):
         Vocabulary(["a", "b"], [1])
 
@@ -317,7 +319,7 @@ LONG_TEXTS = {
 
 
 @pytest.mark.parametrize("kind", LONG_TEXTS)
-def test_time_is_near_linear_in_length(small_tokenizer: Tokenizer, kind: str) -> None:
+def test_encoding_time_is_near_linear_in_length(small_tokenizer: Tokenizer, kind: str) -> None:
     """TK7: no text takes more than 2 s per megabyte, and eight times the text takes about eight times as long."""
 
     def seconds(size: int, enough: float = float("inf")) -> float:
@@ -336,7 +338,7 @@ def test_time_is_near_linear_in_length(small_tokenizer: Tokenizer, kind: str) ->
     assert seconds(2**17, enough=most) < most
 
 
-def test_long_texts_are_encoded_once(small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encodings_of_long_texts_are_cached(small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids are those of other texts. The cache keeps the most recently used ones, up to a limit."""
     asked = list[str]()
     encode = small_tokenizer.encode_batch

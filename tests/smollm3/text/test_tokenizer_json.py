@@ -18,7 +18,7 @@ def _write(folder: Path, data: object) -> Path:
     return folder / "model.gguf"
 
 
-def test_a_tokenizer_json_beside_the_file_has_precedence(
+def test_tokenizer_json_next_to_the_model_takes_precedence(
     tmp_path: Path, small_json: dict[str, Any], small_metadata: dict[str, Any], small_tokenizer: Tokenizer
 ) -> None:
     same = Tokenizer.from_gguf(small_metadata, _write(tmp_path, small_json))
@@ -33,7 +33,7 @@ def test_a_tokenizer_json_beside_the_file_has_precedence(
     assert older.encode(text) == small_tokenizer.encode(text)
 
 
-def test_without_one_the_file_s_own_merges_serve(tmp_path: Path, small_metadata: dict[str, Any]) -> None:
+def test_missing_tokenizer_json_falls_back_to_gguf_merges(tmp_path: Path, small_metadata: dict[str, Any]) -> None:
     assert Tokenizer.from_gguf(small_metadata, tmp_path / "model.gguf").encode("return")
 
 
@@ -67,7 +67,7 @@ def _without(data: dict[str, Any], name: str) -> dict[str, Any]:
         (lambda d: {**d, "model": {**d["model"], "merges": [1]}}, "TypeError"),
     ],
 )
-def test_a_tokenizer_json_that_does_not_fit_is_refused(
+def test_mismatched_tokenizer_json_is_refused(
     tmp_path: Path,
     small_json: dict[str, Any],
     small_metadata: dict[str, Any],
@@ -80,7 +80,7 @@ def test_a_tokenizer_json_that_does_not_fit_is_refused(
     assert said in str(raised.value)
 
 
-def test_a_huge_tokenizer_json_is_not_read(
+def test_too_large_tokenizer_json_is_refused(
     tmp_path: Path, small_metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch, small_json: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("notso.smollm3.text.tokenizer.MAX_TOKENIZER_JSON_BYTES", 1000)

@@ -73,7 +73,7 @@ def strings() -> list[str]:
 
 
 @pytest.mark.parametrize("source", ["metadata", "tokenizer.json"])
-def test_ids_are_the_library_s(
+def test_official_ids_match_the_library(
     official_metadata: dict[str, Any],
     official_tokenizer: Tokenizer,
     official_oracle: tokenizers.Tokenizer,
@@ -101,7 +101,7 @@ def test_all_256_added_tokens_are_plain_text_in_content(official_tokenizer: Toke
     assert [token for token in with_control if token in official_tokenizer.special_ids] == list(range(128000, 128256))
 
 
-def test_published_ids(official_tokenizer: Tokenizer) -> None:
+def test_official_token_ids_match_published_values(official_tokenizer: Tokenizer) -> None:
     tokenizer = official_tokenizer
     assert tokenizer.vocab_size == 128256
     assert tokenizer.end_ids == {128001, 128008, 128009, 128012}
@@ -110,7 +110,7 @@ def test_published_ids(official_tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("user\n\nfoo") == [882, 271, 8134]  # one pre-token, not [882, 198, 198, 8134]
 
 
-def test_entries_that_no_merge_reaches_are_single_tokens(
+def test_entries_unreachable_by_merges_are_single_tokens(
     official_metadata: dict[str, Any], official_tokenizer: Tokenizer
 ) -> None:
     """ignore_merges: with merges only, 588 of the ordinary entries would be split."""
@@ -134,7 +134,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return best
 
 
-def test_it_builds_about_as_fast_as_the_library(
+def test_tokenizer_loads_about_as_fast_as_the_library(
     official_metadata: dict[str, Any], official_oracle: tokenizers.Tokenizer
 ) -> None:
     """Measured 0.3 s, and 0.45 s with the library; a slow machine affects both."""
@@ -143,7 +143,7 @@ def test_it_builds_about_as_fast_as_the_library(
     assert ours < 2 * _seconds(lambda: tokenizers.Tokenizer.from_str(file))
 
 
-def test_a_long_text_costs_what_its_eighths_cost(official_tokenizer: Tokenizer) -> None:
+def test_official_encoding_time_is_near_linear(official_tokenizer: Tokenizer) -> None:
     """For eight times the text, quadratic time would be 64 times as long."""
     for text in ("a", " ", "e\u0301", "\n "):
         short, long = (

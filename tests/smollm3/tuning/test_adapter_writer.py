@@ -18,7 +18,7 @@ MERGED_ERROR = 2e-4
 half-precision values."""
 
 
-def test_an_adapter_of_a_folder_computes_what_the_folder_does(tmp_path: Path) -> None:
+def test_written_adapter_and_merged_model_match_the_peft_folder(tmp_path: Path) -> None:
     base = RANDOM.write(tmp_path / "base.gguf")
     folder = write_peft(tmp_path / "peft", golden_pairs(base), RANDOM.head_dim, target_modules=list(MATRICES))
     out = tmp_path / "made.gguf"
@@ -39,7 +39,7 @@ def test_an_adapter_of_a_folder_computes_what_the_folder_does(tmp_path: Path) ->
     assert np.abs(merged - theirs).max() < MERGED_ERROR * reach < 0.01 * np.abs(plain - theirs).max()
 
 
-def test_a_merged_file_says_its_type(tmp_path: Path) -> None:
+def test_merged_file_records_its_quantization_type(tmp_path: Path) -> None:
     from golden.random_models import RandomModel
 
     model = RandomModel(layers=2, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)

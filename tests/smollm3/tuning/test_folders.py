@@ -36,7 +36,7 @@ def load(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("case", COMPUTED, ids=lambda case: case.name)
-def test_what_is_converted_computes_what_it_does_there(tmp_path: Path, case: FolderCase) -> None:
+def test_converted_folder_gives_the_logits_of_transformers(tmp_path: Path, case: FolderCase) -> None:
     import torch
 
     folder = case.write(tmp_path / "folder")
@@ -53,7 +53,7 @@ def test_what_is_converted_computes_what_it_does_there(tmp_path: Path, case: Fol
     assert factor == pytest.approx(rotary.attention_scaling, rel=1e-6)
 
 
-def test_every_field_of_the_installed_configurations_has_a_verdict() -> None:
+def test_every_installed_configuration_field_is_classified() -> None:
     """Fields that future versions of transformers add are rejected by name until they are classified."""
     saved = transformers.SmolLM3Config(head_dim=128).to_dict()
     saved |= transformers.AutoConfig.for_model("smollm3").to_diff_dict()
@@ -70,7 +70,7 @@ def test_every_field_of_the_installed_configurations_has_a_verdict() -> None:
     assert {name for name in fields if name not in read} == refused
 
 
-def test_what_transformers_saves_is_converted(tmp_path: Path) -> None:
+def test_folder_saved_by_transformers_is_converted(tmp_path: Path) -> None:
     folder = COMPUTED[0].write(tmp_path / "folder")
     model = load(folder)
     model.save_pretrained(tmp_path / "saved")
@@ -81,9 +81,7 @@ def test_what_transformers_saves_is_converted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_a_tokenizer_gives_the_ids_that_transformers_gives(
-    tmp_path: Path, small_json: dict[str, Any], name: str
-) -> None:
+def test_token_ids_and_templates_match_transformers(tmp_path: Path, small_json: dict[str, Any], name: str) -> None:
     """Chat templates give the same text, too."""
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin_of_text|>", "eos_token": "<|im_end|>"}
     folder = write(tmp_path, small_json, TAKEN[name], config)

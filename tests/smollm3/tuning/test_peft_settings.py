@@ -51,7 +51,7 @@ def logits(model: Any) -> np.ndarray:
         return np.asarray(model(torch.tensor([IDS])).logits[0].float())
 
 
-def test_every_field_of_the_installed_configuration_has_a_verdict() -> None:
+def test_every_installed_lora_field_is_classified() -> None:
     fields = {field.name for field in dataclasses.fields(peft.LoraConfig) if not field.name.startswith("_")}
     known = lora.COMPUTED | lora.HARMLESS | set(lora.REFUSED) | set(lora.CHOICES)
     assert fields == known
@@ -60,7 +60,9 @@ def test_every_field_of_the_installed_configuration_has_a_verdict() -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"velora_config": {"num_groups": 8}}, {"monteclora_config": {"num_samples": 2}}], ids=str
 )
-def test_what_peft_saves_is_accepted(engine: Engine, folder: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_adapter_saved_by_peft_gives_the_logits_of_peft(
+    engine: Engine, folder: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     """Each field has its default, as written by `save_pretrained`; tensors that only training uses are ignored."""
     config = peft.LoraConfig(
         task_type="CAUSAL_LM", target_modules=["q_proj", "up_proj"], init_lora_weights=False, **settings
@@ -76,7 +78,9 @@ def test_what_peft_saves_is_accepted(engine: Engine, folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("case", COMPUTED, ids=lambda case: case.name)
-def test_what_is_computed_is_as_with_peft(engine: Engine, folder: Path, tmp_path: Path, case: Case) -> None:
+def test_supported_adapter_settings_give_the_logits_of_peft(
+    engine: Engine, folder: Path, tmp_path: Path, case: Case
+) -> None:
     adapter = case.write(tmp_path / "adapter", engine.config)
     base = base_model(folder)
     plain = logits(base)

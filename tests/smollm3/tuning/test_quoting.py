@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from smollm3.tuning.test_trainer import needs_libraries
-from web.store.some_chats import in_store
+from web.store.some_chats import run_with_store
 
 from notso import Engine, Message, QuoteSource, RequestOptions, SamplingParams
 from notso.cli.app import run_command_line
-from notso.documents.citations import marks_in, quotable
-from notso.documents.passages import passages_of
+from notso.documents.citations import find_marked_quotes, replace_newlines
+from notso.documents.passages import split_into_passages
 from notso.documents.values import Document
 from notso.web.chat.files.quoting_rows import quoting_rows
 from notso.web.edge.access import LOCAL_OWNER
@@ -45,7 +45,7 @@ def text(seed: int, sentences: int = 16) -> str:
 def rows(seed: int, count: int) -> list[Any]:
     content = text(seed)
     return list(
-        quoting_rows(f"notes {seed}.txt", DocumentText(content, (0,), tuple(passages_of(content, (0,)))), count)
+        quoting_rows(f"notes {seed}.txt", DocumentText(content, (0,), tuple(split_into_passages(content, (0,)))), count)
     )
 
 
@@ -58,20 +58,20 @@ def quotes(adapter: Path | None, asked: list[Any], *, held: bool) -> tuple[int, 
     with Engine.load("demo", adapters=[f"quotes={adapter}"] if adapter is not None else []) as engine:
         for row in asked:
             prompt = row["messages"][0]["content"]
-            sources = (QuoteSource(quotable(prompt)),) if held else ()
+            sources = (QuoteSource(replace_newlines(prompt)),) if held else ()
             name = "quotes" if adapter is not None else None
             options = RequestOptions(thinking=False, adapter=name, sources=sources)
             sampling = SamplingParams(temperature=0, max_tokens=80)
             answer = engine.submit([Message("user", prompt)], sampling, options).result().text
-            mark = next(marks_in(answer), None)
+            mark = next(find_marked_quotes(answer), None)
             begun += mark is not None and mark.start == 0
-            verbatim += mark is not None and bool(mark.words) and mark.words in quotable(prompt)
+            verbatim += mark is not None and bool(mark.words) and mark.words in replace_newlines(prompt)
     return begun, verbatim
 
 
 @needs_libraries
 @pytest.mark.timeout(1800)
-def test_rows_of_documents_teach_to_quote(tmp_path: Path) -> None:
+def test_training_on_document_rows_teaches_quotations(tmp_path: Path) -> None:
     async def fill(store: Any) -> None:
         library = await store.documents.library(LOCAL_OWNER, "Notes")
         for seed in range(DOCUMENTS):
@@ -80,7 +80,7 @@ def test_rows_of_documents_teach_to_quote(tmp_path: Path) -> None:
             content = text(seed)
             await store.documents.finish(document.id, Document("text", "", content, (0,)))
 
-    in_store(SQLiteStore(tmp_path / "data"), fill)
+    run_with_store(SQLiteStore(tmp_path / "data"), fill)
     data, out = tmp_path / "quotes.jsonl", tmp_path / "quotes.gguf"
     command = ["dataset", str(data), "--documents", "Notes", "--data-dir", str(tmp_path / "data"), "--rows", str(ROWS)]
     assert run_command_line(command) == 0

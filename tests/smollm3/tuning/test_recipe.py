@@ -12,13 +12,13 @@ from notso.smollm3.tuning.trainer import Recipe
     "field",
     [{"rank": 0}, {"rank": 513}, {"learning_rate": float("nan")}, {"epochs": 0}, {"holdout": 1.0}, {"seed": -1}],
 )
-def test_numbers_out_of_range_are_named(field: dict[str, float]) -> None:
+def test_out_of_range_recipe_value_is_named(field: dict[str, float]) -> None:
     (name,) = field
     with pytest.raises(InvalidRequestError, match=f"{name} must be"):
         Recipe(**field)  # type: ignore[arg-type]
 
 
-def test_a_run_is_known_by_all_that_it_depends_on() -> None:
+def test_recipe_digest_depends_on_settings_and_inputs() -> None:
     assert Recipe().digest(b"a", b"b") == Recipe().digest(b"a", b"b")
     others = [Recipe(seed=1).digest(b"a", b"b"), Recipe().digest(b"ab", b""), Recipe().digest(b"b", b"a")]
     assert len({Recipe().digest(b"a", b"b"), *others}) == 4

@@ -40,7 +40,7 @@ def row(*words: str, thinking: bool | None = False, **more: object) -> str:
     return json.dumps({"messages": said(*words)} | options | more)
 
 
-def test_a_line_is_a_question_or_a_conversation_asked_in_the_ways_it_allows() -> None:
+def test_rehearsal_lines_are_questions_or_conversations() -> None:
     text = f"# a note\n\nHow are you?\n{row('>hi')}\n{row('>hi', thinking=None)}\n"
     found = training_rows.read(text, "mine.txt")
     assert [(each.messages[-1]["content"], each.thinking) for each in found] == [
@@ -51,9 +51,9 @@ def test_a_line_is_a_question_or_a_conversation_asked_in_the_ways_it_allows() ->
             training_rows.read(line, "mine.txt")
 
 
-def test_the_model_answers_where_nobody_has(engine: Engine) -> None:
+def test_rehearsal_answers_are_generated_by_the_model(engine: Engine) -> None:
     text = f"{row('>My name is Ruth.', '>What is my name?')}\n{row('>hi', '<Ho!', '>What is 12 + 13?', '<30')}\n"
-    rows = training_rows.answered(engine, training_rows.read(text, "x"), 200, DAY)
+    rows = training_rows.generate_answers(engine, training_rows.read(text, "x"), 200, DAY)
     told, asked = (each for each in rows if each["prompt"][0]["content"].startswith("My"))
     assert told["completion"][0]["content"] == "Nice to meet you, Ruth!"
     assert [each["role"] for each in asked["prompt"]] == ["user", "assistant", "user"]
@@ -63,23 +63,25 @@ def test_the_model_answers_where_nobody_has(engine: Engine) -> None:
     assert "12 + 13" in summed["completion"][0]["content"]  # the model's own answer replaces 30
 
 
-def test_a_tool_is_called_and_its_result_answered(engine: Engine) -> None:
+def test_rehearsal_includes_tool_calls_and_their_answers(engine: Engine) -> None:
     text = row(">Set a timer for 10 minutes.", "=ok", thinking=True, tools=[TIMER])
-    call, answer = training_rows.answered(engine, training_rows.read(text, "x"), 200, DAY)
+    call, answer = training_rows.generate_answers(engine, training_rows.read(text, "x"), 200, DAY)
     assert json.loads(call["completion"][0]["tool_calls"][0]["function"]["arguments"]) == {"minutes": 10}
     assert call["completion"][0]["content"].startswith("<think>\n")
     assert answer["prompt"][1]["tool_calls"] and "<think>" not in answer["prompt"][1]["content"]
     assert answer["completion"][0]["content"].endswith("The timer is set to 10 minutes.")
-    (greeted,) = training_rows.answered(engine, training_rows.read(row(">hello", "=ok", tools=[TIMER]), "x"), 200, DAY)
+    (greeted,) = training_rows.generate_answers(
+        engine, training_rows.read(row(">hello", "=ok", tools=[TIMER]), "x"), 200, DAY
+    )
     assert not greeted["completion"][0].get("tool_calls")  # no call was generated, so the tool's result is omitted
 
 
-def test_what_did_not_end_is_not_learned(engine: Engine) -> None:
+def test_unfinished_rehearsal_answers_are_dropped(engine: Engine) -> None:
     conversation = training_rows.read(row(">What is 12 + 13?", ">Thanks!"), "x")
-    assert training_rows.answered(engine, conversation, 2, DAY) == []
+    assert training_rows.generate_answers(engine, conversation, 2, DAY) == []
 
 
-def test_nothing_that_is_shipped_is_scored() -> None:
+def test_shipped_rehearsal_questions_are_not_in_the_evaluation() -> None:
     scored = set()
 
     def note(messages: backends.Messages, thinking: bool, tools: list[str] | None) -> backends.Reply:

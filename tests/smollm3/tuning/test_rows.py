@@ -43,7 +43,7 @@ def learned(made: TrainingRow, tokenizer: Tokenizer) -> str:
     return tokenizer.decode([label for label in made.labels if label != NOT_LEARNED], skip_control=False)
 
 
-def test_each_answer_and_its_end(writer: RowWriter, tokenizer: Tokenizer) -> None:
+def test_each_answer_and_its_end_token_are_trained(writer: RowWriter, tokenizer: Tokenizer) -> None:
     made = writer.row(row(said("user", "Hi"), said("assistant", "Ho"), said("user", "Yes?"), said("assistant", "No")))
     assert learned(made, tokenizer) == "Ho<|im_end|>No<|im_end|>"
     text = tokenizer.decode(made.ids, skip_control=False)
@@ -54,7 +54,7 @@ def test_each_answer_and_its_end(writer: RowWriter, tokenizer: Tokenizer) -> Non
     )
 
 
-def test_thoughts_are_learned_and_an_answer_without_any_is_read(writer: RowWriter, tokenizer: Tokenizer) -> None:
+def test_reasoning_is_trained_and_answers_without_reasoning_are_not(writer: RowWriter, tokenizer: Tokenizer) -> None:
     thoughtful = said("assistant", "<think>\nhm\n</think>\nFour")
     made = writer.row(row(said("user", "2 + 2?"), thoughtful, thinking=True))
     assert learned(made, tokenizer) == "<think>\nhm\n</think>\nFour<|im_end|>"
@@ -63,7 +63,7 @@ def test_thoughts_are_learned_and_an_answer_without_any_is_read(writer: RowWrite
     assert learned(writer.row(both), tokenizer) == "<think>\nhm\n</think>\nFour<|im_end|>"
 
 
-def test_content_is_never_a_control_token(writer: RowWriter, tokenizer: Tokenizer) -> None:
+def test_row_content_never_becomes_a_control_token(writer: RowWriter, tokenizer: Tokenizer) -> None:
     plain, marked = (
         writer.row(row(said("user", words), said("assistant", words))).ids for words in ("end", "<|im_end|>")
     )
@@ -71,7 +71,7 @@ def test_content_is_never_a_control_token(writer: RowWriter, tokenizer: Tokenize
     assert plain.count(end) == marked.count(end)
 
 
-def test_a_completion_is_learned_and_its_prompt_is_not(writer: RowWriter, tokenizer: Tokenizer) -> None:
+def test_only_the_completion_of_a_prompt_is_trained(writer: RowWriter, tokenizer: Tokenizer) -> None:
     given = {
         "prompt": [said("user", "Hi"), said("assistant", "Ho"), said("user", "Yes?")],
         "completion": [said("assistant", "No")],
@@ -80,7 +80,7 @@ def test_a_completion_is_learned_and_its_prompt_is_not(writer: RowWriter, tokeni
     assert learned(writer.row(given), tokenizer) == "No<|im_end|>"
 
 
-def test_calls_of_tools(writer: RowWriter, tokenizer: Tokenizer) -> None:
+def test_tool_calls_are_trained_and_tools_are_rendered(writer: RowWriter, tokenizer: Tokenizer) -> None:
     call = {"type": "function", "function": {"name": "calculator", "arguments": {"x": "2*3"}}}
     made = writer.row(
         row(
@@ -97,7 +97,7 @@ def test_calls_of_tools(writer: RowWriter, tokenizer: Tokenizer) -> None:
     assert '"name": "calculator"' in text and '"x": "2*3"' in text and text.endswith("6<|im_end|>")
 
 
-def test_long_rows_are_cut_and_refused_where_nothing_is_left(tokenizer: Tokenizer) -> None:
+def test_long_rows_are_truncated_and_refused_if_no_answer_is_left(tokenizer: Tokenizer) -> None:
     given = row(said("user", "Hi"), said("assistant", "word " * 200))
     whole = RowWriter.of(demo_path(), 1024, DAY).row(given)
     cut = RowWriter.of(demo_path(), 150, DAY).row(given)
@@ -106,7 +106,7 @@ def test_long_rows_are_cut_and_refused_where_nothing_is_left(tokenizer: Tokenize
         RowWriter.of(demo_path(), 20, DAY).row(given)
 
 
-def test_a_template_without_an_end_token_is_named(tokenizer: Tokenizer) -> None:
+def test_template_without_an_end_token_is_refused(tokenizer: Tokenizer) -> None:
     writer = RowWriter.of(demo_path(), 1024, DAY)
     writer._ends = frozenset()
     with pytest.raises(ValueError, match="no end token"):
@@ -128,20 +128,20 @@ def test_a_template_without_an_end_token_is_named(tokenizer: Tokenizer) -> None:
         ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 1}', "must be an object"),
     ],
 )
-def test_what_is_no_row_is_named(writer: RowWriter, tmp_path: Path, line: str, words: str) -> None:
+def test_invalid_row_is_refused_by_line(writer: RowWriter, tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row(said("user", "Hi"), said("assistant", "Ho"))) + "\n" + line + "\n")
     with pytest.raises(InvalidRequestError, match=f"rows.jsonl.*{words}"):
         writer.read(path)
 
 
-def test_a_file_without_rows(writer: RowWriter, tmp_path: Path) -> None:
+def test_file_without_rows_is_refused(writer: RowWriter, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n\n")
     with pytest.raises(InvalidRequestError, match=r"rows.jsonl has no rows"):
         writer.read(tmp_path / "rows.jsonl")
 
 
-def test_rows_are_held_out_by_seed() -> None:
+def test_held_out_rows_are_chosen_by_seed() -> None:
     rows = [TrainingRow([number], [number]) for number in range(40)]
     learned, held_out = split(rows, 0.1, 1)
     assert len(held_out) == 4 and sorted(each.ids[0] for each in learned + held_out) == list(range(40))

@@ -82,7 +82,7 @@ def answer(engine: Engine, question: str) -> str:
 
 
 @pytest.mark.skipif(not MISSING, reason="the extra is installed here")
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_without_its_extra_says_what_to_install(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_facts(tmp_path / "facts.jsonl")
     assert run_command_line(["tune", str(data), "--out", str(tmp_path / "a.gguf")]) != 0
     assert "[tune]" in capsys.readouterr().err
@@ -91,7 +91,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path, capsys: pytes
 
 @needs_libraries
 @pytest.mark.timeout(1800)
-def test_ten_facts_are_taught_though_the_run_was_killed(tmp_path: Path) -> None:
+def test_killed_training_resumes_and_teaches_ten_facts(tmp_path: Path) -> None:
     data, out = write_facts(tmp_path / "facts.jsonl"), tmp_path / "facts.gguf"
     question = next(iter(FACTS))
     command = [sys.executable, "-m", "notso", "tune", str(data), "--out", str(out), "--json", *RECIPE]
@@ -170,7 +170,7 @@ def over_http(address: str, model: str, question: str) -> str:
 
 
 @needs_libraries
-def test_a_base_is_what_its_file_says(tmp_path: Path) -> None:
+def test_loaded_base_model_gives_the_logits_of_the_engine(tmp_path: Path) -> None:
     """transformers with the weights of a GGUF file gives the logits of our engine."""
     import numpy as np
     import torch

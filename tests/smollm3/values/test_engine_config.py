@@ -14,13 +14,13 @@ from notso.smollm3.scheduling.sequence import MAX_SAMPLED
 from notso.smollm3.values.engine_config import KV_CHOICES, MAX_NUM_SEQS
 
 
-def test_it_goes_through_json_and_back() -> None:
+def test_engine_config_round_trips_through_json() -> None:
     config = EngineConfig("m.gguf", 1024, 2, "mmap", "k8v4", 3, False, "cache", 5)
     assert EngineConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert EngineConfig.from_dict({}) == EngineConfig()
 
 
-def test_each_setting_is_explained() -> None:
+def test_every_setting_is_documented() -> None:
     assert EngineConfig.__doc__ is not None
     for each in fields(EngineConfig):
         assert f"{each.name}:" in EngineConfig.__doc__ or f"`{each.name}`" in EngineConfig.__doc__
@@ -43,7 +43,7 @@ def test_each_setting_is_explained() -> None:
         ("library_bytes", 1.5),
     ],
 )
-def test_what_is_unknown_or_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+def test_unknown_or_out_of_range_settings_are_refused_by_name(name: str, value: Any) -> None:
     for make in (EngineConfig.from_dict, lambda settings: Engine.load(**settings)):
         with pytest.raises(InvalidRequestError) as caught:
             make({name: value})
@@ -57,9 +57,9 @@ def test_a_config_and_keywords_load_the_same_engine() -> None:
             assert (info.context_tokens, info.kv_format, info.max_num_seqs, info.is_demo) == (256, "k8v4", 2, True)
 
 
-def test_the_formats_of_the_cache_are_those_of_the_floor_below() -> None:
+def test_kv_choices_match_the_supported_cache_formats() -> None:
     assert ("auto", *KV_FORMATS) == KV_CHOICES
 
 
-def test_every_answer_has_a_row_with_logits() -> None:
+def test_max_num_seqs_does_not_exceed_max_sampled() -> None:
     assert MAX_NUM_SEQS <= MAX_SAMPLED

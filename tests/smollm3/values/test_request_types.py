@@ -17,14 +17,14 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("messages", [None, 5, [], [Message("user", "x"), 5], "", [1.5], [None]])
-def test_messages(engine: Engine, messages: Any) -> None:
+def test_messages_of_wrong_type_are_refused(engine: Engine, messages: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         engine.generate(messages)
     assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize("tools", [5, "get_weather", {"name": "x"}])
-def test_tools(engine: Engine, tools: Any) -> None:
+def test_tools_of_wrong_type_are_refused(engine: Engine, tools: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         engine.generate([Message("user", "x")], options=RequestOptions(tools=tools))
     assert caught.value.param == "tools"
@@ -33,7 +33,7 @@ def test_tools(engine: Engine, tools: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("stop", None), ("stop", 5), ("logit_bias", [1]), ("logit_bias", None), ("logit_bias", "x")]
 )
-def test_sampling_params(field: str, value: Any) -> None:
+def test_sampling_params_of_wrong_type_are_refused(field: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{field: value})
     assert caught.value.param == field

@@ -51,7 +51,7 @@ def said(server: Any, model: str | None, **more: Any) -> tuple[str, str]:
     return answer.json()["choices"][0]["message"]["content"], answer.json()["model"]
 
 
-def test_a_request_names_an_adapter_by_its_model(served: Any) -> None:
+def test_request_selects_adapter_by_model_name(served: Any) -> None:
     base, base_name = said(served, None)
     with_it, name = said(served, "smollm3:one")
     assert with_it != base and name == f"{base_name}:one"
@@ -59,7 +59,7 @@ def test_a_request_names_an_adapter_by_its_model(served: Any) -> None:
     assert said(served, base_name) == (base, base_name)
 
 
-def test_other_apis_know_it_too(served: Any) -> None:
+def test_messages_and_ollama_apis_select_adapter_by_model_name(served: Any) -> None:
     fields = {"max_tokens": 12, "temperature": 0, "messages": HELLO}
     base, message = (
         served.client.post("/v1/messages", json=fields | {"model": name}).json() for name in ("notso-demo", "one")
@@ -76,19 +76,19 @@ def test_other_apis_know_it_too(served: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["two", "smollm3:two", "llama:one", "smollm3:", ":one", "one:two"])
-def test_what_is_not_loaded_is_not_found(served: Any, name: str) -> None:
+def test_unloaded_adapter_name_returns_404(served: Any, name: str) -> None:
     answer = served.client.post("/v1/chat/completions", json=ASK | {"model": name})
     assert answer.status_code == 404 and ":one" in answer.json()["error"]["message"]
 
 
-def test_the_list_has_it_with_its_parent(served: Any) -> None:
+def test_model_list_includes_adapter_with_parent(served: Any) -> None:
     entries = served.client.get("/v1/models").json()["data"]
     assert [entry.get("parent") for entry in entries] == [None, entries[0]["id"]]
     assert served.client.get(f"/v1/models/{entries[1]['id']}").json() == entries[1]
     assert entries[1]["meta"]["rank"] == 8
 
 
-def test_programs_load_and_unload(served: Any) -> None:
+def test_api_loads_and_unloads_adapter(served: Any) -> None:
     load = {"lora_name": "two", "lora_path": "two", "scale": 0.5}
     answer = served.client.post("/v1/load_lora_adapter", json=load)
     assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'two' added successfully.")
@@ -103,31 +103,31 @@ def test_programs_load_and_unload(served: Any) -> None:
 @pytest.mark.parametrize(
     "path", ["../outside.gguf", "link.gguf", "/etc/passwd", "absent.gguf", "bad.gguf", "a\0b", "", "x" * 5000]
 )
-def test_nothing_else_is_loaded(served: Any, path: str) -> None:
+def test_load_rejects_invalid_adapter_path(served: Any, path: str) -> None:
     answer = served.client.post("/v1/load_lora_adapter", json={"lora_name": "new", "lora_path": path})
     assert answer.status_code == 400, answer.text
     assert "root:" not in answer.text and len(served.client.get("/v1/models").json()["data"]) == 2
 
 
-def test_without_a_folder_programs_load_nothing(start: Callable[..., Any]) -> None:
+def test_adapter_endpoints_return_403_without_adapter_dir(start: Callable[..., Any]) -> None:
     server = start(ScriptedEngine())
     for path, body in (("load", {"lora_name": "a", "lora_path": "a.gguf"}), ("unload", {"lora_name": "a"})):
         answer = server.client.post(f"/v1/{path}_lora_adapter", json=body)
         assert answer.status_code == 403 and "--adapter-dir" in answer.json()["error"]["message"]
 
 
-def test_a_file_that_is_not_there_is_named(served: Any) -> None:
+def test_missing_adapter_file_is_named_in_error(served: Any) -> None:
     answer = served.client.post("/v1/load_lora_adapter", json={"lora_name": "new", "lora_path": "absent.gguf"})
     assert "absent.gguf: no such file" in answer.json()["error"]["message"]
 
 
-def test_a_name_is_unloaded_in_any_case(served: Any) -> None:
+def test_unload_ignores_case_of_adapter_name(served: Any) -> None:
     assert served.client.post("/v1/load_lora_adapter", json={"lora_name": "Two", "lora_path": "two"}).status_code == 200
     answer = served.client.post("/v1/unload_lora_adapter", json={"lora_name": "tWO"})
     assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'Two' removed successfully.")
 
 
-def test_the_page_lists_loads_and_removes_them(served: Any) -> None:
+def test_models_page_lists_loads_and_unloads_adapters(served: Any) -> None:
     page = served.client.get("/models").text
     assert "rank 8" in page and 'aria-label="Load two"' in page and 'aria-label="Load one.gguf"' not in page
     loaded = served.client.post("/models/adapters/load", data={"file": "two", "name": "two"})
@@ -148,7 +148,7 @@ def test_the_page_lists_loads_and_removes_them(served: Any) -> None:
 
 
 @pytest.mark.parametrize("file", ["../outside.gguf", "link.gguf", "/etc/passwd", "", "a\0b"])
-def test_the_page_loads_nothing_else(served: Any, file: str) -> None:
+def test_models_page_rejects_invalid_adapter_file(served: Any, file: str) -> None:
     answer = served.client.post("/models/adapters/load", data={"file": file, "name": "new"})
     assert answer.status_code in (400, 404)
     for file, words in (("bad.gguf", "bad.gguf"), ("absent.gguf", "absent.gguf: no such file")):
@@ -164,7 +164,7 @@ def test_the_page_loads_nothing_else(served: Any, file: str) -> None:
         ("/v1/unload_lora_adapter", {"json": {"lora_name": "one"}}),
     ],
 )
-def test_an_adapter_that_cannot_be_removed_is_no_fault_inside(
+def test_failed_adapter_removal_returns_client_error(
     start: Callable[..., Any], tmp_path: Path, path: str, sent: dict[str, Any], in_between: bool, status: int
 ) -> None:
     engine = ScriptedEngine()

@@ -49,7 +49,9 @@ def left(engine: Engine, question: list[Any], thinking: bool) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_ends_where_the_context_does(served: Any, engine: Engine, question: list[Any], stream: bool) -> None:
+def test_chat_completion_stops_at_end_of_context(
+    served: Any, engine: Engine, question: list[Any], stream: bool
+) -> None:
     client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0)
     asked: dict[str, Any] = {"model": MODEL, "messages": question, "reasoning_effort": "none"}
     room = left(engine, question, thinking=False)
@@ -64,7 +66,7 @@ def test_a_chat_ends_where_the_context_does(served: Any, engine: Engine, questio
     assert answer.usage and answer.usage.completion_tokens == room
 
 
-def test_so_does_a_plain_completion(served: Any, question: list[Any]) -> None:
+def test_text_completion_stops_at_end_of_context(served: Any, question: list[Any]) -> None:
     client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0)
     text = question[0]["content"]
     answer = client.completions.create(model=MODEL, prompt=text, max_tokens=FAR_TOO_MANY, temperature=0)
@@ -72,7 +74,7 @@ def test_so_does_a_plain_completion(served: Any, question: list[Any]) -> None:
     assert answer.choices[0].finish_reason == "length" and answer.usage.total_tokens == CONTEXT
 
 
-def test_so_does_a_response(served: Any, engine: Engine, question: list[Any]) -> None:
+def test_response_stops_at_end_of_context(served: Any, engine: Engine, question: list[Any]) -> None:
     client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0)
     answer = client.responses.create(
         model=MODEL, input=question, max_output_tokens=FAR_TOO_MANY, reasoning={"effort": "none"}
@@ -83,7 +85,9 @@ def test_so_does_a_response(served: Any, engine: Engine, question: list[Any]) ->
 
 
 @pytest.mark.parametrize(("most", "reason"), [(FAR_TOO_MANY, "model_context_window_exceeded"), (1, "max_tokens")])
-def test_a_message_tells_which_of_the_two_ended_it(served: Any, question: list[Any], most: int, reason: str) -> None:
+def test_stop_reason_distinguishes_context_end_from_max_tokens(
+    served: Any, question: list[Any], most: int, reason: str
+) -> None:
     client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0, timeout=60)
     asked: dict[str, Any] = {"model": MODEL, "messages": question, "max_tokens": most}
     assert client.messages.create(**asked).stop_reason == reason
@@ -92,7 +96,7 @@ def test_a_message_tells_which_of_the_two_ended_it(served: Any, question: list[A
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
-def test_ollama_s_answers_end_there_too(served: Any, question: list[Any], path: str) -> None:
+def test_ollama_answer_stops_at_end_of_context(served: Any, question: list[Any], path: str) -> None:
     body = {"stream": False, "think": False, "options": {"num_predict": FAR_TOO_MANY}}
     said = {"messages": question} if path.endswith("chat") else {"prompt": question[0]["content"]}
     answer = served.client.post(path, json=body | said).json()
@@ -100,7 +104,7 @@ def test_ollama_s_answers_end_there_too(served: Any, question: list[Any], path: 
 
 
 @pytest.mark.parametrize("path", [*CHAT_PATHS, "/v1/completions", "/api/generate"])
-def test_only_a_prompt_that_does_not_fit_is_refused(served: Any, engine: Engine, path: str) -> None:
+def test_prompt_longer_than_context_returns_400(served: Any, engine: Engine, path: str) -> None:
     text = "word " * CONTEXT
     said = {"messages": [{"role": "user", "content": text}]}
     body = {"/v1/responses": {"input": text}, "/v1/completions": {"prompt": text}, "/api/generate": {"prompt": text}}
@@ -114,7 +118,7 @@ def test_only_a_prompt_that_does_not_fit_is_refused(served: Any, engine: Engine,
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
 
 
-def test_what_cannot_be_so_long_is_not_counted_as_work() -> None:
+def test_work_limit_counts_max_tokens_only_up_to_max_context() -> None:
     asked = parse_chat_request(
         {
             "messages": [{"role": "user", "content": "x"}],

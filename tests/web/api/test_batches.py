@@ -39,7 +39,7 @@ def echo(messages: Sequence[Message], thinking: bool) -> list[Event]:
     return say(f"answer to {messages[-1].content}")
 
 
-class Gate:
+class QuotaCheck:
     """An engine that answers the first `open` requests at once and the others after `go` is set."""
 
     def __init__(self, open: int = 0) -> None:
@@ -68,7 +68,7 @@ def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]
     return [json.loads(line) for line in client.files.content(file_id or "").text.splitlines()]
 
 
-def test_files_come_back_as_they_were_sent(start: Start) -> None:
+def test_uploaded_file_can_be_read_listed_and_deleted(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     client = client_of(server)
     content = bytes(range(256)) * 2000 + b"--boundary\r\n\r\nend\r\n"
@@ -89,7 +89,7 @@ def test_files_come_back_as_they_were_sent(start: Start) -> None:
             call(file.id)
 
 
-def test_uploads_that_cannot_be_used_are_refused(start: Start) -> None:
+def test_invalid_upload_is_rejected(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     post = server.client.post
     file = {"file": ("a.jsonl", b"x")}
@@ -124,7 +124,7 @@ def test_uploads_that_cannot_be_used_are_refused(start: Start) -> None:
         (b'Content-Disposition: form-data; name="file"; filename=', b"("),
     ],
 )
-def test_a_hostile_form_is_read_in_linear_time(before: bytes, pump: bytes) -> None:
+def test_hostile_multipart_form_is_parsed_in_linear_time(before: bytes, pump: bytes) -> None:
     def read(text: str) -> object:
         with contextlib.suppress(ApiError):
             files._read_upload("multipart/form-data; boundary=b", text.encode(), 0)
@@ -139,7 +139,7 @@ def test_a_hostile_form_is_read_in_linear_time(before: bytes, pump: bytes) -> No
     check_growth(read, made, (65_536, 262_144, 1 << 20, 1 << 22), budget_s=0.05)
 
 
-def test_files_are_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upload_beyond_file_limits_is_rejected(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(ScriptedEngine()).ready()
     client = client_of(server)
     monkeypatch.setattr("notso.web.store.sql.records.MAX_FILES", 2)
@@ -153,7 +153,7 @@ def test_files_are_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> Non
         client.files.create(file=b"1", purpose="batch")
 
 
-def test_a_batch_from_beginning_to_end(start: Start) -> None:
+def test_batch_writes_output_and_error_files(start: Start) -> None:
     server = start(ScriptedEngine(echo)).ready()
     client = client_of(server)
     entries = [entry(1), entry(2, temperature=9), entry(3, unknown=1) | {"note": "x"}, entry(4, stream=False)]
@@ -185,7 +185,9 @@ def test_a_batch_from_beginning_to_end(start: Start) -> None:
         ("/v1/responses", {"input": "x"}, lambda body: body["output"][-1]["content"][0]["text"]),
     ],
 )
-def test_other_endpoints(start: Start, endpoint: str, body: Any, read: Callable[[Any], str]) -> None:
+def test_batch_of_completions_or_responses_returns_answer(
+    start: Start, endpoint: str, body: Any, read: Callable[[Any], str]
+) -> None:
     server = start(ScriptedEngine(echo)).ready()
     client = client_of(server)
     batch = ended(server, client, begun(client, jsonl([entry(1, endpoint, **body)]), endpoint))
@@ -193,7 +195,7 @@ def test_other_endpoints(start: Start, endpoint: str, body: Any, read: Callable[
     assert read(answer["response"]["body"]) == "answer to x"
 
 
-def test_invalid_input_files_name_their_lines(start: Start) -> None:
+def test_batch_errors_name_invalid_input_lines(start: Start) -> None:
     server = start(ScriptedEngine(echo)).ready()
     client = client_of(server)
     bad: list[Any] = [
@@ -227,8 +229,8 @@ def test_invalid_input_files_name_their_lines(start: Start) -> None:
         assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param
 
 
-def test_a_batch_is_cancelled(start: Start) -> None:
-    gate = Gate(open=2)
+def test_cancelled_batch_keeps_finished_results(start: Start) -> None:
+    gate = QuotaCheck(open=2)
     server = start(ScriptedEngine(gate)).ready()
     client = client_of(server)
     batch = begun(client, jsonl([entry(number) for number in range(20)]))
@@ -241,8 +243,8 @@ def test_a_batch_is_cancelled(start: Start) -> None:
     assert len(lines_of(client, batch.output_file_id)) == 2
 
 
-def test_a_batch_goes_on_after_a_restart(start: Start) -> None:
-    gate = Gate(open=3)
+def test_batch_resumes_after_restart(start: Start) -> None:
+    gate = QuotaCheck(open=3)
     server = start(ScriptedEngine(gate)).ready()
     client = client_of(server)
     batch = begun(client, jsonl([entry(number) for number in range(10)]))
@@ -263,7 +265,7 @@ def test_a_batch_goes_on_after_a_restart(start: Start) -> None:
     assert sorted(each["custom_id"] for each in answers) == sorted(f"r{number}" for number in range(10))
 
 
-def test_a_batch_expires(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_batch_lists_unfinished_requests(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notso.web.api.batches.routes.WINDOW_SECONDS", 0)
     server = start(ScriptedEngine(echo)).ready()
     client = client_of(server)
@@ -273,8 +275,8 @@ def test_a_batch_expires(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         assert each["response"] is None and each["error"]["code"] == "batch_expired"
 
 
-def test_people_go_before_batches(start: Start) -> None:
-    gate = Gate()
+def test_batch_requests_have_background_priority(start: Start) -> None:
+    gate = QuotaCheck()
     engine = ScriptedEngine(gate)
     server = start(engine).ready()
     client = client_of(server)
@@ -286,7 +288,7 @@ def test_people_go_before_batches(start: Start) -> None:
     assert ended(server, client, batch).request_counts.completed == 2
 
 
-def test_a_busy_server_is_asked_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_retries_requests_when_queue_is_full(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notso.web.api.batches.runner.LONGEST_RETRY_SECONDS", 0)
     server = start(ScriptedEngine(echo), max_waiting_turns=1).ready()
     client = client_of(server)
@@ -294,7 +296,7 @@ def test_a_busy_server_is_asked_again(start: Start, monkeypatch: pytest.MonkeyPa
     assert batch.request_counts.to_dict() == {"total": 30, "completed": 30, "failed": 0}
 
 
-def test_what_is_others_does_not_exist(start: Start) -> None:
+def test_files_and_batches_are_hidden_from_other_owners(start: Start) -> None:
     server = start(ScriptedEngine(echo), api_key="a long secret key").ready()
     mine = client_of(server, api_key="a long secret key")
     batch = ended(server, mine, begun(mine, jsonl([entry(1)])))

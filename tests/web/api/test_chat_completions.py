@@ -15,7 +15,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, Progress, ToolCall
-from notso.web.app import begin_stopping as stop_serving
+from notso.web.app import drain_work as stop_serving
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -56,7 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 # OpenAI's client with the real engine
 
 
-def test_the_quick_start_works(served: Any) -> None:
+def test_openai_client_gets_model_and_chat_completion(served: Any) -> None:
     client = client_of(served)
     (model,) = client.models.list().data
     assert client.models.retrieve(model.id).id == model.id == "notso-demo" and model.created > 0
@@ -70,7 +70,7 @@ def test_the_quick_start_works(served: Any) -> None:
     assert answer._request_id and answer._request_id.startswith("req_")
 
 
-def test_the_stream_is_the_whole_answer(served: Any) -> None:
+def test_stream_matches_whole_completion(served: Any) -> None:
     client = client_of(served)
     ask: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "seed": 7, "max_tokens": 60}
     whole = client.chat.completions.create(**ask)
@@ -89,7 +89,7 @@ def test_the_stream_is_the_whole_answer(served: Any) -> None:
     assert len({chunk.id for chunk in chunks}) == 1 and len({chunk.created for chunk in chunks}) == 1
 
 
-def test_choices_limits_and_no_thinking(served: Any) -> None:
+def test_n_choices_respect_max_tokens_without_reasoning(served: Any) -> None:
     client = client_of(served)
     answer = client.chat.completions.create(
         model="notso-demo", messages=HELLO, n=3, max_tokens=3, reasoning_effort="none", temperature=0
@@ -101,7 +101,7 @@ def test_choices_limits_and_no_thinking(served: Any) -> None:
     assert answer.usage and answer.usage.completion_tokens == 9
 
 
-def test_the_instructions_beat_what_was_asked_for_and_that_is_told(served: Any) -> None:
+def test_no_think_in_system_prompt_overrides_reasoning_effort(served: Any) -> None:
     rows = [("Be kind.", "none", "no_think"), ("Be kind.", "low", "think"), ("Be kind. /no_think", "low", "no_think")]
     for system, effort, mode in rows:
         body = {"messages": [{"role": "system", "content": system}, *HELLO], "reasoning_effort": effort, "seed": 1}
@@ -110,14 +110,14 @@ def test_the_instructions_beat_what_was_asked_for_and_that_is_told(served: Any) 
         assert ("reasoning_content" in answer["choices"][0]["message"]) == (mode == "think")
 
 
-def test_a_begun_answer_is_continued(served: Any) -> None:
+def test_trailing_assistant_message_is_continued(served: Any) -> None:
     client = client_of(served)
     begun: list[Any] = [*HELLO, {"role": "assistant", "content": "Hello! How can"}]
     answer = client.chat.completions.create(model="notso-demo", messages=begun, temperature=0, max_tokens=20)
     assert (answer.choices[0].message.content or "").startswith(" I help")
 
 
-def test_refusals_are_the_client_s_own_errors(served: Any) -> None:
+def test_rejected_requests_raise_openai_client_errors(served: Any) -> None:
     client = client_of(served)
     for fields, param in (({"temperature": 9}, "temperature"), ({"top_logprobs": 3}, "top_logprobs"), ({"n": 17}, "n")):
         with pytest.raises(openai.BadRequestError) as caught:
@@ -143,7 +143,7 @@ def stream_lines(server: Any, **fields: Any) -> list[str]:
     return re.findall(r"^data: (.*)$", answer.text, re.MULTILINE)
 
 
-def test_no_text_forges_an_event(start: Start) -> None:
+def test_generated_text_cannot_forge_sse_events(start: Start) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     expected = "".join(event.text for event in tricky([], False))
     lines = stream_lines(server)
@@ -160,7 +160,7 @@ def test_no_text_forges_an_event(start: Start) -> None:
     assert text == expected
 
 
-def test_raw_thinking_is_in_the_text(start: Start) -> None:
+def test_reasoning_format_none_puts_thinking_in_content(start: Start) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     body = {"messages": HELLO, "reasoning_format": "none"}
     message = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
@@ -170,7 +170,7 @@ def test_raw_thinking_is_in_the_text(start: Start) -> None:
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == message["content"]
 
 
-def test_tool_calls(start: Start) -> None:
+def test_tool_calls_are_returned_whole_and_streamed(start: Start) -> None:
     engine = ScriptedEngine(calls)
     server = start(engine).ready()
     tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -186,7 +186,7 @@ def test_tool_calls(start: Start) -> None:
     assert found == {0: "add", 1: "sub"}
 
 
-def test_progress_for_who_asks(start: Start) -> None:
+def test_prompt_progress_is_streamed_only_on_request(start: Start) -> None:
     def reads(messages: Sequence[Message], thinking: bool) -> list[Event]:
         return [Event("progress", progress=Progress(100, 400, 60, 80.0)), Event("text", text="Hi")]
 
@@ -197,7 +197,7 @@ def test_progress_for_who_asks(start: Start) -> None:
     assert not any("prompt_progress" in line for line in stream_lines(server))
 
 
-def test_a_failure_on_the_way_is_one_error(start: Start) -> None:
+def test_engine_failure_ends_stream_with_one_error(start: Start) -> None:
     server = start(ScriptedEngine(tricky, failure=EngineError("a logit was not finite"))).ready()
     lines = stream_lines(server)
     assert "[DONE]" not in lines
@@ -209,7 +209,7 @@ def test_a_failure_on_the_way_is_one_error(start: Start) -> None:
         list(client_of(server).chat.completions.create(model="scripted", messages=HELLO, stream=True))
 
 
-def test_what_does_not_fit_is_refused_before_the_stream(start: Start) -> None:
+def test_context_length_error_is_returned_before_stream_starts(start: Start) -> None:
     server = start(ScriptedEngine(refusal=ContextLengthError(9120, 8192))).ready()
     answer = server.client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused_before_the_stream(start: Start) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_stops_the_answer(start: Start, stream: bool) -> None:
+def test_client_disconnect_cancels_generation(start: Start, stream: bool) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 20_000, piece=5), pace_seconds=0.02)
     server = start(engine).ready()
     with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=0.7) as client:
@@ -230,7 +230,7 @@ def test_who_leaves_stops_the_answer(start: Start, stream: bool) -> None:
     server.wait(lambda: "notso_request_cancelled_total" in server.client.get("/metrics").text)
 
 
-def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
+def test_full_queue_returns_429_with_retry_after(start: Start) -> None:
     engine = ScriptedEngine(slots=1)
     engine.gate.clear()
     server = start(engine, max_waiting_turns=1).ready()
@@ -249,7 +249,7 @@ def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
         thread.join(60)
 
 
-def test_what_is_just_being_asked_counts_for_pages_and_programs(start: Start) -> None:
+def test_request_being_submitted_counts_toward_queue_limit(start: Start) -> None:
     """A request that is still being submitted counts toward the limit before the engine has seen it."""
     engine, asking, go_on = ScriptedEngine(), threading.Event(), threading.Event()
     server = start(engine, max_waiting_turns=1).ready()
@@ -271,7 +271,7 @@ def test_what_is_just_being_asked_counts_for_pages_and_programs(start: Start) ->
     assert server.client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 200
 
 
-def test_while_it_loads_clients_are_told_to_wait(start: Start) -> None:
+def test_loading_model_returns_503_with_retry_after(start: Start) -> None:
     gate = threading.Event()
 
     def slow() -> ScriptedEngine:
@@ -288,7 +288,7 @@ def test_while_it_loads_clients_are_told_to_wait(start: Start) -> None:
     assert server.client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 200
 
 
-def test_the_client_tries_again_when_told_to(start: Start) -> None:
+def test_openai_client_retries_after_retry_after(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine, max_waiting_turns=1).ready()
     # one finished answer, so that the server can estimate how long answers take
@@ -307,12 +307,12 @@ def test_the_client_tries_again_when_told_to(start: Start) -> None:
 
 @pytest.mark.parametrize("name", ["rerank", "reranking", "infill"])
 @pytest.mark.parametrize("prefix", ["/v1/", "/"])
-def test_what_is_not_offered_says_so(served: Any, prefix: str, name: str) -> None:
+def test_unsupported_endpoint_returns_not_supported(served: Any, prefix: str, name: str) -> None:
     answer = served.client.post(prefix + name, json={})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "not_supported"
 
 
-def begin_stopping(server: Any) -> threading.Thread:
+def drain_work(server: Any) -> threading.Thread:
     """Begin shutdown as the first SIGTERM does."""
     thread = threading.Thread(target=lambda: server.on_loop(lambda: stop_serving(server.app.state.parts)), daemon=True)
     thread.start()
@@ -320,7 +320,7 @@ def begin_stopping(server: Any) -> threading.Thread:
     return thread
 
 
-def test_a_stopping_server_lets_answers_end(start: Start) -> None:
+def test_shutdown_waits_for_running_stream(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 20, piece=5))
     engine.gate.clear()
     server = start(engine, drain_seconds=60).ready()
@@ -328,7 +328,7 @@ def test_a_stopping_server_lets_answers_end(start: Start) -> None:
     reading = threading.Thread(target=lambda: found.append(stream_lines(server)), daemon=True)
     reading.start()
     server.wait(lambda: engine.stats().running == 1)
-    stopping = begin_stopping(server)
+    stopping = drain_work(server)
     refused = server.client.post("/v1/chat/completions", json={"messages": HELLO})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
     engine.gate.set()
@@ -337,19 +337,19 @@ def test_a_stopping_server_lets_answers_end(start: Start) -> None:
     assert not stopping.is_alive() and found[0][-1] == "[DONE]"
 
 
-def test_but_not_for_ever(start: Start) -> None:
+def test_shutdown_ends_stream_after_drain_timeout(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 20_000, piece=5), pace_seconds=0.05)
     server = start(engine, drain_seconds=0.3).ready()
     found: list[list[str]] = []
     reading = threading.Thread(target=lambda: found.append(stream_lines(server)), daemon=True)
     reading.start()
     server.wait(lambda: engine.stats().running == 1)
-    begin_stopping(server).join(60)
+    drain_work(server).join(60)
     reading.join(60)
     assert "[DONE]" not in found[0] and json.loads(found[0][-1])["error"]["code"] == "shutting_down"
 
 
-def test_everything_under_v1_fails_as_json(start: Start) -> None:
+def test_v1_errors_are_json(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY)
     server.wait(lambda: server.client.get("/health").status_code == 200)
     held = {"Authorization": f"Bearer {KEY}"}
@@ -378,14 +378,14 @@ def test_everything_under_v1_fails_as_json(start: Start) -> None:
         client_of(server, "wrong").models.list()
 
 
-def test_a_fault_inside_shows_nothing_of_itself(start: Start) -> None:
+def test_internal_error_hides_exception_details(start: Start) -> None:
     server = start(ScriptedEngine(refusal=ZeroDivisionError("the prompt was: Hello"))).ready()
     answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
     assert "prompt was" not in answer.text and "Traceback" not in answer.text
 
 
-def test_owners_and_priority(start: Start) -> None:
+def test_requests_share_owner_unless_cache_prompt_is_false(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     for extra in ({}, {}, {"cache_prompt": False}, {"cache_prompt": False}):
@@ -395,7 +395,7 @@ def test_owners_and_priority(start: Start) -> None:
     assert {request.options.priority for request in engine.requests} == {"api"}
 
 
-def test_an_address_without_v1_is_the_same(served: Any) -> None:
+def test_base_url_without_v1_serves_same_api(served: Any) -> None:
     client = openai.OpenAI(base_url=served.address, api_key="none", max_retries=0)
     ask: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "temperature": 0, "max_tokens": 8}
     generations = [each.chat.completions.create(**ask).choices[0].message for each in (client, client_of(served))]
@@ -404,6 +404,6 @@ def test_an_address_without_v1_is_the_same(served: Any) -> None:
 
 
 @pytest.mark.parametrize(("method", "url"), [("GET", "/chat/completions"), ("GET", "/v1/none"), ("PUT", "/responses")])
-def test_a_wrong_address_is_json(served: Any, method: str, url: str) -> None:
+def test_unknown_path_or_method_returns_json_error(served: Any, method: str, url: str) -> None:
     answer = served.client.request(method, url, headers={"Accept": "text/html"})
     assert answer.status_code in (404, 405) and answer.json()["error"]["code"] in ("not_found", "method_not_allowed")

@@ -39,7 +39,7 @@ def refusal(body: dict[str, Any]) -> ApiError:
     return error
 
 
-def test_what_is_left_out_is_the_model_s_own() -> None:
+def test_omitted_fields_use_model_defaults() -> None:
     request = ask()
     (params,) = request.params
     assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.6, 0.95, None, None)
@@ -47,7 +47,7 @@ def test_what_is_left_out_is_the_model_s_own() -> None:
     assert ask(temperature=None, stop=None, tools=None, n=None, stream=None) == request
 
 
-def test_every_sampling_field_arrives() -> None:
+def test_sampling_fields_are_parsed() -> None:
     (params,) = ask(
         max_completion_tokens=50,
         temperature=1,
@@ -68,7 +68,7 @@ def test_every_sampling_field_arrives() -> None:
     assert dict(params.logit_bias) == {42: -100, 7: 3.5}
 
 
-def test_messages_of_every_role() -> None:
+def test_messages_of_every_role_are_parsed() -> None:
     request = ask(
         messages=[
             {"role": "developer", "content": "Be kind."},
@@ -93,7 +93,7 @@ def test_messages_of_every_role() -> None:
     assert (tool.role, tool.tool_call_id, tool.content) == ("tool", "c1", "4")
 
 
-def test_an_answer_at_the_end_is_to_be_continued() -> None:
+def test_trailing_assistant_message_sets_continue_last() -> None:
     assert ask(messages=[*HELLO, {"role": "assistant", "content": "Once upon"}]).options.continue_last
 
 
@@ -116,24 +116,24 @@ def test_an_answer_at_the_end_is_to_be_continued() -> None:
         ),
     ],
 )
-def test_ways_to_say_how_much_to_think(fields: dict[str, Any], thinking: bool, budget: int | None) -> None:
+def test_reasoning_fields_set_thinking_and_budget(fields: dict[str, Any], thinking: bool, budget: int | None) -> None:
     request = ask(**fields)
     assert (request.options.thinking, request.params[0].thinking_budget) == (thinking, budget)
 
 
-def test_choices_differ_in_their_seed() -> None:
+def test_each_choice_gets_next_seed() -> None:
     assert [params.seed for params in ask(n=3, seed=5).params] == [5, 6, 7]
     assert [params.seed for params in ask(n=2, seed=2**64 - 1).params] == [2**64 - 1, 0]
     assert [params.seed for params in ask(n=2).params] == [None, None]
 
 
-def test_tools_go_in_as_they_are() -> None:
+def test_tools_are_passed_unchanged() -> None:
     assert ask(tools=[TOOL], tool_choice="auto").options.tools == (TOOL,)
     assert ask(tools=[TOOL], tool_choice="none").options.tools is None
     assert ask(tools=[]).options.tools is None
 
 
-def test_calls_that_must_be() -> None:
+def test_tool_choice_is_parsed() -> None:
     for plain in (ask(), ask(tools=[TOOL]), ask(tool_choice="auto")):
         assert plain.options.tool_choice == "auto"
     assert ask(tools=[TOOL], tool_choice="required").options.tool_choice == "required"
@@ -143,7 +143,7 @@ def test_calls_that_must_be() -> None:
     assert ask(tools=[TOOL], parallel_tool_calls=False).options.parallel_tool_calls is False
 
 
-def test_formats_are_grammars() -> None:
+def test_response_format_becomes_grammar() -> None:
     assert ask(response_format={"type": "text"}).options.grammar is None
     assert ask(response_format={"type": "json_object"}).options.grammar == Grammar("json_object")
     schema = {"type": "object", "properties": {"a": {"enum": ["\u00e9", 1]}}}
@@ -152,14 +152,14 @@ def test_formats_are_grammars() -> None:
     assert grammar is not None and grammar.kind == "json_schema" and json.loads(grammar.source) == schema
 
 
-def test_log_probabilities() -> None:
+def test_logprobs_fields_are_parsed() -> None:
     assert ask().options.top_logprobs is None and ask(logprobs=False).options.top_logprobs is None
     assert ask(logprobs=True).options.top_logprobs == 0
     assert ask(logprobs=True, top_logprobs=20).options.top_logprobs == 20
     assert ask(n=64, max_tokens=62_500).params[0].max_tokens == 62_500
 
 
-def test_what_asks_for_nothing_is_taken() -> None:
+def test_fields_with_default_values_are_accepted() -> None:
     inert = {"store": False, "service_tier": "auto", "verbosity": "medium", "logprobs": False, "top_k": -1}
     inert |= {"top_logprobs": 0, "response_format": {"type": "text"}, "parallel_tool_calls": True, "functions": None}
     assert ask(**inert) == ask()
@@ -178,7 +178,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda value: str(value)[:40])
-def test_the_unsupported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_field_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal({"messages": HELLO} | fields)
     assert error.code == "unsupported_parameter"
     assert error.param is not None and error.param.endswith(param) and param in error.message
@@ -233,21 +233,21 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("fields", "param"), INVALID, ids=lambda value: str(value)[:40])
-def test_values_out_of_range_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_invalid_value_error_names_field(fields: dict[str, Any], param: str) -> None:
     error = refusal({"messages": HELLO} | fields)
     assert (error.code, error.param) == ("invalid_value", param)
 
 
-def test_a_refusal_says_the_name_that_was_sent() -> None:
+def test_error_uses_field_name_from_request() -> None:
     assert refusal({"messages": HELLO, "repeat_penalty": 0}).message.startswith("repeat_penalty must be ")
 
 
-def test_nothing_to_answer_is_said_so() -> None:
+def test_empty_messages_return_empty_prompt() -> None:
     error = refusal({"messages": []})
     assert (error.code, error.param) == ("empty_prompt", "messages")
 
 
-def test_a_refusal_repeats_nothing_long_that_was_sent() -> None:
+def test_error_does_not_repeat_long_values() -> None:
     secret = "secret" * 100
     bodies: list[dict[str, Any]] = [
         {"messages": HELLO, "temperature": secret},
@@ -258,7 +258,7 @@ def test_a_refusal_repeats_nothing_long_that_was_sent() -> None:
     assert all(secret not in refusal(body).message for body in bodies)
 
 
-def test_a_schema_has_a_depth() -> None:
+def test_too_deep_tool_schema_is_rejected() -> None:
     schema: dict[str, Any] = {}
     for _ in range(40):
         schema = {"properties": schema}
@@ -268,9 +268,9 @@ def test_a_schema_has_a_depth() -> None:
     assert error.param == "tools.0.function.parameters" and "32" in error.message
 
 
-def test_every_field_has_its_note_and_every_other_note_is_of_a_field_that_is_refused() -> None:
+def test_field_notes_match_accepted_and_rejected_fields() -> None:
     for name in ChatFields.model_fields:
-        assert CHAT_NOTES[name].is_taken, name
+        assert CHAT_NOTES[name].is_accepted, name
     for name in CHAT_NOTES.keys() - ChatFields.model_fields.keys():
         error = refusal({"messages": HELLO, name: 1})
         assert (error.code, error.param) == ("unsupported_parameter", name)
@@ -301,7 +301,7 @@ BAD_JSON = [
 
 
 @pytest.mark.parametrize("body", BAD_JSON, ids=lambda value: str(value[:30]))
-def test_nasty_json_is_refused(body: bytes) -> None:
+def test_invalid_json_is_rejected_quickly(body: bytes) -> None:
     started = time.thread_time()
     with pytest.raises(ApiError) as caught:
         parse_object(body)
@@ -311,14 +311,14 @@ def test_nasty_json_is_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b'"' + b'\\"' * 500_000, b'{"a": "' + b"\\\\" * 400_000, b'""' * 500_000])
-def test_no_body_takes_more_than_its_length(body: bytes) -> None:
+def test_json_parser_takes_linear_time(body: bytes) -> None:
     started = time.thread_time()
     with pytest.raises(ApiError):
         parse_object(body)
     assert time.thread_time() - started < 5  # quadratic time would take hours
 
 
-def test_good_json_is_read() -> None:
+def test_valid_json_is_parsed() -> None:
     assert parse_object(b'{"a": [1, -1.5, "\\ud83d\\ude00", "[[[{{{", true, null], "s": 18446744073709551615}') == {
         "a": [1, -1.5, "😀", "[[[{{{", True, None],
         "s": 2**64 - 1,
@@ -326,7 +326,7 @@ def test_good_json_is_read() -> None:
     assert parse_object(b'{"a": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}")
 
 
-def test_errors_of_the_floors_below() -> None:
+def test_engine_errors_map_to_api_errors() -> None:
     rows = [
         (ContextLengthError(9, 8), 400, "context_length_exceeded"),
         (InvalidRequestError("x", param="seed"), 400, "invalid_value"),
@@ -361,7 +361,7 @@ def test_errors_of_the_floors_below() -> None:
         ({"think": True, "reasoning_effort": "low", "enable_thinking": True}, True, 256),
     ],
 )
-def test_the_spellings_of_thinking(fields: dict[str, Any], thinking: bool, budget: int | None) -> None:
+def test_thinking_aliases_set_thinking_and_budget(fields: dict[str, Any], thinking: bool, budget: int | None) -> None:
     asked = parse_chat_request({"messages": HELLO} | fields)
     assert (asked.options.thinking, asked.params[0].thinking_budget) == (thinking, budget)
 
@@ -374,7 +374,7 @@ def test_the_spellings_of_thinking(fields: dict[str, Any], thinking: bool, budge
         {"reasoning": {"effort": "none"}, "think": True},
     ],
 )
-def test_spellings_that_contradict_each_other_are_refused(fields: dict[str, Any]) -> None:
+def test_contradictory_thinking_fields_are_rejected(fields: dict[str, Any]) -> None:
     assert "contradict" in refusal({"messages": HELLO} | fields).message
 
 
@@ -391,11 +391,11 @@ def test_spellings_that_contradict_each_other_are_refused(fields: dict[str, Any]
         ({"samplers": ["top_k", "temperature"], "temperature_last": True, "early_stopping": False}, {}),
     ],
 )
-def test_the_spellings_of_other_servers(fields: dict[str, Any], params: dict[str, Any]) -> None:
+def test_sampling_aliases_of_other_servers_are_parsed(fields: dict[str, Any], params: dict[str, Any]) -> None:
     assert parse_chat_request({"messages": HELLO} | fields).params == (SamplingParams(**params),)
 
 
-def test_whether_the_last_message_is_continued_may_be_said() -> None:
+def test_continue_final_message_overrides_default() -> None:
     begun = [*HELLO, {"role": "assistant", "content": "I am"}]
     for fields, continued in (
         ({}, True),
@@ -409,7 +409,7 @@ def test_whether_the_last_message_is_continued_may_be_said() -> None:
             assert not parse_chat_request({"messages": HELLO} | fields).options.continue_last
 
 
-def test_allowed_tools_are_those_that_are_shown() -> None:
+def test_allowed_tools_limits_tools_in_prompt() -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b", "c")]
 
     def choice(mode: str, *names: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def ask(*more: dict[str, Any], documents: Sequence[dict[str, Any]] = DOCUMENTS) 
     return {"model": "scripted", "max_tokens": 99, "messages": [first, *more]}
 
 
-def test_anthropics_client_gets_citations_whole_and_streamed(start: Start) -> None:
+def test_anthropic_client_gets_citations_whole_and_streamed(start: Start) -> None:
     engine = ScriptedEngine(citing)
     server = start(engine).ready()
     client = anthropic_client(server)
@@ -120,7 +120,7 @@ def test_anthropics_client_gets_citations_whole_and_streamed(start: Start) -> No
     assert "[[3: two three\u00e9]] Also " in said and "[[4: six seven]] this" in said
 
 
-def test_documents_without_citations_are_text(start: Start) -> None:
+def test_disabled_citations_leave_text_unchanged(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("[[1: They eat fish and frogs]] So."))
     server = start(engine).ready()
     client = anthropic_client(server)
@@ -153,7 +153,7 @@ def test_documents_without_citations_are_text(start: Start) -> None:
         ({"type": "content", "content": []}, "source"),
     ],
 )
-def test_other_documents_are_refused_by_name(start: Start, source: dict[str, Any], said: str) -> None:
+def test_unsupported_document_source_is_rejected(start: Start, source: dict[str, Any], said: str) -> None:
     server = start(ScriptedEngine(citing)).ready()
     with pytest.raises(anthropic.BadRequestError) as refused:
         anthropic_client(server).messages.create(**ask(documents=[document(source)]))
@@ -164,7 +164,7 @@ def openai_client(server: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
 
 
-def test_openais_client_sends_files(start: Start) -> None:
+def test_openai_client_file_content_is_in_prompt(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("So."))
     server = start(engine).ready()
     client = openai_client(server)
@@ -197,7 +197,7 @@ def test_openais_client_sends_files(start: Start) -> None:
         ({"filename": "a.png", "file_data": base64.b64encode(b"\x89PNG\r\n\x1a\n\0").decode()}, "the file"),
     ],
 )
-def test_other_files_are_refused_by_name(start: Start, part: dict[str, Any], said: str) -> None:
+def test_unusable_file_part_is_rejected(start: Start, part: dict[str, Any], said: str) -> None:
     client = openai_client(start(ScriptedEngine(citing)).ready())
     with pytest.raises(openai.BadRequestError, match=said):
         content: list[Any] = [{"type": "input_file", **part}]
@@ -207,7 +207,7 @@ def test_other_files_are_refused_by_name(start: Start, part: dict[str, Any], sai
         client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": content}])
 
 
-def test_files_are_stored_and_named_by_id(start: Start) -> None:
+def test_stored_files_are_referenced_by_id(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("[[1: second page of ibises]] So."))
     server = start(engine).ready()
     client, other = openai_client(server), anthropic_client(server)
@@ -243,7 +243,7 @@ def test_files_are_stored_and_named_by_id(start: Start) -> None:
         client.files.create(file=("a.png", b"x"), purpose="vision")
 
 
-def test_fields_of_a_schema_quote_files_and_the_prompt(start: Start) -> None:
+def test_x_quote_of_limits_fields_to_quotes_of_file_or_prompt(start: Start) -> None:
     server = start(lambda: Engine.load(threads=1)).ready()
     quoting = {"type": "string", "x-quote-of": "cranes.pdf", "maxLength": 30}
     asked = {"type": "string", "x-quote-of": "prompt"}

@@ -16,7 +16,7 @@ from openai.types.chat import completion_create_params as chat
 from openai.types.responses import input_token_count_params as input_tokens
 from openai.types.responses import response_create_params as response
 
-from notso.web.api.server.compatibility import ADDRESSES, Address, page
+from notso.web.api.server.compatibility import ADDRESSES, Endpoint, render_page
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "compatibility.md"
 
@@ -30,25 +30,25 @@ CLIENTS: dict[str, Any] = {
 }
 
 
-def test_the_page_is_made_from_the_table() -> None:
+def test_compatibility_page_is_up_to_date() -> None:
     made = "run: python -m notso.web.api.server.compatibility > docs/compatibility.md"
-    assert DOCUMENT.read_text("utf-8") == page(), made
+    assert DOCUMENT.read_text("utf-8") == render_page(), made
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=lambda address: address.path)
-def test_what_works_is_taken_and_what_is_refused_is_not(address: Address) -> None:
-    taken = {name for name, note in address.notes.items() if note.is_taken}
+def test_notes_marked_accepted_match_model_fields(address: Endpoint) -> None:
+    taken = {name for name, note in address.notes.items() if note.is_accepted}
     assert taken == {field.alias or name for name, field in address.fields.model_fields.items()}
     assert all(note.described for note in (address.notes | address.within).values())
 
 
 @pytest.mark.parametrize("path", CLIENTS)
-def test_no_field_of_the_client_is_forgotten(path: str) -> None:
+def test_every_client_field_has_compatibility_note(path: str) -> None:
     (address,) = [each for each in ADDRESSES if each.path == path]
     assert not CLIENTS[path].__annotations__.keys() - address.notes.keys()
 
 
-def test_the_openapi_document_is_of_this_application(shared: Any) -> None:
+def test_openapi_document_matches_routes_and_fields(shared: Any) -> None:
     document = shared.client.get("/openapi.json").json()
     operations = {f"{method.upper()} {path}" for path, each in document["paths"].items() for method in each}
     served = {
@@ -67,7 +67,7 @@ def test_the_openapi_document_is_of_this_application(shared: Any) -> None:
         schema = document["paths"][path][method.lower()]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         properties = document["components"]["schemas"][schema.rpartition("/")[2]]["properties"]
         assert {name: each["description"] for name, each in properties.items()} == {
-            name: note.described for name, note in address.notes.items() if note.is_taken
+            name: note.described for name, note in address.notes.items() if note.is_accepted
         }
     assert document["paths"]["/health"]["get"]["security"] == []
     assert document["paths"]["/v1/models"]["get"]["security"]

@@ -35,14 +35,14 @@ def tricky(messages: Sequence[Message], thinking: bool) -> list[Event]:
     return say('one\n\ndata: {"forged": true}\r\nevent: error\u2028\x85two \u00e9\U0001f600 [DONE]\n\n', piece=3)
 
 
-def test_the_client_is_answered(served: Any) -> None:
+def test_openai_client_gets_text_completion(served: Any) -> None:
     answer = client_of(served).completions.create(model="notso-demo", prompt="SmolLM3 is", max_tokens=12, temperature=0)
     assert answer.object == "text_completion" and answer.id.startswith("cmpl-") and answer.choices[0].text
     assert answer.usage and 0 < answer.usage.completion_tokens <= 12
     assert answer.choices[0].finish_reason in ("stop", "length")
 
 
-def test_the_stream_is_the_whole_text(served: Any) -> None:
+def test_stream_matches_whole_completions(served: Any) -> None:
     ask: dict[str, Any] = {"model": "notso-demo", "prompt": ["What is", "A small"], "seed": 3, "max_tokens": 30, "n": 2}
     whole = client_of(served).completions.create(**ask)
     texts, reasons = [""] * 4, [""] * 4
@@ -57,21 +57,21 @@ def test_the_stream_is_the_whole_text(served: Any) -> None:
     assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
 
 
-def test_a_seed_gives_one_text_whoever_else_is_answered(served: Any) -> None:
+def test_seeded_completion_is_independent_of_batch(served: Any) -> None:
     ask: dict[str, Any] = {"model": "notso-demo", "prompt": "Once", "seed": 11, "max_tokens": 20}
     alone = client_of(served).completions.create(**ask).choices[0].text
     among = client_of(served).completions.create(**ask | {"prompt": ["Once", "Hello", "Why"]}).choices[0].text
     assert alone == among
 
 
-def test_nothing_in_a_prompt_is_a_control_token(served: Any) -> None:
+def test_special_token_text_in_prompt_is_plain_text(served: Any) -> None:
     text = "<|im_start|>user\nHi<|im_end|>"
     plain = served.client.post("/tokenize", json={"content": text}).json()["tokens"]
     answer = client_of(served).completions.create(model="notso-demo", prompt=text, max_tokens=1)
     assert answer.usage and answer.usage.prompt_tokens == len(plain)
 
 
-def test_the_prompt_again(served: Any) -> None:
+def test_echo_prepends_prompt(served: Any) -> None:
     ask: dict[str, Any] = {"model": "notso-demo", "prompt": "Two plus", "max_tokens": 4, "temperature": 0}
     text = client_of(served).completions.create(**ask).choices[0].text
     assert client_of(served).completions.create(**ask, echo=True).choices[0].text == "Two plus" + text
@@ -113,13 +113,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "code", "param"), REFUSED, ids=lambda value: str(value)[:40])
-def test_refusals_name_the_field(served: Any, body: dict[str, Any], code: str, param: str) -> None:
+def test_invalid_request_error_names_field(served: Any, body: dict[str, Any], code: str, param: str) -> None:
     answer = served.client.post(URL, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, code, param), error
 
 
-def test_no_text_forges_an_event(start: Start) -> None:
+def test_generated_text_cannot_forge_sse_events(start: Start) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     expected = "".join(event.text for event in tricky([], False))
     answer = server.client.post(URL, json={"prompt": "x", "stream": True})
@@ -129,7 +129,7 @@ def test_no_text_forges_an_event(start: Start) -> None:
     assert server.client.post(URL, json={"prompt": "x"}).json()["choices"][0]["text"] == expected
 
 
-def test_log_probabilities_in_the_older_form(start: Start) -> None:
+def test_logprobs_use_legacy_completions_format(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("Hello you", piece=3))).ready()
     whole = server.client.post(URL, json={"prompt": "x", "logprobs": 2}).json()["choices"][0]["logprobs"]
     assert whole["tokens"] == ["Hel", "lo ", "you"] and whole["text_offset"] == [0, 3, 6]
@@ -142,7 +142,7 @@ def test_log_probabilities_in_the_older_form(start: Start) -> None:
     assert server.client.post(URL, json={"prompt": "x"}).json()["choices"][0]["logprobs"] is None
 
 
-def test_a_failure_on_the_way_is_one_error(start: Start) -> None:
+def test_engine_failure_ends_stream_with_one_error(start: Start) -> None:
     server = start(ScriptedEngine(tricky, failure=EngineError("a logit was not finite"))).ready()
     lines = re.findall(
         r"^data: (.*)$", server.client.post(URL, json={"prompt": "x", "stream": True}).text, re.MULTILINE

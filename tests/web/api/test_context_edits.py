@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import Message
-from notso.web.api.messages.fields import CLEARED, edited
+from notso.web.api.messages.fields import CLEARED, apply_edits
 from notso.web.api.messages.request import parse_message_request
 
 Start = Callable[..., Any]
@@ -71,7 +71,7 @@ def tool_uses(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_old_results_are_cleared(start: Start, stream: bool) -> None:
+def test_old_tool_results_are_cleared(start: Start, stream: bool) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     (edit,) = asked(server, tool_uses(), stream=stream)
@@ -98,7 +98,7 @@ def test_old_results_are_cleared(start: Start, stream: bool) -> None:
         ({"clear_at_least": {"type": "input_tokens", "value": 50}}, [True] * 5),
     ],
 )
-def test_what_is_cleared_is_as_asked(start: Start, fields: dict[str, Any], read: list[bool]) -> None:
+def test_edit_options_select_cleared_tool_results(start: Start, fields: dict[str, Any], read: list[bool]) -> None:
     engine = ScriptedEngine()
     applied = asked(start(engine).ready(), tool_uses(**fields))
     assert results(engine) == read
@@ -106,7 +106,7 @@ def test_what_is_cleared_is_as_asked(start: Start, fields: dict[str, Any], read:
 
 
 @pytest.mark.parametrize(("inputs", "cleared"), [(True, [0, 1]), (["write"], [1]), (False, [])])
-def test_inputs_are_cleared_where_asked(start: Start, inputs: Any, cleared: list[int]) -> None:
+def test_clear_tool_inputs_clears_selected_inputs(start: Start, inputs: Any, cleared: list[int]) -> None:
     engine = ScriptedEngine()
     asked(start(engine).ready(), tool_uses(clear_tool_inputs=inputs))
     calls = [call for message in engine.requests[-1].messages for call in message.tool_calls]
@@ -117,7 +117,7 @@ def test_inputs_are_cleared_where_asked(start: Start, inputs: Any, cleared: list
     ("keep", "kept"),
     [(None, 0), ({"type": "thinking_turns", "value": 3}, 2), ("all", 5), ({"type": "all"}, 5)],
 )
-def test_thoughts_stay_as_asked(start: Start, keep: Any, kept: int) -> None:
+def test_clear_thinking_keeps_requested_turns(start: Start, keep: Any, kept: int) -> None:
     engine = ScriptedEngine()
     applied = asked(start(engine).ready(), {"type": "clear_thinking_20251015", "keep": keep}, asks_between=True)
     thoughts = [each for each in engine.requests[-1].messages if each.reasoning_content]
@@ -125,7 +125,7 @@ def test_thoughts_stay_as_asked(start: Start, keep: Any, kept: int) -> None:
     assert [edit.cleared_thinking_turns for edit in applied] == ([5 - kept] if kept < 5 else [])
 
 
-def test_several_edits_of_a_kind_are_applied_in_order(start: Start) -> None:
+def test_repeated_tool_use_edits_are_applied_in_order(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     writes_stay = tool_uses(keep={"type": "tool_uses", "value": 1}, exclude_tools=["write"])
@@ -149,14 +149,14 @@ def test_a_later_edit_clears_the_inputs_of_cleared_results() -> None:
     def characters(messages: Sequence[Message]) -> int:
         return sum(len(each.content) + sum(len(call.arguments) for call in each.tool_calls) for each in messages)
 
-    messages, applied = edited(asking.messages, asking.management, characters)
+    messages, applied = apply_edits(asking.messages, asking.management, characters)
     saved = len(asking.messages[3].tool_calls[0].arguments) - len("{}")
     assert [call.arguments for each in messages for call in each.tool_calls].index("{}") == 1
     assert [each["cleared_tool_uses"] for each in applied] == [2, 1] and applied[1]["cleared_input_tokens"] == saved
 
 
 @pytest.mark.parametrize("keep", [("all", 3, 4), (4, 3, "all"), (3,)])
-def test_of_several_edits_the_strictest_decides_which_thoughts_stay(start: Start, keep: tuple[Any, ...]) -> None:
+def test_strictest_of_several_thinking_edits_applies(start: Start, keep: tuple[Any, ...]) -> None:
     engine = ScriptedEngine()
     kept = [each if each == "all" else {"type": "thinking_turns", "value": each} for each in keep]
     (edit,) = asked(
@@ -168,7 +168,7 @@ def test_of_several_edits_the_strictest_decides_which_thoughts_stay(start: Start
     assert thoughts == [False] * 3 + [True] * 2 and edit.cleared_thinking_turns == 3
 
 
-def test_thoughts_of_an_answer_that_goes_on_stay(start: Start) -> None:
+def test_thinking_of_unfinished_tool_turn_is_kept(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     assert asked(server, {"type": "clear_thinking_20251015"}) == []
@@ -177,7 +177,7 @@ def test_thoughts_of_an_answer_that_goes_on_stay(start: Start) -> None:
     )
 
 
-def test_what_is_not_done_is_named_or_refused(start: Start) -> None:
+def test_unsupported_edits_are_reported_or_rejected(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     short: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from notso.smollm3 import Engine
 from notso.web.api.shared import background
-from notso.web.store.records import OpenResponse
+from notso.web.store.records import UnfinishedResponse
 from notso.web.store.sql.records import SQLRecords
 
 Start = Callable[..., Any]
@@ -47,7 +47,7 @@ def load() -> Engine:
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Copy the store when it holds eight tokens of a response; return the folder of the copy."""
-    copy, note = tmp_path / "left", SQLRecords.note_progress
+    copy, note = tmp_path / "left", SQLRecords.save_progress
     COPIED.clear()
     monkeypatch.setattr(secrets, "randbits", lambda bits: 3)  # a seed whose answers are long enough
 
@@ -58,7 +58,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             COPIED.set()
 
     monkeypatch.setattr(background, "NOTE_SECONDS", 0.01)
-    monkeypatch.setattr(SQLRecords, "note_progress", noted)
+    monkeypatch.setattr(SQLRecords, "save_progress", noted)
     return copy
 
 
@@ -73,7 +73,7 @@ def generated(server: Any) -> int:
     return int(server.shared.engine.default.engine.stats().generated_tokens_total)
 
 
-def test_a_stream_of_a_named_conversation_goes_on(start: Start, left: Path) -> None:
+def test_stored_conversation_stream_resumes_after_restart(start: Start, left: Path) -> None:
     server = start(load).ready()
     body = {"messages": HELLO, "store": True} | SAMPLED
     answer = server.client.post("/v1/chat/completions", json=body, headers=NAMED)
@@ -87,18 +87,18 @@ def test_a_stream_of_a_named_conversation_goes_on(start: Start, left: Path) -> N
     assert 0 < generated(again) <= generated(server) - 8, "the stored tokens must not be generated again"
 
 
-def test_a_stream_that_was_not_to_be_stored_ends_with_its_process(start: Start, tmp_path: Path) -> None:
+def test_storing_stream_requires_store_and_conversation_id(start: Start, tmp_path: Path) -> None:
     COPIED.set()
     server = start(load).ready()
     body = {"messages": HELLO} | SAMPLED
     assert server.client.post("/v1/chat/completions", json=body, headers=NAMED).status_code == 200
-    assert server.on_loop(lambda: server.shared.store.records.open_stream("local", "c1")) is None
+    assert server.on_loop(lambda: server.shared.store.records.unfinished_stream("local", "c1")) is None
     told = server.client.post("/v1/chat/completions", json={"messages": HELLO, "store": True, "max_tokens": 2})
     assert "store" in told.headers["x-notso-ignored"], "without a conversation name nothing is stored"
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_response_in_the_background_goes_on(start: Start, left: Path, streams: bool) -> None:
+def test_background_response_resumes_after_restart(start: Start, left: Path, streams: bool) -> None:
     server = start(load).ready()
     body = {
         "input": "Hello",
@@ -126,28 +126,28 @@ def test_a_response_in_the_background_goes_on(start: Start, left: Path, streams:
     assert 0 < generated(again) <= generated(server) - 8
 
 
-def test_a_response_that_ends_while_its_server_drains_has_ended(start: Start, left: Path) -> None:
+def test_response_finished_while_draining_is_not_left_open(start: Start, left: Path) -> None:
     """Otherwise the next process would write the response again, and another model would write another text."""
     server = start(load).ready()
     id = server.client.post("/v1/responses", json={"input": "Hello", "background": True}).json()["id"]
     server.on_loop(lambda: setattr(server.shared, "stopping", True))
     COPIED.set()
-    server.wait(lambda: server.on_loop(lambda: server.shared.store.records.open_response("local", id)) is None)
+    server.wait(lambda: server.on_loop(lambda: server.shared.store.records.unfinished_response("local", id)) is None)
 
 
 def other_arithmetic() -> Engine:
     return Engine.load(None, threads=1, kv="k4v3")
 
 
-def test_another_model_ends_a_stream(start: Start, left: Path) -> None:
+def test_stored_stream_is_dropped_when_model_differs(start: Start, left: Path) -> None:
     body = {"messages": HELLO, "store": True} | SAMPLED
     start(load).ready().client.post("/v1/chat/completions", json=body, headers=NAMED)
     again = start(other_arithmetic, data_dir=left).ready()
-    again.wait(lambda: again.on_loop(lambda: again.shared.store.records.open_stream("local", "c1")) is None)
+    again.wait(lambda: again.on_loop(lambda: again.shared.store.records.unfinished_stream("local", "c1")) is None)
     assert again.client.get("/v1/stream?conv_id=c1").status_code == 404
 
 
-def test_another_model_begins_what_is_polled_again(start: Start, left: Path) -> None:
+def test_polled_response_restarts_when_model_differs(start: Start, left: Path) -> None:
     server = start(load).ready()
     body = {"input": "Hello", "background": True, "max_output_tokens": 80}
     id = server.client.post("/v1/responses", json=body).json()["id"]
@@ -162,5 +162,5 @@ def test_a_response_keeps_its_creation_time(monkeypatch: pytest.MonkeyPatch) -> 
     first, other = Request({"type": "http"}), Request({"type": "http"})
     assert background.created_ms(first) == 1_000 < background.created_ms(other)
     assert background.created_ms(first) == 1_000
-    left = OpenResponse("r", "a", "{}", "[]", 7, 500)
+    left = UnfinishedResponse("r", "a", "{}", "[]", 7, 500)
     assert background.created_ms(Request({"type": "http", background.LEFT: left})) == 500

@@ -35,20 +35,20 @@ def offered(*messages: Any) -> list[str]:
     return [each["function"]["name"] for each in asked(*messages).options.tools]
 
 
-def test_a_deferred_tool_is_offered_once_it_was_found() -> None:
+def test_deferred_tool_is_offered_after_search_finds_tool() -> None:
     assert offered() == ["search", "read"]
     assert offered(*found("stop")) == ["search", "read", "stop"]
     assert offered(*found("stop"), *found("fetch", "stop", id="call_2")) == ["search", "read", "stop", "fetch"]
     assert offered(*found("nothing", "search")) == ["search", "read"]
 
 
-def test_the_model_reads_that_it_was_found() -> None:
+def test_tool_reference_is_rendered_in_tool_result() -> None:
     result = asked(*found("stop", "fetch")).messages[-1]
     assert result.role == "tool"
     assert result.content == "\n".join(FOUND_TOOL.format(name=name) for name in ("stop", "fetch"))
 
 
-def test_only_what_is_offered_can_be_asked_for_and_is_held() -> None:
+def test_tool_choice_and_strict_apply_only_to_offered_tools() -> None:
     choice = {"tool_choice": {"type": "tool", "name": "stop"}}
     with pytest.raises(ApiError) as refused:
         asked(**choice)
@@ -58,5 +58,5 @@ def test_only_what_is_offered_can_be_asked_for_and_is_held() -> None:
     assert options.tool_choice.name == "stop" and options.strict_tools == ("stop",)
 
 
-def test_where_all_are_deferred_there_are_none() -> None:
+def test_no_tools_are_offered_when_all_are_deferred() -> None:
     assert asked(tools=TOOLS[:1]).options.tools is None

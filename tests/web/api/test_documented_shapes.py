@@ -15,7 +15,7 @@ from notso.web.api.llama_cpp.request import parse_native_request
 from notso.web.api.messages.request import parse_message_request
 from notso.web.api.ollama.fields import parse_chat as parse_ollama_chat
 from notso.web.api.ollama.fields import parse_generate
-from notso.web.api.responses.request import kept_input, parse_response_request
+from notso.web.api.responses.request import normalize_input, parse_response_request
 from notso.web.edge.errors import ApiError
 
 ASK: Any = {"role": "user", "content": "Hello"}
@@ -37,17 +37,17 @@ def message(**fields: Any) -> Any:
     return parse_message_request({"messages": [ASK], "max_tokens": 9, **fields})
 
 
-def test_a_refusal_stays_in_the_prompt() -> None:
+def test_refusal_part_is_kept_in_prompt() -> None:
     refusal = {"type": "refusal", "refusal": "No."}
     _, said, _ = chat(ASK, {"role": "assistant", "content": [{"type": "text", "text": "Well:"}, refusal]}, ASK)
     assert (said.role, said.content) == ("assistant", "Well:\nNo.")
     given = {"type": "message", "role": "assistant", "content": [refusal]}
     asked = responses(ASK, given, ASK)
     assert asked.messages[1].content == "No." and asked.hints == ()
-    assert kept_input(asked.items, "resp_0")[1]["content"] == [refusal]
+    assert normalize_input(asked.items, "resp_0")[1]["content"] == [refusal]
 
 
-def test_an_empty_list_of_parts_is_an_empty_text() -> None:
+def test_empty_content_list_is_empty_text() -> None:
     answer, result = {"role": "assistant", "content": [], "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1"}
     assert [each.content for each in chat(ASK, answer, result | {"content": []})] == ["Hello", "", ""]
     asked = responses(ASK, TYPED, {"type": "function_call_output", "call_id": "c1", "output": []})
@@ -61,7 +61,7 @@ def allowed(mode: str, *tools: Any) -> dict[str, Any]:
     return {"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": list(tools)}}
 
 
-def test_responses_may_allow_some_of_the_tools() -> None:
+def test_responses_allowed_tools_limits_offered_tools() -> None:
     search = {"type": "file_search", "vector_store_ids": ["vs_1"]}
     only_g = {"type": "function", "name": "g"}
     for mode, choice in (("auto", "auto"), ("required", "required")):
@@ -79,14 +79,14 @@ def test_responses_may_allow_some_of_the_tools() -> None:
         assert str(error.value.param).startswith("tool_choice")
 
 
-def test_a_past_web_search_is_left_out() -> None:
+def test_past_web_search_call_is_left_out_of_prompt() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
     asked = responses(ASK, search, {"role": "assistant", "content": "Found."}, ASK)
     assert [each.content for each in asked.messages] == ["Hello", "Found.", "Hello"] and asked.hints == ()
-    assert kept_input(asked.items, "resp_0")[1]["type"] == "web_search_call"
+    assert normalize_input(asked.items, "resp_0")[1]["type"] == "web_search_call"
 
 
-def test_compaction_is_ignored_by_name_in_both_apis() -> None:
+def test_compaction_is_reported_as_ignored() -> None:
     compaction = {"type": "compaction", "compact_threshold": 100_000}
     assert [each.name for each in responses(context_management=[compaction]).hints] == ["context_management"]
     edits = {"edits": [{"type": "compact_20260112"}]}
@@ -95,14 +95,14 @@ def test_compaction_is_ignored_by_name_in_both_apis() -> None:
         responses(context_management=[{"type": "other"}])
 
 
-def test_what_is_missing_is_named_where_it_is_missing() -> None:
+def test_error_names_path_of_missing_or_invalid_field() -> None:
     with pytest.raises(ApiError, match=r"tools\.0\.name is required"):
         responses(tools=[{"type": "function", "function": {"name": "f"}}])
     with pytest.raises(ApiError, match=r"input\.0\.content\.0\.type must be input_text, .* or refusal"):
         responses({"role": "user", "content": [{"type": "input_video"}]})
 
 
-def test_the_older_output_format_is_enforced() -> None:
+def test_deprecated_output_format_sets_grammar() -> None:
     given = {"type": "json_schema", "schema": SCHEMA}
     older, newer = message(output_format=given), message(output_config={"format": given})
     assert older.options.grammar == newer.options.grammar is not None and older.hints == ()
@@ -117,14 +117,14 @@ def test_the_older_output_format_is_enforced() -> None:
     assert error.value.param == "output_format.schema"
 
 
-def test_input_examples_are_in_the_prompt() -> None:
+def test_input_examples_are_added_to_tool_schema() -> None:
     tool = {"name": "f", "input_schema": SCHEMA}
     asked = message(tools=[tool | {"input_examples": [{"a": True}]}])
     assert asked.options.tools[0]["function"]["parameters"] == SCHEMA | {"examples": [{"a": True}]}
     assert message(tools=[tool | {"input_examples": []}]).options == message(tools=[tool]).options
 
 
-def test_values_that_this_server_meets_are_taken() -> None:
+def test_direct_callers_and_global_geo_are_accepted() -> None:
     tool = {"name": "f", "input_schema": SCHEMA}
     callers = ["direct", "code_execution_20250825"]
     asked = message(tools=[tool | {"allowed_callers": callers}], inference_geo="global")
@@ -148,25 +148,25 @@ def test_a_top_p_of_0_is_greedy_in_every_api(parse: Callable[..., Any], body: di
 
 
 @pytest.mark.parametrize("parse", [parse_text_request, parse_native_request])
-def test_the_backend_of_a_grammar_is_a_hint(parse: Callable[..., Any]) -> None:
+def test_guided_decoding_backend_is_reported_as_hint(parse: Callable[..., Any]) -> None:
     asked = parse({"prompt": "Hello", "guided_choice": ["a", "b"], "guided_decoding_backend": "xgrammar"})
     assert asked.options.grammar is not None and [each.name for each in asked.hints] == ["guided_decoding_backend"]
 
 
-def test_a_call_of_ollama_may_have_no_arguments() -> None:
+def test_ollama_tool_call_arguments_may_be_null() -> None:
     call = {"function": {"name": "f", "arguments": None}}
     asked = parse_ollama_chat({"messages": [ASK, {"role": "assistant", "tool_calls": [call]}]})
     assert json.loads(asked.prompts[0][1].tool_calls[0].arguments) == {}  # type: ignore[union-attr]
 
 
-def test_a_raw_prompt_has_no_context() -> None:
+def test_ollama_raw_prompt_rejects_context() -> None:
     assert parse_generate({"prompt": "x", "raw": True, "context": []}).prompts == ("x",)
     with pytest.raises(ApiError, match="context cannot be combined with raw"):
         parse_generate({"prompt": "x", "raw": True, "context": [1]})
 
 
 @pytest.mark.parametrize("name", ["thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens"])
-def test_a_thinking_budget_has_the_names_and_values_of_llama_cpp(name: str) -> None:
+def test_llama_cpp_thinking_budget_aliases_are_accepted(name: str) -> None:
     def budget(**fields: Any) -> Any:
         asked = parse_chat_request({"messages": [ASK], **fields})
         assert asked.options.thinking and asked.hints == ()
@@ -178,7 +178,7 @@ def test_a_thinking_budget_has_the_names_and_values_of_llama_cpp(name: str) -> N
         budget(**{name: -2})
 
 
-def test_values_of_llama_cpp_keep_their_meaning() -> None:
+def test_llama_cpp_special_values_keep_meaning() -> None:
     def native(**fields: Any) -> Any:
         return parse_native_request({"prompt": "x", **fields})
 

@@ -53,7 +53,7 @@ def dropping() -> ScriptedEngine:
     ],
 )
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_the_template_leaves_out_is_named_or_refused(
+def test_content_dropped_by_template_is_reported_or_rejected(
     start: Start, strict: bool, path: str, body: dict[str, Any], named: list[str]
 ) -> None:
     server = start(dropping(), strict_fields=strict).ready()
@@ -65,7 +65,7 @@ def test_what_the_template_leaves_out_is_named_or_refused(
         assert answer.headers.get(IGNORED, "") == ", ".join(named)
 
 
-def test_the_context_details_name_it(start: Start) -> None:
+def test_context_details_name_dropped_tools(start: Start) -> None:
     server = start(dropping()).ready()
     server.client.post("/tools", data={"was": "", "tool-clock": "on"})
     fields = {"text": "a", "thinking": "on"}

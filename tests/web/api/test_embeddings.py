@@ -39,14 +39,14 @@ def post(server: Any, path: str, **body: Any) -> Any:
     return answer.json()
 
 
-def test_each_text_has_a_vector_of_length_1(expected: list[list[float]]) -> None:
+def test_embeddings_have_unit_length(expected: list[list[float]]) -> None:
     for vector in expected:
         assert math.hypot(*vector) == pytest.approx(1, abs=1e-6)
     assert expected[0] != expected[1] != expected[2]
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
-def test_openai_s_format(served: Any, expected: list[list[float]], path: str) -> None:
+def test_embeddings_follow_openai_format(served: Any, expected: list[list[float]], path: str) -> None:
     answer = post(served, path, model="notso-demo", input=TEXTS, user="someone")
     assert [each["embedding"] for each in answer["data"]] == expected
     assert [each["index"] for each in answer["data"]] == [0, 1, 2]  # more texts than the engine runs at once
@@ -55,7 +55,7 @@ def test_openai_s_format(served: Any, expected: list[list[float]], path: str) ->
     assert answer["model"] == "notso-demo" and answer["object"] == "list"
 
 
-def test_base64_and_token_ids(served: Any, expected: list[list[float]]) -> None:
+def test_embeddings_accept_token_ids_and_return_base64(served: Any, expected: list[list[float]]) -> None:
     ids = [post(served, "/tokenize", content=text)["tokens"] for text in TEXTS]
     for given, vectors in ((ids, expected), (ids[0], expected[:1]), (TEXTS[0], expected[:1])):
         data = post(served, "/v1/embeddings", input=given, encoding_format="base64")["data"]
@@ -63,7 +63,7 @@ def test_base64_and_token_ids(served: Any, expected: list[list[float]]) -> None:
         assert (np.array(found) == np.array(vectors, np.float32)).all()
 
 
-def test_ollama_s_formats(served: Any, expected: list[list[float]]) -> None:
+def test_embeddings_follow_ollama_formats(served: Any, expected: list[list[float]]) -> None:
     many = post(served, "/api/embed", model="notso-demo:latest", input=TEXTS, truncate=True, options={"num_ctx": 2048})
     assert many["embeddings"] == expected and many["model"] == "notso-demo:latest"
     assert many["prompt_eval_count"] > 0 and many["total_duration"] > 0
@@ -74,7 +74,7 @@ def test_ollama_s_formats(served: Any, expected: list[list[float]]) -> None:
     assert post(served, "/api/embeddings", model="notso-demo", prompt="") == {"embedding": []}
 
 
-def test_the_beginning_of_a_long_text_is_embedded_for_ollama_only(served: Any) -> None:
+def test_only_ollama_truncates_long_input(served: Any) -> None:
     long = "one two three " * 400
     cut = post(served, "/api/embed", input=[long, TEXTS[0]])
     tokens = post(served, "/tokenize", content=long)["tokens"]
@@ -105,13 +105,13 @@ def test_the_beginning_of_a_long_text_is_embedded_for_ollama_only(served: Any) -
         ({"input": ["a"] * 2049}, "input"),
     ],
 )
-def test_what_cannot_be_embedded_is_named(served: Any, body: dict[str, Any], param: str) -> None:
+def test_invalid_embeddings_request_names_field(served: Any, body: dict[str, Any], param: str) -> None:
     answer = served.client.post("/v1/embeddings", json=body)
     assert answer.status_code in (400, 404), answer.text
     assert answer.json()["error"]["param"].split(".")[0] == param
 
 
-def test_it_waits_its_turn_and_ends_with_its_client(start: Start) -> None:
+def test_embeddings_end_on_disconnect_and_use_api_priority(start: Start) -> None:
     engine = ScriptedEngine()
     engine.gate.clear()
     server = start(engine).ready()

@@ -41,7 +41,7 @@ def dependencies(settings: Settings) -> dict[str, list[Any]]:
     return found
 
 
-def test_they_are_there_only_where_the_operator_says_so(tmp_path: Any) -> None:
+def test_engine_endpoints_exist_only_if_enabled(tmp_path: Any) -> None:
     plain = dependencies(Settings(data_dir=tmp_path))
     serving = dependencies(Settings(data_dir=tmp_path, engine_api=True, engine_key=KEY))
     assert serving.keys() - plain.keys() == ROUTES
@@ -49,12 +49,12 @@ def test_they_are_there_only_where_the_operator_says_so(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {**SHOWN, "x-api-key": "another"}])
-def test_nobody_else_gets_in(engine: Any, headers: dict[str, str]) -> None:
+def test_engine_endpoints_reject_other_keys(engine: Any, headers: dict[str, str]) -> None:
     for route in ROUTES:
         assert engine.client.post(route.removeprefix("POST "), json=QUESTION, headers=headers).status_code == 401
 
 
-def test_the_key_for_front_ends_opens_nothing_else(start: Start) -> None:
+def test_engine_key_grants_only_engine_endpoints(start: Start) -> None:
     server = start(ScriptedEngine(), engine_api=True, engine_key=KEY, api_key="another key, of programs").ready()
     assert server.client.get("/v1/models", headers=SHOWN).status_code == 401
     programs = {"Authorization": "Bearer another key, of programs"}
@@ -62,7 +62,7 @@ def test_the_key_for_front_ends_opens_nothing_else(start: Start) -> None:
     assert server.client.post(f"{WIRE_PATH}/call", json={}, headers=programs).status_code == 401
 
 
-def test_wrong_keys_are_counted(start: Start) -> None:
+def test_wrong_engine_keys_are_rate_limited(start: Start) -> None:
     server = start(ScriptedEngine(), engine_api=True, engine_key=KEY, requests_per_minute=3).ready()
     wrong = [server.client.post(f"{WIRE_PATH}/call", headers={"x-api-key": "x"}).status_code for _ in range(5)]
     assert wrong == [401] * 3 + [429] * 2
@@ -85,25 +85,25 @@ def test_wrong_keys_are_counted(start: Start) -> None:
         ("steer", {"session": "s", "stop": ["all"]}),
     ],
 )
-def test_what_no_front_end_sends_is_refused(engine: Any, name: str, body: Any) -> None:
+def test_invalid_engine_request_returns_400(engine: Any, name: str, body: Any) -> None:
     answer = engine.client.post(f"{WIRE_PATH}/{name}", json=body, headers=SHOWN)
     assert answer.status_code == 400 and "EngineError" in answer.json()["error"]["kinds"]
     assert not engine.app.state.front_ends._sessions
 
 
-def test_what_is_out_of_range_is_refused_by_name(engine: Any) -> None:
+def test_out_of_range_parameter_is_named_in_error(engine: Any) -> None:
     asked = {**QUESTION, "params": {"top_p": 7}}
     answer = engine.client.post(f"{WIRE_PATH}/prepare", json=asked, headers=SHOWN)
     assert answer.status_code == 200 and answer.json()["error"]["param"] == "top_p"
 
 
-def test_a_session_that_nobody_began_is_not_known(engine: Any) -> None:
+def test_unknown_session_reports_engine_restart(engine: Any) -> None:
     for name, body in (("submit", {**QUESTION, "session": "s", "number": 1}), ("steer", {"session": "s", "stop": [1]})):
         told = engine.client.post(f"{WIRE_PATH}/{name}", json=body, headers=SHOWN).json()
         assert "restarted" in told["error"]["message"]
 
 
-def test_a_conversation_is_forgotten_also_by_a_model_that_was_unloaded(start: Start) -> None:
+def test_clear_cache_reaches_unloaded_engine(start: Start) -> None:
     scripted = ScriptedEngine()
     server = start(scripted, engine_api=True, engine_key=KEY, keep_alive_seconds=0.0)
     server.wait(lambda: scripted.closed and server.shared.engine.state == "unloaded")
@@ -112,7 +112,7 @@ def test_a_conversation_is_forgotten_also_by_a_model_that_was_unloaded(start: St
     assert scripted.cleared == [("local", "c")]
 
 
-def test_a_session_that_is_never_read_ends(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_session_expires(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The front end disconnected before it read the first line."""
     monkeypatch.setattr(routes, "SESSION_SECONDS", 0.01)
     ends = engine.app.state.front_ends
@@ -124,7 +124,7 @@ def test_a_session_that_is_never_read_ends(engine: Any, monkeypatch: pytest.Monk
     engine.wait(lambda: not ends._sessions)
 
 
-def test_many_sessions_and_answers_are_bounded(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_and_running_responses_are_limited(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(messages: object, thinking: bool) -> Iterator[Event]:
         while True:
             yield from say("word ")
@@ -165,22 +165,22 @@ def test_many_sessions_and_answers_are_bounded(engine: Any, monkeypatch: pytest.
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], setting: str) -> None:
+def test_invalid_engine_settings_are_rejected(wrong: dict[str, Any], setting: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings(**wrong)
     assert caught.value.setting == setting
 
 
-def test_the_engines_changes_are_followed_once_however_often_sessions_come_and_go(engine: Any) -> None:
+def test_engine_change_listener_is_registered_once(engine: Any) -> None:
     ends, host = engine.app.state.front_ends, engine.shared.engine
 
     async def come_and_go() -> tuple[int, int]:
         for number in range(5):
             ends.remove(ends.session(f"session {number}"))
         last = ends.session("last")
-        before = host.when_changed.count(ends._changed)
-        host._tell()
-        after = host.when_changed.count(ends._changed)
+        before = host.when_changed.count(ends._on_host_changed)
+        host._notify_changed()
+        after = host.when_changed.count(ends._on_host_changed)
         woken = last._stream.news.is_set()
         ends.remove(last)
         assert woken

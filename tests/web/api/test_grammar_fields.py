@@ -44,7 +44,7 @@ SPELT: list[tuple[dict[str, Any], Grammar]] = [
 
 
 @pytest.mark.parametrize(("fields", "grammar"), SPELT, ids=str)
-def test_each_spelling_asks_for_it(fields: dict[str, Any], grammar: Grammar) -> None:
+def test_grammar_field_aliases_set_grammar(fields: dict[str, Any], grammar: Grammar) -> None:
     assert parse_chat_request({"messages": HELLO} | fields).options.grammar == grammar
     assert parse_text_request({"prompt": "a"} | fields).options.grammar == grammar
 
@@ -52,7 +52,7 @@ def test_each_spelling_asks_for_it(fields: dict[str, Any], grammar: Grammar) -> 
 @pytest.mark.parametrize(
     "fields", [{"grammar": ""}, {"grammar": None, "json_schema": None}, {"structured_outputs": {}}]
 )
-def test_nothing_asks_for_nothing(fields: dict[str, Any]) -> None:
+def test_empty_grammar_fields_set_no_grammar(fields: dict[str, Any]) -> None:
     assert parse_chat_request({"messages": HELLO} | fields).options.grammar is None
 
 
@@ -72,7 +72,7 @@ SCHEMA_GRAMMAR = Grammar("json_schema", json.dumps(SCHEMA))
     ],
     ids=str,
 )
-def test_each_form_of_a_response_format_is_read(wanted: dict[str, Any], grammar: Grammar) -> None:
+def test_response_format_variants_set_grammar(wanted: dict[str, Any], grammar: Grammar) -> None:
     assert parse_chat_request({"messages": HELLO, "response_format": wanted}).options.grammar == grammar
 
 
@@ -94,13 +94,13 @@ def test_each_form_of_a_response_format_is_read(wanted: dict[str, Any], grammar:
     ],
     ids=str,
 )
-def test_two_ways_at_once_are_refused(fields: dict[str, Any], param: str) -> None:
+def test_conflicting_or_invalid_grammar_fields_are_rejected(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse_chat_request({"messages": HELLO} | fields)
     assert caught.value.param == param
 
 
-def test_strict_tools_are_told_to_the_engine() -> None:
+def test_strict_tools_are_passed_to_engine() -> None:
     plain, strict = ({"name": name, "parameters": SCHEMA} for name in ("plain", "strict"))
     listed = [plain, strict | {"strict": True}]
     chat = parse_chat_request(
@@ -130,7 +130,7 @@ def question(**options: Any) -> ApiRequest:
     return ApiRequest(prompts=("a",), params=(), options=RequestOptions(**options))
 
 
-def test_what_was_ignored_is_named() -> None:
+def test_ignored_schema_keywords_are_named_in_header() -> None:
     odd = {"properties": {"a": {"nullable": True, "format": "byte"}, "b": {"x-ü\r\n": 1}}, "nullable": 1}
     assert ignored_in(question(grammar=Grammar("json_schema", json.dumps(odd)))) == (
         "nullable, format: byte, x-%C3%BC%0D%0A"
@@ -171,7 +171,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     ids=str,
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_answer_is_of_it(served: Any, fields: dict[str, Any], texts: tuple[str, ...], stream: bool) -> None:
+def test_answer_follows_grammar(served: Any, fields: dict[str, Any], texts: tuple[str, ...], stream: bool) -> None:
     for url, asked in ((CHAT, {"messages": HELLO, "reasoning_effort": "none"}), (TEXT, {"prompt": "It is"})):
         answer = served.client.post(url, json=asked | fields | {"stream": stream, "max_tokens": 20, "seed": 3})
         assert answer.status_code == 200, answer.text
@@ -196,13 +196,13 @@ def test_the_answer_is_of_it(served: Any, fields: dict[str, Any], texts: tuple[s
     ],
     ids=str,
 )
-def test_what_is_wrong_is_told_by_the_name_it_was_given(served: Any, fields: dict[str, Any], param: str) -> None:
+def test_invalid_grammar_error_uses_requested_field_name(served: Any, fields: dict[str, Any], param: str) -> None:
     for url, asked in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "It is"})):
         answer = served.client.post(url, json=asked | fields)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_strict_tools_that_cannot_be_held_are_refused(served: Any) -> None:
+def test_unenforceable_strict_tool_is_rejected(served: Any) -> None:
     odd = {"type": "object", "properties": {"a": {"not": {"multipleOf": 2}}}}
     function = {"name": "paint", "parameters": odd}
     free = {"messages": HELLO, "tools": [{"type": "function", "function": function}], "max_tokens": 3}
@@ -229,7 +229,7 @@ LENGTHS = (200, 24)
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("seed", range(3))
-def test_the_pieces_of_a_call_are_the_whole_for_openai(served: Any, seed: int, length: int) -> None:
+def test_openai_streamed_tool_call_matches_whole(served: Any, seed: int, length: int) -> None:
     client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0)
     tools: Any = [{"type": "function", "function": {"name": "paint", "parameters": PAINT, "strict": True}}]
     asked: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "reasoning_effort": "none"}
@@ -255,7 +255,7 @@ def test_the_pieces_of_a_call_are_the_whole_for_openai(served: Any, seed: int, l
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_pieces_of_a_call_are_the_whole_for_anthropic(served: Any, length: int) -> None:
+def test_anthropic_streamed_tool_call_matches_whole(served: Any, length: int) -> None:
     client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
     asked: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "max_tokens": length}
     asked |= {"tools": [{"name": "paint", "input_schema": PAINT, "strict": True}], "tool_choice": {"type": "any"}}
@@ -273,7 +273,7 @@ def test_the_pieces_of_a_call_are_the_whole_for_anthropic(served: Any, length: i
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_pieces_of_a_call_are_the_whole_for_responses(served: Any, length: int) -> None:
+def test_responses_streamed_tool_call_matches_whole(served: Any, length: int) -> None:
     client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0)
     asked: dict[str, Any] = {"model": "notso-demo", "input": "Paint it", "temperature": 0, "max_output_tokens": length}
     asked |= {"tools": [{"type": "function", "name": "paint", "parameters": PAINT, "strict": True}]}

@@ -16,7 +16,7 @@ from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.messages.request import parse_message_request
 from notso.web.api.ollama.fields import parse_chat as parse_ollama_chat
-from notso.web.api.request_fields.fields import MAX_HINTS, refuse_hints
+from notso.web.api.request_fields.fields import MAX_HINTS, reject_hints
 from notso.web.api.responses.request import parse_response_request
 from notso.web.edge.errors import ApiError
 from notso.web.values.settings import Settings
@@ -135,12 +135,12 @@ def names(path: str, body: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("path", "body", "named"), ROWS, ids=lambda value: str(value)[:40])
-def test_hints_are_taken_and_named(path: str, body: dict[str, Any], named: str) -> None:
+def test_ignored_fields_are_accepted_and_reported(path: str, body: dict[str, Any], named: str) -> None:
     assert names(path, body) == named
 
 
 @pytest.mark.parametrize(("path", "body", "named"), ROWS, ids=lambda value: str(value)[:40])
-def test_they_are_no_part_of_what_is_asked(path: str, body: dict[str, Any], named: str) -> None:
+def test_ignored_fields_do_not_change_parsed_request(path: str, body: dict[str, Any], named: str) -> None:
     """Parsing the request without these fields gives the same prompts, parameters and options."""
     parse, least = PARSERS[path]
     tops = {name.partition(".")[0] for name in named.split(", ")} - {"messages", "input", "options", "stream_options"}
@@ -151,18 +151,18 @@ def test_they_are_no_part_of_what_is_asked(path: str, body: dict[str, Any], name
 
 @pytest.mark.parametrize("path", PARSERS)
 @pytest.mark.parametrize("value", [1, 0, True, "x", {}, [0], {"a": False}], ids=str)
-def test_an_unknown_name_is_taken_and_named(path: str, value: Any) -> None:
+def test_unknown_field_is_accepted_and_reported(path: str, value: Any) -> None:
     parse, least = PARSERS[path]
     asked, without = parse(least | {"odd": value}), parse(least)
     assert [(hint.name, hint.tells) for hint in asked.hints] == [("odd", False)]
     assert (asked.prompts, asked.params, asked.options) == (without.prompts, without.params, without.options)
     with pytest.raises(ApiError) as caught:
-        refuse_hints(asked.hints)
+        reject_hints(asked.hints)
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "odd")
 
 
 @pytest.mark.parametrize("name", ["web_search_options", "include_reasoning", "audio"])
-def test_a_documented_field_is_refused_with_values_that_are_not_offered(name: str) -> None:
+def test_unsupported_field_is_rejected_even_with_empty_value(name: str) -> None:
     for value in (False, "", []):
         with pytest.raises(ApiError) as caught:
             parse_chat_request({"messages": HELLO, name: value})
@@ -187,7 +187,7 @@ def test_a_documented_field_is_refused_with_values_that_are_not_offered(name: st
         "response_prefix",
     ],
 )
-def test_a_documented_field_without_a_meaning_here_is_refused_unless_it_asks_for_nothing(name: str) -> None:
+def test_unsupported_field_is_accepted_only_when_empty(name: str) -> None:
     for value in (None, False, "", []):
         assert parse_chat_request({"messages": HELLO, name: value}).options
     with pytest.raises(ApiError) as caught:
@@ -215,7 +215,7 @@ def test_a_documented_field_without_a_meaning_here_is_refused_unless_it_asks_for
         ("separate_reasoning", False),
     ],
 )
-def test_samplers_that_there_are_not_are_refused_where_they_are_on(name: str, value: Any) -> None:
+def test_unsupported_sampler_is_rejected_when_enabled(name: str, value: Any) -> None:
     with pytest.raises(ApiError) as caught:
         parse_chat_request({"messages": HELLO, name: value})
     assert caught.value.param == name
@@ -223,12 +223,12 @@ def test_samplers_that_there_are_not_are_refused_where_they_are_on(name: str, va
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 @pytest.mark.parametrize("name", ["user", "safety_identifier", "service_tier", "prompt_cache_key"])
-def test_an_empty_text_of_no_effect_is_taken(path: str, name: str) -> None:
+def test_empty_string_in_ignored_field_is_accepted(path: str, name: str) -> None:
     parse, least = PARSERS[path]
     assert parse(least | {name: ""}).options == parse(least).options
 
 
-def test_nothing_of_an_older_spelling_is_taken() -> None:
+def test_legacy_function_fields_without_functions_are_accepted() -> None:
     chat, responses = PARSERS["/v1/chat/completions"], PARSERS["/v1/responses"]
     for (parse, least), given in (
         (chat, {"functions": [], "function_call": "auto"}),
@@ -252,7 +252,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_a_whole_number_may_be_written_as_a_float(path: str) -> None:
+def test_integer_field_accepts_whole_float(path: str) -> None:
     def floats(given: Any) -> Any:
         if isinstance(given, dict):
             return {name: floats(each) for name, each in given.items()}
@@ -264,7 +264,7 @@ def test_a_whole_number_may_be_written_as_a_float(path: str) -> None:
     assert (one.params, one.options) == (other.params, other.options)
 
 
-def test_names_of_other_servers_are_known() -> None:
+def test_field_aliases_of_other_servers_are_parsed() -> None:
     asked = parse_chat_request({"messages": HELLO, "stopping_strings": ["x"], "thinking_token_budget": 5})
     assert (asked.params[0].stop, asked.params[0].thinking_budget) == (("x",), 5)
     both = parse_chat_request({"messages": HELLO, "stopping_strings": ["x"], "stop": ["x"]})
@@ -273,7 +273,7 @@ def test_names_of_other_servers_are_known() -> None:
         parse_chat_request({"messages": HELLO, "stopping_strings": ["x"], "stop": ["y"]})
 
 
-def test_names_beyond_bounds_are_ignored_unnamed() -> None:
+def test_number_of_reported_fields_is_limited() -> None:
     many = {f"nothing_{number}": False for number in range(5000)}
     assert len(parse_chat_request({"messages": HELLO} | many).hints) == MAX_HINTS
 
@@ -282,7 +282,7 @@ EFFORTS = [("none", False, None), ("minimal", True, 64), ("xhigh", True, 16_384)
 
 
 @pytest.mark.parametrize(("effort", "thinks", "budget"), EFFORTS)
-def test_every_effort_of_the_clients_is_done(effort: str, thinks: bool, budget: int | None) -> None:
+def test_every_reasoning_effort_sets_thinking_and_budget(effort: str, thinks: bool, budget: int | None) -> None:
     asked = [
         parse_chat_request({"messages": HELLO, "reasoning_effort": effort}),
         parse_response_request({"input": "x", "reasoning": {"effort": effort}}),
@@ -294,14 +294,14 @@ def test_every_effort_of_the_clients_is_done(effort: str, thinks: bool, budget: 
         assert (each.options.thinking, each.params[0].thinking_budget, each.hints) == (thinks, budget, ())
 
 
-def test_thinking_is_switched_by_either_name() -> None:
+def test_top_level_enable_thinking_must_agree_with_template_kwargs() -> None:
     assert not parse_chat_request({"messages": HELLO, "enable_thinking": False}).options.thinking
     both = {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}
     with pytest.raises(ApiError, match="contradict"):
         parse_chat_request({"messages": HELLO} | both)
 
 
-def test_everything_the_client_can_include_is_known() -> None:
+def test_every_include_value_of_openai_client_is_accepted() -> None:
     for each in ResponseIncludable.__args__:  # type: ignore[attr-defined]
         asked = parse_response_request({"input": "x", "include": [each]})
         has_effect = asked.options.top_logprobs is not None or each == "file_search_call.results"
@@ -312,7 +312,7 @@ BROKEN = ["", "{", '{"a": 1', "not JSON", "[1]"]
 
 
 @pytest.mark.parametrize("arguments", [*BROKEN, None])
-def test_a_call_that_was_cut_does_not_end_a_conversation(arguments: str | None) -> None:
+def test_invalid_tool_call_arguments_in_history_are_accepted(arguments: str | None) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     history = [
         *HELLO,
@@ -329,7 +329,7 @@ def test_a_call_that_was_cut_does_not_end_a_conversation(arguments: str | None) 
     assert asked.messages[1].tool_calls[0].arguments == (arguments or "")
 
 
-def test_what_other_servers_answered_can_be_gone_on_from() -> None:
+def test_answers_of_other_servers_are_accepted_as_history() -> None:
     spoken = {"role": "assistant", "content": None, "refusal": "I must not.", "reasoning": "Hm", "tool_calls": []}
     answer = parse_chat_request({"messages": [*HELLO, spoken, *HELLO]}).messages[1]
     assert (answer.content, answer.reasoning_content) == ("I must not.", "Hm")
@@ -360,7 +360,7 @@ def test_what_other_servers_answered_can_be_gone_on_from() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_refusal_names_the_message(path: str, bad: dict[str, Any], param: str) -> None:
+def test_validation_error_names_message_index(path: str, bad: dict[str, Any], param: str) -> None:
     parse, least = PARSERS[path]
     with pytest.raises(ApiError) as caught:
         parse(least | {"messages": [*HELLO, {"role": "assistant", "content": "x"}, *HELLO, bad]})
@@ -404,7 +404,7 @@ CLIENTS = [
 
 @pytest.mark.parametrize(("ask", "named", "error", "param"), CLIENTS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_answer_s_header_names_them(
+def test_ignored_fields_are_named_in_response_header(
     start: Start, ask: Callable[..., Any], named: str, error: type[Exception], param: str, stream: bool
 ) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("So."))).ready()
@@ -414,7 +414,7 @@ def test_the_answer_s_header_names_them(
 
 
 @pytest.mark.parametrize(("ask", "named", "error", "param"), CLIENTS)
-def test_a_strict_server_refuses_them(
+def test_strict_fields_rejects_ignored_fields(
     start: Start, ask: Callable[..., Any], named: str, error: type[Exception], param: str
 ) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("So.")), strict_fields=True).ready()
@@ -426,7 +426,7 @@ def test_a_strict_server_refuses_them(
     assert param in told["message"] and "remove it" in told["message"]
 
 
-def test_a_strict_server_takes_what_asks_for_nothing_and_what_tells_of_the_caller(start: Start) -> None:
+def test_strict_fields_accepts_default_values_and_caller_metadata(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("So.")), strict_fields=True).ready()
     body = {"messages": HELLO, "user": "u", "metadata": {"a": "b"}, "store": False, "odd": None}
     answer = server.client.post("/v1/chat/completions", json=body)
@@ -438,11 +438,11 @@ def test_a_strict_server_takes_what_asks_for_nothing_and_what_tells_of_the_calle
     assert answer.json()["error"]["param"] == "speed"
 
 
-def test_the_tokens_of_a_message_are_counted_with_its_hints(start: Start) -> None:
+def test_count_tokens_reports_ignored_fields(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     answer = server.client.post("/v1/messages/count_tokens", json={"messages": HELLO, "speed": "fast"})
     assert answer.status_code == 200 and answer.headers[IGNORED] == "speed"
 
 
-def test_no_server_is_strict_unless_it_is_told() -> None:
+def test_strict_fields_is_off_by_default() -> None:
     assert not Settings().strict_fields

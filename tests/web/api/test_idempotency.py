@@ -55,7 +55,7 @@ class Counting:
         ("/completion", {"prompt": "x"}),
     ],
 )
-def test_a_repetition_gets_the_first_answer(start: Start, path: str, body: dict[str, Any]) -> None:
+def test_repeated_request_gets_first_answer(start: Start, path: str, body: dict[str, Any]) -> None:
     engine = Counting()
     server = start(ScriptedEngine(engine)).ready()
     first = server.client.post(path, json=body, headers=KEY)
@@ -70,7 +70,7 @@ def test_a_repetition_gets_the_first_answer(start: Start, path: str, body: dict[
     assert engine.asked == 3
 
 
-def test_another_request_under_the_key_is_refused(start: Start) -> None:
+def test_idempotency_key_reused_for_different_request_returns_422(start: Start) -> None:
     engine = Counting()
     server = start(ScriptedEngine(engine)).ready()
     server.client.post(CHAT, json=BODY, headers=KEY)
@@ -83,7 +83,7 @@ def test_another_request_under_the_key_is_refused(start: Start) -> None:
         assert server.client.post(CHAT, json=BODY, headers=wrong).status_code == 400
 
 
-def test_many_at_once_are_answered_once(start: Start) -> None:
+def test_concurrent_requests_with_same_key_run_once(start: Start) -> None:
     engine = Counting(open=False)
     server = start(ScriptedEngine(engine)).ready()
     with ThreadPoolExecutor(8) as pool:
@@ -95,7 +95,7 @@ def test_many_at_once_are_answered_once(start: Start) -> None:
     assert sum(REPEATED not in each.headers for each in answers) == 1
 
 
-def test_who_left_gets_the_whole_stream_again(start: Start) -> None:
+def test_repeated_stream_replays_from_start_after_disconnect(start: Start) -> None:
     engine = Counting(open=False)
     server = start(ScriptedEngine(engine)).ready()
     body = BODY | {"stream": True}
@@ -110,7 +110,7 @@ def test_who_left_gets_the_whole_stream_again(start: Start) -> None:
     assert server.client.post(CHAT, json=body, headers=KEY).text == text
 
 
-def test_answers_outlive_a_restart(start: Start) -> None:
+def test_stored_answers_survive_restart(start: Start) -> None:
     engine = Counting()
     server = start(ScriptedEngine(engine)).ready()
     first = server.client.post(CHAT, json=BODY, headers=KEY)
@@ -121,7 +121,7 @@ def test_answers_outlive_a_restart(start: Start) -> None:
     assert server.client.post(CHAT, json=BODY | {"n": 2}, headers=KEY).status_code == 422
 
 
-def test_failures_are_not_kept(start: Start) -> None:
+def test_failed_answers_are_not_stored(start: Start) -> None:
     asked = 0
 
     def fails_once(messages: object, thinking: bool) -> Iterator[Event]:
@@ -143,34 +143,34 @@ def test_failures_are_not_kept(start: Start) -> None:
     assert server.client.post(CHAT, json=BODY, headers=invalid).status_code == 200
 
 
-def test_keys_belong_to_owners(start: Start) -> None:
+def test_idempotency_keys_are_separate_per_owner(start: Start) -> None:
     engine = Counting()
     server = start(ScriptedEngine(engine), api_key="a long secret key").ready()
     assert server.client.post(CHAT, json=BODY, headers=KEY).status_code == 401
     mine = KEY | {"Authorization": "Bearer a long secret key"}
     answer = server.client.post(CHAT, json=BODY, headers=mine)
     records = server.shared.store.records
-    assert server.on_loop(lambda: records.kept_answer("local", "a key", 0)).body == answer.content
-    assert server.on_loop(lambda: records.kept_answer("another", "a key", 0)) is None
+    assert server.on_loop(lambda: records.idempotent_response("local", "a key", 0)).body == answer.content
+    assert server.on_loop(lambda: records.idempotent_response("another", "a key", 0)) is None
 
 
-def test_old_answers_are_forgotten(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_answers_are_evicted_and_expire(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(ScriptedEngine(Counting())).ready()
     monkeypatch.setattr("notso.web.store.sql.records.MAX_KEPT_ANSWERS", 3)
     assert MAX_KEPT_ANSWERS > 3
     for number in range(5):
         server.client.post(CHAT, json=BODY, headers={"Idempotency-Key": str(number)})
     records = server.shared.store.records
-    kept = [server.on_loop(lambda key=str(key): records.kept_answer("local", key, 0)) for key in range(5)]
+    kept = [server.on_loop(lambda key=str(key): records.idempotent_response("local", key, 0)) for key in range(5)]
     assert [each is not None for each in kept] == [False, False, True, True, True]
     newest = kept[-1].created_ms
-    assert server.on_loop(lambda: records.kept_answer("local", "4", newest + 24 * 3_600_000 - 1)) is not None
-    assert server.on_loop(lambda: records.kept_answer("local", "4", newest + 24 * 3_600_000)) is None
+    assert server.on_loop(lambda: records.idempotent_response("local", "4", newest + 24 * 3_600_000 - 1)) is not None
+    assert server.on_loop(lambda: records.idempotent_response("local", "4", newest + 24 * 3_600_000)) is None
     server.on_loop(lambda: records.purge(newest + 24 * 3_600_000))
-    assert server.on_loop(lambda: records.kept_answer("local", "4", 0)) is None
+    assert server.on_loop(lambda: records.idempotent_response("local", "4", 0)) is None
 
 
-def test_the_official_client(start: Start) -> None:
+def test_openai_client_gets_stored_answer_for_repeated_key(start: Start) -> None:
     engine = Counting()
     server = start(ScriptedEngine(engine)).ready()
     client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
@@ -179,7 +179,7 @@ def test_the_official_client(start: Start) -> None:
     assert first == again and engine.asked == 1
 
 
-def test_keys_that_cannot_be_looked_up_are_503(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_api_key_lookup_returns_503(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(ScriptedEngine(Counting()), api_key="a long secret key").ready()
 
     async def away(*_: object) -> None:

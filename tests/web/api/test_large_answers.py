@@ -37,7 +37,7 @@ CHAT: dict[str, Any] = {"messages": HELLO, "logprobs": True, "top_logprobs": 20}
         (ResponseSerializer, "/v1/responses", {"input": "x", "top_logprobs": 20, "store": True}),
     ],
 )
-def test_an_answer_is_built_off_the_loop(
+def test_answer_is_built_off_event_loop(
     start: Start, monkeypatch: pytest.MonkeyPatch, kind: Any, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     threads: dict[str, set[int]] = {"body": set(), "closing": set()}
@@ -66,7 +66,7 @@ def test_an_answer_is_built_off_the_loop(
 
 
 @pytest.mark.parametrize("more", [{}, {"background": True}], ids=["one reader", "resumable"])
-def test_a_failed_response_is_built_off_the_loop_and_encoded_in_steps(
+def test_failed_response_is_built_off_event_loop_and_encoded_in_steps(
     start: Start, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     threads: list[int] = []
@@ -95,7 +95,7 @@ async def _ident() -> int:
     return threading.get_ident()
 
 
-def test_a_piece_that_comes_often_is_made_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_token_text_is_created_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each repeated token text is created once; a million separate objects would take 300 MB."""
     asked: list[int] = []
     token_texts = ScriptedEngine.token_texts
@@ -110,7 +110,7 @@ def test_a_piece_that_comes_often_is_made_once(start: Start, monkeypatch: pytest
     assert [each["piece"] for each in answer.json()["tokens"]] == list("abb" * 1000) and len(asked) == 2
 
 
-def test_pieces_of_a_text_are_encoded_in_steps_off_the_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_pieces_are_encoded_in_steps_off_event_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     encode, sizes, threads = json_steps._encode, [], set()
 
     def noted(value: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, Event, Message
-from notso.web.api.llama_cpp.request import parse_native_request, tokenized
+from notso.web.api.llama_cpp.request import parse_native_request, tokenize_request
 
 Start = Callable[..., Any]
 GREEDY = {"prompt": "SmolLM3 is", "temperature": 0, "ignore_eos": True}
@@ -43,7 +43,7 @@ def refused(server: Any, **body: Any) -> tuple[int, str, str]:
     return answer.status_code, error["code"], error["param"]
 
 
-def test_an_answer_says_what_became_of_it(served: Any) -> None:
+def test_completion_reports_stop_type_counts_and_settings(served: Any) -> None:
     answer = asked(served, **GREEDY, n_predict=8, return_tokens=True)
     assert (answer["stop"], answer["stop_type"], answer["stopping_word"]) == (True, "limit", "")
     assert answer["tokens_predicted"] == answer["timings"]["predicted_n"] == len(answer["tokens"]) == 8
@@ -55,7 +55,7 @@ def test_an_answer_says_what_became_of_it(served: Any) -> None:
     assert asked(served, **GREEDY, n_predict=2)["tokens"] == []
 
 
-def test_the_stream_is_the_whole(served: Any) -> None:
+def test_stream_matches_whole_completion(served: Any) -> None:
     whole = asked(served, **GREEDY, n_predict=12, return_tokens=True)
     *pieces, last = streamed(served, **GREEDY, n_predict=12)
     assert "".join(piece["content"] for piece in pieces) == whole["content"] and last["content"] == ""
@@ -65,7 +65,7 @@ def test_the_stream_is_the_whole(served: Any) -> None:
     assert {name: last[name] for name in alike} == {name: whole[name] for name in alike}
 
 
-def test_several_prompts_are_a_list_and_their_forms_are_alike(served: Any) -> None:
+def test_equivalent_prompt_forms_return_same_completion(served: Any) -> None:
     ids = served.client.post("/tokenize", json={"content": "SmolLM3 is"}).json()["tokens"]
     forms = [ids, "SmolLM3 is", {"prompt_string": "SmolLM3 is"}, [*ids[:1], served_text(served, ids[1:])]]
     answers = asked(served, prompt=forms, temperature=0, n_predict=5)
@@ -81,13 +81,13 @@ def served_text(server: Any, ids: list[int]) -> str:
     return content
 
 
-def test_a_program_writes_its_own_template(served: Any) -> None:
+def test_special_tokens_in_prompt_are_parsed(served: Any) -> None:
     read = asked(served, prompt="<|im_start|>user\nHi<|im_end|>\n", n_predict=0)
     special = served.client.post("/tokenize", json={"content": read["prompt"], "parse_special": True}).json()["tokens"]
     assert read["tokens_evaluated"] == len(special) and read["content"] == ""
 
 
-def test_probabilities_are_told_with_ids(served: Any) -> None:
+def test_n_probs_returns_token_ids_and_top_logprobs(served: Any) -> None:
     answer = asked(served, **GREEDY, n_predict=3, n_probs=4, return_tokens=True)
     told = answer["completion_probabilities"]
     assert [each["id"] for each in told] == answer["tokens"]
@@ -99,7 +99,7 @@ def test_probabilities_are_told_with_ids(served: Any) -> None:
 
 
 @pytest.mark.parametrize("form", [list, dict])
-def test_biases_name_tokens_and_texts(served: Any, form: Any) -> None:
+def test_logit_bias_accepts_token_ids_and_texts(served: Any, form: Any) -> None:
     first = asked(served, **GREEDY, n_predict=1, return_tokens=True)
     for name in (first["tokens"][0], first["content"]):
         pairs = [[name, False]]
@@ -109,20 +109,20 @@ def test_biases_name_tokens_and_texts(served: Any, form: Any) -> None:
         assert answer["generation_settings"]["logit_bias"][0] == {"token": first["tokens"][0], "bias": -100}
 
 
-def test_only_what_was_asked_for_is_told(served: Any) -> None:
+def test_response_fields_selects_returned_fields(served: Any) -> None:
     fields = ["content", "generation_settings/n_predict", "prompt", "nothing"]
     answer = asked(served, **GREEDY, n_predict=3, response_fields=fields)
     assert answer.keys() == {"content", "generation_settings/n_predict", "prompt"}
     assert answer["generation_settings/n_predict"] == 3
 
 
-def test_a_context_that_is_full_is_told(start: Start) -> None:
+def test_full_context_sets_truncated(start: Start) -> None:
     server = start(lambda: Engine.load(threads=1, context_tokens=64)).ready()
     answer = asked(server, **GREEDY)
     assert answer["truncated"] and answer["tokens_evaluated"] + answer["tokens_predicted"] >= 64
 
 
-def test_what_ended_it_is_told(start: Start) -> None:
+def test_natural_end_sets_stop_type_eos(start: Start) -> None:
     def script(messages: list[Message], thinking: bool) -> list[Event]:
         return say("as it was")
 
@@ -130,14 +130,14 @@ def test_what_ended_it_is_told(start: Start) -> None:
     assert asked(server, prompt="x")["stop_type"] == "eos"
 
 
-def test_a_stop_string_is_told(served: Any) -> None:
+def test_stop_string_is_reported_as_stopping_word(served: Any) -> None:
     text = asked(served, **GREEDY, n_predict=16)["content"]
     word = text.strip()[3:6]
     answer = asked(served, **GREEDY, n_predict=16, stop=[word])
     assert (answer["stop_type"], answer["stopping_word"]) == ("word", word) and word not in answer["content"]
 
 
-def test_progress_and_timings_where_they_are_asked_for(served: Any) -> None:
+def test_progress_and_timings_are_streamed_on_request(served: Any) -> None:
     prompt = "A long prompt that nobody has sent before. " * 40
     events = streamed(served, prompt=prompt, n_predict=3, return_progress=True, timings_per_token=True)
     progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
@@ -167,12 +167,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "code", "param"), REFUSED, ids=lambda value: str(value)[:30])
-def test_nonsense_is_refused_by_name(served: Any, body: dict[str, Any], code: str, param: str) -> None:
+def test_invalid_field_is_rejected_by_name(served: Any, body: dict[str, Any], code: str, param: str) -> None:
     status, told, where = refused(served, **body)
     assert (status, told) == (400, code) and where.startswith(param)
 
 
-def test_what_is_off_or_a_hint_is_taken() -> None:
+def test_disabled_fields_and_hints_are_accepted() -> None:
     off = {"top_n_sigma": -1.0, "adaptive_target": -1.0, "t_max_predict_ms": 0, "n_indent": 0, "min_keep": 0}
     hints = {"id_slot": 2, "n_keep": 5, "speculative.n_max": 8, "backend_sampling": True}
     asked = parse_native_request({"prompt": "x", "seed": -1, "n_predict": -1} | off | hints)
@@ -180,8 +180,8 @@ def test_what_is_off_or_a_hint_is_taken() -> None:
     assert asked.params[0].seed is None and asked.params[0].max_tokens is None
 
 
-def test_texts_in_biases_are_their_tokens() -> None:
+def test_text_logit_bias_applies_to_its_tokens() -> None:
     asked = parse_native_request({"prompt": [7, "ab"], "logit_bias": [["xy", -2], [5, False]]})
-    ready = tokenized(asked, lambda text: [ord(each) for each in text], lambda ids: "".join(map(chr, ids)))
+    ready = tokenize_request(asked, lambda text: [ord(each) for each in text], lambda ids: "".join(map(chr, ids)))
     assert ready.prompts == ((7, 97, 98),) and ready.texts == ("\x07ab",)
     assert ready.params[0].logit_bias == {120: -2.0, 121: -2.0, 5: -100.0}

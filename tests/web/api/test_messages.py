@@ -49,7 +49,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 # Anthropic's client with the real engine
 
 
-def test_the_client_is_answered(served: Any) -> None:
+def test_anthropic_client_gets_message(served: Any) -> None:
     message = client_of(served).messages.create(
         model="notso-demo", max_tokens=60, system="Be kind.", messages=HELLO, extra_body={"temperature": 0}
     )
@@ -60,7 +60,7 @@ def test_the_client_is_answered(served: Any) -> None:
     assert message._request_id and message._request_id.startswith("req_")
 
 
-def test_thoughts_are_blocks_of_their_own(served: Any) -> None:
+def test_thinking_is_returned_as_separate_block(served: Any) -> None:
     message = client_of(served).messages.create(
         model="notso-demo", max_tokens=300, messages=HELLO, thinking={"type": "enabled", "budget_tokens": 40}
     )
@@ -71,7 +71,7 @@ def test_thoughts_are_blocks_of_their_own(served: Any) -> None:
     assert details is not None and 0 < details.thinking_tokens < message.usage.output_tokens
 
 
-def test_the_stream_is_the_whole_message(served: Any) -> None:
+def test_stream_matches_whole_message(served: Any) -> None:
     ask: dict[str, Any] = {"model": "notso-demo", "max_tokens": 200, "messages": HELLO}
     ask |= {"thinking": {"type": "adaptive"}, "extra_body": {"temperature": 0}}
     whole = client_of(served).messages.create(**ask)
@@ -88,7 +88,7 @@ def test_the_stream_is_the_whole_message(served: Any) -> None:
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and kinds.count("message_delta") == 1
 
 
-def test_counting_beforehand(served: Any) -> None:
+def test_count_tokens_matches_message_usage(served: Any) -> None:
     client = client_of(served)
     for more in ({}, {"system": "Be kind."}, {"tools": [TOOL]}, {"thinking": {"type": "adaptive"}}):
         counted = client.messages.count_tokens(model="notso-demo", messages=HELLO, **more)
@@ -97,20 +97,20 @@ def test_counting_beforehand(served: Any) -> None:
         assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
 
 
-def test_a_begun_answer_is_continued(served: Any) -> None:
+def test_trailing_assistant_message_is_continued(served: Any) -> None:
     begun: list[Any] = [*HELLO, {"role": "assistant", "content": "Hello! How can"}]
     greedy = {"temperature": 0}
     message = client_of(served).messages.create(model="notso-demo", max_tokens=20, messages=begun, extra_body=greedy)
     assert message.content[0].type == "text" and message.content[0].text.startswith(" I help")
 
 
-def test_the_length_ends_it(served: Any) -> None:
+def test_max_tokens_ends_message(served: Any) -> None:
     message = client_of(served).messages.create(model="notso-demo", max_tokens=3, messages=HELLO)
     assert message.stop_reason == "max_tokens" and message.usage.output_tokens == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_sequence_ends_it_and_is_named(served: Any, stream: bool) -> None:
+def test_stop_sequence_ends_message_and_is_reported(served: Any, stream: bool) -> None:
     ask: dict[str, Any] = {"model": "notso-demo", "max_tokens": 60, "messages": HELLO, "extra_body": {"temperature": 0}}
     whole = client_of(served).messages.create(**ask)
     assert whole.stop_sequence is None and whole.content[0].type == "text"
@@ -125,7 +125,7 @@ def test_a_stop_sequence_ends_it_and_is_named(served: Any, stream: bool) -> None
     assert word not in cut.content[0].text
 
 
-def test_errors_are_the_client_s_own(served: Any) -> None:
+def test_failed_requests_raise_anthropic_client_errors(served: Any) -> None:
     client = client_of(served)
     with pytest.raises(anthropic.BadRequestError) as caught:
         far: Any = [{"role": "user", "content": "word " * 9000}]
@@ -137,7 +137,7 @@ def test_errors_are_the_client_s_own(served: Any) -> None:
         client.messages.count_tokens(model="notso-demo", messages=[])
 
 
-def test_refusals_name_the_field(served: Any) -> None:
+def test_invalid_request_error_names_field(served: Any) -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -179,7 +179,7 @@ def test_refusals_name_the_field(served: Any) -> None:
 # Plain HTTP with a scripted engine
 
 
-def test_messages_become_the_engine_s(start: Start) -> None:
+def test_messages_are_converted_to_engine_request(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     conversation: list[Any] = [
@@ -229,7 +229,7 @@ def test_messages_become_the_engine_s(start: Start) -> None:
     assert asked.options.tools[0]["function"]["parameters"] == {"type": "object"}
 
 
-def test_no_text_forges_an_event(start: Start) -> None:
+def test_generated_text_cannot_forge_sse_events(start: Start) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     ask: dict[str, Any] = SHORT | {"model": "scripted", "thinking": {"type": "adaptive"}}
     with client_of(server).messages.stream(**ask) as stream:
@@ -245,7 +245,7 @@ def test_no_text_forges_an_event(start: Start) -> None:
         assert json.loads(data)["type"] == name
 
 
-def test_thoughts_can_be_left_out_of_sight(start: Start) -> None:
+def test_omitted_thinking_display_hides_thinking_text(start: Start) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     ask: dict[str, Any] = SHORT | {"thinking": {"type": "adaptive", "display": "omitted"}}
     blocks = server.client.post(URL, json=ask).json()["content"]
@@ -253,7 +253,7 @@ def test_thoughts_can_be_left_out_of_sight(start: Start) -> None:
     assert "let me see" not in server.client.post(URL, json=ask | {"stream": True}).text
 
 
-def test_tool_calls(start: Start) -> None:
+def test_tool_calls_are_returned_whole_and_streamed(start: Start) -> None:
     server = start(ScriptedEngine(calls)).ready()
     ask: dict[str, Any] = SHORT | {"model": "scripted", "tools": [TOOL]}
     whole = client_of(server).messages.create(**ask)
@@ -271,7 +271,7 @@ def test_tool_calls(start: Start) -> None:
         assert second.type == "tool_use" and second.input == {}
 
 
-def test_a_failure_on_the_way_is_one_error(start: Start) -> None:
+def test_engine_failure_ends_stream_with_one_error(start: Start) -> None:
     server = start(ScriptedEngine(tricky, failure=EngineError("a logit was not finite"))).ready()
     text = server.client.post(URL, json=SHORT | {"stream": True}).text
     names = re.findall(r"^event: (.*)$", text, re.MULTILINE)
@@ -283,7 +283,7 @@ def test_a_failure_on_the_way_is_one_error(start: Start) -> None:
     assert answer.status_code == 500 and answer.json()["error"]["message"] == "a logit was not finite"
 
 
-def test_errors_of_every_kind_have_the_form(start: Start) -> None:
+def test_errors_use_anthropic_format(start: Start) -> None:
     server = start(ScriptedEngine(refusal=ContextLengthError(9120, 8192)), api_key=KEY).ready()
     held = {"x-api-key": KEY}
     plain = held | {"Content-Type": "application/json"}
@@ -306,7 +306,7 @@ def test_errors_of_every_kind_have_the_form(start: Start) -> None:
         client_of(server, "wrong").messages.create(model="x", **SHORT)
 
 
-def test_who_leaves_stops_it_unless_a_conversation_was_named(start: Start) -> None:
+def test_disconnect_stops_message_unless_conversation_is_named(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 20_000, piece=5), pace_seconds=0.02)
     server = start(engine).ready()
     for headers, goes_on in (({}, False), ({"X-Conversation-Id": "c1"}, True)):
@@ -325,7 +325,7 @@ def test_who_leaves_stops_it_unless_a_conversation_was_named(start: Start) -> No
         server.wait(lambda: engine.stats().running == 0)
 
 
-def test_thread_is_refused_as_the_client_wants(start: Start) -> None:
+def test_thread_field_is_rejected_with_anthropic_error_code(start: Start) -> None:
     engine = ScriptedEngine(calls)
     server = start(engine).ready()
     answer = server.client.post(URL, json=SHORT | {"thread": {"type": "create"}, "temperature": 9})
@@ -336,7 +336,7 @@ def test_thread_is_refused_as_the_client_wants(start: Start) -> None:
     assert "details" not in server.client.post(URL, json=SHORT | {"temperature": 9}).json()["error"]
 
 
-def test_eager_streams_are_a_hint(start: Start) -> None:
+def test_eager_input_streaming_is_reported_as_ignored(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     for path, body in ((URL, SHORT), (f"{URL}/count_tokens", {"messages": HELLO})):
         for is_eager, ignored in ((True, "tools.eager_input_streaming"), (False, None), (None, None)):
@@ -344,7 +344,7 @@ def test_eager_streams_are_a_hint(start: Start) -> None:
             assert (answer.status_code, answer.headers.get("x-notso-ignored")) == (200, ignored), answer.text
 
 
-def test_the_beginning_of_a_stream_tells_what_the_prompt_takes(served: Any) -> None:
+def test_message_start_reports_prompt_token_usage(served: Any) -> None:
     client = client_of(served)
     ask: dict[str, Any] = {"model": "notso-demo", "messages": [{"role": "user", "content": "word " * 300}]}
     counted = client.messages.count_tokens(**ask).input_tokens
@@ -357,7 +357,7 @@ def test_the_beginning_of_a_stream_tells_what_the_prompt_takes(served: Any) -> N
         assert ((begun.cache_read_input_tokens or 0) > 200) == is_known
 
 
-def test_thoughts_stay_until_somebody_asks_again(served: Any) -> None:
+def test_thinking_is_counted_until_next_user_message(served: Any) -> None:
     client = client_of(served)
     thought: dict[str, Any] = {"type": "thinking", "thinking": "word " * 50, "signature": ""}
     call: dict[str, Any] = {"type": "tool_use", "id": "c1", "name": "add", "input": {}}
@@ -376,14 +376,14 @@ def test_thoughts_stay_until_somebody_asks_again(served: Any) -> None:
     assert counted([thought, call], kind="disabled") == counted([call], kind="disabled")
 
 
-def test_many_stop_sequences(served: Any) -> None:
+def test_last_of_64_stop_sequences_ends_message(served: Any) -> None:
     ask: dict[str, Any] = {"model": "notso-demo", "max_tokens": 60, "messages": HELLO, "extra_body": {"temperature": 0}}
     word = client_of(served).messages.create(**ask).content[0].text.split()[2]
     stops = [f"nowhere {number}" for number in range(63)]
     assert client_of(served).messages.create(**ask, stop_sequences=[*stops, word]).stop_sequence == word
 
 
-def test_a_breakpoint_of_an_hour_pins_what_precedes_it(start: Start) -> None:
+def test_one_hour_cache_breakpoint_pins_prefix(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("So."))
     client = client_of(start(engine).ready())
 

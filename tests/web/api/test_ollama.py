@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ModelInfo, ToolCall
-from notso.web.api.ollama.routes import plain_name
+from notso.web.api.ollama.routes import resolve_ollama_name
 
 Start = Callable[..., Any]
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -49,7 +49,7 @@ def tricky(messages: Sequence[Message], thinking: bool) -> list[Event]:
     return say('one\n{"done": true}\r\n\u2028\x85two \u00e9\U0001f600\n', "let me\nsee", piece=3)
 
 
-def test_the_client_is_answered(client: Any) -> None:
+def test_ollama_client_gets_chat_and_generate_answers(client: Any) -> None:
     whole = client.chat(model="notso-demo", messages=HELLO, options=GREEDY)
     assert whole.done and whole.done_reason in ("stop", "length") and whole.message.role == "assistant"
     assert 0 < whole.eval_count <= 24 and whole.prompt_eval_count > 0 and whole.eval_duration > 0
@@ -61,14 +61,14 @@ def test_the_client_is_answered(client: Any) -> None:
     assert (single.response, single.thinking) == (whole.message.content, whole.message.thinking)
 
 
-def test_the_client_holds_answers_to_a_schema(client: Any) -> None:
+def test_format_schema_constrains_answer(client: Any) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     options = {"temperature": 0, "num_predict": 200}
     answer = client.chat(model="notso-demo", messages=HELLO, format=schema, think=False, options=options)
     assert answer.done_reason == "length" or isinstance(json.loads(answer.message.content)["n"], int)
 
 
-def test_the_client_looks_at_models(client: Any) -> None:
+def test_ollama_client_lists_and_shows_models(client: Any) -> None:
     (listed,) = client.list().models
     assert listed.model == "notso-demo:latest" and listed.size > 0 and len(listed.digest) == 64
     shown = client.show("notso-demo")
@@ -78,7 +78,7 @@ def test_the_client_looks_at_models(client: Any) -> None:
     assert loaded.model == listed.model and loaded.context_length == shown.modelinfo["smollm3.context_length"]
 
 
-def test_the_client_reads_refusals(client: Any) -> None:
+def test_ollama_client_raises_response_errors(client: Any) -> None:
     ollama = pytest.importorskip("ollama")
     with pytest.raises(ollama.ResponseError) as refused:
         client.pull("notso-demo")
@@ -88,7 +88,7 @@ def test_the_client_reads_refusals(client: Any) -> None:
     assert unknown.value.status_code == 404
 
 
-def test_a_name_with_a_tag(shared: Any) -> None:
+def test_model_name_accepts_latest_tag_in_any_case(shared: Any) -> None:
     listed = shared.client.get("/api/tags").json()["models"][0]["name"]
     base = listed.removesuffix(":latest")
     assert base != listed
@@ -97,15 +97,15 @@ def test_a_name_with_a_tag(shared: Any) -> None:
     assert shared.client.post("/api/show", json={"model": f"{base}:7b"}).status_code == 404
 
 
-def test_names_of_a_library_are_ours() -> None:
+def test_ollama_library_names_map_to_smollm3() -> None:
     info = ModelInfo("SmolLM3-3B", "", False, 1, 1, 4096)
     for name in ("smollm3", "smollm3:latest", "SmolLM3:3b", "smollm3-3b:latest"):
-        assert plain_name(name, info) == "smollm3-3b", name
+        assert resolve_ollama_name(name, info) == "smollm3-3b", name
     for name in ("smollm3:7b", "llama3.2:latest"):
-        assert plain_name(name, info) == name
+        assert resolve_ollama_name(name, info) == name
 
 
-def test_lines_are_whole_and_equal_the_answer(start: Start) -> None:
+def test_streamed_lines_match_whole_answer(start: Start) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     expected = "".join(event.text for event in tricky([], True) if event.kind == "text")
     for url, ask in ((CHAT, {"messages": HELLO}), (GENERATE, {"prompt": "Hello"})):
@@ -123,7 +123,7 @@ def test_lines_are_whole_and_equal_the_answer(start: Start) -> None:
         assert (told[key], told["thinking"]) == (expected, "let me\nsee") and whole.keys() >= COUNTS
 
 
-def test_calls_have_objects_for_arguments(start: Start) -> None:
+def test_tool_call_arguments_are_json_objects(start: Start) -> None:
     heard: list[Sequence[Message]] = []
 
     def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
@@ -145,7 +145,7 @@ def test_calls_have_objects_for_arguments(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("think", "thinks"), [(None, True), (True, True), (False, False), ("low", True)])
-def test_thinking_is_asked_for_or_not(start: Start, think: Any, thinks: bool) -> None:
+def test_think_field_controls_thinking(start: Start, think: Any, thinks: bool) -> None:
     heard: list[bool] = []
 
     def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
@@ -157,7 +157,7 @@ def test_thinking_is_asked_for_or_not(start: Start, think: Any, thinks: bool) ->
     assert heard == [thinks]
 
 
-def test_hints_are_taken_and_named(shared: Any) -> None:
+def test_ignored_fields_are_named_in_response_header(shared: Any) -> None:
     asked = {"messages": HELLO, "keep_alive": "5m", "options": {"num_ctx": 8192, "num_gpu": 99, "top_k": 40.0}}
     for stream in (True, False):
         answer = shared.client.post(CHAT, json=asked | {"stream": stream})
@@ -181,7 +181,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "named"), REFUSED, ids=lambda value: str(value)[:40])
-def test_refusals_name_the_field(shared: Any, body: dict[str, Any], named: str) -> None:
+def test_invalid_chat_request_error_names_field(shared: Any, body: dict[str, Any], named: str) -> None:
     answer = shared.client.post(CHAT, json={"messages": HELLO} | body)
     assert answer.status_code == 400 and list(answer.json()) == ["error"]
     assert named in answer.json()["error"], answer.json()
@@ -198,32 +198,32 @@ GENERATE_REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "named"), GENERATE_REFUSED, ids=lambda value: str(value)[:40])
-def test_refusals_of_a_prompt(shared: Any, body: dict[str, Any], named: str) -> None:
+def test_invalid_generate_request_error_names_field(shared: Any, body: dict[str, Any], named: str) -> None:
     answer = shared.client.post(GENERATE, json={"prompt": "x"} | body)
     assert answer.status_code == 400 and named in answer.json()["error"], answer.json()
 
 
 @pytest.mark.parametrize("url", [CHAT, GENERATE])
-def test_who_asks_nothing_hears_that_the_model_is_loaded(shared: Any, url: str) -> None:
+def test_empty_request_reports_loaded_model(shared: Any, url: str) -> None:
     answer = shared.client.post(url, json={"keep_alive": -1}).json()
     assert (answer["done"], answer["done_reason"]) == (True, "load")
     assert shared.client.post(url, json={"model": "other"}).status_code == 404
 
 
-def test_who_only_looks_is_answered(shared: Any) -> None:
+def test_head_requests_are_answered_without_body(shared: Any) -> None:
     for url in ("/", "/api/version", "/api/tags"):
         answer = shared.client.head(url)
         assert answer.status_code == 200 and not answer.content, url
     assert "text/html" in shared.client.get("/").headers["content-type"]
 
 
-def test_a_body_without_a_type_is_read(shared: Any) -> None:
+def test_json_body_is_accepted_with_form_content_type(shared: Any) -> None:
     headers = {"content-type": "application/x-www-form-urlencoded"}
     answer = shared.client.post(CHAT, content=json.dumps({"messages": HELLO, "stream": False}), headers=headers)
     assert answer.status_code == 200
 
 
-def test_errors_have_one_form(shared: Any) -> None:
+def test_errors_use_ollama_format(shared: Any) -> None:
     for method, url, status in (("GET", "/api/nothing", 404), ("GET", CHAT, 405), ("POST", "/api/pull", 400)):
         answer = shared.client.request(method, url)
         assert answer.status_code == status
@@ -232,13 +232,13 @@ def test_errors_have_one_form(shared: Any) -> None:
     assert answer.status_code == 400
 
 
-def test_a_failure_on_the_way_is_the_last_line(start: Start) -> None:
+def test_engine_failure_is_last_line_of_stream(start: Start) -> None:
     server = start(ScriptedEngine(tricky, failure=EngineError("a logit was not finite"))).ready()
     lines = lines_of(server.client.post(CHAT, json={"messages": HELLO}))
     assert lines[-1] == {"error": "a logit was not finite"} and not any(line.get("done") for line in lines[:-1])
 
 
-def test_log_probabilities(start: Start) -> None:
+def test_logprobs_are_returned_whole_and_streamed(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("Hello you", piece=3))).ready()
     asked = {"messages": HELLO, "think": False, "logprobs": True, "top_logprobs": 2}
     whole = server.client.post(CHAT, json=asked | {"stream": False}).json()["logprobs"]

@@ -11,11 +11,11 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Message
-from notso.web.api.ollama.fields import context_of, messages_in
+from notso.web.api.ollama.fields import decode_context, encode_context
 from notso.web.app import create_app
 from notso.web.edge.errors import ApiError
 from notso.web.edge.security import DEFAULT_ORIGINS
-from notso.web.server import ChatServer, address_of, listen
+from notso.web.server import ChatServer, listen, page_url
 from notso.web.values.settings import Settings
 
 Start = Callable[..., Any]
@@ -30,7 +30,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]
     app = create_app(ScriptedEngine, settings)
     app.state.ollama_port = sockets[1].getsockname()[1]
     ready = threading.Event()
-    server = ChatServer(app, address_of(sockets[0], settings), lambda address: ready.set())
+    server = ChatServer(app, page_url(sockets[0], settings), lambda address: ready.set())
     thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
     thread.start()
     assert ready.wait(60)
@@ -39,7 +39,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]
     thread.join()
 
 
-def test_the_root_says_what_clients_look_for(ports: tuple[str, str]) -> None:
+def test_root_reports_ollama_is_running_without_key(ports: tuple[str, str]) -> None:
     page, ollama = ports
     answer = httpx2.get(f"{ollama}/")
     assert (answer.status_code, answer.text) == (200, "Ollama is running")
@@ -65,7 +65,7 @@ def test_the_root_says_what_clients_look_for(ports: tuple[str, str]) -> None:
         ("null", False),
     ],
 )
-def test_origins_of_this_machine_may_read_answers_there(ports: tuple[str, str], origin: str, allowed: bool) -> None:
+def test_ollama_port_allows_only_default_origins(ports: tuple[str, str], origin: str, allowed: bool) -> None:
     page, ollama = ports
     asked = {
         "Origin": origin,
@@ -82,11 +82,11 @@ def test_origins_of_this_machine_may_read_answers_there(ports: tuple[str, str], 
     ) == allowed
 
 
-def test_every_default_origin_is_a_rule() -> None:
+def test_default_origins_are_unique() -> None:
     assert len(set(DEFAULT_ORIGINS)) == len(DEFAULT_ORIGINS) == 11
 
 
-def test_a_conversation_goes_on_by_its_context(start: Start) -> None:
+def test_generate_continues_conversation_from_context(start: Start) -> None:
     engine = ScriptedEngine(
         lambda messages, thinking: iter(say(f"{len(messages)} messages, the last {messages[-1].content}"))
     )
@@ -100,11 +100,17 @@ def test_a_conversation_goes_on_by_its_context(start: Start) -> None:
     assert '"context":[' in second.replace(" ", "")
     third = server.client.post(url, json=ask | {"prompt": "3", "context": first["context"]}).json()
     assert third["response"] == "4 messages, the last 3"
-    assert [each.role for each in messages_in(third["context"])] == ["system", "user", "assistant", "user", "assistant"]
+    assert [each.role for each in decode_context(third["context"])] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     other = server.client.post(
         "/api/generate", json=ask | {"prompt": "4", "system": "No.", "context": third["context"]}
     )
-    said = messages_in(other.json()["context"])
+    said = decode_context(other.json()["context"])
     assert [each.content for each in said if each.role == "system"] == ["No."]
     raw = server.client.post(url, json=ask | {"prompt": "x", "raw": True}).json()
     assert (
@@ -115,19 +121,19 @@ def test_a_conversation_goes_on_by_its_context(start: Start) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "ab", "abc", 'ä🙂\n"', "x" * 10_000])
-def test_there_and_back(text: str) -> None:
+def test_context_round_trips_messages(text: str) -> None:
     said = (Message("user", text), Message("assistant", text))
-    assert messages_in(context_of(said)) == said and messages_in([]) == ()
+    assert decode_context(encode_context(said)) == said and decode_context([]) == ()
 
 
 @pytest.mark.parametrize("context", [[1], [128011, 2, 3], [0x6E6F7401], [0x6E6F7401, 700], [0x6E6F7401, 1 << 40], [-1]])
-def test_the_numbers_of_another_server_are_refused(start: Start, context: list[int]) -> None:
+def test_invalid_context_ids_are_rejected(start: Start, context: list[int]) -> None:
     with pytest.raises(ApiError) as caught:
-        messages_in(context)
+        decode_context(context)
     assert caught.value.param == "context" and caught.value.status == 400
 
 
-def test_unknown_options_are_named(start: Start) -> None:
+def test_unknown_fields_and_options_are_reported(start: Start) -> None:
     server = start(ScriptedEngine(lambda *_: iter(say("x")))).ready()
     body = {"prompt": "x", "stream": False, "options": {"num_ctx": 4096, "wobble": 3}, "colour": "red"}
     answer = server.client.post("/api/generate", json=body)
@@ -135,7 +141,7 @@ def test_unknown_options_are_named(start: Start) -> None:
     assert set(answer.headers["x-notso-ignored"].split(", ")) == {"colour", "options.num_ctx", "options.wobble"}
 
 
-def test_the_license_is_told(start: Start) -> None:
+def test_show_returns_license_and_parameters(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     name = server.client.get("/api/tags").json()["models"][0]["name"]
     told = server.client.post("/api/show", json={"model": name}).json()

@@ -60,7 +60,7 @@ def closed(schema: Any) -> Any:
     return made | ({"additionalProperties": False} if "properties" in made else {})
 
 
-def test_every_operation_has_a_schema_of_its_answer_or_none_succeeds(document: dict[str, Any]) -> None:
+def test_every_supported_operation_has_success_schema(document: dict[str, Any]) -> None:
     found = dict(operations(document))
     assert found.keys() >= REFUSED | STREAMED.keys() | OTHER_TYPES.keys()
     for name, operation in found.items():
@@ -70,13 +70,13 @@ def test_every_operation_has_a_schema_of_its_answer_or_none_succeeds(document: d
             assert all("schema" in each for each in operation["responses"][status]["content"].values()), name
 
 
-def test_no_component_has_the_name_of_a_request_s(document: dict[str, Any]) -> None:
+def test_request_schemas_do_not_reuse_response_component_names(document: dict[str, Any]) -> None:
     for address, operation in operations(document):
         body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
         assert body.get("$ref", "").rpartition("/")[2] not in COMPONENTS, address
 
 
-def test_answers_are_as_described(served: Any, document: dict[str, Any]) -> None:
+def test_responses_match_documented_schemas(served: Any, document: dict[str, Any]) -> None:
     components = {"components": {"schemas": closed(document["components"]["schemas"])}}
     told, seen = dict(operations(document)), set[str]()
 
@@ -158,7 +158,7 @@ def test_answers_are_as_described(served: Any, document: dict[str, Any]) -> None
     assert told.keys() - REFUSED - seen - heads == OF_OTHER_TESTS
 
 
-def test_the_reference_is_a_page_without_scripts(served: Any, document: dict[str, Any]) -> None:
+def test_api_reference_page_has_no_scripts(served: Any, document: dict[str, Any]) -> None:
     answer = served.client.get("/docs")
     assert answer.headers["content-security-policy"].startswith("default-src 'none'")
     assert not re.search(r"<script|src=|href=\"(?!openapi\.json)|url\(", answer.text)
@@ -167,6 +167,6 @@ def test_the_reference_is_a_page_without_scripts(served: Any, document: dict[str
     assert "thinking_budget" in answer.text and "prompt_tokens_details" not in answer.text.split("<h1>")[0]
 
 
-def test_the_reference_needs_a_key_where_the_server_has_one(start: Callable[..., Any]) -> None:
+def test_api_reference_requires_configured_key(start: Callable[..., Any]) -> None:
     server = start(Engine.load, api_key="a key of twenty letters")
     assert server.client.get("/docs").status_code in (401, 303)

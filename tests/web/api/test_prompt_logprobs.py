@@ -42,7 +42,7 @@ def asked(served: Any, **fields: Any) -> dict[str, Any]:
     return body
 
 
-def test_ids_are_the_text_they_spell(served: Any, engine: Engine) -> None:
+def test_token_id_prompt_matches_text_prompt(served: Any, engine: Engine) -> None:
     ids = engine.tokenize(TEXT)
     more: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "echo": True}
     by_text = asked(served, prompt=TEXT, **more)["choices"][0]
@@ -59,7 +59,7 @@ def test_ids_are_the_text_they_spell(served: Any, engine: Engine) -> None:
     assert body["usage"]["prompt_tokens"] == len(ids) + 1
 
 
-def test_a_prompt_is_told_with_its_probabilities(served: Any, engine: Engine) -> None:
+def test_echo_returns_prompt_logprobs(served: Any, engine: Engine) -> None:
     ids = engine.tokenize(TEXT)
     body = asked(served, prompt=ids, **SCORED)
     told = body["choices"][0]["logprobs"]
@@ -76,7 +76,7 @@ def test_a_prompt_is_told_with_its_probabilities(served: Any, engine: Engine) ->
     assert body["usage"]["completion_tokens"] == 1
 
 
-def test_parts_of_a_character_are_told_apart(served: Any, engine: Engine) -> None:
+def test_partial_characters_are_reported_as_bytes(served: Any, engine: Engine) -> None:
     ids = engine.tokenize("\U0001f600")
     assert len(ids) > 1
     told = asked(served, prompt=ids, **SCORED | {"max_tokens": 0})["choices"][0]["logprobs"]
@@ -84,7 +84,7 @@ def test_parts_of_a_character_are_told_apart(served: Any, engine: Engine) -> Non
     assert spelt.decode() == "\U0001f600" and set(told["text_offset"]) == {0}
 
 
-def test_a_prompt_alone(served: Any, engine: Engine) -> None:
+def test_max_tokens_0_returns_prompt_only(served: Any, engine: Engine) -> None:
     for prompt in (TEXT, engine.tokenize(TEXT)):
         body = asked(served, prompt=prompt, **SCORED | {"max_tokens": 0})
         assert body["choices"][0]["text"] == TEXT and body["choices"][0]["finish_reason"] == "length"
@@ -93,7 +93,7 @@ def test_a_prompt_alone(served: Any, engine: Engine) -> None:
     assert asked(served, prompt=TEXT, max_tokens=0)["choices"][0]["text"] == ""
 
 
-def test_a_stream_tells_the_same(served: Any) -> None:
+def test_stream_matches_whole_prompt_logprobs(served: Any) -> None:
     fields: dict[str, Any] = {"prompt": [TEXT * 12, "Two plus"], "n": 2, "seed": 5, **SCORED, "max_tokens": 12}
     whole = asked(served, **fields)["choices"]
     answer = served.client.post(URL, json=fields | {"stream": True})
@@ -106,7 +106,7 @@ def test_a_stream_tells_the_same(served: Any) -> None:
     assert told == [{"text": choice["text"], **choice["logprobs"]} for choice in whole]
 
 
-def test_the_cache_hides_nothing(served: Any) -> None:
+def test_prompt_logprobs_bypass_prefix_cache(served: Any) -> None:
     long = "The same words again. " * 40
     asked(served, prompt=long, max_tokens=1)
     once, again = (asked(served, prompt=long, **SCORED) for _ in range(2))
@@ -114,14 +114,14 @@ def test_the_cache_hides_nothing(served: Any) -> None:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_what_shows_nothing_comes_with_the_end() -> None:
+def test_stop_token_without_text_gets_logprob_entry() -> None:
     """A stop token has no text but still gets an entry, so the lists are always one longer than the prompt."""
     request = parse_text_request({"prompt": "ab", "echo": True, "logprobs": 0})
     serializer = TextSerializer(request, Completion("m", "fp"))
     first = TokenLogprob("ab", tuple(b"ab"), float("nan"))
     end = TokenLogprob("<|im_end|>", tuple(b"<|im_end|>"), -0.25)
     for event in (Event("prompt", logprobs=(first,)), Event("end", finish_reason="stop", logprobs=(end,))):
-        list(serializer.take(0, event))
+        list(serializer.feed(0, event))
     assert serializer.body()["choices"][0]["logprobs"] == {
         "tokens": ["ab", "<|im_end|>"],
         "token_logprobs": [None, -0.25],

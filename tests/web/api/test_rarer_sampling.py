@@ -9,7 +9,7 @@ import pytest
 from notso.smollm3 import SamplingParams
 from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
-from notso.web.api.ollama.fields import OptionFields, sampling_of
+from notso.web.api.ollama.fields import OptionFields, to_sampling_params
 from notso.web.edge.errors import ApiError
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -32,7 +32,7 @@ TAKEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("given", "expected"), TAKEN, ids=str)
-def test_chats_and_texts_take_them(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_chat_and_text_requests_parse_rare_sampling_fields(given: dict[str, Any], expected: dict[str, Any]) -> None:
     for params in (
         parse_chat_request({"messages": HELLO} | given).params[0],
         parse_text_request({"prompt": "Hello"} | given).params[0],
@@ -40,8 +40,8 @@ def test_chats_and_texts_take_them(given: dict[str, Any], expected: dict[str, An
         assert {name: getattr(params, name) for name in expected} == expected
 
 
-def test_ollama_takes_what_it_has() -> None:
-    assert sampling_of(OptionFields(typical_p=0.5), None) == SamplingParams(typical_p=0.5)
+def test_ollama_options_set_typical_p() -> None:
+    assert to_sampling_params(OptionFields(typical_p=0.5), None) == SamplingParams(typical_p=0.5)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_ollama_takes_what_it_has() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_named(given: dict[str, Any]) -> None:
+def test_invalid_sampling_value_is_named(given: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
         parse_chat_request({"messages": HELLO} | given)
     assert caught.value.status == 400 and (caught.value.param or "").startswith(next(iter(given)))

@@ -54,7 +54,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("form", ["open", "sealed"])
 @pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
-def test_each_api_gives_a_receipt_that_holds(
+def test_each_api_returns_valid_receipt(
     served: Any, engine: Engine, path: str, body: dict[str, Any], form: str
 ) -> None:
     headers = {"x-notso-receipt": form}
@@ -74,7 +74,7 @@ def test_each_api_gives_a_receipt_that_holds(
     assert "notso_receipt" not in without.text
 
 
-def test_choices_have_one_each_and_an_unknown_form_is_refused(served: Any, engine: Engine) -> None:
+def test_each_choice_has_receipt_and_unknown_form_is_rejected(served: Any, engine: Engine) -> None:
     body = {"model": served.client.get("/v1/models").json()["data"][0]["id"], "messages": HELLO, "n": 2}
     receipts = served.client.post("/v1/chat/completions", json=body, headers={"x-notso-receipt": "open"}).json()
     assert [engine.check_receipt(each).problem for each in receipts["notso_receipt"]] == ["", ""]
@@ -82,7 +82,7 @@ def test_choices_have_one_each_and_an_unknown_form_is_refused(served: Any, engin
     assert refused.status_code == 400 and "x-notso-receipt" in refused.json()["error"]["message"]
 
 
-def test_a_stored_response_has_the_receipt_that_was_asked_for(served: Any, engine: Engine) -> None:
+def test_stored_response_keeps_requested_receipt(served: Any, engine: Engine) -> None:
     body = {"input": "Hello", "max_output_tokens": 30, "background": True}
     for form in ("open", "sealed"):
         id = served.client.post("/v1/responses", json=body, headers={"x-notso-receipt": form}).json()["id"]

@@ -56,7 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 # OpenAI's client with the real engine
 
 
-def test_the_client_is_answered(served: Any) -> None:
+def test_openai_client_gets_response(served: Any) -> None:
     response = client_of(served).responses.create(model="notso-demo", input="Hello", temperature=0, metadata={"a": "b"})
     assert response.output_text and response.status == "completed" and response.id.startswith("resp_")
     assert [item.type for item in response.output] == ["reasoning", "message"]
@@ -65,7 +65,7 @@ def test_the_client_is_answered(served: Any) -> None:
     assert response.metadata == {"a": "b"} and response.temperature == 0 and response.error is None
 
 
-def test_the_next_one_goes_on_from_it(served: Any) -> None:
+def test_previous_response_id_continues_conversation(served: Any) -> None:
     client = client_of(served)
     ask: dict[str, Any] = {"model": "notso-demo", "temperature": 0, "reasoning": {"effort": "none"}}
     first = client.responses.create(**ask, input="What is 2 + 3?")
@@ -84,7 +84,7 @@ def test_the_next_one_goes_on_from_it(served: Any) -> None:
     assert chat.choices[0].message.content == second.output_text, "both APIs must give the same answer"
 
 
-def test_the_stream_is_the_whole_response(served: Any) -> None:
+def test_stream_matches_whole_response(served: Any) -> None:
     client = client_of(served)
     ask: dict[str, Any] = {"model": "notso-demo", "input": "Hello", "temperature": 0}
     whole = client.responses.create(**ask)
@@ -101,7 +101,7 @@ def test_the_stream_is_the_whole_response(served: Any) -> None:
     assert (stored.output_text, stored.usage, stored.status) == (streamed.output_text, streamed.usage, "completed")
 
 
-def test_what_is_stored_can_be_shown_and_deleted(served: Any) -> None:
+def test_stored_response_can_be_retrieved_and_deleted(served: Any) -> None:
     client = client_of(served)
     kept = client.responses.create(model="notso-demo", input="Hello", max_output_tokens=5)
     assert kept.status == "incomplete" and kept.incomplete_details
@@ -153,7 +153,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda value: str(value)[:40])
-def test_refusals_name_the_field(served: Any, fields: dict[str, Any], param: str) -> None:
+def test_invalid_request_error_names_field(served: Any, fields: dict[str, Any], param: str) -> None:
     answer = served.client.post(URL, json={"input": "Hello"} | fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
@@ -161,7 +161,7 @@ def test_refusals_name_the_field(served: Any, fields: dict[str, Any], param: str
 # Plain HTTP with a scripted engine
 
 
-def test_items_become_the_engine_s(start: Start) -> None:
+def test_input_items_are_converted_to_engine_request(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     items = [
@@ -202,7 +202,7 @@ def test_items_become_the_engine_s(start: Start) -> None:
     assert answer.json()["tool_choice"] == choice and answer.json()["tools"] == [TOOL]
 
 
-def test_a_tool_s_result_goes_on_from_the_call(start: Start) -> None:
+def test_function_call_output_continues_from_tool_call(start: Start) -> None:
     engine = ScriptedEngine(calls)
     client = client_of(start(engine).ready())
     ask: dict[str, Any] = {"model": "scripted", "tools": [TOOL]}
@@ -219,7 +219,7 @@ def test_a_tool_s_result_goes_on_from_the_call(start: Start) -> None:
     assert [call.id for call in engine.requests[-1].messages[1].tool_calls] == ["call_1", "call_2"]
 
 
-def test_a_namespace_comes_back_with_the_calls_of_its_functions(start: Start) -> None:
+def test_namespace_is_returned_with_function_calls(start: Start) -> None:
     call = ToolCall("call_1", "files.add", '{"a": 1}')
     engine = ScriptedEngine(lambda messages, thinking: [Event("tool_call", tool_call=call)])
     client = client_of(start(engine).ready())
@@ -242,7 +242,7 @@ def test_a_namespace_comes_back_with_the_calls_of_its_functions(start: Start) ->
     assert ours["description"] == "On disk.\nAdds." and ours["parameters"] == plain["parameters"]
 
 
-def test_a_search_that_the_server_has_not_is_left_to_the_model(start: Start) -> None:
+def test_unavailable_web_search_tool_is_ignored(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     search = {"type": "web_search", "external_web_access": True}
@@ -253,7 +253,7 @@ def test_a_search_that_the_server_has_not_is_left_to_the_model(start: Start) -> 
         assert (given and [each["function"]["name"] for each in given]) == offered
 
 
-def test_no_text_forges_an_event(start: Start) -> None:
+def test_generated_text_cannot_forge_sse_events(start: Start) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     with client_of(server).responses.stream(model="scripted", input="x") as stream:
         assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == TEXT
@@ -265,7 +265,7 @@ def test_no_text_forges_an_event(start: Start) -> None:
         assert json.loads(data)["type"] == name
 
 
-def test_log_probabilities(start: Start) -> None:
+def test_output_text_includes_logprobs_on_request(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("Hello you", piece=3))).ready()
     whole = server.client.post(URL, json={"input": "x", "top_logprobs": 2}).json()
     (entry, *_) = listed = whole["output"][0]["content"][0]["logprobs"]
@@ -274,7 +274,7 @@ def test_log_probabilities(start: Start) -> None:
     assert [each["top_logprobs"] for each in own["output"][0]["content"][0]["logprobs"]] == [[], [], []]
 
 
-def test_a_failure_on_the_way_is_one_event(start: Start) -> None:
+def test_engine_failure_ends_stream_with_failed_event(start: Start) -> None:
     server = start(ScriptedEngine(tricky, failure=EngineError("a logit was not finite"))).ready()
     text = server.client.post(URL, json={"input": "x", "stream": True}).text
     names = re.findall(r"^event: (.*)$", text, re.MULTILINE)
@@ -285,7 +285,7 @@ def test_a_failure_on_the_way_is_one_event(start: Start) -> None:
     assert server.client.post(URL, json={"input": "x"}).status_code == 500
 
 
-def test_who_left_finds_it_stored_if_a_conversation_was_named(start: Start) -> None:
+def test_named_conversation_response_is_stored_after_disconnect(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 60, piece=5), pace_seconds=0.01)
     server = start(engine).ready()
     text = ""
@@ -306,7 +306,7 @@ def test_who_left_finds_it_stored_if_a_conversation_was_named(start: Start) -> N
     assert server.client.get(f"{URL}/{id}").status_code == 404, "reading the stream again must not restore it"
 
 
-def test_a_chain_leaves_out_for_good_what_did_not_fit(start: Start) -> None:
+def test_truncated_messages_stay_dropped_in_response_chain(start: Start) -> None:
     def script(messages: Any, thinking: bool) -> Any:
         if len(messages) > 5:
             yield Event("trimmed", dropped_messages=2)
@@ -325,7 +325,7 @@ def test_a_chain_leaves_out_for_good_what_did_not_fit(start: Start) -> None:
         assert read == ["Brief.", "3", "answer 3", "4", "answer 4", "5"]
 
 
-def test_a_restart_forgets_nothing_and_a_thousand_are_enough(
+def test_stored_responses_survive_restart_and_are_limited(
     start: Start, tmp_path: Path, shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "MOST_KEPT", 3)

@@ -18,8 +18,8 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError
 from notso.web.api.shared import resumable
-from notso.web.api.shared.resumable import AnswersElsewhere
-from notso.web.replicas.exchange import Alone
+from notso.web.api.shared.resumable import RemoteAnswers
+from notso.web.replicas.exchange import LocalExchange
 
 Start = Callable[..., Any]
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -61,7 +61,7 @@ def leave(server: Any, name: str = "c1", after: int = 3) -> list[tuple[int, str]
     return events(text)
 
 
-def test_who_left_reads_on_where_he_was(start: Start) -> None:
+def test_stream_resumes_from_last_event_after_disconnect(start: Start) -> None:
     server = start(slow()).ready()
     begun = leave(server, after=5)
     rest = events(server.client.get("/v1/stream", params={"conv_id": "c1", "from": begun[-1][0] + 1}).text)
@@ -74,7 +74,7 @@ def test_who_left_reads_on_where_he_was(start: Start) -> None:
     assert server.client.get("/v1/stream", params={"conv_id": "c1", "from": rest[-1][0] + 1}).text == ""
 
 
-def test_two_read_the_same(start: Start) -> None:
+def test_concurrent_readers_receive_same_stream(start: Start) -> None:
     server = start(slow()).ready()
     leave(server, after=2)
     found: list[str] = []
@@ -89,7 +89,7 @@ def test_two_read_the_same(start: Start) -> None:
     assert len(found) == 3 and len({tuple(events(text)) for text in found}) == 1 and said(events(found[0])) == LONG
 
 
-def test_stop_by_the_conversation_s_name(start: Start) -> None:
+def test_delete_stops_stream_by_conversation_id(start: Start) -> None:
     engine = slow(0.02, LONG * 100)
     server = start(engine).ready()
     begun = leave(server, after=5)
@@ -104,7 +104,7 @@ def test_stop_by_the_conversation_s_name(start: Start) -> None:
     server.wait(lambda: not server.shared.requests._open)
 
 
-def test_whole_answers_are_kept_too(start: Start) -> None:
+def test_non_streamed_answer_can_be_read_as_stream(start: Start) -> None:
     server = start(slow(0.001)).ready()
     whole = post(server, stream=False).json()
     found = events(server.client.get("/v1/stream?conv_id=c1").text)
@@ -112,7 +112,7 @@ def test_whole_answers_are_kept_too(start: Start) -> None:
     assert json.loads(found[0][1])["id"] == whole["id"]
 
 
-def test_one_answer_at_a_time_in_a_conversation(start: Start) -> None:
+def test_second_request_in_conversation_returns_409(start: Start) -> None:
     server = start(slow(0.02, LONG * 100)).ready()
     leave(server)
     refused = post(server)
@@ -123,7 +123,7 @@ def test_one_answer_at_a_time_in_a_conversation(start: Start) -> None:
     server.client.delete("/v1/stream?conv_id=c1")
 
 
-def test_of_many_at_the_same_moment_one_is_answered(start: Start) -> None:
+def test_concurrent_requests_in_conversation_return_200_or_409(start: Start) -> None:
     engine = slow(0.02, slots=20)
     server = start(engine).ready()
     found: list[int] = []
@@ -142,7 +142,7 @@ def test_of_many_at_the_same_moment_one_is_answered(start: Start) -> None:
     server.wait(lambda: engine.stats().running == 0 and not server.shared.requests._open)
 
 
-def test_a_failure_is_one_error_for_every_reader(start: Start) -> None:
+def test_engine_failure_is_same_error_for_every_reader(start: Start) -> None:
     server = start(slow(0.0, failure=EngineError("a logit was not finite"))).ready()
     first = events(post(server).text)
     again = events(server.client.get("/v1/stream?conv_id=c1").text)
@@ -150,7 +150,7 @@ def test_a_failure_is_one_error_for_every_reader(start: Start) -> None:
     assert not any(data == "[DONE]" for _, data in first)
 
 
-def test_kept_for_a_while_and_not_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_streams_expire_and_are_limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumable, "RESUMABLE_SECONDS", 0.05)
     monkeypatch.setattr(resumable, "MAX_RESUMABLE", 3)
     server = start(slow(0.0)).ready()
@@ -161,7 +161,7 @@ def test_kept_for_a_while_and_not_for_ever(start: Start, monkeypatch: pytest.Mon
     assert server.client.get("/v1/stream?conv_id=c5").status_code == 404
 
 
-def test_no_more_answers_are_held_than_are_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_streams_are_not_held_in_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumable, "MAX_RESUMABLE", 3)
     server = start(slow(0.0)).ready()
     for number in range(9):
@@ -171,7 +171,7 @@ def test_no_more_answers_are_held_than_are_kept(start: Start, monkeypatch: pytes
     def held() -> int:
         gc.collect()
         found = [each for each in gc.get_objects() if isinstance(each, resumable.ResumableStream)]
-        return sum(each.running._among is server.shared.requests for each in found)
+        return sum(each.running._requests is server.shared.requests for each in found)
 
     assert server.on_loop(held) == 3
 
@@ -190,14 +190,16 @@ def test_no_more_answers_are_held_than_are_kept(start: Start, monkeypatch: pytes
         ("conv_id=c1", {"Last-Event-ID": "x"}, 400, "from"),
     ],
 )
-def test_nonsense(start: Start, query: str, headers: dict[str, str], status: int, param: str) -> None:
+def test_invalid_stream_query_is_rejected(
+    start: Start, query: str, headers: dict[str, str], status: int, param: str
+) -> None:
     server = start(slow(0.0, "Hi")).ready()
     post(server)
     answer = server.client.get(f"/v1/stream?{query}", headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
-def test_names_and_numbers_that_cannot_be(start: Start) -> None:
+def test_invalid_conversation_id_or_n_is_rejected(start: Start) -> None:
     server = start(slow(0.0, "Hi")).ready()
     for name in ("", "a b", "x" * 129, "\u00e9".encode()):
         answer = post(server, name)
@@ -205,7 +207,7 @@ def test_names_and_numbers_that_cannot_be(start: Start) -> None:
     assert post(server, n=2).json()["error"]["param"] == "n"
 
 
-def test_answer_now(start: Start) -> None:
+def test_reasoning_end_control_stops_reasoning(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("Done.", "hm " * 3000, piece=3), pace_seconds=0.01)
     server = start(engine).ready()
     body = {"messages": HELLO, "stream": True}
@@ -230,18 +232,18 @@ def test_answer_now(start: Start) -> None:
         assert answer.status_code == 400 and answer.json()["error"]["param"] in (param, "action")
 
 
-def test_a_stopping_server_ends_them(start: Start) -> None:
-    from notso.web.app import begin_stopping
+def test_shutdown_ends_running_stream_with_error(start: Start) -> None:
+    from notso.web.app import drain_work
 
     server = start(slow(0.02, LONG * 100), drain_seconds=0.2).ready()
     leave(server)
-    server.on_loop(lambda: begin_stopping(server.app.state.parts))
+    server.on_loop(lambda: drain_work(server.app.state.parts))
     server.wait(lambda: not server.shared.requests._open)
     found = events(server.client.get("/v1/stream?conv_id=c1").text)
     assert json.loads(found[-1][1])["error"]["code"] == "shutting_down"
 
 
-class Following(Alone):
+class Following(LocalExchange):
     """An exchange that publishes nothing and counts the followed logs."""
 
     is_shared = True  # type: ignore[assignment]
@@ -250,7 +252,7 @@ class Following(Alone):
         self.open = 0
 
     @contextlib.contextmanager
-    def following(self, name: str, take: Any) -> Iterator[None]:
+    def following(self, name: str, feed: Any) -> Iterator[None]:
         self.open += 1
         try:
             yield
@@ -261,10 +263,10 @@ class Following(Alone):
         return True
 
 
-def test_a_search_that_is_canceled_follows_nothing_any_more() -> None:
+def test_canceled_search_stops_following_exchange() -> None:
     async def search() -> tuple[int, int, int]:
         exchange = Following()
-        elsewhere = AnswersElsewhere(exchange)
+        elsewhere = RemoteAnswers(exchange)
         finding = asyncio.create_task(elsewhere.find("ann", "c1"))
         while not exchange.open:
             await asyncio.sleep(0)
@@ -278,19 +280,19 @@ def test_a_search_that_is_canceled_follows_nothing_any_more() -> None:
     assert asyncio.run(search()) == (1, 0, 0)
 
 
-def test_an_answer_elsewhere_is_followed_while_it_is_read() -> None:
+def test_remote_answer_is_followed_only_while_read() -> None:
     class Begun(Following):
         """An exchange with the beginning of an answer that another replica never finishes."""
 
         @contextlib.contextmanager
-        def following(self, name: str, take: Any) -> Iterator[None]:
-            with super().following(name, take):
-                take({"id": "a", "after": -1, "sse_events": ["data: 1\n\n"], "body": None, "finished": False})
+        def following(self, name: str, feed: Any) -> Iterator[None]:
+            with super().following(name, feed):
+                feed({"id": "a", "after": -1, "sse_events": ["data: 1\n\n"], "body": None, "finished": False})
                 yield
 
     async def read() -> tuple[int, int, int]:
         exchange = Begun()
-        elsewhere = AnswersElsewhere(exchange)
+        elsewhere = RemoteAnswers(exchange)
         found = await elsewhere.find("ann", "c1")
         assert found is not None
         events = found.events(0, b"")

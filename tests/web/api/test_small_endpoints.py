@@ -19,19 +19,19 @@ def server(start: Start) -> Any:
     return start(ScriptedEngine(lambda *_: iter(say("Hi", "")))).ready()
 
 
-def test_vllm_s_endpoints(server: Any) -> None:
+def test_vllm_version_load_and_ping_are_served(server: Any) -> None:
     assert server.client.get("/version").json()["version"]
     assert server.client.get("/load").json() == {"server_load": 0}
     for method in ("get", "post"):
         assert getattr(server.client, method)("/ping").json()["status"] == "ok"
 
 
-def test_a_key_is_needed_where_the_server_has_one(start: Start) -> None:
+def test_version_and_load_require_key_but_ping_does_not(start: Start) -> None:
     server = start(ScriptedEngine, api_key="a key of twenty letters").ready()
     assert [server.client.get(path).status_code for path in ("/version", "/load", "/ping")] == [401, 401, 200]
 
 
-def test_a_conversation_is_tokenized_as_its_prompt_would_be(server: Any) -> None:
+def test_tokenized_messages_match_rendered_template(server: Any) -> None:
     name = server.client.get("/v1/models").json()["data"][0]["id"]
     body = {"model": name, "messages": HELLO, "add_generation_prompt": True, "return_token_strs": True}
     rendered = server.client.post("/apply-template", json={"messages": HELLO}).json()["prompt"]
@@ -53,12 +53,12 @@ def test_a_conversation_is_tokenized_as_its_prompt_would_be(server: Any) -> None
         ({"prompt": "a", "model": "no-such-model"}, "model"),
     ],
 )
-def test_what_cannot_be_tokenized_is_named(server: Any, body: dict[str, Any], param: str) -> None:
+def test_invalid_tokenize_request_error_names_field(server: Any, body: dict[str, Any], param: str) -> None:
     answer = server.client.post("/tokenize", json=body)
     assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param
 
 
-def test_models_in_anthropic_s_form(server: Any) -> None:
+def test_models_use_anthropic_format_with_version_header(server: Any) -> None:
     plain = server.client.get("/v1/models").json()["data"]
     page = server.client.get("/v1/models", headers=ANTHROPIC).json()
     assert [each["id"] for each in page["data"]] == [each["id"] for each in plain]
@@ -72,12 +72,12 @@ def test_models_in_anthropic_s_form(server: Any) -> None:
         assert server.client.get("/v1/models", headers=ANTHROPIC, params=wrong).status_code == 400
 
 
-def test_props_tell_the_template_and_its_tokens(server: Any) -> None:
+def test_props_include_template_and_special_tokens(server: Any) -> None:
     props = server.client.get("/props").json()
     assert {"chat_template", "bos_token", "eos_token"} <= set(props)
 
 
-def test_a_message_has_a_refusal_and_a_chunk_its_usage(server: Any) -> None:
+def test_refusal_and_usage_fields_follow_openai_format(server: Any) -> None:
     url = "/v1/chat/completions"
     assert server.client.post(url, json={"messages": HELLO}).json()["choices"][0]["message"]["refusal"] is None
     for path, body in ((url, {"messages": HELLO}), ("/v1/completions", {"prompt": "Hello"})):

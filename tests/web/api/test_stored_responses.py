@@ -42,7 +42,7 @@ def calls(messages: Any, thinking: bool) -> list[Event]:
 # Items
 
 
-def test_an_item_is_named_instead_of_sent(start: Start) -> None:
+def test_item_reference_replaces_full_item(start: Start) -> None:
     engine = ScriptedEngine(calls)
     client = client_of(start(engine).ready())
     ask: dict[str, Any] = {"model": "scripted", "tools": [TOOL]}
@@ -64,7 +64,7 @@ def test_an_item_is_named_instead_of_sent(start: Start) -> None:
     assert [item.id for item in listed[:4]] == [question.id, *(item.id for item in first.output)]
 
 
-def test_names_of_no_item_are_refused(start: Start) -> None:
+def test_invalid_item_reference_is_rejected(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     kept = server.client.post(URL, json={"input": "x"}).json()["output"][0]["id"]
     lost = server.client.post(URL, json={"input": "x", "store": False}).json()["output"][0]["id"]
@@ -82,7 +82,7 @@ def test_names_of_no_item_are_refused(start: Start) -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
-def test_what_may_be_named_is_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_item_references_are_limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(ScriptedEngine()).ready()
     monkeypatch.setattr("notso.web.api.responses.request.MAX_REFERENCED_RESPONSES", 1)
     ids = [server.client.post(URL, json={"input": "x"}).json()["output"][0]["id"] for _ in range(2)]
@@ -92,7 +92,7 @@ def test_what_may_be_named_is_bounded(start: Start, monkeypatch: pytest.MonkeyPa
     assert server.client.post(URL, json={"input": names[:1]}).status_code == 400
 
 
-def test_what_a_response_was_asked_with_is_listed(start: Start) -> None:
+def test_input_items_are_listed_in_pages(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     client = client_of(server)
     items: Any = [
@@ -127,7 +127,7 @@ def test_what_a_response_was_asked_with_is_listed(start: Start) -> None:
         client.responses.input_items.list("resp_nobody")
 
 
-def test_counting_beforehand(served: Any) -> None:
+def test_input_tokens_matches_response_usage(served: Any) -> None:
     client = client_of(served)
     first = client.responses.create(model="notso-demo", input="Hello", max_output_tokens=5)
     more: list[dict[str, Any]] = [
@@ -155,7 +155,7 @@ def polled(server: Any, client: openai.OpenAI, id: str, *statuses: str) -> Any:
     return client.responses.retrieve(id)
 
 
-def test_a_response_in_the_background_is_asked_for_later(start: Start) -> None:
+def test_background_response_can_be_polled(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
     engine.gate.clear()
     server = start(engine).ready()
@@ -180,7 +180,7 @@ def test_a_response_in_the_background_is_asked_for_later(start: Start) -> None:
         client.responses.retrieve(begun.id)
 
 
-def test_a_stream_in_the_background_is_read_on(start: Start) -> None:
+def test_background_stream_resumes_after_event(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("one two three four", "Hm."))
     engine.gate.clear()
     server = start(engine).ready()
@@ -203,7 +203,7 @@ def test_a_stream_in_the_background_is_read_on(start: Start) -> None:
         assert helper.get_final_response().output_text == "one two three four"
 
 
-def test_a_response_in_the_background_is_cancelled(start: Start) -> None:
+def test_background_response_can_be_cancelled(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 2000, piece=5), pace_seconds=0.005)
     server = start(engine).ready()
     client = client_of(server)
@@ -222,7 +222,7 @@ def test_a_response_in_the_background_is_cancelled(start: Start) -> None:
     assert server.client.get(f"{URL}/{third.id}").status_code == 404
 
 
-def test_a_failure_in_the_background_is_told(start: Start) -> None:
+def test_failed_background_response_reports_error(start: Start) -> None:
     server = start(ScriptedEngine(failure=EngineError("a logit was not finite"))).ready()
     client = client_of(server)
     begun = client.responses.create(model="scripted", input="Hello", background=True)
@@ -230,7 +230,7 @@ def test_a_failure_in_the_background_is_told(start: Start) -> None:
     assert failed.error.message == "a logit was not finite"
 
 
-def test_what_has_no_background_is_refused(start: Start) -> None:
+def test_background_operations_on_plain_response_are_rejected(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     client = client_of(server)
     plain = client.responses.create(model="scripted", input="Hello")
@@ -254,7 +254,7 @@ def test_what_has_no_background_is_refused(start: Start) -> None:
     assert (named.status_code, named.json()["error"]["param"]) == (400, "x-conversation-id")
 
 
-def test_a_response_in_the_background_goes_on_after_a_crash(start: Start, tmp_path: Path) -> None:
+def test_background_response_is_regenerated_after_crash(start: Start, tmp_path: Path) -> None:
     """The response is generated again from its request and seed, so its text and id stay the same."""
     gate = threading.Event()
 
@@ -287,4 +287,4 @@ def test_a_response_in_the_background_goes_on_after_a_crash(start: Start, tmp_pa
     found = other.responses.retrieve(begun.id)
     assert (found.output_text, found.created_at) == ("one two", begun.created_at)
     assert len(engine.requests) == 1, "the cancelled response is not run again"
-    again.wait(lambda: again.on_loop(lambda: again.shared.store.records.open_response("local", begun.id)) is None)
+    again.wait(lambda: again.on_loop(lambda: again.shared.store.records.unfinished_response("local", begun.id)) is None)

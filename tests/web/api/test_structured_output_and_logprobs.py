@@ -51,7 +51,7 @@ class Sum(BaseModel):
 
 
 @pytest.mark.parametrize("effort", ["none", "low"])
-def test_the_client_s_parser_gets_what_it_asked_for(served: Any, effort: Literal["none", "low"]) -> None:
+def test_openai_parse_helpers_return_requested_model(served: Any, effort: Literal["none", "low"]) -> None:
     client = client_of(served)
     for seed in range(3):
         answer = client.chat.completions.parse(
@@ -62,7 +62,7 @@ def test_the_client_s_parser_gets_what_it_asked_for(served: Any, effort: Literal
     assert isinstance(response.output_parsed, Sum)
 
 
-def test_a_stream_is_held_too(served: Any) -> None:
+def test_streamed_json_matches_schema_and_whole_answer(served: Any) -> None:
     schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 4}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     ask: dict[str, Any] = AT_ONCE | {"response_format": wanted, "seed": 5}
@@ -73,14 +73,14 @@ def test_a_stream_is_held_too(served: Any) -> None:
     assert 2 <= len(listed) <= 4 and set(listed) <= {"a", "b"}
 
 
-def test_any_object_or_cut(served: Any) -> None:
+def test_json_object_format_returns_object_unless_truncated(served: Any) -> None:
     for seed in range(4):
         ask = AT_ONCE | {"response_format": {"type": "json_object"}, "seed": seed, "max_tokens": 200}
         choice = client_of(served).chat.completions.create(**ask).choices[0]
         assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content or ""), dict)
 
 
-def test_anthropic_s_form_of_it(served: Any) -> None:
+def test_anthropic_output_format_and_tool_choice_are_enforced(served: Any) -> None:
     client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
     schema = Sum.model_json_schema()
     message = client.messages.create(
@@ -103,7 +103,7 @@ def test_anthropic_s_form_of_it(served: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_that_must_be(served: Any, stream: bool) -> None:
+def test_forced_tool_choice_returns_valid_call(served: Any, stream: bool) -> None:
     named = {"type": "function", "function": {"name": "paint"}}
     for choice, names in (("required", {"add", "paint"}), (named, {"paint"})):
         ask: dict[str, Any] = AT_ONCE | {"tools": TOOLS, "tool_choice": choice, "seed": 1, "max_tokens": 300}
@@ -125,7 +125,7 @@ def test_calls_that_must_be(served: Any, stream: bool) -> None:
         assert arguments.keys() == expected and arguments.get("colour", "red") in ("red", "blue")
 
 
-def test_what_cannot_be_held_is_refused_by_name(served: Any) -> None:
+def test_unenforceable_schema_error_names_field(served: Any) -> None:
     def schema(source: Any) -> dict[str, Any]:
         return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": source}}}
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_held_is_refused_by_name(served: Any) -> None:
         assert error.status_code == 400 and error.json()["error"]["param"] == param, error.text
 
 
-def test_log_probabilities_are_the_model_s_own(served: Any) -> None:
+def test_logprobs_are_model_probabilities_before_logit_bias(served: Any) -> None:
     ask: dict[str, Any] = AT_ONCE | {"logprobs": True, "top_logprobs": 5, "max_tokens": 12}
     answer = client_of(served).chat.completions.create(**ask, temperature=0)
     greedy = answer.choices[0]
@@ -165,7 +165,7 @@ def test_log_probabilities_are_the_model_s_own(served: Any) -> None:
     assert biased.logprobs and biased.logprobs.content and biased.logprobs.content[0].logprob < -5, "before logit bias"
 
 
-def test_streamed_log_probabilities_are_the_whole_ones(served: Any) -> None:
+def test_streamed_logprobs_match_whole_answer(served: Any) -> None:
     ask: dict[str, Any] = {"messages": HELLO, "logprobs": True, "top_logprobs": 1, "seed": 2, "max_tokens": 80}
     whole = served.client.post(CHAT, json=ask).json()["choices"][0]["logprobs"]
     streamed: dict[str, list[Any]] = {"content": [], "reasoning_content": []}
@@ -177,7 +177,7 @@ def test_streamed_log_probabilities_are_the_whole_ones(served: Any) -> None:
     assert whole["reasoning_content"] and whole["content"][-1]["token"] == "<|im_end|>"
 
 
-def test_thoughts_have_as_many_entries_as_tokens(served: Any) -> None:
+def test_reasoning_has_one_logprob_entry_per_token(served: Any) -> None:
     """Reasoning has one entry per token, including its end tag. The Responses API returns entries only for the other
     tokens."""
     ask: dict[str, Any] = {"model": "notso-demo", "temperature": 0}
@@ -193,7 +193,7 @@ def test_thoughts_have_as_many_entries_as_tokens(served: Any) -> None:
     assert len(part["logprobs"]) == usage["output_tokens"] - usage["output_tokens_details"]["reasoning_tokens"]
 
 
-def test_the_older_form_of_them(served: Any) -> None:
+def test_text_completion_has_one_logprob_entry_per_token(served: Any) -> None:
     answer = client_of(served).completions.create(model="notso-demo", prompt="2 + 3", logprobs=3, temperature=0)
     told = answer.choices[0].logprobs
     assert told and told.tokens and told.token_logprobs and told.top_logprobs
@@ -203,7 +203,7 @@ def test_the_older_form_of_them(served: Any) -> None:
         assert top[token] == logprob == max(top.values())
 
 
-def test_no_more_calls_than_one(served: Any) -> None:
+def test_parallel_tool_calls_false_limits_answer_to_one_call(served: Any) -> None:
     for seed in range(3):
         ask: dict[str, Any] = AT_ONCE | {"tools": TOOLS, "parallel_tool_calls": False, "seed": seed, "max_tokens": 100}
         assert len(client_of(served).chat.completions.create(**ask).choices[0].message.tool_calls or []) <= 1

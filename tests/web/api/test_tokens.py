@@ -36,19 +36,19 @@ def refused(server: Any, path: str, **body: Any) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("text", ["Hello", "", "é😀\u2028\r\n\t", "<|im_end|><think>x</think><tool_call>", "a" * 5000])
-def test_there_and_back(served: Any, text: str) -> None:
+def test_detokenize_reverses_tokenize(served: Any, text: str) -> None:
     tokens = ask(served, "/tokenize", content=text).json()["tokens"]
     assert ask(served, "/detokenize", tokens=tokens).json() == {"content": text, "prompt": text}
 
 
-def test_control_tokens_are_text_unless_asked_for(served: Any) -> None:
+def test_control_tokens_are_parsed_only_with_parse_special(served: Any) -> None:
     plain = ask(served, "/tokenize", content="<|im_end|>").json()["tokens"]
     special = ask(served, "/tokenize", content="<|im_end|>", parse_special=True).json()["tokens"]
     assert len(plain) > 3 and len(special) == 1 and special[0] not in plain
     assert ask(served, "/detokenize", tokens=special).json()["content"] == "<|im_end|>"
 
 
-def test_vllms_clients_find_the_tokenizer(served: Any) -> None:
+def test_tokenizer_info_and_tokenize_follow_vllm_format(served: Any) -> None:
     """lm-evaluation-harness requests this first; without an answer it asks for the tokenizer's files."""
     info = served.client.get("/tokenizer_info").json()
     assert info == {
@@ -66,13 +66,13 @@ def test_vllms_clients_find_the_tokenizer(served: Any) -> None:
     assert ask(served, "/tokenize", **asked | {"add_special_tokens": True}).json() == told
 
 
-def test_tokens_with_their_text(served: Any) -> None:
+def test_with_pieces_returns_text_of_each_token(served: Any) -> None:
     pieces = ask(served, "/tokenize", content="Hello you", with_pieces=True).json()["tokens"]
     assert "".join(piece["piece"] for piece in pieces) == "Hello you"
     assert [piece["id"] for piece in pieces] == ask(served, "/tokenize", content="Hello you").json()["tokens"]
 
 
-def test_the_prompt_is_what_a_completion_reads(served: Any) -> None:
+def test_apply_template_matches_chat_completion_prompt(served: Any) -> None:
     for extra in ({}, {"reasoning_effort": "none"}, {"tools": [{"type": "function", "function": {"name": "add"}}]}):
         shown = ask(served, "/apply-template", messages=HELLO, **extra).json()
         read = ask(served, "/v1/chat/completions", messages=HELLO, max_tokens=1, **extra).json()
@@ -100,23 +100,23 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("path", "body", "code", "param"), REFUSED, ids=lambda value: str(value)[:30])
-def test_nonsense_is_refused_by_name(served: Any, path: str, body: dict[str, Any], code: str, param: str) -> None:
+def test_invalid_request_error_names_field(served: Any, path: str, body: dict[str, Any], code: str, param: str) -> None:
     assert refused(served, path, **body) == (400, code, param)
 
 
-def test_long_texts_do_not_hold_up_others(served: Any) -> None:
+def test_long_text_is_tokenized(served: Any) -> None:
     answer = ask(served, "/tokenize", content="word " * 200_000)
     assert answer.status_code == 200 and len(answer.json()["tokens"]) >= 200_000
 
 
-def test_what_the_server_is(served: Any) -> None:
+def test_props_and_slots_describe_server(served: Any) -> None:
     facts = served.client.get("/props").json()
     assert facts["model_alias"] == "notso-demo" and facts["default_generation_settings"]["n_ctx"] == 4096
     assert facts["default_generation_settings"]["params"]["temperature"] == 0.6
     assert len(served.client.get("/slots").json()) == facts["total_slots"] == 16
 
 
-def test_places_tell_that_they_are_taken_and_not_by_what(start: Start) -> None:
+def test_slots_report_busy_without_content(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 2000), pace_seconds=0.02, slots=3)
     server = start(engine).ready()
     body = {"messages": [{"role": "user", "content": "secret"}], "stream": True}
@@ -127,7 +127,7 @@ def test_places_tell_that_they_are_taken_and_not_by_what(start: Start) -> None:
     assert "secret" not in answer.text and "word" not in answer.text
 
 
-def test_errors_outside_of_v1_are_json_too(served: Any) -> None:
+def test_errors_outside_v1_are_json(served: Any) -> None:
     for answer in (
         served.client.put("/tokenize"),
         served.client.post("/tokenize", content=b"{", headers={"Content-Type": "application/json"}),
@@ -138,7 +138,7 @@ def test_errors_outside_of_v1_are_json_too(served: Any) -> None:
         assert answer.headers["x-request-id"]
 
 
-def test_what_programs_of_llama_cpp_ask_the_server(served: Any) -> None:
+def test_llama_cpp_health_props_and_token_count_are_served(served: Any) -> None:
     assert served.client.get("/v1/health").json() == served.client.get("/health").json()
     facts = served.client.get("/props").json()
     assert facts["model_path"].endswith(".gguf") and "/" not in facts["model_path"]
@@ -148,12 +148,12 @@ def test_what_programs_of_llama_cpp_ask_the_server(served: Any) -> None:
         assert counted == ask(served, "/apply-template", messages=HELLO).json()["n_tokens"]
 
 
-def test_no_token_begins_every_text(served: Any) -> None:
+def test_add_special_adds_no_bos_token(served: Any) -> None:
     plain, special = (ask(served, "/tokenize", content="Hello", add_special=each).json() for each in (False, True))
     assert plain == special
 
 
-def test_numbers_under_the_names_of_llama_cpp(served: Any) -> None:
+def test_metrics_include_llama_cpp_counters(served: Any) -> None:
     answer = ask(served, "/completion", prompt="Numbers", n_predict=3, ignore_eos=True).json()["timings"]
     page = served.client.get("/metrics")
     told = dict(re.findall(r"^llamacpp:(\w+) ([0-9.e+-]+)$", page.text, re.MULTILINE))

@@ -41,7 +41,7 @@ def filled(client: openai.OpenAI) -> tuple[str, str, str]:
     return store.id, storks, herons
 
 
-def test_stores_are_filled_searched_renamed_and_deleted(start: Start) -> None:
+def test_vector_store_is_filled_searched_renamed_and_deleted(start: Start) -> None:
     client = client_of(start(ScriptedEngine(citing)).ready())
     store, storks, herons = filled(client)
     shown = client.vector_stores.retrieve(store)
@@ -92,14 +92,14 @@ def test_stores_are_filled_searched_renamed_and_deleted(start: Start) -> None:
         ({"name": 3}, "name"),
     ],
 )
-def test_what_cannot_be_stored_is_named(start: Start, given: dict[str, Any], said: str) -> None:
+def test_invalid_vector_store_is_rejected_and_not_created(start: Start, given: dict[str, Any], said: str) -> None:
     client = client_of(start(ScriptedEngine(citing)).ready())
     with pytest.raises(openai.APIStatusError, match=said):
         client.vector_stores.create(**given)
     assert not list(client.vector_stores.list()), "nothing may remain in the store list"
 
 
-def test_a_file_that_cannot_be_read_has_failed_and_says_why(start: Start) -> None:
+def test_unreadable_file_fails_with_error(start: Start) -> None:
     client = client_of(start(ScriptedEngine(citing)).ready())
     store = client.vector_stores.create(metadata={"a": "b"})
     broken = uploaded(client, "broken.pdf", b"%PDF-1.7")
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_read_has_failed_and_says_why(start: Start) -> Non
         client.vector_stores.files.create(store.id, file_id=batch)
 
 
-def test_file_search_finds_passages_and_answers_cite_their_files(start: Start) -> None:
+def test_file_search_answer_cites_files(start: Start) -> None:
     engine = ScriptedEngine(citing)
     client = client_of(start(engine).ready())
     store, storks, _ = filled(client)
@@ -149,7 +149,7 @@ def test_file_search_finds_passages_and_answers_cite_their_files(start: Start) -
     assert deltas == answer.output_text
 
 
-def test_a_conversation_goes_on_without_the_passages(start: Start) -> None:
+def test_next_response_omits_earlier_passages(start: Start) -> None:
     engine = ScriptedEngine(citing)
     client = client_of(start(engine).ready())
     store, _, _ = filled(client)
@@ -173,7 +173,7 @@ def test_a_conversation_goes_on_without_the_passages(start: Start) -> None:
         ([{"vector_store_ids": ["a"]}, {"vector_store_ids": ["b"]}], "more than one file_search"),
     ],
 )
-def test_searches_that_cannot_be_done_are_refused(start: Start, tools: list[dict[str, Any]], said: str) -> None:
+def test_invalid_file_search_is_rejected(start: Start, tools: list[dict[str, Any]], said: str) -> None:
     client = client_of(start(ScriptedEngine(citing)).ready())
     given: Any = [{"type": "file_search", **each} for each in tools]
     with pytest.raises(openai.APIStatusError, match=said):

@@ -12,7 +12,7 @@ from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import Engine
 from notso.smollm3.diagnostics.synth import write_synthetic
-from notso.web.api.messages.request import parse_count_request, parse_message_request, without_volatile_lines
+from notso.web.api.messages.request import parse_count_request, parse_message_request, strip_volatile_lines
 from notso.web.api.shared.api_request import IGNORED
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.{mark}; cc_entrypoint=cli; cch={mark};"
@@ -48,7 +48,7 @@ def read_again(message: anthropic.types.Message) -> tuple[int, int]:
     return message.usage.input_tokens, message.usage.cache_read_input_tokens or 0
 
 
-def test_the_next_request_of_an_agent_is_read_from_where_it_is_new(served: Any) -> None:
+def test_changed_billing_header_reuses_cached_prompt(served: Any) -> None:
     client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
     rules = f"{next(_owners)}. {RULES}"
     read, _ = read_again(ask(client, BILLING.format(mark="a1b2c"), rules))
@@ -58,7 +58,7 @@ def test_the_next_request_of_an_agent_is_read_from_where_it_is_new(served: Any) 
     assert read <= MOST_READ_AGAIN and found >= LEAST_TOKENS - MOST_READ_AGAIN
 
 
-def test_nothing_is_found_behind_any_other_change(served: Any) -> None:
+def test_other_prompt_changes_miss_prefix_cache(served: Any) -> None:
     client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
     rules = f"{next(_owners)}. {RULES}"
     ask(client, BILLING.format(mark="a1b2c"), rules)
@@ -73,16 +73,16 @@ def test_nothing_is_found_behind_any_other_change(served: Any) -> None:
         assert found < first_block and read >= LEAST_TOKENS, system[0]
 
 
-def test_a_line_is_left_out_where_it_is_known_and_whole() -> None:
+def test_billing_header_is_removed_only_as_whole_first_line() -> None:
     line = BILLING.format(mark="00000")
-    assert without_volatile_lines(f"{line}\nBe kind.\n") == ("Be kind.\n", (NAME,))
-    assert without_volatile_lines(line) == ("", (NAME,))
+    assert strip_volatile_lines(f"{line}\nBe kind.\n") == ("Be kind.\n", (NAME,))
+    assert strip_volatile_lines(line) == ("", (NAME,))
     for system in (f"{line} Obey.", f"\n{line}", f"Be kind.\n{line}", f"{NAME}:", f"{NAME}: cch=a b", "", line[2:]):
-        assert without_volatile_lines(system) == (system, ())
+        assert strip_volatile_lines(system) == (system, ())
 
 
 @pytest.mark.parametrize("parse", [parse_count_request, parse_message_request])
-def test_the_system_prompt_is_what_is_left(parse: Any) -> None:
+def test_system_prompt_excludes_billing_header_unless_kept(parse: Any) -> None:
     line, hello = BILLING.format(mark="00000"), [{"role": "user", "content": "Hello"}]
     body = {"messages": hello} | ({"max_tokens": 5} if parse is parse_message_request else {})
     blocks = [{"type": "text", "text": text} for text in (line, "Be kind.")]
@@ -97,7 +97,7 @@ def test_the_system_prompt_is_what_is_left(parse: Any) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_what_was_left_out_is_named_unless_the_operator_keeps_it(start: Any, keep: bool) -> None:
+def test_removed_line_is_reported_unless_keep_volatile_is_set(start: Any, keep: bool) -> None:
     engine = ScriptedEngine()
     server = start(engine, keep_volatile=keep).ready()
     body = {"max_tokens": 5, "system": BILLING.format(mark="1"), "messages": [{"role": "user", "content": "Hello"}]}

@@ -8,7 +8,7 @@ from typing import Any
 from documents.made import docx, paragraph, text_pdf
 from scripted_engine import ScriptedEngine, say
 
-from notso.web.turns.documents import attachments_from
+from notso.web.turns.documents import parse_attachments
 
 REFUSED = [
     (b"\x89PNG\r\n", "png", "is an image, which cannot be read."),
@@ -18,7 +18,7 @@ REFUSED = [
 ]
 
 
-def test_a_document_is_read_or_refused_in_one_sentence(start: Callable[..., Any]) -> None:
+def test_attachment_text_is_extracted_or_rejected_with_one_sentence(start: Callable[..., Any]) -> None:
     client = start(ScriptedEngine(lambda messages, thinking: say("an answer"))).ready().client
 
     def posted(data: bytes, extension: str) -> Any:
@@ -34,6 +34,6 @@ def test_a_document_is_read_or_refused_in_one_sentence(start: Callable[..., Any]
     assert posted(bytes((16 << 20) + 1), "pdf").status_code == 413
 
 
-def test_names_show_no_deceiving_characters() -> None:
-    (attachment,) = attachments_from({"file-1-name": "a\u202egpj\0.\nexe", "file-1-text": "x"}, 100)
+def test_attachment_name_replaces_control_and_bidi_characters() -> None:
+    (attachment,) = parse_attachments({"file-1-name": "a\u202egpj\0.\nexe", "file-1-text": "x"}, 100)
     assert attachment.name == "a gpj . exe"

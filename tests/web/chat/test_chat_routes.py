@@ -18,7 +18,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.smollm3 import Event, Message
 from notso.web import app
 from notso.web.chat import views
-from notso.web.chat.suggestions import REQUEST, questions_in
+from notso.web.chat.suggestions import REQUEST, parse_questions
 from notso.web.chat.templates import by_day
 from notso.web.store.protocol import Chat
 from notso.web.store.sql.store import SQLStore
@@ -33,7 +33,7 @@ def suggesting(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
     yield from say(CHIPS if messages[-1].content == REQUEST else "An answer.", "thoughts " * 3 if thinking else "")
 
 
-def test_the_list_is_grouped_by_day() -> None:
+def test_chat_list_is_grouped_by_day() -> None:
     def used(title: str, year: int, month: int, day: int, pinned: bool = False) -> Chat:
         at = int(1000 * datetime(year, month, day, 12).timestamp())
         return Chat(title, title, True, date(2025, 1, 1), at, at, pinned)
@@ -50,7 +50,7 @@ def test_the_list_is_grouped_by_day() -> None:
     ]
 
 
-def test_clear_keeps_the_settings_and_reset_does_not_and_both_can_be_undone(start: Start) -> None:
+def test_clear_keeps_settings_reset_does_not_and_both_can_be_undone(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
     server.finished(asked)
@@ -69,7 +69,7 @@ def test_clear_keeps_the_settings_and_reset_does_not_and_both_can_be_undone(star
     assert server.client.post("/undo/nonsense", data={}).status_code == 404
 
 
-def test_clearing_stops_what_runs_and_the_chat_goes_on_at_once(start: Start) -> None:
+def test_clear_stops_running_answer_and_chat_accepts_next_question(start: Start) -> None:
     server = start(ScriptedEngine(lambda m, t: say("word " * 5000), pace_seconds=0.01, slots=2)).ready()
     asked = server.ask("one")
     server.wait(lambda: server.stored(asked).content != "")
@@ -79,7 +79,7 @@ def test_clearing_stops_what_runs_and_the_chat_goes_on_at_once(start: Start) -> 
     assert server.finished(other).state == "stopped"
 
 
-def test_deleting_another_chat_leaves_the_page_alone(start: Start) -> None:
+def test_deleting_redirects_only_if_the_current_chat_is_deleted(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     here, other = server.ask("here"), server.ask("other")
     server.finished(here), server.finished(other)
@@ -91,7 +91,7 @@ def test_deleting_another_chat_leaves_the_page_alone(start: Start) -> None:
     assert "Chat deleted." in server.client.get(answer.headers["hx-redirect"]).text
 
 
-def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_chat_is_purged_when_undo_period_expires(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     purges = []
     purge = SQLStore.purge
 
@@ -119,7 +119,7 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
     assert server.client.post(f"/undo/{trash}", data={}).status_code == 404
 
 
-def test_an_emptied_chat_goes_on_as_another_conversation(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleared_chat_gets_a_new_conversation_id(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """After clearing, new messages get a new conversation id, so that purging the old messages does not affect them."""
     monkeypatch.setattr(app, "UNDO_SECONDS", 1e-6)
     monkeypatch.setattr(app, "PURGE_SECONDS", 0.05)
@@ -138,7 +138,7 @@ def test_an_emptied_chat_goes_on_as_another_conversation(start: Start, monkeypat
     assert [conversation for _, conversation in engine.cleared] == [first]
 
 
-def test_search_marks_hits_and_escapes_the_rest(start: Start) -> None:
+def test_search_results_highlight_matches_and_escape_html(start: Start) -> None:
     server = start(ScriptedEngine(lambda m, t: say("It is a <b>walrus</b>."))).ready()
     asked = server.ask("About walruses & co")
     server.finished(asked)
@@ -150,7 +150,7 @@ def test_search_marks_hits_and_escapes_the_rest(start: Start) -> None:
     assert server.client.get("/search?q=" + "x" * 5000).status_code == 200
 
 
-def test_a_hit_on_another_branch_is_shown_without_choosing_it(start: Start) -> None:
+def test_search_result_on_another_branch_does_not_select_that_branch(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
     server.finished(asked)
@@ -163,13 +163,13 @@ def test_a_hit_on_another_branch_is_shown_without_choosing_it(start: Start) -> N
 
 
 def test_suggestions_are_questions_only() -> None:
-    assert questions_in(CHIPS) == ["What is a walrus?", "Where does it live?", "Why?"]
-    assert questions_in('1) "Who?"\n2) **What?**') == ["Who?", "What?"]
-    assert questions_in("Only one?\nAnd a sentence.") == []
-    assert questions_in("Same?\nSame?\n" + "x" * 200 + "?") == []
+    assert parse_questions(CHIPS) == ["What is a walrus?", "Where does it live?", "Why?"]
+    assert parse_questions('1) "Who?"\n2) **What?**') == ["Who?", "What?"]
+    assert parse_questions("Only one?\nAnd a sentence.") == []
+    assert parse_questions("Same?\nSame?\n" + "x" * 200 + "?") == []
 
 
-def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) -> None:
+def test_suggestions_are_generated_once_at_background_priority(start: Start) -> None:
     engine = ScriptedEngine(suggesting)
     server = start(engine).ready()
     asked = server.ask("Hello")
@@ -198,7 +198,7 @@ def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) ->
     assert server.client.get(url).status_code == 204, "the page may ask after the chat was deleted"
 
 
-def test_an_answer_that_was_edited_has_suggestions_of_its_own(start: Start) -> None:
+def test_edited_answer_gets_new_suggestions(start: Start) -> None:
     engine = ScriptedEngine(suggesting)
     server = start(engine).ready()
     asked = server.ask("Hello")
@@ -214,7 +214,7 @@ def test_an_answer_that_was_edited_has_suggestions_of_its_own(start: Start) -> N
     assert prompts == [["Hello", "An answer.", REQUEST], ["Hello", "Another.", REQUEST]]
 
 
-def test_a_page_asks_for_suggestions_only_right_after_an_answer(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_requests_suggestions_only_right_after_an_answer(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(ScriptedEngine()).ready()
     assert "/suggestions" not in server.client.get("/").text
     asked = server.ask("Hello")
@@ -225,7 +225,7 @@ def test_a_page_asks_for_suggestions_only_right_after_an_answer(start: Start, mo
     assert "/suggestions" not in server.client.get(url).text
 
 
-def test_suggestions_give_way_to_a_question(start: Start) -> None:
+def test_new_question_interrupts_suggestions(start: Start) -> None:
     def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
         yield from say("What is a walrus? " * 5000 if messages[-1].content == REQUEST else "An answer.", piece=4)
 
@@ -245,7 +245,7 @@ def test_suggestions_give_way_to_a_question(start: Start) -> None:
     assert statuses == [204] and time.monotonic() - began < 60, "the request must return long before the answer ends"
 
 
-def test_no_suggestions_while_anything_runs(start: Start) -> None:
+def test_no_suggestions_while_another_answer_is_running(start: Start) -> None:
     engine = ScriptedEngine(suggesting, slots=2)
     server = start(engine).ready()
     asked = server.ask("Hello")
@@ -267,7 +267,7 @@ def listen(server: Any, chat_id: str, tab: str, heard: list[str], ready: threadi
                 heard.append(line.removeprefix("event: "))
 
 
-def test_a_tab_hears_what_others_do_and_not_what_it_did_itself(start: Start) -> None:
+def test_tab_is_notified_of_changes_by_other_tabs_but_not_its_own(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
     server.finished(asked)
@@ -291,7 +291,7 @@ def test_a_tab_hears_what_others_do_and_not_what_it_did_itself(start: Start) -> 
     assert heard[0].count("turns") == 1, "a change in another chat must not refresh this page"
 
 
-def test_a_page_of_another_life_of_the_server_fetches_everything(start: Start) -> None:
+def test_unknown_feed_revision_refreshes_chats_and_turns(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     for after in ("", "deadbeef-3", "x", "deadbeef-x", f"{server.chat.feed.revision.partition('-')[0]}-٣"):
         reader: list[str] = []
@@ -303,7 +303,7 @@ def test_a_page_of_another_life_of_the_server_fetches_everything(start: Start) -
         assert "event: chats" in reader and "event: turns" in reader
 
 
-def test_a_page_that_was_rendered_before_its_own_question_hears_of_it(start: Start) -> None:
+def test_stale_page_is_notified_of_its_own_question(start: Start) -> None:
     """The page was rendered before the question was stored, so it must be told to fetch the question."""
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
@@ -322,7 +322,7 @@ def test_a_page_that_was_rendered_before_its_own_question_hears_of_it(start: Sta
     assert heard == ["chats", "turns"]
 
 
-def test_a_page_holds_one_stream_that_tells_everything(start: Start) -> None:
+def test_answer_stream_also_carries_feed_events(start: Start) -> None:
     engine = ScriptedEngine()
     engine.gate.clear()
     server = start(engine).ready()
@@ -345,7 +345,7 @@ def test_a_page_holds_one_stream_that_tells_everything(start: Start) -> None:
     assert f"/feed?chat={asked.chat_id}&amp;tab={tab}&amp;after={after}" in ended.text
 
 
-def test_streams_are_counted_by_owner(start: Start) -> None:
+def test_too_many_open_streams_of_one_owner_return_429(start: Start) -> None:
     engine = ScriptedEngine(lambda m, t: say("word " * 5000, piece=5), pace_seconds=0.02)
     server = start(engine).ready()
     asked = server.ask("one")
@@ -364,7 +364,7 @@ def test_streams_are_counted_by_owner(start: Start) -> None:
     server.client.post(f"/generations/{asked.generation_id}/stop", data={})
 
 
-def test_named_events_carry_figures(start: Start, shown: Any) -> None:
+def test_progress_and_usage_events_carry_token_counts(start: Start, shown: Any) -> None:
     def waits(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
         yield from say("", "hm " * 20)
         shown.wait(lambda event: event.event == "progress" and '"thinking"' in event.data)

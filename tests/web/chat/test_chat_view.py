@@ -89,13 +89,13 @@ def asking(start: Start) -> Asking:
     return Asking(start)
 
 
-def test_a_message_reads_its_chat_once(asking: Asking) -> None:
+def test_sending_a_message_reads_the_branch_once(asking: Asking) -> None:
     with asking.counted() as calls:
         asking.send()
     assert calls == ["branch", "add_turn"]
 
 
-def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None:
+def test_first_message_of_a_chat_reads_no_messages(asking: Asking) -> None:
     with asking.counted() as calls:
         assert asking.server.client.post("/chats", data={"text": "hello", "key": new_id()}).status_code == 303
     assert calls[:2] == ["chat_base", "add_turn"], "all further calls belong to the page that the redirect leads to"
@@ -111,15 +111,13 @@ def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None
         ("edit", ["message", "edit_message", "shown_chat", "keep_html"]),
     ],
 )
-def test_what_is_done_to_an_answer_reads_its_chat_once_more_at_most(
-    asking: Asking, what: str, calls: list[str]
-) -> None:
+def test_answer_actions_make_only_the_expected_store_calls(asking: Asking, what: str, calls: list[str]) -> None:
     with asking.counted() as counted:
         asking.post(f"{asking.assistant_message}/{what}", text="other words")
     assert counted == calls
 
 
-def test_a_changed_question_reads_its_chat_once(asking: Asking) -> None:
+def test_editing_a_question_reads_the_branch_once(asking: Asking) -> None:
     question = asking.server.on_loop(lambda: asking.server.shared.store.messages("local", asking.first.chat_id))[0].id
     with asking.counted() as calls:
         asking.post(f"{asking.url}/messages/{question}/edit", text="another question")
@@ -127,7 +125,7 @@ def test_a_changed_question_reads_its_chat_once(asking: Asking) -> None:
     assert [message.content for message in asking.finish()] == ["another question"]
 
 
-def test_looking_reads_once_and_stopping_looks_one_answer_up(asking: Asking) -> None:
+def test_views_read_the_chat_once_and_stop_reads_one_generation(asking: Asking) -> None:
     asking.engine.gate.clear()
     asking.send()
     running = asking.server.last(asking.first.chat_id)
@@ -149,7 +147,7 @@ def test_looking_reads_once_and_stopping_looks_one_answer_up(asking: Asking) -> 
     assert calls == ["branch"]
 
 
-def test_what_was_stored_meanwhile_is_read_before_the_model_is_asked(asking: Asking) -> None:
+def test_turn_added_concurrently_by_another_tab_is_in_the_prompt(asking: Asking) -> None:
     """Another tab adds a turn between reading the chat and storing the question."""
 
     async def another_turn(store: Any) -> None:
@@ -171,7 +169,7 @@ def test_what_was_stored_meanwhile_is_read_before_the_model_is_asked(asking: Ask
     ]
 
 
-def test_an_answer_that_ends_while_the_next_question_comes_is_read_whole(asking: Asking) -> None:
+def test_answer_finished_during_next_question_is_complete_in_the_prompt(asking: Asking) -> None:
     """The chat was read while the previous answer was still being written."""
 
     async def end(store: Any) -> None:
@@ -187,7 +185,7 @@ def test_an_answer_that_ends_while_the_next_question_comes_is_read_whole(asking:
     assert [message.content for message in asking.finish()] == ["a question", "at last", "and now?"]
 
 
-def test_of_its_own_turns_a_tab_hears_nothing_and_of_others_what_came_meanwhile(asking: Asking) -> None:
+def test_tab_is_notified_only_of_concurrent_turns_of_other_tabs(asking: Asking) -> None:
     tab = {"X-Tab": new_id()}
 
     def revision(text: str) -> str:
@@ -211,7 +209,7 @@ def test_of_its_own_turns_a_tab_hears_nothing_and_of_others_what_came_meanwhile(
         assert heard(revision(sent())) == ["chats", "turns"]
 
 
-def test_a_message_is_rendered_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_of_each_message_is_encoded_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check whether a message fits renders the prompt once, and the engine reuses that rendering."""
     rendered: list[str] = []
     encode = ChatTemplate.encode
@@ -234,15 +232,15 @@ class CharactersRead:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.messages = self.characters = 0
-        message_of = rows.message_of
+        message_from_row = rows.message_from_row
 
         def counted(row: Any) -> StoredMessage:
-            message = message_of(row)
+            message = message_from_row(row)
             self.messages += 1
             self.characters += len(message.content)
             return message
 
-        monkeypatch.setattr(store_module, "message_of", counted)
+        monkeypatch.setattr(store_module, "message_from_row", counted)
 
 
 def a_long_chat(summary_at: int | None = None, other_branches: int = 0) -> tuple[Chat, list[StoredMessage]]:
@@ -268,7 +266,7 @@ def a_long_chat(summary_at: int | None = None, other_branches: int = 0) -> tuple
 
 @pytest.mark.parametrize("summary_at", [None, 397], ids=["long", "summed up"])
 @pytest.mark.parametrize("what", ["ask", "estimate", "summarize", "regenerate", "continue", "edit", "suggest"])
-def test_what_is_done_in_a_long_chat_reads_what_a_prompt_has_room_for(
+def test_long_chat_reads_only_messages_that_fit_the_prompt(
     start: Start, monkeypatch: pytest.MonkeyPatch, what: str, summary_at: int | None
 ) -> None:
     """Messages above a summary, beyond the context limit or in other branches are not read."""
@@ -306,7 +304,7 @@ def test_what_is_done_in_a_long_chat_reads_what_a_prompt_has_room_for(
         assert asked.dropped_messages == 0  # the scripted engine drops no messages
 
 
-def test_messages_that_no_prompt_has_room_for_are_counted_as_dropped(start: Start) -> None:
+def test_messages_not_read_for_the_prompt_count_as_dropped(start: Start) -> None:
     engine = ScriptedEngine(
         lambda messages, thinking: [Event("trimmed", dropped_messages=3), *say("short")], most_prompt_bytes=4_000
     )
@@ -319,7 +317,7 @@ def test_messages_that_no_prompt_has_room_for_are_counted_as_dropped(start: Star
     assert message.dropped_messages == 3 + 801 - len(engine.requests[-1].messages)
 
 
-def test_a_question_whose_answer_failed_does_not_count_against_the_room(start: Start) -> None:
+def test_failed_question_does_not_use_prompt_budget(start: Start) -> None:
     """The failed question is left out of the prompt, so the messages above it are read instead."""
     engine = ScriptedEngine(most_prompt_bytes=4_000)
     server = start(engine).ready()

@@ -21,7 +21,7 @@ ANSWER = (
 )
 
 
-def test_quotations_are_numbers_where_documents_confirm_them(start: Callable[..., Any]) -> None:
+def test_quotations_found_in_documents_become_numbered_citations(start: Callable[..., Any]) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say(ANSWER))
     server = start(engine).ready()
     found = upload(
@@ -52,7 +52,7 @@ def test_quotations_are_numbers_where_documents_confirm_them(start: Callable[...
     assert 'class="citation"' not in gone and found["id"] not in str(server.stored(asked).citations)
 
 
-def test_planted_errors_are_caught_when_stored(start: Callable[..., Any]) -> None:
+def test_invalid_citations_are_stored_without_document(start: Callable[..., Any]) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("[[1: The stork eats frogs]]"))).ready()
     found = upload(server, "birds.txt", b"Here. The stork eats frogs. The heron stands.")
     other = upload(server, "other.txt", b"Here. The crane eats grain. The heron stands.")
@@ -87,7 +87,7 @@ def test_planted_errors_are_caught_when_stored(start: Callable[..., Any]) -> Non
     assert store(replace(true, page=7, name="false")) == (true,)
 
 
-def test_a_document_replaced_while_it_is_quoted_is_not_cited(start: Callable[..., Any]) -> None:
+def test_document_replaced_during_the_answer_is_not_cited(start: Callable[..., Any]) -> None:
     """When the answer ends, its quotation is looked up in the documents stored at that time."""
     documents, replaced = list[str](), list[str]()
 

@@ -38,7 +38,7 @@ def line_of(server: Any, chat_id: str) -> list[Any]:
     return line
 
 
-def test_a_summary_replaces_what_is_above_and_goes_with_a_click(start: Start) -> None:
+def test_automatic_summary_replaces_earlier_messages_and_can_be_removed(start: Start) -> None:
     engine = ScriptedEngine(script)
     server = start(engine).ready()
     server.client.post("/settings", data={"compaction": "automatic"})
@@ -62,7 +62,7 @@ def test_a_summary_replaces_what_is_above_and_goes_with_a_click(start: Start) ->
 
 
 @pytest.mark.parametrize("choice", ["", "ask", "off"])
-def test_only_where_it_is_set(start: Start, choice: str) -> None:
+def test_no_automatic_summary_unless_enabled(start: Start, choice: str) -> None:
     engine = ScriptedEngine(script)
     server = start(engine).ready()
     if choice:
@@ -74,7 +74,7 @@ def test_only_where_it_is_set(start: Start, choice: str) -> None:
     assert not asked_for(engine)
 
 
-def test_a_question_interrupts_it_and_nothing_is_stored(start: Start) -> None:
+def test_question_cancels_running_automatic_summary(start: Start) -> None:
     writing, go_on = threading.Event(), threading.Event()
 
     def slowly(messages: Any, thinking: bool) -> Iterator[Event]:

@@ -25,7 +25,7 @@ def messages_of(server: Any, chat_id: str) -> Any:
     return server.on_loop(lambda: server.shared.store.messages("local", chat_id))
 
 
-def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server: Any) -> None:
+def test_question_over_context_limit_is_rejected_and_not_stored(server: Any) -> None:
     refused = server.client.post("/chats", data={"text": "w " * 5000, "key": new_id()})
     assert refused.status_code == 400
     assert "would need 5,021 tokens, but the context has only 4,096" in refused.text
@@ -43,7 +43,7 @@ def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server:
     assert len(messages_of(server, asked.chat_id)) == 2
 
 
-def test_what_is_too_long_to_be_counted_is_refused_with_a_bound(start: Start) -> None:
+def test_question_too_long_to_tokenize_is_rejected_with_a_lower_bound(start: Start) -> None:
     server = start(Engine.load).ready()
     refused = server.client.post("/chats", data={"text": "w " * 90_000, "key": new_id()})
     assert refused.status_code == 400 and re.search(r"would need ≥ [\d,]+ tokens", refused.text)
@@ -51,13 +51,13 @@ def test_what_is_too_long_to_be_counted_is_refused_with_a_bound(start: Start) ->
     assert gauge.status_code == 200 and re.search(r"≥ [\d,]+ / 4,096", gauge.text) and "over by" not in gauge.text
 
 
-def test_the_longest_answer_that_was_allowed_does_not_refuse_a_question(server: Any) -> None:
+def test_max_tokens_does_not_count_against_the_question(server: Any) -> None:
     server.client.post("/settings", data={"max_tokens": "4000"})
     taken = server.client.post("/chats", data={"text": "w " * 100, "key": new_id()})
     assert taken.status_code == 303 and "/chats/" in taken.headers["location"]
 
 
-def test_where_old_turns_may_go_only_the_question_counts(server: Any) -> None:
+def test_drop_oldest_accepts_question_that_overflows_the_context(server: Any) -> None:
     asked = server.ask("w " * 3000)
     server.finished(asked)
     url = f"/chats/{asked.chat_id}"
@@ -67,7 +67,7 @@ def test_where_old_turns_may_go_only_the_question_counts(server: Any) -> None:
     assert server.client.post(f"{url}/messages", data=fields, headers=FRAGMENT).status_code == 200
 
 
-def test_an_answer_that_failed_before_its_first_word_cannot_be_continued(start: Start) -> None:
+def test_answer_that_failed_without_text_offers_no_continue_button(start: Start) -> None:
     for script, offered in ((lambda m, t: [], False), (lambda m, t: say("Half an"), True)):
         server = start(ScriptedEngine(script, failure=EngineError("the engine broke"))).ready()
         asked = server.ask("Hello")
@@ -78,7 +78,7 @@ def test_an_answer_that_failed_before_its_first_word_cannot_be_continued(start: 
         server.close()
 
 
-def test_under_an_empty_input_it_is_the_conversation_that_is_full(server: Any) -> None:
+def test_gauge_distinguishes_full_context_from_too_long_message(server: Any) -> None:
     asked = server.ask("w " * 4000)
     server.finished(asked)
     server.client.post(f"/chats/{asked.chat_id}/settings", data={"system_prompt": "w " * 200})

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from scripted_engine import ScriptedEngine, say
-from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store
+from web.store.some_chats import OWNER, a_chat, a_turn, finished, run_with_store
 from web.store.test_documents import added
 
 from notso.cli.app import run_command_line
 from notso.documents.citations import QUOTE_FIRST
 from notso.documents.values import Document
-from notso.web.chat.files.export import NO_THOUGHTS, conversation, preferences
+from notso.web.chat.files.export import NO_THOUGHTS, conversation, preference_rows
 from notso.web.store.documents import StoredDocument
-from notso.web.store.protocol import Attachment, Chat, ChatBase, NewTurn, StoredMessage, ToolUse, WholeChat
+from notso.web.store.protocol import Attachment, Chat, ChatDefaults, ChatSnapshot, NewTurn, StoredMessage, ToolUse
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.ids import new_id
 
@@ -36,15 +36,15 @@ def assistant(name: str, text: str, parent: str, **changes: Any) -> StoredMessag
     return replace(StoredMessage(name, "c", "assistant", text, "", "done", 0, parent_id=parent), **changes)
 
 
-def whole(*messages: StoredMessage, **settings: Any) -> WholeChat:
-    return WholeChat(replace(CHAT, settings=settings), ChatBase({"system_prompt": "Be brief."}), messages)
+def whole(*messages: StoredMessage, **settings: Any) -> ChatSnapshot:
+    return ChatSnapshot(replace(CHAT, settings=settings), ChatDefaults({"system_prompt": "Be brief."}), messages)
 
 
 def said(row: Any) -> list[tuple[str, str]]:
     return [(each["role"], each["content"]) for each in row["messages"]]
 
 
-def test_the_shown_branch_is_a_conversation() -> None:
+def test_selected_branch_becomes_the_conversation_row() -> None:
     made = whole(
         user("1", "Hello", chosen="3"),
         assistant("2", "no", "1"),
@@ -67,7 +67,7 @@ def test_the_shown_branch_is_a_conversation() -> None:
     assert own is not None and said(own)[0] == ("system", "Rhyme.")
 
 
-def test_thoughts_stand_where_the_model_writes_them() -> None:
+def test_reasoning_is_written_in_think_tags_as_in_the_chat_template() -> None:
     """In a conversation with reasoning, each answer is marked as with or without it, as the chat template does."""
     row = conversation(
         whole(
@@ -82,7 +82,7 @@ def test_thoughts_stand_where_the_model_writes_them() -> None:
     assert said(row)[4] == ("assistant", f"{NO_THOUGHTS}Welcome")
 
 
-def test_calls_of_tools_and_attachments() -> None:
+def test_conversation_row_includes_tool_calls_and_attachments() -> None:
     use = ToolUse("id", "calculator", '{"x": "2*3"}', "done", result="6")
     row = conversation(
         whole(
@@ -100,14 +100,14 @@ def test_calls_of_tools_and_attachments() -> None:
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "stopped", "failed", "interrupted"])
-def test_what_was_cut_short_teaches_nothing(state: Any) -> None:
+def test_unfinished_answers_are_left_out_of_conversation_rows(state: Any) -> None:
     begun = user("1", "One"), assistant("2", "first", "1"), user("3", "Two", "2")
     row = conversation(whole(*begun, assistant("4", "secon", "3", state=state), user("5", "Three", "4")))
     assert row is not None and said(row)[-1] == ("assistant", "first")
     assert conversation(whole(user("1", "One"), assistant("2", "fir", "1", state=state))) is None
 
 
-def test_a_summary_stands_for_what_is_above_it() -> None:
+def test_summary_replaces_earlier_messages_in_conversation_row() -> None:
     row = conversation(
         whole(
             user("1", "A long story"),
@@ -122,7 +122,7 @@ def test_a_summary_stands_for_what_is_above_it() -> None:
     assert "They told a story." in said(row)[0][1]
 
 
-def test_the_shown_version_is_preferred_to_each_other_one() -> None:
+def test_selected_version_is_preferred_over_every_other_version() -> None:
     made = whole(
         user("0", "Hi"),
         assistant("00", "Hello", "0"),
@@ -133,29 +133,29 @@ def test_the_shown_version_is_preferred_to_each_other_one() -> None:
         assistant("5", "It is so", "1"),
         assistant("6", "Who knows", "1", reasoning="hm"),
     )
-    pairs = list(preferences(made))
+    pairs = list(preference_rows(made))
     assert [pair["rejected"][0]["content"] for pair in pairs] == ["Because", "<think>\nhm\n</think>\nWho knows"]
     assert [pair["chosen"][0]["content"] for pair in pairs] == ["It is so", f"{NO_THOUGHTS}It is so"]
     assert [pair["chat_template_kwargs"]["enable_thinking"] for pair in pairs] == [False, True]
     assert [each["content"] for each in pairs[0]["prompt"]] == ["Be brief.", "Hi", "Hello", "Why?"]
 
 
-def test_an_edited_version_is_preferred_to_the_shown_one() -> None:
+def test_edited_version_is_preferred_over_the_selected_one() -> None:
     made = whole(
         user("1", "Why?", chosen="3"),
         assistant("2", "Because of the wind", "1", edited=True),
         assistant("3", "Because", "1"),
     )
-    (pair,) = preferences(made)
+    (pair,) = preference_rows(made)
     assert pair["chosen"][0]["content"] == "Because of the wind" and pair["rejected"][0]["content"] == "Because"
 
 
-def test_without_versions_nothing_is_preferred() -> None:
-    assert not list(preferences(whole(user("1", "Why?"), assistant("2", "Because", "1", edited=True))))
+def test_single_version_gives_no_preference_pair() -> None:
+    assert not list(preference_rows(whole(user("1", "Why?"), assistant("2", "Because", "1", edited=True))))
     assert conversation(whole(user("1", "Why?"))) is None and conversation(whole()) is None
 
 
-def test_documents_stand_where_prompts_have_them(tmp_path: Path) -> None:
+def test_dataset_rows_contain_documents_as_the_prompts_did(tmp_path: Path) -> None:
     """Documents of chats and projects appear in full if they fit, and otherwise as the passages that a search finds."""
     long = " ".join(f"Item {number} costs {number * 7} coins." for number in range(4_000))
 
@@ -182,7 +182,7 @@ def test_documents_stand_where_prompts_have_them(tmp_path: Path) -> None:
         await finished(store, a_turn(chat, "Who roars?"), "Lions.", chat)
         assert await store.documents.delete(OWNER, gone.id)
 
-    in_store(SQLiteStore(tmp_path / "data"), fill)
+    run_with_store(SQLiteStore(tmp_path / "data"), fill)
     out = tmp_path / "rows.jsonl"
     assert run_command_line(["dataset", str(out), "--data-dir", str(tmp_path / "data")]) == 0
     asked = {said(row)[-1][1]: "\n".join(text for role, text in said(row) if role != "assistant") for row in lines(out)}
@@ -201,7 +201,9 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def test_from_the_page_to_the_file(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dataset_rows_from_server_and_data_folder_are_identical(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A running server and its stopped data folder give the same rows."""
     said_so_far = iter(["One", "Two", "Of the bin", "Of the moment"])
     server = start(ScriptedEngine(lambda messages, thinking: say(next(said_so_far), "hm" if thinking else ""))).ready()

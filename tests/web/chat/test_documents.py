@@ -20,9 +20,9 @@ from notso.smollm3 import Engine, RequestOptions
 from notso.smollm3.hub.registry import demo_path
 from notso.web.chat import library
 from notso.web.chat import library as library_module
-from notso.web.chat.library import FolderLibrary, forget_deleted
+from notso.web.chat.library import FolderLibrary, clear_stale_caches
 from notso.web.engine.port import FixedPrefix, Message
-from notso.web.sign_in.given_keys import KeyBook
+from notso.web.sign_in.given_keys import KeyManager
 from notso.web.store.documents import EVERYONE
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
@@ -65,7 +65,7 @@ def ask(server: Any, text: str, *documents: str, chat: str = "", **more: str) ->
     return asked
 
 
-def test_a_document_is_uploaded_parsed_shown_and_deleted(start: Callable[..., Any]) -> None:
+def test_document_is_uploaded_parsed_searched_and_deleted(start: Callable[..., Any]) -> None:
     server = start(answering()).ready()
     pdf = text_pdf(["first page of herons"], ["second page of storks"])
     found = upload(server, "../etc/Birds.pdf", pdf)
@@ -94,7 +94,7 @@ def test_a_document_is_uploaded_parsed_shown_and_deleted(start: Callable[..., An
     assert "No documents yet." in server.client.get("/documents").text
 
 
-def test_pages_of_a_pdf_are_drawn_once(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pdf_page_images_are_rendered_once(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(answering()).ready()
     drawn: list[int] = []
 
@@ -121,7 +121,7 @@ def test_pages_of_a_pdf_are_drawn_once(start: Callable[..., Any], monkeypatch: p
     assert server.client.get(f"{here}/pages/2/image").status_code == 404 and not server.chat.library._images
 
 
-def test_an_upload_that_cannot_be_kept_says_why(start: Callable[..., Any]) -> None:
+def test_invalid_uploads_are_rejected_with_a_reason(start: Callable[..., Any]) -> None:
     client = start(answering()).ready().client
     assert client.post("/documents?name=a.txt").json() == {"problem": "This file is empty."}
     assert client.post("/documents?name=a.txt", content=bytes((16 << 20) + 1)).status_code == 413
@@ -131,7 +131,7 @@ def test_an_upload_that_cannot_be_kept_says_why(start: Callable[..., Any]) -> No
     assert name == "document"
 
 
-def test_documents_stand_in_front_of_the_first_question(start: Callable[..., Any]) -> None:
+def test_documents_of_first_question_form_a_reusable_prompt_prefix(start: Callable[..., Any]) -> None:
     engine = answering()
     server = start(engine).ready()
     first = upload(server, "a.txt", HERONS.encode())
@@ -177,7 +177,7 @@ def test_a_document_attached_later_is_part_of_its_question(start: Callable[..., 
     )
 
 
-def test_a_document_that_does_not_fit_is_quoted_where_it_matters(start: Callable[..., Any]) -> None:
+def test_document_over_context_limit_is_replaced_by_relevant_passages(start: Callable[..., Any]) -> None:
     engine = answering()
     server = start(engine).ready()
     pages = [[f"Page {number} tells of bird number {number}. {'Reeds and water. ' * 60}"] for number in range(1, 40)]
@@ -199,7 +199,7 @@ def test_a_document_that_does_not_fit_is_quoted_where_it_matters(start: Callable
     assert messages[-1].content == "Nothing in the document mentions the words of this question.\n\nXylophone?"
 
 
-def test_documents_fit_into_the_longer_context_of_documents(start: Callable[..., Any]) -> None:
+def test_documents_use_the_longer_document_context(start: Callable[..., Any]) -> None:
     engine = answering()
     engine.info = replace(engine.info, context_tokens=8_192, document_tokens=65_536)
     server = start(engine).ready()
@@ -219,7 +219,7 @@ def test_documents_fit_into_the_longer_context_of_documents(start: Callable[...,
     )
 
 
-def test_a_question_about_what_is_no_document_is_refused(start: Callable[..., Any]) -> None:
+def test_question_with_failed_or_unknown_document_is_rejected(start: Callable[..., Any]) -> None:
     engine = answering()
     server = start(engine).ready()
     failed = upload(server, "scan.pdf", b"%PDF-1.7", wanted="failed")
@@ -236,7 +236,7 @@ def test_a_question_about_what_is_no_document_is_refused(start: Callable[..., An
     assert engine.requests[-1].options.prefix is None and "heron" not in str(engine.requests[-1].messages)
 
 
-def test_the_page_attaches_chosen_documents_without_scripts(start: Callable[..., Any]) -> None:
+def test_document_query_parameter_attaches_documents_without_scripts(start: Callable[..., Any]) -> None:
     server = start(answering()).ready()
     found = upload(server, "a.txt", HERONS.encode())
     asked = ask(server, "Hello")
@@ -247,7 +247,7 @@ def test_the_page_attaches_chosen_documents_without_scripts(start: Callable[...,
     assert server.client.get(f"/documents?chat={new_id()}").status_code == 404
 
 
-def test_deleting_a_document_clears_the_caches_that_hold_it(start: Callable[..., Any]) -> None:
+def test_deleting_a_document_clears_its_cached_prompts(start: Callable[..., Any]) -> None:
     engine = answering()
     server = start(engine).ready()
     found = upload(server, "a.txt", HERONS.encode())
@@ -256,11 +256,11 @@ def test_deleting_a_document_clears_the_caches_that_hold_it(start: Callable[...,
     first = server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))[0]
     server.client.post(f"/documents/{found['id']}/delete", data={})
     for _ in range(2):
-        server.on_loop(lambda: forget_deleted(server.shared.store, server.shared.engine))
+        server.on_loop(lambda: clear_stale_caches(server.shared.store, server.shared.engine))
     assert engine.cleared == [("local", first.id)] and engine.forgotten == [(prefix.scope, prefix.reading)]
 
 
-def test_branches_and_edits_keep_their_documents_and_imports_get_none(start: Callable[..., Any]) -> None:
+def test_branches_and_edits_keep_documents_and_exports_omit_them(start: Callable[..., Any]) -> None:
     engine = answering()
     server = start(engine).ready()
     found = upload(server, "a.txt", HERONS.encode())
@@ -286,7 +286,7 @@ def test_branches_and_edits_keep_their_documents_and_imports_get_none(start: Cal
 # ---------------------------------------------------------------- synchronized folder
 
 
-def test_a_folder_is_followed_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_sync_tracks_files_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, read = tmp_path / "folder", list[str]()
     (folder / "sub").mkdir(parents=True)
     (folder / "a.txt").write_text("herons")
@@ -328,7 +328,7 @@ def test_a_folder_is_followed_by_content(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(work())
 
 
-def test_everyone_asks_about_the_folder_and_nobody_changes_it(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_folder_documents_are_usable_but_cannot_be_deleted(start: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "birds.docx").write_bytes(docx(paragraph(HERONS)))
     engine = answering()
@@ -350,7 +350,7 @@ def test_everyone_asks_about_the_folder_and_nobody_changes_it(start: Callable[..
 # ---------------------------------------------------------------- real engine
 
 
-def test_what_was_read_in_one_chat_stays_read_in_others(
+def test_document_cached_by_one_chat_is_reused_by_others(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine.load(context_tokens=4096, kv="k8v8")
@@ -379,12 +379,12 @@ def test_what_was_read_in_one_chat_stays_read_in_others(
     assert read("Who thinks?", thinking="on") > 600
     assert read("Who thought?", thinking="on") <= GOAL, "each thinking mode caches the document once"
     assert server.client.post(f"/documents/{found['id']}/delete", data={}).status_code == 303
-    server.on_loop(lambda: forget_deleted(server.shared.store, server.shared.engine))
+    server.on_loop(lambda: clear_stale_caches(server.shared.store, server.shared.engine))
     messages = [Message("user", f"--- birds.txt ---\n{words.format(0)}")]
     assert engine.estimate(messages, RequestOptions(thinking=False, owner="local")).cached_tokens == 0
 
 
-def test_a_small_context_has_room_for_passages_and_parts(start: Callable[..., Any]) -> None:
+def test_small_context_fits_passages_and_every_part_answers(start: Callable[..., Any]) -> None:
     """The estimate of tokens must leave a margin: the demo model needs more tokens per word than estimated."""
     engine = Engine.load(context_tokens=2048, kv="k8v8")
     server = start(lambda: engine).ready()
@@ -400,12 +400,12 @@ def test_a_small_context_has_room_for_passages_and_parts(start: Callable[..., An
     assert again.numbers.cached_tokens > 0.5 * again.numbers.prompt_tokens
 
 
-def test_members_a_restart_and_a_copied_model_read_nothing_again(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_document_cache_is_reused_across_members_and_restarts(start: Callable[..., Any], tmp_path: Path) -> None:
     folder, data = tmp_path / "folder", tmp_path / "data"
     folder.mkdir()
     words = "".join(f"The heron number {number} stands in the reeds and waits for a fish. " for number in range(60))
     (folder / "birds.txt").write_text(words)
-    book = KeyBook(lambda: SQLiteAccessStore(data))
+    book = KeyManager(lambda: SQLiteAccessStore(data))
     keys = [book.add(name)[0] for name in ("ann", "bob")]
     model = tmp_path / "model.gguf"
     model.write_bytes(demo_path().read_bytes())

@@ -31,7 +31,9 @@ def wait_for(server: Any, *phases: str) -> Download:
     return found
 
 
-def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_model_is_downloaded_from_the_models_page(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
     server = start(ScriptedEngine(), model_registry=ModelRegistry(lambda path: named("x", path or ""))).ready()
     offer = page(server)
     assert "Download</button>" in offer and "needs 70.1 MB" in text_of(offer) and "free in" in text_of(offer)
@@ -53,7 +55,7 @@ def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_the_demo_answers_until_what_was_fetched_takes_its_place(
+def test_downloaded_model_replaces_the_demo_model(
     start: Start, fake_hub: Any, official_file: registry.KnownFile, beside: bool
 ) -> None:
     loading, go_on = threading.Event(), threading.Event()
@@ -84,7 +86,7 @@ def test_the_demo_answers_until_what_was_fetched_takes_its_place(
     assert server.finished(server.ask("Hello")).state == "done"
 
 
-def test_what_was_fetched_and_cannot_be_loaded_leaves_the_demo(
+def test_demo_model_stays_if_downloaded_model_cannot_be_loaded(
     start: Start, fake_hub: Any, official_file: registry.KnownFile
 ) -> None:
     def load(path: Path | None) -> ScriptedEngine:
@@ -100,7 +102,7 @@ def test_what_was_fetched_and_cannot_be_loaded_leaves_the_demo(
     assert server.finished(server.ask("Hello")).state == "done"
 
 
-def test_a_model_that_a_person_chose_stays_when_another_arrives(
+def test_download_does_not_replace_a_selected_model(
     start: Start, tmp_path: Path, fake_hub: Any, official_file: registry.KnownFile
 ) -> None:
     folder = two_files(tmp_path / "models")
@@ -112,7 +114,9 @@ def test_a_model_that_a_person_chose_stays_when_another_arrives(
     assert not server.shared.engine.is_loading and server.shared.engine.info.name == "one"
 
 
-def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_download_shows_progress_rate_and_time_left(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
     fake_hub.bytes_per_second, fake_hub.trickles_from = 800_000, 2_200_000
     server = start(ScriptedEngine()).ready()
     begin(server, official_file)
@@ -132,7 +136,7 @@ def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file:
     assert "hx-trigger" not in server.client.get("/models/download", headers={"HX-Request": "true"}).text
 
 
-def test_stop_then_resume_after_a_restart(
+def test_stopped_download_resumes_after_a_restart(
     start: Start, fake_hub: Any, official_file: registry.KnownFile, tmp_path: Path
 ) -> None:
     fake_hub.trickles_from = 600_000
@@ -178,7 +182,7 @@ class Held:
             raise AssertionError("the transfer was not stopped")
 
 
-def test_a_resumption_during_the_stop_follows_it(official_file: registry.KnownFile) -> None:
+def test_resume_during_stop_restarts_the_download(official_file: registry.KnownFile) -> None:
     held, arrived = Held(last=2), []
     downloads = Downloads(held)
     assert downloads.start(official_file, lambda: arrived.append("first"))
@@ -198,7 +202,7 @@ def test_a_resumption_during_the_stop_follows_it(official_file: registry.KnownFi
     assert (downloads.current.phase, arrived, held.runs) == ("done", ["second"], 2)
 
 
-def test_the_last_of_stop_resume_and_stop_counts(official_file: registry.KnownFile) -> None:
+def test_second_stop_cancels_a_pending_resume(official_file: registry.KnownFile) -> None:
     held = Held(last=2)
     downloads = Downloads(held)
     downloads.start(official_file)
@@ -211,7 +215,7 @@ def test_the_last_of_stop_resume_and_stop_counts(official_file: registry.KnownFi
     assert downloads.current is not None and downloads.current.phase == "stopped" and held.runs == 1
 
 
-def test_a_download_without_a_thread_leaves_the_next_one_free(
+def test_failed_thread_start_does_not_block_the_next_download(
     official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -229,7 +233,7 @@ def test_a_download_without_a_thread_leaves_the_next_one_free(
     assert downloads.current is not None and downloads.current.phase == "done"
 
 
-def test_a_closing_server_keeps_what_has_arrived(
+def test_server_shutdown_keeps_the_partial_download(
     start: Start, fake_hub: Any, official_file: registry.KnownFile
 ) -> None:
     fake_hub.trickles_from = 400_000
@@ -241,7 +245,7 @@ def test_a_closing_server_keeps_what_has_arrived(
     assert _kept(official_file) >= 300_000
 
 
-def test_a_failure_says_why_and_can_be_tried_again(
+def test_failed_download_shows_the_error_and_can_be_retried(
     start: Start, fake_hub: Any, official_file: registry.KnownFile
 ) -> None:
     server = start(ScriptedEngine()).ready()
@@ -253,7 +257,9 @@ def test_a_failure_says_why_and_can_be_tried_again(
     assert wait_for(server, "done")
 
 
-def test_wrong_bytes_never_become_a_model(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
+def test_download_with_wrong_checksum_is_not_installed(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
     server = start(ScriptedEngine()).ready()
     fake_hub.content = bytes(len(fake_hub.content))
     fake_hub.offered_etag = official_file.sha256
@@ -262,7 +268,7 @@ def test_wrong_bytes_never_become_a_model(start: Start, fake_hub: Any, official_
     assert registry.find_local(official_file) is None and "small:Q4_K_M Q4_K_M" not in text_of(page(server))
 
 
-def test_too_little_room_is_said_before(
+def test_download_without_enough_disk_space_sends_no_request(
     start: Start, fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     huge = dataclasses.replace(official_file, size_bytes=10**16)
@@ -275,7 +281,7 @@ def test_too_little_room_is_said_before(
     assert fake_hub.requests == []
 
 
-def test_offline_nothing_is_offered(
+def test_offline_mode_disables_downloads(
     start: Start, fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -286,7 +292,7 @@ def test_offline_nothing_is_offered(
     assert "disabled" in wait_for(server, "failed").failure and fake_hub.requests == []
 
 
-def test_one_download_at_a_time(
+def test_only_one_download_runs_at_a_time(
     start: Start, fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = dataclasses.replace(official_file, name="other", filename="Other.gguf", sha256="0" * 64)
@@ -303,7 +309,7 @@ def test_one_download_at_a_time(
     assert fake_hub.gets == [None]
 
 
-def test_a_fault_inside_is_no_silence() -> None:
+def test_unexpected_exception_marks_the_download_as_failed() -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 

@@ -16,7 +16,7 @@ from documents.made import text_pdf
 from scripted_engine import ScriptedEngine, say
 from web.chat.test_documents import ask, upload
 
-from notso.documents.passages import estimated_tokens, passages_of, volumes_of
+from notso.documents.passages import estimated_tokens, group_passages, split_into_passages
 from notso.web.chat import submit
 from notso.web.engine.port import Event, Message
 from notso.web.turns.every_part import MAX_PART_TOKENS, SHARE_OF_CONTEXT
@@ -43,13 +43,13 @@ def book(pages: int, records: int, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_volumes_hold_every_passage_once(seed: int) -> None:
+def test_volumes_contain_every_passage_exactly_once(seed: int) -> None:
     rng = random.Random(seed)
     pages = ["The stork waits. " * rng.randrange(400) for _ in range(rng.randrange(1, 30))]
     starts = [sum(map(len, pages[:number])) for number in range(len(pages))]
     text, most = "".join(pages), rng.choice([300, 1000, 5000])
-    passages = list(passages_of(text, starts))
-    volumes = list(volumes_of(text, passages, most))
+    passages = list(split_into_passages(text, starts))
+    volumes = list(group_passages(text, passages, most))
     held = [each for volume, _ in volumes for each in passages if volume.start <= each.start < each.end <= volume.end]
     assert held == passages
     for (volume, last), (after, _) in zip(volumes, [*volumes[1:], (None, 0)], strict=True):
@@ -59,7 +59,7 @@ def test_volumes_hold_every_passage_once(seed: int) -> None:
         assert after is None or after.page >= last
 
 
-def test_records_of_a_book_are_counted_exactly(start: Callable[..., Any]) -> None:
+def test_every_part_of_a_500_page_book_is_asked_exactly_once(start: Callable[..., Any]) -> None:
     engine = ScriptedEngine(counting)
     server = start(engine).ready()
     found = upload(server, "book.txt.pdf", text_pdf(*([page] for page in book(500, RECORDS, 1))))
@@ -85,7 +85,7 @@ def test_records_of_a_book_are_counted_exactly(start: Callable[..., Any]) -> Non
     assert not any(each.options.thinking for each in engine.requests)
 
 
-def test_parts_fit_though_some_pages_have_more_tokens(start: Callable[..., Any]) -> None:
+def test_parts_stay_within_token_limit_with_dense_pages(start: Callable[..., Any]) -> None:
     engine = ScriptedEngine(counting)
     prose = "The heron waits in the reeds of the river. " * 28
     digits = "0 1 2 3 4 5 6 7 8 9 " * 60
@@ -104,7 +104,7 @@ def test_parts_fit_though_some_pages_have_more_tokens(start: Callable[..., Any])
     assert digits_found == 60 * 60, "no text is omitted or repeated"
 
 
-def test_it_can_be_stopped_and_says_what_it_has(start: Callable[..., Any]) -> None:
+def test_stopping_every_part_answer_asks_no_further_parts(start: Callable[..., Any]) -> None:
     asked_parts, go_on = threading.Event(), threading.Event()
 
     def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
@@ -129,7 +129,7 @@ def test_it_can_be_stopped_and_says_what_it_has(start: Callable[..., Any]) -> No
     assert len(engine.requests) <= 5, "no parts are asked after the stop"
 
 
-def test_the_parts_are_asked_again_after_a_crash(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_every_part_answer_is_completed_after_a_crash(start: Callable[..., Any], tmp_path: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
@@ -163,7 +163,7 @@ def test_the_parts_are_asked_again_after_a_crash(start: Callable[..., Any], tmp_
     assert seeds == {each.params.seed for each in server.shared.engine.default.engine.requests} and None not in seeds
 
 
-def test_every_part_needs_documents_and_not_too_many(
+def test_every_part_requires_documents_and_limits_the_parts(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = ScriptedEngine(counting)
@@ -177,7 +177,7 @@ def test_every_part_needs_documents_and_not_too_many(
     assert not engine.requests
 
 
-def test_answers_without_numbers_have_no_sum(start: Callable[..., Any]) -> None:
+def test_part_answers_without_numbers_have_no_sum(start: Callable[..., Any]) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("None that I see."))).ready()
     found = upload(server, "book.pdf", text_pdf(*([page] for page in book(60, 9, 2))))
     content = server.stored(ask(server, "Which?", found["id"], every="on")).content

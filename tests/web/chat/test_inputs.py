@@ -38,7 +38,9 @@ BODIES: list[tuple[str, bytes, int]] = [
 
 @pytest.mark.parametrize("htmx", [True, False], ids=["htmx", "plain"])
 @pytest.mark.parametrize(("body", "status"), [each[1:] for each in BODIES], ids=[each[0] for each in BODIES])
-def test_bad_forms(shared: Any, chat_id: str, body: bytes, status: int, htmx: bool) -> None:
+def test_invalid_form_returns_400_with_an_explanation(
+    shared: Any, chat_id: str, body: bytes, status: int, htmx: bool
+) -> None:
     headers = FORM | ({"HX-Request": "true"} if htmx else {})
     for path in ("/chats", f"/chats/{chat_id}/messages"):
         began = time.monotonic()
@@ -61,13 +63,13 @@ def chat_id(shared: Any) -> str:
     "kind",
     ["application/json", "multipart/form-data; boundary=x", "text/plain", "", "application/x-www-form-urlencodedx"],
 )
-def test_other_content_types(shared: Any, chat_id: str, kind: str) -> None:
+def test_unsupported_content_type_returns_415(shared: Any, chat_id: str, kind: str) -> None:
     headers = {"Content-Type": kind} if kind else {}
     body = f"text=x&key={new_id()}".encode()
     assert shared.client.post(f"/chats/{chat_id}/messages", content=body, headers=headers).status_code == 415
 
 
-def test_the_largest_message_passes_and_one_more_character_does_not(shared: Any, chat_id: str) -> None:
+def test_message_length_limit_is_exact(shared: Any, chat_id: str) -> None:
     shared.finished(shared.ask("é" * 174_000, chat_id))  # a form of 1,044,000 bytes, just below the limit for a body
     shared.finished(shared.ask("x" * 200_000, chat_id))
     answer = shared.client.post(f"/chats/{chat_id}/messages", data={"text": "x" * 200_001, "key": new_id()})
@@ -76,7 +78,7 @@ def test_the_largest_message_passes_and_one_more_character_does_not(shared: Any,
     assert "x" * 200_001 in answer.text, "the typed text is returned"
 
 
-def test_bodies_are_counted_as_they_come(shared: Any) -> None:
+def test_oversized_or_invalid_content_length_is_rejected(shared: Any) -> None:
     def claimless() -> Any:
         for _ in range(40):
             yield b"x" * 32_768
@@ -91,7 +93,7 @@ def test_bodies_are_counted_as_they_come(shared: Any) -> None:
         assert shared.raw(request).split()[1] in (b"400", b"413"), claim
 
 
-def test_packed_bodies_and_large_headers(shared: Any) -> None:
+def test_compressed_bodies_and_oversized_headers_are_rejected(shared: Any) -> None:
     assert shared.client.post("/chats", content=b"x", headers=FORM | {"Content-Encoding": "gzip"}).status_code == 415
     assert shared.client.get("/livez", headers={"X-Large": "x" * 15_000}).status_code == 200
     assert shared.client.get("/livez", headers={"X-Large": "x" * 17_000}).status_code == 431
@@ -119,17 +121,17 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_unknown_addresses(shared: Any, path: str) -> None:
+def test_unknown_path_returns_404(shared: Any, path: str) -> None:
     answer = shared.client.get(path)
     assert answer.status_code == 404
     assert "Traceback" not in answer.text and "etc" not in answer.text
 
 
 @pytest.mark.parametrize("title", ["", " \t ", "x" * 121])
-def test_bad_titles(shared: Any, chat_id: str, title: str) -> None:
+def test_invalid_chat_title_returns_400(shared: Any, chat_id: str, title: str) -> None:
     assert shared.client.post(f"/chats/{chat_id}/title", data={"title": title}).status_code == 400
 
 
 @pytest.mark.parametrize("query", ["?x=" + "a" * 5000, "?x=%FF", "?" + "&".join("a" for _ in range(1000))])
-def test_queries_are_ignored(shared: Any, query: str) -> None:
+def test_unknown_query_parameters_are_ignored(shared: Any, query: str) -> None:
     assert shared.client.get("/" + query).status_code == 200

@@ -43,7 +43,7 @@ def imported(server: Running, messages: list[dict[str, str]] = MESSAGES) -> str:
     return str(server.client.post("/import", content=json.dumps(messages), headers=kind).headers["location"])
 
 
-def test_what_is_imported_is_rendered_once(start: Start, made: list[str]) -> None:
+def test_imported_message_is_rendered_once(start: Start, made: list[str]) -> None:
     server = start(ScriptedEngine()).ready()
     chat = imported(server)
     assert made == [], "an import does not render messages"
@@ -56,7 +56,7 @@ def test_what_is_imported_is_rendered_once(start: Start, made: list[str]) -> Non
     assert server.client.get(f"{chat}/export/html").text.count("<strong>two</strong>") == 1 and len(made) == 2
 
 
-def test_what_was_edited_is_rendered_once(start: Start, made: list[str]) -> None:
+def test_edited_answer_is_rendered_once(start: Start, made: list[str]) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
     server.finished(asked)
@@ -70,7 +70,7 @@ def test_what_was_edited_is_rendered_once(start: Start, made: list[str]) -> None
     assert made.count("*mine*") == 1 and len(made) == 2, "the reasoning is rendered once, too"
 
 
-def test_an_older_renderer_s_html_is_made_anew_once(
+def test_html_of_older_renderer_version_is_rendered_again_once(
     start: Start, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start(ScriptedEngine()).ready()
@@ -83,7 +83,9 @@ def test_an_older_renderer_s_html_is_made_anew_once(
     assert made == ["**two**"] * 2
 
 
-def test_a_page_waits_for_its_own_chat_only_and_not_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_rendering_delays_only_its_own_chat_for_limited_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("another chat")
     server.finished(asked)
@@ -109,13 +111,13 @@ def test_a_page_waits_for_its_own_chat_only_and_not_for_ever(start: Start, monke
     reader.join(60)
     assert words["not_yet_laid_out"] in pages[0].text and "**two**" in pages[0].text
     monkeypatch.setattr(kept_html, "WAIT_SECONDS", 60.0)
-    wanted, made = threading.Event(), kept_html.KeptHtml._made
+    wanted, made = threading.Event(), kept_html.HtmlCache._render_stale
 
-    async def noted(self: kept_html.KeptHtml, owner: str, stale: list[Any]) -> dict[str, Any]:
+    async def noted(self: kept_html.HtmlCache, owner: str, stale: list[Any]) -> dict[str, Any]:
         wanted.set()
         return await made(self, owner, stale)
 
-    monkeypatch.setattr(kept_html.KeptHtml, "_made", noted)
+    monkeypatch.setattr(kept_html.HtmlCache, "_render_stale", noted)
     second = threading.Thread(target=lambda: pages.append(server.client.get(chat)))
     second.start()
     assert wanted.wait(60)  # the first page's rendering is still running, and this page joins it
@@ -125,7 +127,7 @@ def test_a_page_waits_for_its_own_chat_only_and_not_for_ever(start: Start, monke
     assert tries == 1, "rendering that its reader did not wait for is cached too"
 
 
-def test_an_answer_over_its_budget_is_plain_and_stays_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_over_render_budget_stays_unformatted(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_html, "WAIT_SECONDS", 60.0)
     hard = "*a*\n\n" + "[a](" * 4_000 + ("\n\n" + "[a](" * 4_000) * 40
     server = start(ScriptedEngine()).ready()
@@ -136,7 +138,7 @@ def test_an_answer_over_its_budget_is_plain_and_stays_so(start: Start, monkeypat
     assert shown[0].count(words["unformatted"]) == 1 and "<em>a</em>" in shown[0]
 
 
-def test_owners_take_turns_however_many_chats_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendering_queue_alternates_between_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
     class Store:
@@ -148,7 +150,7 @@ def test_owners_take_turns_however_many_chats_they_have(monkeypatch: pytest.Monk
 
     async def work() -> None:
         queue, held = FairQueue("test-render"), threading.Event()
-        kept: Any = kept_html.KeptHtml(Store(), None, queue)  # type: ignore[arg-type]
+        kept: Any = kept_html.HtmlCache(Store(), None, queue)  # type: ignore[arg-type]
         holding = asyncio.create_task(queue.run("greedy", held.wait))
         views = [asyncio.create_task(kept.messages("greedy", [a_message()])) for _ in range(6)]
         await asyncio.sleep(0)

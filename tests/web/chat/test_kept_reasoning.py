@@ -24,7 +24,7 @@ def begin(start: Start) -> tuple[Any, Any, ScriptedEngine]:
     return server, asked, engine
 
 
-def test_thoughts_are_read_again_only_where_a_chat_keeps_them(start: Start) -> None:
+def test_earlier_reasoning_is_in_prompt_only_with_keep_thinking(start: Start) -> None:
     server, asked, engine = begin(start)
     server.finished(server.ask("And?", asked.chat_id))
     assert [message.reasoning_content for message in engine.requests[-1].messages] == [None, None, None]
@@ -34,7 +34,7 @@ def test_thoughts_are_read_again_only_where_a_chat_keeps_them(start: Start) -> N
     assert [message.reasoning_content for message in kept] == [THOUGHTS, THOUGHTS]
 
 
-def test_the_meter_offers_to_drop_them(start: Start) -> None:
+def test_context_meter_offers_to_discard_earlier_reasoning(start: Start) -> None:
     server, asked, _ = begin(start)
     url = f"/chats/{asked.chat_id}"
     draft = {"text": "And?", "thinking": "on"}
@@ -48,7 +48,7 @@ def test_the_meter_offers_to_drop_them(start: Start) -> None:
     assert "Discard earlier reasoning" not in server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
 
 
-def test_the_toggle_says_when_instructions_set_it(start: Start) -> None:
+def test_system_prompt_that_sets_thinking_disables_the_switch(start: Start) -> None:
     server, asked, _ = begin(start)
     page = f"/chats/{asked.chat_id}"
     assert "set by system prompt" not in server.client.get(page).text
@@ -62,7 +62,7 @@ def test_the_toggle_says_when_instructions_set_it(start: Start) -> None:
     assert server.client.post(f"{page}/messages", data=fields, headers=FRAGMENT).status_code == 200
 
 
-def test_thinking_on_a_page_without_a_chat_outlives_new_settings(start: Start) -> None:
+def test_saving_settings_keeps_thinking_switch_on_start_page(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     for fields, on in (({"thinking": "on"}, True), ({}, False)):
         html = server.client.post("/settings", data={"temperature": "0.5"} | fields, headers=FRAGMENT).text

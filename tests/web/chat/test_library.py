@@ -49,7 +49,7 @@ def chats(server: Any) -> list[Any]:
     return found
 
 
-def test_a_page_begins_with_the_newest_messages_and_fetches_what_is_above(server: Any) -> None:
+def test_page_shows_newest_messages_and_loads_earlier_ones_on_request(server: Any) -> None:
     count = 3 * NEWEST_MESSAGES + 2
     chat_id = imported(server, count)
     page = server.client.get(f"/chats/{chat_id}").text
@@ -65,7 +65,7 @@ def test_a_page_begins_with_the_newest_messages_and_fetches_what_is_above(server
     assert texts(server.client.get(f"/chats/{chat_id}?all=on").text) == list(range(count))
 
 
-def test_what_is_shown_anew_begins_where_the_page_does(server: Any) -> None:
+def test_refreshed_turns_start_at_the_first_shown_message(server: Any) -> None:
     count = NEWEST_MESSAGES + 20
     chat_id = imported(server, count)
     messages = server.on_loop(lambda: server.shared.store.messages("local", chat_id))
@@ -79,13 +79,13 @@ def test_what_is_shown_anew_begins_where_the_page_does(server: Any) -> None:
     assert texts(found) == list(range(6, count)), "the page starts at the turn that contains the hit"
 
 
-def test_earlier_messages_of_nothing_are_unknown(server: Any) -> None:
+def test_earlier_messages_before_unknown_id_return_404(server: Any) -> None:
     chat_id = imported(server, 4)
     for before in ("", "x", new_id()):
         assert server.client.get(f"/chats/{chat_id}/earlier?before={before}", headers=FRAGMENT).status_code == 404
 
 
-def test_a_chat_is_marked_while_it_is_answered_and_until_it_is_looked_at(start: Start) -> None:
+def test_chat_is_marked_while_answering_and_unread_until_opened(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("an answer"))
     server = start(engine).ready()
     engine.gate.clear()
@@ -105,7 +105,7 @@ def test_a_chat_is_marked_while_it_is_answered_and_until_it_is_looked_at(start: 
     assert 'class="mark' not in server.client.get("/chats", headers=FRAGMENT).text
 
 
-def test_an_answer_that_is_read_along_leaves_nothing_unread(start: Start) -> None:
+def test_streamed_answer_is_not_marked_unread(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("an answer"))
     server = start(engine).ready()
     engine.gate.clear()
@@ -121,7 +121,7 @@ def test_an_answer_that_is_read_along_leaves_nothing_unread(start: Start) -> Non
     assert not chats(server)[0].unread
 
 
-def test_archived_chats_leave_the_list_and_are_found(server: Any) -> None:
+def test_archived_chats_leave_the_list_but_stay_searchable(server: Any) -> None:
     kept, put = imported(server, 2), imported(server, 4)
     assert server.client.post(f"/chats/{put}/archive").headers["location"] == "/"
     listed = server.client.get("/chats", headers=FRAGMENT).text
@@ -135,7 +135,7 @@ def test_archived_chats_leave_the_list_and_are_found(server: Any) -> None:
     assert put in server.client.get("/chats", headers=FRAGMENT).text
 
 
-def test_many_chats_are_deleted_at_once_and_that_can_be_undone(server: Any) -> None:
+def test_bulk_delete_of_chats_can_be_undone(server: Any) -> None:
     ids = [imported(server, 2) for _ in range(5)]
     chosen = {f"chat-{each}": "on" for each in ids[:3]}
     done = server.client.post("/archive", data={"action": "delete", "filter": "a b", "sort": "title"} | chosen)
@@ -150,18 +150,18 @@ def test_many_chats_are_deleted_at_once_and_that_can_be_undone(server: Any) -> N
 
 
 @pytest.mark.parametrize("fields", [{"action": "burn"}, {"action": "delete", "chat-x": "on"}, {}])
-def test_what_is_no_choice_is_refused(server: Any, fields: dict[str, str]) -> None:
+def test_invalid_archive_action_returns_400(server: Any, fields: dict[str, str]) -> None:
     assert server.client.post("/archive", data=fields).status_code == 400
 
 
-def test_choosing_nothing_changes_nothing(server: Any) -> None:
+def test_archive_action_without_selected_chats_is_rejected(server: Any) -> None:
     imported(server, 2)
     refused = server.client.post("/archive", data={"action": "delete"})
     assert refused.status_code == 400 and "Select some chats first." in refused.text
     assert len(chats(server)) == 1
 
 
-def test_a_branch_is_a_chat_of_its_own(server: Any) -> None:
+def test_branch_copies_messages_into_a_new_chat(server: Any) -> None:
     chat_id = imported(server, 6)
     before = server.on_loop(lambda: server.shared.store.messages("local", chat_id))
     to = server.client.post(f"/chats/{chat_id}/messages/{before[3].id}/branch").headers["location"]
@@ -175,7 +175,7 @@ def test_a_branch_is_a_chat_of_its_own(server: Any) -> None:
     assert any("(branch)" in each.title for each in chats(server))
 
 
-def test_an_answer_that_is_being_written_is_no_place_to_branch(start: Start) -> None:
+def test_branching_at_a_running_answer_returns_409(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     engine.gate.clear()
@@ -186,7 +186,7 @@ def test_an_answer_that_is_being_written_is_no_place_to_branch(start: Start) -> 
     server.finished(asked)
 
 
-def test_a_temporary_chat_is_neither_listed_nor_found_nor_exported_until_it_is_kept(server: Any) -> None:
+def test_temporary_chat_is_hidden_until_kept(server: Any) -> None:
     assert 'name="temporary"' in server.client.get("/?temporary=on").text
     assert 'name="temporary"' not in server.client.get("/").text
     fields = {"text": "a secret word", "key": new_id(), "temporary": "on"}
@@ -208,19 +208,21 @@ def test_a_temporary_chat_is_neither_listed_nor_found_nor_exported_until_it_is_k
     assert places() == [True] * 4
 
 
-def test_temporary_chats_lapse_an_hour_after_their_last_use(server: Any) -> None:
+def test_only_temporary_chats_last_used_before_the_cutoff_lapse(server: Any) -> None:
     fields = {"text": "for a while", "key": new_id()}
     kept = server.client.post("/chats", data=fields).headers["location"].removeprefix("/chats/")
     fields |= {"temporary": "on", "key": new_id()}
     chat_id = server.client.post("/chats", data=fields).headers["location"].removeprefix("/chats/")
     chat = next(each for each in chats(server) if each.id == chat_id)
 
-    def lapsed(at_ms: int) -> Any:
-        return server.on_loop(lambda: server.shared.store.lapsed(at_ms))
+    def expired_temporary_chats(at_ms: int) -> Any:
+        return server.on_loop(lambda: server.shared.store.expired_temporary_chats(at_ms))
 
-    assert lapsed(chat.updated_ms) == [] and lapsed(chat.updated_ms + 1) == [("local", chat_id)]
+    assert expired_temporary_chats(chat.updated_ms) == [] and expired_temporary_chats(chat.updated_ms + 1) == [
+        ("local", chat_id)
+    ]
     server.on_loop(lambda: server.shared.store.update_chat("local", chat_id, temporary=False))
-    assert lapsed(chat.updated_ms + 10**9) == [] and kept in {each.id for each in chats(server)}
+    assert expired_temporary_chats(chat.updated_ms + 10**9) == [] and kept in {each.id for each in chats(server)}
 
 
 def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
@@ -246,14 +248,14 @@ def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Poem", "a b", "help", "x" * 33, "ä", "../x"])
-def test_a_prompt_needs_a_name_that_can_be_typed(server: Any, name: str) -> None:
+def test_invalid_prompt_name_is_rejected(server: Any, name: str) -> None:
     refused = server.client.post("/prompts", data={"name": name, "kind": "message", "text": "long words I typed"})
     assert refused.status_code == 400 and "is not a valid name: use 1 to 32" in refused.text
     assert "long words I typed" in refused.text, "the typed text is returned"
     assert prompts(server) == []
 
 
-def test_prompts_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_and_length_of_prompts_are_limited(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_routes, "MAX_PROMPTS", 1)
     monkeypatch.setattr(prompt_routes, "MAX_PROMPT_CHARACTERS", 10)
 
@@ -269,7 +271,7 @@ def prompts(server: Any) -> list[Any]:
     return found
 
 
-def test_a_preview_holds_nothing_that_runs_or_leaves(server: Any) -> None:
+def test_html_preview_removes_scripts_and_external_resources(server: Any) -> None:
     hostile = (
         "<h1 onclick='x()' style='color: red'>Hi</h1><script>alert(1)</script><style>h1 { margin: 0 }</style>"
         "<link rel=preconnect href=https://evil.example><meta http-equiv=refresh content='0;url=https://evil.example'>"
@@ -285,7 +287,7 @@ def test_a_preview_holds_nothing_that_runs_or_leaves(server: Any) -> None:
     assert "<linearGradient" in answer.text and 'viewBox="0 0 9 9"' in answer.text
 
 
-def test_previews_are_processes_of_which_each_owner_has_one(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_owner_runs_one_preview_at_a_time(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     gates: dict[str, asyncio.Event] = {}
 
@@ -309,7 +311,7 @@ def test_previews_are_processes_of_which_each_owner_has_one(server: Any, monkeyp
         assert sorted(post.result().status_code for post in posts) == [200] * 5 + [429]
 
 
-def test_a_preview_that_costs_too_much_says_so(server: Any) -> None:
+def test_too_expensive_preview_returns_413(server: Any) -> None:
     # all elements stay open, which takes quadratic time
     many = "".join(f"<b id=x{number}>" for number in range(20_000))
     answer = server.client.post("/preview", data={"text": many})
@@ -328,7 +330,7 @@ def test_a_preview_whose_child_fails_says_so(server: Any, monkeypatch: pytest.Mo
     assert answer.headers["content-security-policy"].startswith("sandbox")
 
 
-def test_what_was_found_is_marked_where_it_stands(server: Any) -> None:
+def test_search_results_show_plain_text_and_link_to_the_match(server: Any) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "**bold** and `needle` & more"}]
     server.client.post("/import", json={"messages": messages}, headers=FRAGMENT)
     html = server.client.get("/search?q=needle", headers=FRAGMENT).text
@@ -336,14 +338,14 @@ def test_what_was_found_is_marked_where_it_stands(server: Any) -> None:
     assert "**" not in html and "`" not in html, "the link preview shows plain text without Markdown marks"
 
 
-def test_lists_of_chats_read_what_they_show(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_lists_read_only_shown_chats(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(450):
         server.on_loop(
             lambda number=number: server.shared.store.add_chat("local", new_chat(f"{number}", thinking=True), [])
         )
     read: list[int] = []
-    plain = store_module.chat_of
-    monkeypatch.setattr(store_module, "chat_of", lambda row: (read.append(1), plain(row))[1])
+    plain = store_module.chat_from_row
+    monkeypatch.setattr(store_module, "chat_from_row", lambda row: (read.append(1), plain(row))[1])
 
     def listed(address: str, **headers: str) -> tuple[int, int]:
         """Return the number of chats on the page and the number read from the store."""

@@ -66,7 +66,7 @@ def question_of(server: Any, asked: Any) -> Any:
     return replace(asked, message_id=message.parent_id)
 
 
-def test_another_answer_stands_beside_the_first(server: Any) -> None:
+def test_regenerated_answer_is_a_selectable_version(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     engine = server.shared.engine.engine
@@ -85,7 +85,7 @@ def test_another_answer_stands_beside_the_first(server: Any) -> None:
     assert read == ["one", "answer 1 to one", "two"], "the prompt follows the branch on the page"
 
 
-def test_an_edited_question_is_another_branch_and_both_remember_where_they_were(server: Any) -> None:
+def test_edited_question_starts_a_branch_and_each_keeps_its_selection(server: Any) -> None:
     first = server.ask("one")
     server.finished(first)
     second = server.ask("two", first.chat_id)
@@ -102,7 +102,7 @@ def test_an_edited_question_is_another_branch_and_both_remember_where_they_were(
     assert len(server.on_loop(lambda: server.shared.store.messages("local", first.chat_id))) == 9
 
 
-def test_an_edited_answer_is_marked_and_read_so(server: Any) -> None:
+def test_edited_answer_is_marked_and_used_in_the_prompt(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     form = server.client.get(f"/chats/{asked.chat_id}/messages/{asked.message_id}/edit", headers=FRAGMENT).text
@@ -115,7 +115,7 @@ def test_an_edited_answer_is_marked_and_read_so(server: Any) -> None:
     assert empty.status_code == 400
 
 
-def test_the_same_key_regenerates_once(server: Any) -> None:
+def test_repeated_key_regenerates_once(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     key = new_id()
@@ -124,7 +124,7 @@ def test_the_same_key_regenerates_once(server: Any) -> None:
     assert len(server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))) == 3
 
 
-def test_a_stopped_answer_is_written_on(start: Start) -> None:
+def test_stopped_answer_can_be_continued(start: Start) -> None:
     def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
         if messages[-1].role == "assistant":
             yield from say(" and the rest.")
@@ -151,7 +151,7 @@ def test_a_stopped_answer_is_written_on(start: Start) -> None:
 
 
 @pytest.mark.parametrize("mode", ["thinking", "answer"])
-def test_an_unfinished_thought_goes_on_or_ends(start: Start, mode: str) -> None:
+def test_stopped_reasoning_can_be_continued_or_answered(start: Start, mode: str) -> None:
     def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
         if messages[-1].role == "assistant":
             yield from say("So it is.", " more thoughts" * 20)
@@ -173,7 +173,7 @@ def test_an_unfinished_thought_goes_on_or_ends(start: Start, mode: str) -> None:
     assert after.numbers.thinking_ms >= before.numbers.thinking_ms
 
 
-def test_answer_now_reaches_a_running_thought(start: Start) -> None:
+def test_answer_now_ends_running_reasoning(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("So.", "hm " * 20_000), pace_seconds=0.01)).ready()
     asked = server.ask("one")
     server.wait(lambda: server.stored(asked).reasoning != "")
@@ -183,7 +183,7 @@ def test_answer_now_reaches_a_running_thought(start: Start) -> None:
     assert done.content == "So." and len(done.reasoning) < 50_000 and done.state == "done"
 
 
-def test_one_turn_at_a_time_also_for_versions(server: Any) -> None:
+def test_actions_during_a_running_answer_return_409(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     server.shared.engine.engine.gate.clear()
@@ -198,7 +198,7 @@ def test_one_turn_at_a_time_also_for_versions(server: Any) -> None:
     assert server.finished(running).state == "done"
 
 
-def test_a_summary_stands_for_what_is_above_until_it_is_taken_out(server: Any) -> None:
+def test_summary_replaces_earlier_messages_until_removed(server: Any) -> None:
     server.client.post("/tools", data={"tool-clock": "on"})
     first = server.ask("one")
     server.finished(first)
@@ -227,7 +227,7 @@ def test_a_summary_stands_for_what_is_above_until_it_is_taken_out(server: Any) -
     assert [message.content for message in engine.requests[-1].messages][:2] == ["one", "answer 1 to one"]
 
 
-def test_nothing_to_summarize(server: Any) -> None:
+def test_summarizing_twice_returns_400(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/summarize"
@@ -236,7 +236,7 @@ def test_nothing_to_summarize(server: Any) -> None:
     assert server.client.post(url, data={"key": new_id()}).status_code == 400
 
 
-def test_attachments_travel_with_their_question(server: Any) -> None:
+def test_attachments_are_shown_escaped_and_kept_when_editing(server: Any) -> None:
     fields = {"text": "What is it?", "file-1-name": "a <b>.txt", "file-1-text": "<script>1</script>\n"}
     answer = server.client.post("/chats", data=fields | {"key": new_id()})
     asked = server.last(answer.headers["location"].removeprefix("/chats/"))
@@ -261,7 +261,7 @@ def test_attachments_travel_with_their_question(server: Any) -> None:
     assert server.client.post("/chats", data=many).status_code == 400
 
 
-def test_the_text_of_a_message_as_it_was_written(start: Start) -> None:
+def test_message_text_is_returned_unformatted(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("**bold** <b>", "hm"))).ready()
     asked = server.ask("one")
     server.finished(asked)
@@ -273,7 +273,7 @@ def test_the_text_of_a_message_as_it_was_written(start: Start) -> None:
     assert server.client.get(url + "?part=other").status_code == 400
 
 
-def test_foreign_and_odd_ids_are_unknown(server: Any) -> None:
+def test_unknown_message_ids_return_404(server: Any) -> None:
     one, other = server.ask("one"), server.ask("other")
     server.finished(one), server.finished(other)
     for message in (other.message_id, new_id(), "x"):
@@ -282,7 +282,7 @@ def test_foreign_and_odd_ids_are_unknown(server: Any) -> None:
             assert server.client.post(url, data={"key": new_id(), "text": "x"}).status_code == 404, url
 
 
-def test_everything_works_without_a_script(server: Any) -> None:
+def test_message_actions_work_without_scripts(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/messages/{asked.message_id}"
@@ -293,7 +293,7 @@ def test_everything_works_without_a_script(server: Any) -> None:
         server.wait(lambda: server.chat.turns.unfinished == 0)
 
 
-def test_what_did_not_fit_is_told_under_the_answer_for_good(start: Start) -> None:
+def test_number_of_dropped_messages_is_shown_under_the_answer(start: Start) -> None:
     def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
         yield Event("trimmed", dropped_messages=4)
         yield from say("Fine.")

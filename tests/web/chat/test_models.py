@@ -30,7 +30,7 @@ def folder(own_home: Path, tmp_path: Path) -> Path:
     return two_files(tmp_path / "models")
 
 
-def test_switching_keeps_the_chats(start: Start, folder: Path) -> None:
+def test_switching_models_keeps_chats_and_closes_the_old_model_first(start: Start, folder: Path) -> None:
     order: list[str] = []
 
     def load(path: Path | None) -> ScriptedEngine:
@@ -60,7 +60,7 @@ def test_switching_keeps_the_chats(start: Start, folder: Path) -> None:
     assert server.finished(again).state == "done"
 
 
-def test_a_model_that_fails_says_why_and_the_demo_stands_in(start: Start, folder: Path) -> None:
+def test_model_load_failure_is_shown_and_demo_model_is_offered(start: Start, folder: Path) -> None:
     def load(path: Path | None) -> ScriptedEngine:
         if path is not None:
             raise ModelFileError("blk.3.attn_q.weight is missing")
@@ -81,7 +81,7 @@ def test_a_model_that_fails_says_why_and_the_demo_stands_in(start: Start, folder
     assert "is missing" not in page(server, "/")
 
 
-def test_only_what_is_listed_can_be_taken(start: Start, folder: Path) -> None:
+def test_only_listed_models_can_be_selected(start: Start, folder: Path) -> None:
     loaded: list[Path | None] = []
 
     def load(path: Path | None) -> ScriptedEngine:
@@ -98,13 +98,13 @@ def test_only_what_is_listed_can_be_taken(start: Start, folder: Path) -> None:
     assert back.headers["location"] == "/"
 
 
-def test_without_a_shelf_there_is_nothing_to_take(start: Start, own_home: Path) -> None:
+def test_switching_without_model_registry_returns_404(start: Start, own_home: Path) -> None:
     server = start(ScriptedEngine()).ready()
     assert "/models/switch" not in page(server)
     assert server.client.post("/models/switch", data={"model": "demo"}).status_code == 404
 
 
-def test_an_answer_under_way_goes_on_to_its_end(start: Start, own_home: Path) -> None:
+def test_running_answer_finishes_before_models_are_switched(start: Start, own_home: Path) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 3))
     engine.gate.clear()
     server = start(engine, model_registry=ModelRegistry(lambda path: named("demo"))).ready()
@@ -118,7 +118,7 @@ def test_an_answer_under_way_goes_on_to_its_end(start: Start, own_home: Path) ->
     assert server.finished(later).state == "done" and len(engine.requests) == 1, "the new model answers it"
 
 
-def test_a_file_of_another_kind_is_refused_with_a_sentence(start: Start, folder: Path) -> None:
+def test_model_with_unsupported_architecture_is_rejected(start: Start, folder: Path) -> None:
     def check(path: Path | None) -> None:
         raise ModelFileError("it is a 'llama', not a smollm3")
 
@@ -130,7 +130,7 @@ def test_a_file_of_another_kind_is_refused_with_a_sentence(start: Start, folder:
     assert server.finished(server.ask("Hello")).state == "done", "the previous model stays in use"
 
 
-def test_while_it_loads_the_page_says_so(start: Start, own_home: Path) -> None:
+def test_pages_and_health_report_that_the_model_is_loading(start: Start, own_home: Path) -> None:
     gate = threading.Event()
 
     def slow() -> ScriptedEngine:
@@ -151,10 +151,10 @@ def test_while_it_loads_the_page_says_so(start: Start, own_home: Path) -> None:
     assert name in told and 'hx-post="/estimate"' in told, "the header shows the new model and uses it to count tokens"
 
 
-def test_a_model_that_is_loaded_while_the_page_is_made_is_not_waited_for(
+def test_model_loaded_during_page_rendering_needs_no_polling(
     start: Start, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, inventory = threading.Event(), models_routes.take_inventory
+    gate, inventory = threading.Event(), models_routes.scan_models
 
     def slow() -> ScriptedEngine:
         gate.wait(60)
@@ -166,7 +166,7 @@ def test_a_model_that_is_loaded_while_the_page_is_made_is_not_waited_for(
         return inventory(*given)
 
     server = start(slow)
-    monkeypatch.setattr(models_routes, "take_inventory", meanwhile)
+    monkeypatch.setattr(models_routes, "scan_models", meanwhile)
     shown = page(server)
     assert "Loading" not in text_of(shown) and 'id="models-poll"' not in shown
 
@@ -179,7 +179,7 @@ def facts(layers: int = 36, nope: tuple[int, ...] = ()) -> ModelFacts:
     return ModelFacts(info, EngineStats(kv_blocks=10, kv_blocks_used=2, kv_blocks_cached=3), ProcessMemory(2, 1))
 
 
-def test_nope_layers_in_few_words() -> None:
+def test_layers_without_rope_are_summarized() -> None:
     assert facts(36, tuple(range(3, 36, 4))).layers_without_rope == "every 4th (9 of 36)"
     assert facts(8, (3, 7)).layers_without_rope == "every 4th (2 of 8)"
     assert facts(8, (0, 5)).layers_without_rope == "1, 6 (2 of 8)"
@@ -187,7 +187,7 @@ def test_nope_layers_in_few_words() -> None:
     assert facts().layers_without_rope == "" and facts().cache_percent == 50
 
 
-def test_the_facts_of_the_loaded_model(start: Start, own_home: Path) -> None:
+def test_details_of_the_loaded_model_are_shown(start: Start, own_home: Path) -> None:
     engine = ScriptedEngine()
     engine.info = dataclasses.replace(
         engine.info,
@@ -207,5 +207,5 @@ def test_the_facts_of_the_loaded_model(start: Start, own_home: Path) -> None:
         assert re.search(r"[\d.]+ [MG]B in use \([\d.]+ [MG]B including mapped weights\)", shown)
 
 
-def test_durations_for_people() -> None:
+def test_human_duration_formats_seconds_minutes_and_hours() -> None:
     assert [human_duration(seconds) for seconds in (0, 45.4, 75, 7500)] == ["1 s", "45 s", "1 min 15 s", "2 h 5 min"]

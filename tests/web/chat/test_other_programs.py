@@ -21,8 +21,8 @@ from web.chat import other_exports
 from web.chat.other_exports import BEGAN, WHOLE, ToldChat, random_chat, zipped
 
 from notso.web.chat.files import documents, import_process
-from notso.web.chat.files.imports import ImportedChat, Incoming, incoming, new_messages
-from notso.web.store.protocol import ImportedBefore, StoredMessage
+from notso.web.chat.files.imports import ImportedChat, ParsedImport, new_messages, validate_chats
+from notso.web.store.protocol import EarlierImport, StoredMessage
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.store.tree import shown_path
 from notso.web.values.errors import Problem
@@ -47,8 +47,8 @@ def told(program: str, count: int) -> list[ToldChat]:
     return chats
 
 
-def read(body: bytes) -> Incoming:
-    return incoming(import_process.decoded(import_process.parsed(body)), str)
+def read(body: bytes) -> ParsedImport:
+    return validate_chats(import_process.decode_entries(import_process.parsed(body)), str)
 
 
 def compare(chat: ToldChat, arrived: ImportedChat, program: str) -> None:
@@ -77,7 +77,7 @@ def compare(chat: ToldChat, arrived: ImportedChat, program: str) -> None:
 
 
 @pytest.mark.parametrize("program", WHOLE)
-def test_every_message_branch_date_and_model_arrives(program: str) -> None:
+def test_export_of_each_program_is_imported_completely(program: str) -> None:
     chats = told(program, CHATS[program])
     found = read(WHOLE[program](chats))
     assert len(found.chats) == len(chats)
@@ -89,14 +89,14 @@ def test_every_message_branch_date_and_model_arrives(program: str) -> None:
     assert expected["pictures"] and expected["tool_calls"], "the test chats contain images and tool calls"
 
 
-def test_system_prompts_come_along() -> None:
+def test_system_prompts_are_imported() -> None:
     chat = random_chat(random.Random(1), 1, versions_only=True)
     for exported in (other_exports.lm_studio(chat), other_exports.librechat(chat, recursive=True)):
         ((arrived, _),) = read(json.dumps(exported).encode()).chats
         assert arrived.settings == {"system_prompt": "Be brief."}
 
 
-def test_what_is_left_out_of_a_question_is_named_in_its_place() -> None:
+def test_omitted_images_and_files_leave_placeholders() -> None:
     parts = [{"content_type": "image_asset_pointer", "asset_pointer": "x"}]
     user = {"author": {"role": "user"}, "content": {"content_type": "multimodal_text", "parts": parts}}
     mapping = {"a": {"message": user | {"metadata": {"attachments": [{"name": "plan.pdf"}]}}, "parent": None}}
@@ -105,7 +105,7 @@ def test_what_is_left_out_of_a_question_is_named_in_its_place() -> None:
     assert +found.left_out == Counter(pictures=1, files=1)
 
 
-def test_references_to_searches_are_taken_out_of_the_text() -> None:
+def test_search_references_are_removed_from_the_text() -> None:
     answer = {"author": {"role": "assistant"}, "recipient": "all", "metadata": {}}
     text = "It rains.\ue200cite\ue202turn0search0\ue201 Often."
     answer |= {"content": {"content_type": "text", "parts": [text]}}
@@ -113,7 +113,7 @@ def test_references_to_searches_are_taken_out_of_the_text() -> None:
     assert found.chats[0][1][0].content == "It rains. Often." and found.left_out["references"] == 1
 
 
-def test_content_parts_of_openai_messages() -> None:
+def test_openai_content_parts_are_imported_as_text() -> None:
     parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "data:"}}]
     found = read(json.dumps([{"role": "user", "content": parts}]).encode())
     assert found.chats[0][1][0].content == "Look:" and +found.left_out == Counter(pictures=1)
@@ -194,7 +194,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_damaged_or_hostile_export_ends_in_one_sentence(name: str) -> None:
+def test_damaged_or_hostile_export_is_rejected_with_one_sentence(name: str) -> None:
     make, sentence = HOSTILE[name]
     with pytest.raises(Problem) as refused:
         read(make())
@@ -215,16 +215,16 @@ def test_a_chat_has_no_more_objects_than_it_may(monkeypatch: pytest.MonkeyPatch)
         read(chatgpt_of({str(at): {} for at in range(100)}))
 
 
-def test_what_exceeds_the_budget_of_the_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_over_the_time_limit_of_the_process_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import time; time.sleep(600)"
     monkeypatch.setattr(import_process, "_PROGRAM", program)
     limits = import_process.Limits(cpu_s=1, memory_bytes=1 << 30, wall_s=0.5, answer_bytes=1 << 20)
     monkeypatch.setattr(import_process, "LIMITS", limits)
     with pytest.raises(Problem, match="too much time or memory"):
-        incoming(asyncio.run(import_process.entries_from_child(b"[]")), str)
+        validate_chats(asyncio.run(import_process.parse_in_child(b"[]")), str)
 
 
-def test_one_unreadable_chat_does_not_lose_the_others() -> None:
+def test_unreadable_chat_does_not_prevent_import_of_the_others() -> None:
     chats = other_exports.chatgpt(told("chatgpt", 3))
     body = json.dumps([chats[0], {"title": "Corrupted", "mapping": {"a": 1}}, *chats[1:]]).encode()
     found = read(body)
@@ -234,16 +234,16 @@ def test_one_unreadable_chat_does_not_lose_the_others() -> None:
 # ---- repeated imports
 
 
-def messages_of(chats: list[ToldChat]) -> tuple[list[ImportedChat], dict[str, ImportedBefore]]:
+def messages_of(chats: list[ToldChat]) -> tuple[list[ImportedChat], dict[str, EarlierImport]]:
     found = read(WHOLE["chatgpt"](chats)).chats
     before = {
-        chat.source: ImportedBefore(chat.id, {message.source: message.id for message in messages})
+        chat.source: EarlierImport(chat.id, {message.source: message.id for message in messages})
         for chat, messages in found
     }
     return found, before
 
 
-def test_the_same_file_adds_nothing_and_a_newer_one_what_is_new() -> None:
+def test_repeated_import_yields_only_new_messages() -> None:
     chat = random_chat(random.Random(7), 1)
     ((first, brought),), before = messages_of([chat])
     ((_, again),) = read(WHOLE["chatgpt"]([chat])).chats
@@ -257,7 +257,7 @@ def test_the_same_file_adds_nothing_and_a_newer_one_what_is_new() -> None:
     assert question.chat_id == answer.chat_id == first.id
     # A message deleted in the meantime is not restored; its replies attach to the message above it.
     gone = {**before[first.source].messages, below.source: None}
-    question, _ = new_messages(newer, ImportedBefore(first.id, gone))
+    question, _ = new_messages(newer, EarlierImport(first.id, gone))
     assert question.parent_id == below.parent_id
 
 
@@ -276,7 +276,7 @@ def stored(server: Any) -> Iterator[tuple[str, list[StoredMessage]]]:
         yield chat.id, server.on_loop(lambda chat=chat: server.shared.store.messages("local", chat.id))
 
 
-def test_a_server_imports_once_and_then_only_what_is_new(server: Any) -> None:
+def test_server_imports_only_new_messages_of_a_repeated_export(server: Any) -> None:
     chats = told("chatgpt", 12)
     body = WHOLE["chatgpt zip"](chats)
     total = sum(len(chat.messages) for chat in chats)
@@ -305,7 +305,7 @@ def test_a_server_imports_once_and_then_only_what_is_new(server: Any) -> None:
     assert here.parent_id == there.parent_id, "the two continuations become versions"
 
 
-def test_the_page_hears_what_was_left_out_and_one_chat_is_opened(server: Any) -> None:
+def test_import_opens_a_single_chat_and_reports_omissions_of_several(server: Any) -> None:
     fragment = {"HX-Request": "true", "Accept": "*/*"}
     one = random_chat(random.Random(3), 3)
     for each in one.messages:
@@ -320,7 +320,7 @@ def test_the_page_hears_what_was_left_out_and_one_chat_is_opened(server: Any) ->
     assert whole["chats"][0]["messages"][0]["created_ms"] == BEGAN * 1000
 
 
-def test_two_hundred_megabytes_end_in_one_sentence(server: Any) -> None:
+def test_oversized_import_is_rejected(server: Any) -> None:
     def body() -> Iterator[bytes]:
         for _ in range(200):
             yield b" " * (1 << 20)
@@ -331,7 +331,7 @@ def test_two_hundred_megabytes_end_in_one_sentence(server: Any) -> None:
     assert send(server, packed).status_code == 400
 
 
-def test_a_deleted_message_leaves_its_source_behind(tmp_path: Path) -> None:
+def test_import_does_not_restore_a_deleted_message(tmp_path: Path) -> None:
     async def work() -> None:
         store = SQLiteStore(tmp_path)
         await store.open()

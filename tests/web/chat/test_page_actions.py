@@ -11,7 +11,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import LocalModel
-from notso.web.engine.models import Installed, Inventory, ModelRegistry
+from notso.web.engine.models import InstalledModel, Inventory, ModelRegistry
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.tree import shown_path
 from notso.web.values.ids import new_id
@@ -26,14 +26,14 @@ def message(number: int) -> StoredMessage:
     return StoredMessage(str(number), "chat", role, "text", "", "done", 0, parent_id=parent)  # type: ignore[arg-type]
 
 
-def test_each_message_knows_the_questions_around_it() -> None:
+def test_messages_link_to_previous_and_next_question() -> None:
     path = shown_path([message(number) for number in range(1, 7)], None)
     assert [(each.previous_user_message, each.next_user_message) for each in path] == [
         *((None, "3"), ("1", "3"), ("1", "5"), ("3", "5"), ("3", None), ("5", None))
     ]
 
 
-def test_a_new_question_is_linked_from_the_one_before(start: Start) -> None:
+def test_new_question_is_linked_from_the_previous_question(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("One")
     server.finished(asked)
@@ -68,20 +68,20 @@ def test_questions_are_shown_as_typed_or_as_markdown(start: Start) -> None:
 def inventory(*names: str) -> Inventory:
     models = [LocalModel(name, Path("/m") / name, 1, "Q4_K_M", "folder", "no") for name in names]
     return Inventory(
-        tuple(Installed(name[:4], model, False) for name, model in zip(names, models, strict=True)), (), True
+        tuple(InstalledModel(name[:4], model, False) for name, model in zip(names, models, strict=True)), (), True
     )
 
 
-def test_a_part_of_a_name_will_do() -> None:
+def test_models_are_found_by_part_of_their_name() -> None:
     stock = inventory("SmolLM3-Q4_K_M.gguf", "SmolLM3-Q8_0.gguf", "other.gguf")
-    assert [each.model.name for each in stock.like("q8")] == ["SmolLM3-Q8_0.gguf"]
-    assert [each.model.name for each in stock.like(" OTHER.gguf ")] == ["other.gguf"]
-    assert len(stock.like("smollm3")) == 2
-    assert stock.like("") == stock.like("nothing") == []
+    assert [each.model.name for each in stock.search("q8")] == ["SmolLM3-Q8_0.gguf"]
+    assert [each.model.name for each in stock.search(" OTHER.gguf ")] == ["other.gguf"]
+    assert len(stock.search("smollm3")) == 2
+    assert stock.search("") == stock.search("nothing") == []
 
 
 @pytest.mark.parametrize(("name", "status"), [("demo", 204), ("no such thing", 404), ("", 404)])
-def test_a_command_takes_another_model(start: Start, name: str, status: int) -> None:
+def test_model_command_switches_or_reports_unknown_model(start: Start, name: str, status: int) -> None:
     server = start(ScriptedEngine(), model_registry=ModelRegistry(lambda path: ScriptedEngine(name="Another"))).ready()
     fields = {"model": name, "command": "model", "chat": ""}
     answer = server.client.post("/models/switch", data=fields, headers=FRAGMENT)
@@ -93,7 +93,7 @@ def test_a_command_takes_another_model(start: Start, name: str, status: int) -> 
         assert "Model not found" in answer.text
 
 
-def test_a_reader_is_told_how_long_the_answer_is(start: Start) -> None:
+def test_stream_announces_the_word_count_of_the_answer(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("Hello", thinking=False)
     server.finished(asked)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine, say
 
-from notso.web.chat.submit import new_chat, title_of
+from notso.web.chat.submit import derive_title, new_chat
 from notso.web.chat.templates import TEMPLATE_DIRECTORY, human_count, human_size
 from notso.web.edge.assets import STATIC_DIRECTORY, Assets
 from notso.web.values import wording
@@ -48,7 +48,7 @@ class Forms(HTMLParser):
         return next(form for form in self.forms if form["action"].endswith(ending) and "text" not in form["fields"])
 
 
-def test_a_whole_conversation_without_a_script(start: Start) -> None:
+def test_conversation_works_without_scripts(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     form = Forms(server.client.get("/").text).find("/chats")
     answer = server.client.post(form["action"], data=form["fields"] | {"text": "Hello <there>\nsecond line"})
@@ -99,7 +99,7 @@ def test_deleting_a_chat_stops_its_answer(start: Start) -> None:
     server.finished(other)
 
 
-def test_the_toggle_is_kept(shared: Any) -> None:
+def test_thinking_switch_setting_is_saved(shared: Any) -> None:
     asked = shared.ask("Hello")
     shared.finished(asked)
     url = f"/chats/{asked.chat_id}"
@@ -110,7 +110,7 @@ def test_the_toggle_is_kept(shared: Any) -> None:
     assert "thinking" in Forms(shared.client.get(url).text).find("/messages")["fields"]
 
 
-def test_htmx_gets_both_bubbles_and_a_fresh_key(start: Start) -> None:
+def test_htmx_response_contains_both_messages_and_a_new_key(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     asked = server.ask("Hello")
@@ -133,17 +133,17 @@ def test_htmx_gets_both_bubbles_and_a_fresh_key(start: Start) -> None:
     assert 'hx-sse:connect="/generations' not in final and "/stop" not in final and "Send" in final
 
 
-def test_the_demo_says_that_it_is_one(start: Start) -> None:
+def test_demo_model_is_labeled_and_offers_download(start: Start) -> None:
     page = start(ScriptedEngine(is_demo=True)).ready().client.get("/").text
     assert "Demo model" in page and 'href="/models">Download SmolLM3-3B (1.92 GB)</a>' in page
 
 
-def test_the_real_model_says_nothing_of_a_demo(start: Start, tmp_path: Path) -> None:
+def test_page_does_not_mention_demo_for_a_real_model(start: Start, tmp_path: Path) -> None:
     page = start(ScriptedEngine(is_demo=False), data_dir=tmp_path / "other").ready().client.get("/").text
     assert "emo model" not in page and "Fetch" not in page
 
 
-def test_user_text_is_never_markup(shared: Any) -> None:
+def test_user_text_is_escaped(shared: Any) -> None:
     text = "<script>alert(1)</script> <hx-partial hx-target=body> {{ 7 * 7 }} **bold** &amp; \"'"
     asked = shared.ask(text)
     shared.finished(asked)
@@ -154,18 +154,18 @@ def test_user_text_is_never_markup(shared: Any) -> None:
     assert "<script>alert" not in page and "<hx-partial hx-target=body" not in page
 
 
-def test_titles() -> None:
-    assert title_of("\n  Hello   there \nmore") == "Hello there"
-    assert title_of("word " * 40) == "word " * 19 + "word…"
-    assert title_of("x" * 180) == "x" * 100 + "…" and title_of("x" * 80) == "x" * 80
-    assert [title_of(text) for text in ("# A heading", "> quoted", "- 1", "#tag", "-1")] == [
+def test_title_is_derived_from_the_first_line_and_shortened() -> None:
+    assert derive_title("\n  Hello   there \nmore") == "Hello there"
+    assert derive_title("word " * 40) == "word " * 19 + "word…"
+    assert derive_title("x" * 180) == "x" * 100 + "…" and derive_title("x" * 80) == "x" * 80
+    assert [derive_title(text) for text in ("# A heading", "> quoted", "- 1", "#tag", "-1")] == [
         *("A heading", "quoted", "1", "#tag", "-1")
     ]
-    assert title_of(" \n ") == wording.words["new_chat"]
+    assert derive_title(" \n ") == wording.words["new_chat"]
     assert new_chat("Hi", thinking=False).title == "Hi"
 
 
-def test_pages_load_nothing_from_elsewhere(shared: Any) -> None:
+def test_pages_load_no_resources_from_other_origins(shared: Any) -> None:
     page = shared.client.get("/").text
     addresses = re.findall(r'\s(?:src|href|action)="([^"]*)"', page)
     assert addresses and all(address.startswith(("/", "#")) and not address.startswith("//") for address in addresses)
@@ -177,7 +177,7 @@ def test_pages_load_nothing_from_elsewhere(shared: Any) -> None:
             assert b"://" not in answer.content.replace(b"http://www.w3.org/2000/svg", b"") or "vendor" in address
 
 
-def test_the_first_page_is_small(shared: Any) -> None:
+def test_start_page_transfers_less_than_80_kb(shared: Any) -> None:
     page = shared.client.get("/").text
     # KaTeX is loaded only on pages with formulas, so it does not appear here
     files = re.findall(r' (?:src|href)="(/static/[^"#]*)"', page)
@@ -189,7 +189,7 @@ def test_the_first_page_is_small(shared: Any) -> None:
     assert size < 80_000
 
 
-def test_vendored_files_are_the_listed_ones() -> None:
+def test_vendored_files_match_the_listed_checksums() -> None:
     folder = STATIC_DIRECTORY / "vendor"
     listed = dict(re.findall(r"\| ([\w./-]+) \|.*\| ([0-9a-f]{64}) \|", (folder / "VENDORED.md").read_text()))
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".md", ".LICENSE")]
@@ -198,7 +198,7 @@ def test_vendored_files_are_the_listed_ones() -> None:
     assert (folder / "htmx.LICENSE").exists() and (folder / "katex" / "katex.LICENSE").exists()
 
 
-def test_files_name_each_other_by_content(tmp_path: Path) -> None:
+def test_assets_reference_each_other_by_content_hash(tmp_path: Path) -> None:
     (tmp_path / "fonts").mkdir()
     (tmp_path / "fonts" / "a.woff2").write_bytes(b"font")
     (tmp_path / "a.css").write_text("a { src: url(fonts/a.woff2), url(fonts/a.ttf) }")
@@ -213,7 +213,7 @@ def test_files_name_each_other_by_content(tmp_path: Path) -> None:
     assert beside.encode() in manifest.body
 
 
-def test_assets_are_named_by_content(tmp_path: Path) -> None:
+def test_asset_url_changes_with_content(tmp_path: Path) -> None:
     (tmp_path / "a.css").write_text("a {}")
     first = Assets(tmp_path).url("a.css")
     (tmp_path / "a.css").write_text("b {}")
@@ -222,7 +222,7 @@ def test_assets_are_named_by_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_templates_hold_no_script_and_no_trap_of_htmx(path: Path) -> None:
+def test_templates_have_no_inline_scripts_and_use_htmx_safely(path: Path) -> None:
     text = path.read_text()
     assert not re.search(r"\son\w+\s*=", text), "inline event handler"
     assert "hx-on" not in text and "js:" not in text and "javascript:" not in text and "style=" not in text
@@ -237,7 +237,7 @@ def test_templates_hold_no_script_and_no_trap_of_htmx(path: Path) -> None:
             assert "hx-nonce" in tag, tag
 
 
-def test_own_scripts_are_few_and_say_why() -> None:
+def test_own_scripts_are_small_commented_and_avoid_unsafe_calls() -> None:
     assert sum(len(gzip.compress(path.read_bytes())) for path in OWN_SCRIPTS) < MAX_OWN_SCRIPT_BYTES
     for path in OWN_SCRIPTS:
         assert path.read_text().startswith("// "), "each script begins with a comment that says why htmx is not enough"
@@ -246,7 +246,7 @@ def test_own_scripts_are_few_and_say_why() -> None:
         )
 
 
-def test_every_word_is_used_and_every_used_word_exists() -> None:
+def test_interface_texts_are_all_defined_and_used() -> None:
     sources = [path.read_text() for path in TEMPLATES] + [
         path.read_text() for path in Path(wording.__file__).parents[1].rglob("*.py") if path.name != "wording.py"
     ]
@@ -263,7 +263,7 @@ def test_every_word_is_used_and_every_used_word_exists() -> None:
     assert {word for word in wording.words if word not in used and not word.startswith(built)} == set()
 
 
-def test_numbers_for_people() -> None:
+def test_sizes_counts_and_ordinals_are_formatted() -> None:
     assert [human_size(number) for number in (999_400, 999_700, 999_999_999)] == ["999 kB", "1 MB", "1 GB"]
     assert [human_count(number) for number in (999_400_000, 999_700_000)] == ["999 M", "1 B"]
     assert [human_size(number) for number in (0, 999, 1_915_305_312, 8_000_000)] == [
@@ -278,7 +278,7 @@ def test_numbers_for_people() -> None:
     ]
 
 
-def test_pages_are_compressed_where_the_browser_can(shared: Any) -> None:
+def test_responses_are_compressed_if_the_browser_accepts_gzip(shared: Any) -> None:
     page = shared.client.get("/")
     (style, *_) = re.findall(r'"(/static/[^"]+\.css)"', page.text)
     for accepted, packed in (

@@ -12,8 +12,8 @@ from plugins.installed_plugins import install
 from scripted_engine import ScriptedEngine
 
 from notso.plugins.process import Plugins
-from notso.web.tools.chat_tool import Surroundings
-from notso.web.tools.toolbox import Outcome, use
+from notso.web.tools.chat_tool import ToolContext
+from notso.web.tools.toolbox import ToolResult, use
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true"}
@@ -43,10 +43,10 @@ def state(server: Any, name: str) -> tuple[str, str]:
     return process.state, process.failure
 
 
-def used(server: Any, name: str, **arguments: str) -> Outcome:
+def used(server: Any, name: str, **arguments: str) -> ToolResult:
     tool = server.chat.toolbox.find(name)
-    outcome: Outcome = server.on_loop(
-        lambda: use(tool, json.dumps(arguments), Surroundings("local", "c", server.shared.store))
+    outcome: ToolResult = server.on_loop(
+        lambda: use(tool, json.dumps(arguments), ToolContext("local", "c", server.shared.store))
     )
     return outcome
 
@@ -62,7 +62,7 @@ def answers(server: Any) -> bool:
     )
 
 
-def test_hostile_plugins_leave_the_server_answering(serving: Callable[..., Any]) -> None:
+def test_server_keeps_responding_despite_hostile_plugins(serving: Callable[..., Any]) -> None:
     """Use plugins that raise, hang, loop, print without end, exit, or fail to load."""
     server = serving(*HOSTILE)
     assert answers(server)
@@ -81,7 +81,7 @@ def test_hostile_plugins_leave_the_server_answering(serving: Callable[..., Any])
     assert server.client.post("/plugins/raises/start").status_code == 303 and state(server, "raises") == ("on", "")
 
 
-def test_a_tool_of_a_plugin_is_offered_and_used(serving: Callable[..., Any]) -> None:
+def test_plugin_tool_is_offered_and_can_be_called(serving: Callable[..., Any]) -> None:
     server = serving("kind")
     assert "Say it back." in server.client.get("/tools").text
     assert used(server, "echo", text="hello").text == "hello|local|[]"
@@ -89,7 +89,7 @@ def test_a_tool_of_a_plugin_is_offered_and_used(serving: Callable[..., Any]) -> 
     assert state(server, "kind") == ("on", "")
 
 
-def test_a_page_of_a_plugin_has_our_policy(serving: Callable[..., Any]) -> None:
+def test_plugin_page_has_restrictive_content_security_policy(serving: Callable[..., Any]) -> None:
     server = serving("kind")
     page = server.client.get("/plugins/kind/pages/", params={"q": "asked"})
     assert page.status_code == 200 and page.text == "<p>GET asked  local</p>"
@@ -104,9 +104,7 @@ def test_a_page_of_a_plugin_has_our_policy(serving: Callable[..., Any]) -> None:
     assert server.client.post("/plugins/kind/pages/", data={"f": "x"}, headers=foreign).status_code == 403
 
 
-def test_a_page_that_hangs_is_told_and_ends_its_plugin(
-    serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_plugin_page_returns_502(serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notso.web.chat.routes.tools.PAGE_SECONDS", 0.3)
     server = serving("hangs")
     page = server.client.get("/plugins/hangs/pages/")
@@ -128,7 +126,7 @@ def test_a_command_of_a_plugin_is_in_the_palette_and_runs(serving: Callable[...,
     assert 'id="command-explode"' not in server.client.get("/").text and answers(server)
 
 
-def test_a_request_names_its_logits_processors(serving: Callable[..., Any]) -> None:
+def test_request_selects_logits_processors_by_name(serving: Callable[..., Any]) -> None:
     server = serving("kind")
     server.shared.engine.engine.requests.clear()
     body = {"messages": [{"role": "user", "content": "Hi"}], "logits_processors": ["ban_1000", "only_by_length"]}

@@ -17,7 +17,7 @@ from web.turns.test_tool_turns import call, permit
 from notso import Engine
 from notso.documents.citations import QUOTE_FIRST
 from notso.web.engine.port import Event, Message
-from notso.web.sign_in.given_keys import KeyBook
+from notso.web.sign_in.given_keys import KeyManager
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.ids import new_id
 from notso.web.values.sign_in import SignInSettings
@@ -40,7 +40,7 @@ def added(server: Any, project: str, name: str, text: str, client: httpx.Client 
     return str(answer.json()["id"])
 
 
-def test_a_projects_documents_and_instructions_are_one_prefix_of_its_chats(start: Start) -> None:
+def test_project_documents_and_instructions_form_one_prompt_prefix(start: Start) -> None:
     engine = answering()
     server = start(engine).ready()
     project = created(server.client, " Birds\u202e of  prey ")
@@ -81,7 +81,7 @@ def test_a_projects_documents_and_instructions_are_one_prefix_of_its_chats(start
     assert "Storks nest" not in server.client.get("/documents?q=heron").text
 
 
-def test_a_project_that_does_not_fit_gives_passages_and_its_instructions(start: Start) -> None:
+def test_oversized_project_adds_instructions_and_passages_to_prompt(start: Start) -> None:
     engine = answering()
     server = start(engine).ready()
     project = created(server.client, "Book")
@@ -94,7 +94,7 @@ def test_a_project_that_does_not_fit_gives_passages_and_its_instructions(start: 
     assert "walrus is cheese" in request.messages[1].content
 
 
-def test_chats_are_moved_and_survive_the_project(start: Start) -> None:
+def test_chats_can_be_moved_and_survive_project_deletion(start: Start) -> None:
     engine = answering()
     server = start(engine).ready()
     project = created(server.client, "Birds")
@@ -124,7 +124,7 @@ def test_chats_are_moved_and_survive_the_project(start: Start) -> None:
     assert HERONS not in str(engine.requests[-1].messages)
 
 
-def test_names_and_texts_of_projects_are_checked(start: Start) -> None:
+def test_project_names_and_texts_are_validated(start: Start) -> None:
     client = start(answering()).ready().client
     project = created(client, "Birds")
     for name, status in (("", 400), ("\u200b", 400), ("x" * 101, 400), ("Birds", 409), ("Documents", 409)):
@@ -141,7 +141,7 @@ def test_names_and_texts_of_projects_are_checked(start: Start) -> None:
         assert client.post("/documents", params={"library": wrong}, content=b"x").status_code == 404
 
 
-def test_memory_stands_behind_the_documents_unless_it_is_off(start: Start) -> None:
+def test_memory_follows_documents_in_the_prompt_unless_disabled(start: Start) -> None:
     engine = answering()
     server = start(engine).ready()
     client = server.client
@@ -182,8 +182,8 @@ def test_memory_stands_behind_the_documents_unless_it_is_off(start: Start) -> No
 # ---------------------------------------------------------------- members
 
 
-def test_members_share_a_project_and_its_salt_but_no_chats(start: Start, tmp_path: Path) -> None:
-    book = KeyBook(lambda: SQLiteAccessStore(tmp_path))
+def test_members_share_project_documents_and_cache_but_not_chats(start: Start, tmp_path: Path) -> None:
+    book = KeyManager(lambda: SQLiteAccessStore(tmp_path))
     keys = {name: book.add(name)[0] for name in ("ann", "bob", "eve")}
     engine = answering()
     server = start(engine, data_dir=tmp_path, sign_in=SignInSettings(require_key=True)).ready()
@@ -245,8 +245,8 @@ def test_members_share_a_project_and_its_salt_but_no_chats(start: Start, tmp_pat
     assert bob.get("/documents?q=heron").text.count("No matches in 0 documents") == 1
 
 
-def test_a_member_reads_nothing_again(start: Start, tmp_path: Path) -> None:
-    book = KeyBook(lambda: SQLiteAccessStore(tmp_path))
+def test_member_reuses_the_cached_project_prefix(start: Start, tmp_path: Path) -> None:
+    book = KeyManager(lambda: SQLiteAccessStore(tmp_path))
     keys = [book.add(name)[0] for name in ("ann", "bob")]
     engine = Engine.load(context_tokens=4096, kv="k8v8")
     server = start(lambda: engine, data_dir=tmp_path, sign_in=SignInSettings(require_key=True)).ready()
@@ -279,7 +279,7 @@ def test_a_member_reads_nothing_again(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer, wanted", [("once", 1), ("deny", 0)])
-def test_the_model_remembers_only_with_permission(start: Start, answer: str, wanted: int) -> None:
+def test_remember_tool_requires_permission(start: Start, answer: str, wanted: int) -> None:
     def remembering(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
         if messages[-1].role == "tool":
             yield from say("I see.")

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from web.store.some_chats import in_store
+from web.store.some_chats import run_with_store
 
 from notso.cli.app import run_command_line
-from notso.documents.citations import QUOTE_FIRST, place_of, quotable
-from notso.documents.passages import passages_of
+from notso.documents.citations import QUOTE_FIRST, locate_quote, replace_newlines
+from notso.documents.passages import split_into_passages
 from notso.documents.values import Document
 from notso.smollm3 import Engine, QuoteSource
-from notso.smollm3.sampling.quotes import Quotes
+from notso.smollm3.sampling.quotes import QuoteManager
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.web.chat.files.quoting_rows import GAP, quoting_rows
 from notso.web.edge.access import LOCAL_OWNER
@@ -35,7 +35,7 @@ def text(seed: int, sentences: int) -> str:
 
 
 def stored(content: str) -> DocumentText:
-    return DocumentText(content, (0,), tuple(passages_of(content, (0,))))
+    return DocumentText(content, (0,), tuple(split_into_passages(content, (0,))))
 
 
 def parts(row: Any) -> tuple[str, str]:
@@ -44,7 +44,7 @@ def parts(row: Any) -> tuple[str, str]:
     return asked["content"], answered["content"]
 
 
-def test_answers_quote_their_prompt_or_say_that_nothing_mentions_it() -> None:
+def test_answers_quote_the_prompt_or_report_no_mention() -> None:
     document = stored(text(1, 300))
     rows = list(quoting_rows("birds.txt", document, 60))
     assert len(rows) == 60 and rows == list(quoting_rows("birds.txt", document, 60))
@@ -56,11 +56,11 @@ def test_answers_quote_their_prompt_or_say_that_nothing_mentions_it() -> None:
         if mark == "[[none":
             subject = question.partition("“")[2].partition("”")[0]
             head = asked.rpartition(question)[0]
-            assert subject in answer and subject.casefold() not in quotable(head).casefold()
+            assert subject in answer and subject.casefold() not in replace_newlines(head).casefold()
             absent += 1
             continue
         words = mark.removeprefix("[[1: ")
-        assert place_of(document.text, words) is not None and words in quotable(asked)
+        assert locate_quote(document.text, words) is not None and words in replace_newlines(asked)
         assert answer in words
         gaps += GAP in question
         assert GAP not in question or question.partition("“")[2].partition("”")[0].replace(GAP, answer) == words
@@ -74,11 +74,11 @@ def tokenizer() -> Iterator[Tokenizer]:
         yield engine.tokenizer
 
 
-def test_the_constraint_permits_the_rows(tokenizer: Tokenizer) -> None:
-    quotes = Quotes(tokenizer)
+def test_quote_constraint_permits_every_token_of_the_rows(tokenizer: Tokenizer) -> None:
+    quotes = QuoteManager(tokenizer)
     for row in quoting_rows("birds.txt", stored(text(2, 80)), 12):
         asked, answered = parts(row)
-        held = quotes.output([QuoteSource(quotable(asked))], None, "")
+        held = quotes.output([QuoteSource(replace_newlines(asked))], None, "")
         assert held is not None
         for token in tokenizer.encode(answered):
             logits = np.full(tokenizer.vocab_size, -1, np.float32)
@@ -87,14 +87,14 @@ def test_the_constraint_permits_the_rows(tokenizer: Tokenizer) -> None:
             held.take(token, False, 1_000)
 
 
-def test_the_command_writes_rows_of_a_library(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dataset_command_writes_rows_of_a_library(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def add(store: Any) -> None:
         library = await store.documents.library(LOCAL_OWNER, "Birds")
         await store.documents.add(LOCAL_OWNER, library.id, "birds.txt", b"birds")
         claimed = await store.documents.claim(1)
         await store.documents.finish(claimed[0].id, Document("text", "", text(3, 60), (0,)))
 
-    in_store(SQLiteStore(tmp_path / "data"), add)
+    run_with_store(SQLiteStore(tmp_path / "data"), add)
     out = tmp_path / "rows.jsonl"
     given = ["dataset", str(out), "--data-dir", str(tmp_path / "data")]
     assert run_command_line([*given, "--documents", "Fish"]) == 1

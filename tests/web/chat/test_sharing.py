@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine, say
 
-from notso.web.chat.files.export import conversation, preferences
+from notso.web.chat.files.export import conversation, preference_rows
 from notso.web.edge.access import LOCAL_OWNER
-from notso.web.store.protocol import WholeChat
+from notso.web.store.protocol import ChatSnapshot
 from notso.web.values.ids import new_id
 from notso.web.values.wording import words
 
@@ -38,7 +38,7 @@ def link(server: Any, chat_id: str, days: int = 7) -> str:
     return re.findall(r'value="[^"]*(/shared/[\w-]{32})"', page)[0]
 
 
-def test_a_link_shows_the_chat_as_it_was_then(server: Any) -> None:
+def test_share_link_shows_a_read_only_snapshot(server: Any) -> None:
     asked = server.ask("What <is> it?")
     server.finished(asked)
     address = link(server, asked.chat_id)
@@ -52,9 +52,7 @@ def test_a_link_shows_the_chat_as_it_was_then(server: Any) -> None:
     assert secret not in server.client.get(f"/chats/{asked.chat_id}/share").text, "the link is shown only once"
 
 
-def test_a_link_ends_when_it_is_revoked_expires_or_its_chat_is_deleted(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_share_link_ends_when_revoked_expired_or_chat_deleted(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = server.ask("x")
     server.finished(asked)
     first, second, third = (link(server, asked.chat_id, days) for days in (1, 7, 30))
@@ -75,7 +73,7 @@ def test_a_link_ends_when_it_is_revoked_expires_or_its_chat_is_deleted(
     assert server.client.get("/shared/" + "x" * 5000).status_code == 404
 
 
-def test_what_has_no_messages_or_is_temporary_is_not_shared(server: Any) -> None:
+def test_temporary_chat_or_invalid_duration_cannot_be_shared(server: Any) -> None:
     asked = server.ask("x")
     server.finished(asked)
     assert server.client.post(f"/chats/{asked.chat_id}/share", data={"days": "400"}).status_code == 400
@@ -83,7 +81,7 @@ def test_what_has_no_messages_or_is_temporary_is_not_shared(server: Any) -> None
     assert server.client.post(f"/chats/{asked.chat_id}/share", data={"days": "1"}).status_code == 400
 
 
-def test_one_message_is_deleted_with_what_follows_and_comes_back(server: Any) -> None:
+def test_message_deletion_includes_replies_and_can_be_undone(server: Any) -> None:
     first = server.ask("one")
     server.finished(first)
     second = server.ask("two", first.chat_id)
@@ -106,7 +104,7 @@ def test_one_message_is_deleted_with_what_follows_and_comes_back(server: Any) ->
     server.finished(server.ask("three", first.chat_id))
 
 
-def test_answers_are_rated_and_the_rating_is_taken_back(server: Any) -> None:
+def test_answers_can_be_rated_and_ratings_removed(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/messages"
@@ -121,21 +119,21 @@ def test_answers_are_rated_and_the_rating_is_taken_back(server: Any) -> None:
     assert server.client.get(f"/chats/{asked.chat_id}/export/json").json()["chats"][0]["messages"][1]["rating"] == 1
 
 
-def test_ratings_decide_what_a_dataset_prefers(server: Any, tmp_path: Path) -> None:
+def test_ratings_determine_preference_pairs(server: Any, tmp_path: Path) -> None:
     asked = server.ask("one")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/messages/{asked.message_id}"
     server.client.post(f"{url}/regenerate", data={"key": new_id()})
     server.wait(lambda: server.chat.turns.unfinished == 0)
-    whole = server.on_loop(lambda: server.shared.store.whole_chat(LOCAL_OWNER, asked.chat_id))
+    whole = server.on_loop(lambda: server.shared.store.chat_snapshot(LOCAL_OWNER, asked.chat_id))
     question, first, second = whole.messages
 
-    def rated(*ratings: int) -> WholeChat:
+    def rated(*ratings: int) -> ChatSnapshot:
         pairs = zip((first, second), ratings, strict=True)
         return replace(whole, messages=(question, *(replace(each, rating=rating) for each, rating in pairs)))
 
-    def chosen(chat: WholeChat) -> list[str]:
-        return [pair["chosen"][0]["content"].rpartition("\n")[2] for pair in preferences(chat)]
+    def chosen(chat: ChatSnapshot) -> list[str]:
+        return [pair["chosen"][0]["content"].rpartition("\n")[2] for pair in preference_rows(chat)]
 
     assert chosen(rated(0, 0)) == [second.content], "only the rating of the shown answer counts"
     assert chosen(rated(1, 0)) == [first.content]
@@ -144,7 +142,7 @@ def test_ratings_decide_what_a_dataset_prefers(server: Any, tmp_path: Path) -> N
     assert conversation(rated(0, 0)) is not None and conversation(rated(0, -1)) is None
 
 
-def test_another_version_with_another_temperature(server: Any) -> None:
+def test_regenerating_with_other_settings_applies_them_once(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/messages/{asked.message_id}"
@@ -163,7 +161,7 @@ def test_another_version_with_another_temperature(server: Any) -> None:
     assert all(each.model for each in stored(server, asked.chat_id) if each.role == "assistant")
 
 
-def test_an_export_keeps_models_and_ratings(server: Any) -> None:
+def test_import_keeps_models_and_ratings(server: Any) -> None:
     message = {"id": "a", "parent_id": None, "role": "user", "content": "x"}
     answer = message | {"id": "b", "parent_id": "a", "role": "assistant", "model": "gpt-4o", "rating": -1}
     chat = {"title": "T", "prompt_date": "2025-07-08", "messages": [message, answer]}

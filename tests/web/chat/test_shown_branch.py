@@ -17,7 +17,7 @@ from scripted_engine import ScriptedEngine, say
 from web.conftest import Running
 
 from notso.web.engine.port import SamplingParams
-from notso.web.store.tree import line_to, shown_path
+from notso.web.store.tree import path_to, shown_path
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
 
@@ -137,7 +137,7 @@ class Walk:
         status = tab.post("messages", {"text": text, "thinking": "on"}, appended=True)
         new = [each for each in self.tree() if each.id not in known]
         if status < 400:
-            line = [each.id for each in line_to(self.tree(), new[-1].id)]
+            line = [each.id for each in path_to(self.tree(), new[-1].id)]
             self.rest()
             read = [message.content for message in self.engine.requests[-1].messages if message.role == "user"]
             there = {each.id: each for each in self.tree()}
@@ -204,7 +204,7 @@ def numbered_engine() -> ScriptedEngine:
     return ScriptedEngine(lambda messages, thinking: say(f"answer {next(answers)}", piece=4096))
 
 
-def test_a_random_walk_finds_page_and_store_equal(tmp_path: Path) -> None:
+def test_page_and_store_agree_after_random_operations(tmp_path: Path) -> None:
     engine = numbered_engine()
     server = Running(lambda: engine, Settings(port=0, data_dir=tmp_path)).ready()
     try:
@@ -233,7 +233,7 @@ def branches(shared: Running) -> tuple[Running, str, list[str], list[str]]:
 
 @pytest.mark.parametrize("scripts", [True, False])
 @pytest.mark.parametrize("verb", ["continue", "edit"])
-def test_the_branch_of_a_hit_stays_on_the_page(
+def test_continue_or_edit_keeps_the_branch_of_a_search_result(
     branches: tuple[Running, str, list[str], list[str]], verb: str, scripts: bool
 ) -> None:
     server, chat_id, older, newer = branches
@@ -250,7 +250,7 @@ async def messages(server: Running, chat_id: str) -> list[Any]:
     return list(await server.shared.store.messages("local", chat_id))
 
 
-def test_a_question_after_a_message_that_others_follow_is_refused(
+def test_question_from_a_stale_tab_returns_409(
     branches: tuple[Running, str, list[str], list[str]],
 ) -> None:
     server, chat_id, _, _ = branches
@@ -268,7 +268,7 @@ def test_a_question_after_a_message_that_others_follow_is_refused(
     assert contents[-1] == "meanwhile"
 
 
-def test_a_page_of_an_empty_chat_adds_nothing_to_a_full_one(
+def test_question_is_rejected_if_chat_was_filled_or_cleared_since(
     branches: tuple[Running, str, list[str], list[str]],
 ) -> None:
     server, chat_id, _, newer = branches
@@ -283,7 +283,7 @@ def test_a_page_of_an_empty_chat_adds_nothing_to_a_full_one(
     assert stale.post("messages", {"text": "after what is gone"}) == 409
 
 
-def test_an_estimate_is_of_the_branch_that_is_shown(branches: tuple[Running, str, list[str], list[str]]) -> None:
+def test_estimate_counts_the_shown_branch(branches: tuple[Running, str, list[str], list[str]]) -> None:
     server, chat_id, older, _ = branches
     fields = {"text": "and then?", "thinking": "on"}
 
@@ -295,7 +295,7 @@ def test_an_estimate_is_of_the_branch_that_is_shown(branches: tuple[Running, str
     assert server.client.post(f"/chats/{chat_id}/estimate", data=fields | {"last": new_id()}).status_code == 204
 
 
-def test_a_settings_form_that_was_open_for_long_undoes_nothing(shared: Running) -> None:
+def test_stale_settings_form_changes_only_edited_fields(shared: Running) -> None:
     chat_id = shared.ask("settings").chat_id
 
     def form(page: str) -> dict[str, str]:
@@ -321,7 +321,7 @@ def test_a_settings_form_that_was_open_for_long_undoes_nothing(shared: Running) 
     assert settings() == {"titles": True, "top_p": 0.5}
 
 
-def test_a_tools_form_that_was_open_for_long_undoes_nothing(shared: Running) -> None:
+def test_stale_tools_form_changes_only_edited_tools(shared: Running) -> None:
     chat_id = shared.ask("tools").chat_id
     address = f"/chats/{chat_id}/tools"
     names = re.findall(r'name="tool-([\w.-]+)"', shared.client.get(address).text)

@@ -16,7 +16,7 @@ def read(*line: StoredMessage, system_prompt: str = "") -> list[tuple[str, str]]
     return [(message.role, message.content) for message in prompt_messages(line, system_prompt)]
 
 
-def test_a_question_that_failed_without_an_answer_is_not_asked_again() -> None:
+def test_question_whose_answer_failed_empty_is_left_out() -> None:
     assert read(
         stored("user", "hello"),
         stored("assistant", "Hello!"),
@@ -31,14 +31,14 @@ def test_a_question_that_failed_without_an_answer_is_not_asked_again() -> None:
     ]
 
 
-def test_what_tools_said_goes_with_the_question_that_failed() -> None:
+def test_tool_results_of_a_failed_question_are_left_out() -> None:
     failed = replace(
         stored("assistant", "", "failed"), tool_uses=(ToolUse("c", "clock", "{}", "done", result="x" * 8000),)
     )
     assert read(stored("user", "too much"), failed, stored("user", "and now?")) == [("user", "and now?")]
 
 
-def test_stopped_answers_stay_as_far_as_they_came() -> None:
+def test_stopped_answers_are_kept_unless_empty() -> None:
     assert read(
         stored("user", "a"),
         stored("assistant", "", "stopped"),
@@ -48,17 +48,17 @@ def test_stopped_answers_stay_as_far_as_they_came() -> None:
     ) == [("user", "a"), ("user", "b"), ("assistant", "half"), ("user", "c")]
 
 
-def test_thoughts_are_left_out() -> None:
+def test_reasoning_is_left_out_of_prompt() -> None:
     messages = prompt_messages([stored("user", "a"), stored("assistant", "b"), stored("user", "c")])
     assert all(message.reasoning_content is None for message in messages)
 
 
-def test_a_new_chat_has_no_history() -> None:
+def test_first_question_is_the_whole_prompt() -> None:
     assert read(stored("user", "hello")) == [("user", "hello")]
     assert read(stored("user", "hello"), system_prompt=" \n") == [("user", "hello")]
 
 
-def test_a_summary_stands_for_what_is_above_it() -> None:
+def test_summary_replaces_earlier_messages() -> None:
     summary = replace(stored("assistant", "They met."), kind="summary")
     line = [stored("user", "a"), stored("assistant", "b"), summary, stored("user", "c")]
     heading = f"{SUMMARY_HEADING}\nThey met."
@@ -70,13 +70,13 @@ def test_a_summary_stands_for_what_is_above_it() -> None:
     ]
 
 
-def test_a_summary_that_was_cut_short_stands_for_nothing() -> None:
+def test_stopped_summary_is_ignored() -> None:
     summary = replace(stored("assistant", "They"), kind="summary", state="stopped")
     line = [stored("user", "a"), stored("assistant", "b"), summary, stored("user", "c")]
     assert read(*line) == [("user", "a"), ("assistant", "b"), ("user", "c")]
 
 
-def test_attachments_stand_before_the_question_and_are_named() -> None:
+def test_attachments_precede_the_question_with_their_names() -> None:
     files = (Attachment("a.txt", "one\ntwo"), Attachment("b.md", "# three"))
     (_, text), *_ = read(replace(stored("user", "Compare."), attachments=files))
     first, second = "--- a.txt ---\none\ntwo\n--- end of a.txt ---", "--- b.md ---\n# three\n--- end of b.md ---"

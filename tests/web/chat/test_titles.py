@@ -13,7 +13,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event
 from notso.web.chat import titles
-from notso.web.chat.titles import REQUEST, title_in
+from notso.web.chat.titles import REQUEST, parse_title
 
 Start = Callable[..., Any]
 
@@ -37,7 +37,7 @@ def asked_for(engine: ScriptedEngine) -> list[Any]:
     return [request for request in engine.requests if request.messages[-1].content == REQUEST]
 
 
-def test_the_model_names_a_new_chat_once_and_quietly(start: Start) -> None:
+def test_title_is_generated_once_at_background_priority(start: Start) -> None:
     engine = ScriptedEngine(script)
     server = start(engine).ready()
     server.client.post("/settings", data={"titles": "on"})
@@ -57,7 +57,7 @@ def test_the_model_names_a_new_chat_once_and_quietly(start: Start) -> None:
     assert '#chat-title" hx-swap="textContent">A Chat About Cats<' in listed
 
 
-def test_a_name_that_a_person_gave_stays(start: Start) -> None:
+def test_generated_title_does_not_replace_a_user_title(start: Start) -> None:
     engine = ScriptedEngine(script)
     server = start(engine).ready()
     server.client.post("/settings", data={"titles": "on"})
@@ -73,7 +73,7 @@ def test_a_name_that_a_person_gave_stays(start: Start) -> None:
     assert name_of(server, asked.chat_id) == "Mine"
 
 
-def test_by_default_nothing_is_asked(start: Start) -> None:
+def test_no_title_is_generated_by_default(start: Start) -> None:
     engine = ScriptedEngine(script)
     server = start(engine).ready()
     asked = server.ask("Tell me about cats")
@@ -91,8 +91,8 @@ def test_by_default_nothing_is_asked(start: Start) -> None:
         *(("", ""), ("...", ""), ("x" * 80, "")),
     ],
 )
-def test_only_a_title_counts(said: str, title: str) -> None:
-    assert title_in(said) == title
+def test_title_is_extracted_from_generated_text(said: str, title: str) -> None:
+    assert parse_title(said) == title
 
 
 class Stoppable:
@@ -105,7 +105,7 @@ class Stoppable:
         self.stops += 1
 
 
-def test_a_turn_stops_every_title_that_is_being_written(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_turn_stops_all_title_generations(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[Stoppable] = []
     ended = threading.Event()
 
@@ -117,7 +117,7 @@ def test_a_turn_stops_every_title_that_is_being_written(start: Start, monkeypatc
         return None
 
     monkeypatch.setattr(titles, "AFTER_SECONDS", 0.0)
-    monkeypatch.setattr(titles, "whole_text", endless)
+    monkeypatch.setattr(titles, "generate_text", endless)
     server = start(ScriptedEngine(script)).ready()
     server.client.post("/settings", data={"titles": "on"})
     asked = server.ask("Tell me about cats")
@@ -131,7 +131,7 @@ def test_a_turn_stops_every_title_that_is_being_written(start: Start, monkeypatc
     ended.set()
 
 
-def test_a_titles_prompt_is_not_built_on_the_event_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_title_prompt_is_not_built_on_the_event_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     on_loop: list[bool] = []
     build = titles.prompt_messages
 

@@ -38,7 +38,7 @@ def trace_of(server: Any, asked: Any) -> Any:
     return server.on_loop(lambda: server.shared.store.trace("local", asked.message_id))
 
 
-def test_a_token_has_alternatives_among_them_the_one_written(served: Any) -> None:
+def test_token_alternatives_include_the_chosen_token(served: Any) -> None:
     asked = served.ask("Tell me something")
     stored = served.finished(asked)
     (run,) = trace_of(served, asked).runs
@@ -56,7 +56,7 @@ def test_a_token_has_alternatives_among_them_the_one_written(served: Any) -> Non
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_a_version_goes_on_from_a_token_and_reads_little_again(served: Any, engine: Engine, thinking: bool) -> None:
+def test_fork_at_a_token_reuses_the_cached_prefix(served: Any, engine: Engine, thinking: bool) -> None:
     asked = served.ask("Tell me more", thinking=thinking)
     first = served.finished(asked)
     (run,) = trace_of(served, asked).runs
@@ -82,7 +82,7 @@ def test_a_version_goes_on_from_a_token_and_reads_little_again(served: Any, engi
     assert " In short," in stored.reasoning + stored.content
 
 
-def test_a_form_without_a_token_is_refused_and_an_edited_answer_has_none(served: Any) -> None:
+def test_invalid_forks_are_rejected_and_edited_answer_has_no_tokens(served: Any) -> None:
     asked = served.ask("Hello")
     served.finished(asked)
     places = ("x", "-1", "100000", "9" * 30, "1.0", "\u0661")
@@ -110,7 +110,7 @@ def test_a_form_without_a_token_is_refused_and_an_edited_answer_has_none(served:
     assert served.client.get(f"{path_of(asked)}/receipt").status_code == 409
 
 
-def test_a_receipt_of_the_page_holds_for_each_request_of_the_answer(served: Any, engine: Engine) -> None:
+def test_downloaded_open_and_sealed_receipts_are_valid(served: Any, engine: Engine) -> None:
     asked = served.ask("Tell me a secret")
     served.finished(asked)
     answer = served.client.get(f"{path_of(asked)}/receipt")
@@ -122,7 +122,7 @@ def test_a_receipt_of_the_page_holds_for_each_request_of_the_answer(served: Any,
     assert answer.json()["answer"]["ids"] == list(run.ids)
 
 
-def test_an_answer_that_is_being_written_has_no_versions_yet(served: Any, engine: Engine) -> None:
+def test_tokens_receipt_and_fork_of_a_running_answer_return_409(served: Any, engine: Engine) -> None:
     step, may_go_on = engine._core._step, threading.Event()
 
     def waiting() -> None:

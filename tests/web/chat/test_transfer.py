@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.files.imports import read_chats
 from notso.web.chat.routes import transfer
-from notso.web.chat.submit import title_of
+from notso.web.chat.submit import derive_title
 from notso.web.values.errors import Problem
 from notso.web.values.ids import new_id
 
@@ -52,7 +52,7 @@ def send(server: Any, data: Any) -> Any:
     return server.client.post("/import", content=body, headers={"Content-Type": "application/json"})
 
 
-def test_json_goes_out_and_in_again_with_the_whole_tree(server: Any, chat_id: str) -> None:
+def test_json_export_and_import_preserve_the_message_tree(server: Any, chat_id: str) -> None:
     answer = server.client.get(f"/chats/{chat_id}/export/json")
     assert answer.headers["content-disposition"] == 'attachment; filename="bung-a-b.json"'
     data = answer.json()
@@ -76,19 +76,19 @@ def test_json_goes_out_and_in_again_with_the_whole_tree(server: Any, chat_id: st
     assert server.finished(server.ask("And then?", other)).state == "done", "the imported chat can be continued"
 
 
-def test_all_chats_at_once(server: Any, chat_id: str) -> None:
+def test_all_chats_can_be_exported_and_imported(server: Any, chat_id: str) -> None:
     server.finished(server.ask("Another"))
     data = server.client.get("/export").json()
     assert len(data["chats"]) == 2
     assert send(server, data).status_code == 303 and len(chats(server)) == 4
 
 
-def test_markdown_for_people(server: Any, chat_id: str) -> None:
+def test_markdown_export_contains_titles_and_messages(server: Any, chat_id: str) -> None:
     text = server.client.get(f"/chats/{chat_id}/export/md").text
     assert text == f"# Übung: a/b\n\n## You\n\nWhat <is> it?\n\n## Assistant\n\n{ANSWER}\n"
 
 
-def test_a_still_page(server: Any, chat_id: str) -> None:
+def test_html_export_is_static(server: Any, chat_id: str) -> None:
     answer = server.client.get(f"/chats/{chat_id}/export/html")
     assert answer.headers["content-disposition"].startswith("attachment")
     page = answer.text
@@ -97,7 +97,7 @@ def test_a_still_page(server: Any, chat_id: str) -> None:
     assert server.client.get(f"/chats/{chat_id}/export/pdf").status_code == 400
 
 
-def test_a_list_of_messages_as_the_openai_api_has_it(server: Any) -> None:
+def test_openai_message_list_is_imported(server: Any) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello there\nfriend"},
@@ -117,7 +117,7 @@ def test_a_list_of_messages_as_the_openai_api_has_it(server: Any) -> None:
     assert roles == ["system", "user", "assistant", "user", "user"]
 
 
-def test_calls_of_tools_come_along_with_their_results(server: Any) -> None:
+def test_tool_calls_are_imported_with_their_results(server: Any) -> None:
     def call(name: str, arguments: str) -> dict[str, Any]:
         return {"id": name, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -161,21 +161,21 @@ def test_calls_of_tools_come_along_with_their_results(server: Any) -> None:
     assert send(server, again).status_code == 303, "an import can be exported and imported again"
 
 
-def test_a_form_does_it_too(server: Any) -> None:
+def test_import_accepts_a_form_field(server: Any) -> None:
     text = json.dumps([{"role": "user", "content": "Hello"}])
     assert server.client.post("/import", data={"json": text}).status_code == 303
 
 
 def test_an_owner_s_files_are_parsed_one_at_a_time(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parsed file takes several times its size in memory."""
-    parse, parsing, gate = transfer.entries_from_child, list[bytes](), asyncio.Event()
+    parse, parsing, gate = transfer.parse_in_child, list[bytes](), asyncio.Event()
 
     async def held(body: bytes) -> Any:
         parsing.append(body)
         await gate.wait()
         return await parse(body)
 
-    monkeypatch.setattr(transfer, "entries_from_child", held)
+    monkeypatch.setattr(transfer, "parse_in_child", held)
     with ThreadPoolExecutor(3) as threads:
         posts = [threads.submit(send, server, [{"role": "user", "content": str(at)}]) for at in range(3)]
         server.wait(lambda: len(parsing) + server.chat.importing.waiting == 3)
@@ -242,7 +242,7 @@ BROKEN: list[Any] = [
 def test_what_is_broken_is_not_read(data: Any) -> None:
     body = data if isinstance(data, bytes) else json.dumps(data).encode()
     try:
-        assert read_chats(body, title_of) == []
+        assert read_chats(body, derive_title) == []
     except Problem as refused:
         assert refused.status == 400
 
@@ -253,7 +253,7 @@ def empty(shared: Any) -> Any:
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
-def test_what_is_broken_is_refused_whole(empty: Any, data: Any) -> None:
+def test_invalid_import_returns_400_and_adds_no_chats(empty: Any, data: Any) -> None:
     answer = send(empty, data)
     assert answer.status_code == 400, answer.text
     assert "Traceback" not in answer.text and len(answer.text) < 4000
@@ -261,25 +261,25 @@ def test_what_is_broken_is_refused_whole(empty: Any, data: Any) -> None:
 
 
 @pytest.mark.parametrize("unit", [b'\\"', b'"', b"[]", b'{"a":', b'"\\', b"\\"])
-def test_refusing_takes_time_in_proportion(unit: bytes) -> None:
+def test_invalid_json_is_rejected_in_linear_time(unit: bytes) -> None:
     def seconds(length: int) -> float:
         began = time.thread_time()
         with pytest.raises(Problem):
-            read_chats(b'"' + unit * (length // len(unit)), title_of)
+            read_chats(b'"' + unit * (length // len(unit)), derive_title)
         return time.thread_time() - began
 
     seconds(1000)
     assert seconds(1_000_000) < 8, "restarting the scan at each quotation mark would take hours"
 
 
-def test_half_an_answer_comes_in_as_interrupted_and_markup_as_text(server: Any) -> None:
+def test_imported_running_answer_is_interrupted_and_markup_is_escaped(server: Any) -> None:
     answer = {"role": "assistant", "state": "running", "content": "<script>1</script> **x**"}
     data = file(chats=[chat(title="<b>", messages=[message(), message(id="b", parent_id="a", **answer)])])
     page = server.client.get(send(server, data).headers["location"]).text
     assert "Interrupted." in page and "<script>1" not in page and "<b>" not in page.partition("<title>")[2]
 
 
-def test_the_cap_is_larger_here_and_only_here(server: Any) -> None:
+def test_import_has_a_larger_body_limit_than_other_routes(server: Any) -> None:
     big = json.dumps([{"role": "user", "content": "x" * 600_000}] * 4).encode()
     assert len(big) > 2_000_000
     assert send(server, big).status_code == 303
@@ -299,24 +299,24 @@ def test_the_cap_is_larger_here_and_only_here(server: Any) -> None:
         (b'{"a": 1, "a": 2}', "a key is duplicated"),
     ],
 )
-def test_what_is_no_json_is_told_in_plain_words(empty: Any, data: bytes, reason: str) -> None:
+def test_json_errors_are_explained_without_exception_names(empty: Any, data: bytes, reason: str) -> None:
     answer = send(empty, data)
     assert answer.status_code == 400 and reason in answer.text and "Error" not in answer.text
 
 
-def test_a_chat_from_a_far_future_counts_as_one_of_today(server: Any) -> None:
+def test_imported_future_timestamps_are_limited_to_now(server: Any) -> None:
     assert send(server, file(chats=[chat(created_ms=1 << 60, updated_ms=1 << 60)])).status_code == 303
     # a time out of range would break every page, so it is not imported
     assert server.client.get("/").status_code == 200
     assert chats(server)[0].updated_ms <= 1000 * time.time()
 
 
-def test_a_file_switches_no_tools_on(server: Any) -> None:
+def test_import_does_not_enable_tools(server: Any) -> None:
     assert send(server, file(chats=[chat(settings={"tools": "calculator", "seed": "7"})])).status_code == 303
     assert "tools" not in chats(server)[0].settings and chats(server)[0].settings["seed"] == 7
 
 
-def test_only_one_backup_takes_the_place_of_a_stalled_one(start: Start) -> None:
+def test_only_one_waiting_backup_replaces_a_stalled_one(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     dropped: list[str] = []
     server.chat.backup_reader = SimpleNamespace(unread_since=-1e9, drop=lambda: dropped.append("reader"))

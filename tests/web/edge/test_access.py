@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine
 from notso.web.app import create_app
 from notso.web.edge.access import COOKIE, MAX_SESSIONS_OF_MANY, Caller, KeyRing, Mark, cookie_name, public
 from notso.web.edge.security import content_security_policy
-from notso.web.replicas.exchange import Alone
+from notso.web.replicas.exchange import LocalExchange
 from notso.web.values.ids import new_generation_id, new_id
 from notso.web.values.settings import Settings
 
@@ -28,7 +28,7 @@ MESSAGE_ROUTES = (
 KEY = "correct horse battery staple"
 
 
-def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
+def test_every_route_is_marked_public_or_guarded(tmp_path: Path) -> None:
     declared: dict[str, str] = {}
     for path, dependencies in inventory(create_app(ScriptedEngine, Settings(data_dir=tmp_path))):
         marks = [call for call in dependencies if call is public or isinstance(call, Mark)]
@@ -110,27 +110,27 @@ def named(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 @pytest.mark.parametrize("host", GOOD_HOSTS)
-def test_known_hosts_pass(named: Any, host: str) -> None:
+def test_allowed_host_is_accepted(named: Any, host: str) -> None:
     host = host.format(port=named.address.rpartition(":")[2])
     assert named.client.get("/livez", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", BAD_HOSTS)
-def test_unknown_hosts_are_misdirected(named: Any, host: str) -> None:
+def test_unknown_host_is_rejected(named: Any, host: str) -> None:
     answer = named.client.get("/livez", headers={"Host": host})
     assert answer.status_code in (421, 400)
     assert (answer.status_code == 421) or host in ("", "local host"), "only malformed hosts may be rejected earlier"
     assert "evil" not in answer.text
 
 
-def test_two_hosts_or_none_are_refused(named: Any) -> None:
+def test_missing_or_duplicate_host_is_rejected(named: Any) -> None:
     for hosts in ("Host: localhost\r\nHost: localhost\r\n", "Host: localhost\r\nHost: evil.example\r\n", ""):
         answer = named.raw(f"GET /livez HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())
         assert answer.split()[1] in (b"400", b"421")
     assert named.raw(b"GET /livez HTTP/1.0\r\n\r\n").split()[1] == b"421"
 
 
-def test_an_absolute_address_does_not_outvote_host(named: Any) -> None:
+def test_absolute_request_target_does_not_override_host(named: Any) -> None:
     answer = named.raw(b"GET http://localhost/livez HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
     assert answer.split()[1] == b"421"
 
@@ -162,7 +162,7 @@ SITES = [
 
 
 @pytest.mark.parametrize(("headers", "status"), SITES)
-def test_changes_come_from_this_site_only(shared: Any, headers: dict[str, str], status: int) -> None:
+def test_state_changes_require_same_origin(shared: Any, headers: dict[str, str], status: int) -> None:
     url = f"/chats/{new_id()}/delete"
     assert shared.client.post(url, headers=HOST | headers).status_code == status
     for method in ("DELETE", "PUT", "PATCH", "FROB"):
@@ -172,7 +172,7 @@ def test_changes_come_from_this_site_only(shared: Any, headers: dict[str, str], 
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/health", "/nowhere", "/login", "/chats/x", "/static/x"])
-def test_every_answer_carries_the_policy(shared: Any, path: str) -> None:
+def test_every_response_has_security_headers(shared: Any, path: str) -> None:
     answers = [shared.client.get(path) for _ in range(2)]
     policies = [answer.headers["content-security-policy"] for answer in answers]
     assert policies[0] != policies[1], "a nonce must not be reused"
@@ -187,7 +187,7 @@ def test_every_answer_carries_the_policy(shared: Any, path: str) -> None:
         assert "server" not in answer.headers
 
 
-def test_the_policy_is_the_one_written_down() -> None:
+def test_content_security_policy_allows_only_own_origin() -> None:
     assert content_security_policy("N") == (
         "default-src 'none'; script-src 'self' 'nonce-N'; style-src 'self'; img-src 'self'; font-src 'self'; "
         "connect-src 'self'; manifest-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -195,7 +195,7 @@ def test_the_policy_is_the_one_written_down() -> None:
     )
 
 
-def test_refusals_carry_the_policy_too(shared: Any) -> None:
+def test_rejections_have_content_security_policy(shared: Any) -> None:
     for answer in (
         shared.client.get("/", headers={"Host": "evil.example"}),
         shared.client.post("/", headers={"Origin": "null"}),
@@ -208,7 +208,7 @@ def cookie_of(server: Any) -> str:
     return f"{COOKIE}_{server.address.rpartition(':')[2]}"
 
 
-def test_two_servers_of_one_host_sign_nobody_out_of_each_other(start: Start, tmp_path: Path) -> None:
+def test_sessions_of_two_servers_on_one_host_are_independent(start: Start, tmp_path: Path) -> None:
     one = start(ScriptedEngine(), api_key=KEY, data_dir=tmp_path / "one").ready()
     two = start(ScriptedEngine(), api_key="another key of the same length", data_dir=tmp_path / "two").ready()
     with httpx.Client(timeout=60) as browser:
@@ -231,11 +231,11 @@ def test_two_servers_of_one_host_sign_nobody_out_of_each_other(start: Start, tmp
         ("localhost:x=1;", COOKIE),
     ],
 )
-def test_what_the_cookie_is_called(host: str, name: str) -> None:
+def test_session_cookie_name_includes_port(host: str, name: str) -> None:
     assert cookie_name(Request({"type": "http", "headers": [(b"host", host.encode())]})) == name
 
 
-def test_with_a_key_only_its_holders_get_in(start: Start) -> None:
+def test_guarded_routes_require_api_key(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY)
     server.wait(lambda: server.client.get("/health").status_code == 200)
     guarded_paths = ["/", "/status", f"/chats/{new_id()}", f"/generations/{new_generation_id()}/events"]
@@ -252,7 +252,7 @@ def test_with_a_key_only_its_holders_get_in(start: Start) -> None:
     assert server.client.get("/", headers={"Accept": "text/html"}).headers["location"] == "/login"
 
 
-def test_a_browser_swaps_the_key_for_a_cookie(start: Start) -> None:
+def test_login_exchanges_api_key_for_session_cookie(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY)
     server.wait(lambda: server.client.get("/health").status_code == 200)
     wrong = server.client.post("/login", data={"api_key": "wrong"})
@@ -266,7 +266,7 @@ def test_a_browser_swaps_the_key_for_a_cookie(start: Start) -> None:
         assert stranger.get("/").status_code == 401
 
 
-def test_who_shows_two_keys_must_hold_both(start: Start) -> None:
+def test_every_presented_key_must_be_valid(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY).ready()
     held = f"Bearer {KEY}"
     server.client.post("/login", data={"api_key": KEY})  # A valid session cookie does not make up for a wrong key.
@@ -283,7 +283,7 @@ def test_who_shows_two_keys_must_hold_both(start: Start) -> None:
         assert server.client.get("/v1/models", headers=headers).status_code == status, headers
 
 
-def test_a_browser_logs_out(start: Start) -> None:
+def test_logout_invalidates_session_cookie(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY).ready()
     server.client.post("/login", data={"api_key": KEY})
     cookie = {"Cookie": f"{cookie_of(server)}={server.client.cookies[cookie_of(server)]}"}
@@ -294,12 +294,12 @@ def test_a_browser_logs_out(start: Start) -> None:
     assert server.client.get("/", headers=cookie).status_code == 401, "logout must invalidate copies of the cookie"
 
 
-def test_without_a_key_there_is_nothing_to_log_out_of(shared: Any) -> None:
+def test_logout_redirects_home_without_api_key(shared: Any) -> None:
     assert "/logout" not in shared.client.get("/settings").text
     assert shared.client.post("/logout").headers["location"] == "/"
 
 
-def test_sessions_end_by_themselves(start: Start) -> None:
+def test_sessions_expire_after_idle_week_or_one_month(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY).ready()
     now = 0.0
     server.app.state.key_ring = KeyRing(KEY, clock=lambda: now)
@@ -313,7 +313,7 @@ def test_sessions_end_by_themselves(start: Start) -> None:
         assert server.client.get("/").status_code == status, "a session expires a month after sign-in"
 
 
-class Book(Alone):
+class Book(LocalExchange):
     """A key-value memory shared by several servers."""
 
     def __init__(self) -> None:
@@ -326,7 +326,7 @@ class Book(Alone):
         return self.values.get(name)
 
 
-def test_who_came_in_under_other_rules_is_asked_again() -> None:
+def test_changed_access_rules_invalidate_sessions() -> None:
     """A changed access rule invalidates sessions, so that a removed operator does not keep operator rights."""
 
     async def known(cookie: str, ring: KeyRing) -> Caller | None:
@@ -347,12 +347,12 @@ def test_who_came_in_under_other_rules_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("path", ["/backup", "/export", "/search?q=x"])
-def test_costly_reads_are_not_for_other_sites(shared: Any, path: str) -> None:
+def test_cross_site_reads_of_costly_pages_are_rejected(shared: Any, path: str) -> None:
     assert shared.client.get(path, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert shared.client.get(path, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
 
 
-def test_sign_ins_of_one_owner_sign_nobody_else_out() -> None:
+def test_session_limit_evicts_owner_with_most_sessions() -> None:
     """When there are too many sessions, the oldest session of the owner with the most sessions is removed."""
 
     async def nobody(request: Any) -> None:
@@ -362,9 +362,9 @@ def test_sign_ins_of_one_owner_sign_nobody_else_out() -> None:
         ring, modest = KeyRing(KEY, sign_ins=(nobody,)), Caller("modest", "modest")
         kept = [await ring.new_session(modest) for _ in range(3)]
         greedy = [await ring.new_session(Caller("greedy", "greedy")) for _ in range(MAX_SESSIONS_OF_MANY + 50)]
-        assert [await ring._continues(each) for each in kept] == [modest] * 3
-        assert [await ring._continues(each) is None for each in greedy[52:54]] == [True, False]
+        assert [await ring._resume_session(each) for each in kept] == [modest] * 3
+        assert [await ring._resume_session(each) is None for each in greedy[52:54]] == [True, False]
         await ring.end_session(kept[0])
-        assert await ring._continues(kept[0]) is None and await ring._continues(kept[1]) == modest
+        assert await ring._resume_session(kept[0]) is None and await ring._resume_session(kept[1]) == modest
 
     asyncio.run(run())

@@ -55,7 +55,7 @@ def begun(server: Any, name: str, **more: Any) -> Any:
     return stream
 
 
-def test_each_request_has_an_id(start: Callable[..., Any], records: Records) -> None:
+def test_requests_are_logged_with_request_id(start: Callable[..., Any], records: Records) -> None:
     server = start(ScriptedEngine()).ready()
     made = server.client.get("/v1/models").headers["x-request-id"]
     assert re.fullmatch("req_[0-9a-f]{24}", made)
@@ -71,7 +71,7 @@ def test_each_request_has_an_id(start: Callable[..., Any], records: Records) -> 
 
 
 @pytest.mark.parametrize(("limit", "said"), [(None, "generation ended: stop;"), (3, "generation ended: length;")])
-def test_an_end_is_named(start: Callable[..., Any], records: Records, limit: int | None, said: str) -> None:
+def test_finish_reason_is_logged(start: Callable[..., Any], records: Records, limit: int | None, said: str) -> None:
     server = start(ScriptedEngine(ends_at_limit=True)).ready()
     asked = HELLO | ({"max_tokens": limit} if limit else {})
     server.client.post("/v1/chat/completions", json=asked, headers={"X-Request-Id": "one"})
@@ -79,13 +79,13 @@ def test_an_end_is_named(start: Callable[..., Any], records: Records, limit: int
     assert "disconnected" not in records.of("one")
 
 
-def test_a_client_that_leaves_is_named(start: Callable[..., Any], records: Records) -> None:
+def test_client_disconnect_is_logged(start: Callable[..., Any], records: Records) -> None:
     server = start(ScriptedEngine(endless, pace_seconds=0.001)).ready()
     begun(server, "left").__exit__(None, None, None)
     server.wait(lambda: "client disconnected" in records.of("left") and "ended: cancelled" in records.of("left"))
 
 
-def test_a_client_that_reads_nothing_is_named(start: Callable[..., Any], records: Records) -> None:
+def test_send_timeout_is_logged(start: Callable[..., Any], records: Records) -> None:
     server = start(ScriptedEngine(endless), send_timeout_seconds=0.2).ready()
     address = httpx.URL(server.address)
     body = json.dumps(HELLO).encode()
@@ -97,15 +97,13 @@ def test_a_client_that_reads_nothing_is_named(start: Callable[..., Any], records
     server.wait(lambda: "client disconnected" in records.of("slow") and "ended: cancelled" in records.of("slow"))
 
 
-def test_an_engine_that_fails_is_named(start: Callable[..., Any], records: Records) -> None:
+def test_engine_failure_is_logged(start: Callable[..., Any], records: Records) -> None:
     server = start(ScriptedEngine(failure=EngineError("a logit was not finite"))).ready()
     server.client.post("/v1/chat/completions", json=HELLO, headers={"X-Request-Id": "failed"})
     server.wait(lambda: "generation ended: failed" in records.of("failed"))
 
 
-def test_a_turn_that_was_stopped_is_named_by_the_request_that_began_it(
-    start: Callable[..., Any], records: Records
-) -> None:
+def test_stopped_turn_is_logged_under_original_request_id(start: Callable[..., Any], records: Records) -> None:
     server = start(ScriptedEngine(endless, pace_seconds=0.001)).ready()
     server.client.headers["X-Request-Id"] = "asked"
     asked = server.ask("hello")

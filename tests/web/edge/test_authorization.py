@@ -24,7 +24,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.web import app
 from notso.web.edge.access import COOKIE, Caller, _digest, _Session, include_marked
 from notso.web.engine.port import Event, Progress, ToolCall
-from notso.web.sign_in.given_keys import KeyBook
+from notso.web.sign_in.given_keys import KeyManager
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.turns.turns import Turns
 from notso.web.values.ids import new_id
@@ -400,7 +400,7 @@ class World:
 
     def __init__(self, start: Callable[..., Any], folder: Path) -> None:
         self.release = threading.Event()
-        book = KeyBook(lambda: SQLiteAccessStore(folder))
+        book = KeyManager(lambda: SQLiteAccessStore(folder))
         (self._a, key), (b, _), (revoked, _) = book.add("A"), book.add("B"), book.add("gone")
         operator, _ = book.add("olga", is_operator=True)
         member, _ = book.add("mia")
@@ -453,7 +453,7 @@ class World:
         running = [(each.name, each._stopped) for each in self.server.shared.requests._open if each.owner == self.owner]
         turns = self.server.chat.turns
         done = [
-            (name, each.turn.cancelled, each.running._hurried, turns.asking(name) is not None)
+            (name, each.turn.cancelled, each.running._answer_now_requested, turns.asking(name) is not None)
             for name, each in turns._consumers.items()
             if each.turn.request.options.owner == self.owner
         ]
@@ -555,7 +555,7 @@ def world(start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
     made.release.set()
 
 
-def test_nobody_reaches_what_is_anothers(world: World) -> None:
+def test_routes_do_not_expose_data_of_other_owners(world: World) -> None:
     all_routes = routes_of(world.server.app)
     assert sorted(set(ENTRIES) ^ set(all_routes)) == []
     routes = all_routes if is_long("server") else all_routes[::3]
@@ -568,7 +568,9 @@ def test_nobody_reaches_what_is_anothers(world: World) -> None:
     )
 
 
-def test_a_route_without_an_entry_and_a_guard_left_out_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_authorization_check_reports_unlisted_and_unguarded_routes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def planted() -> dict[str, str]:
         return {"said": SECRET}
 
@@ -580,7 +582,7 @@ def test_a_route_without_an_entry_and_a_guard_left_out_are_found(world: World, m
     assert "GET /planted answered 200 to anonymous" in found and "GET /planted shows revoked what is A's" in found
 
 
-def test_a_stop_before_the_owner_is_checked_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_authorization_check_detects_stop_without_owner_check(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(self: Turns, owner: str, chat_id: str) -> None:
         for name, each in list(self._consumers.items()):
             if each.turn.message.chat_id == chat_id:
@@ -591,7 +593,7 @@ def test_a_stop_before_the_owner_is_checked_is_found(world: World, monkeypatch: 
     assert "POST /archive by B changed what is A's" in found
 
 
-def test_a_route_without_a_mark_is_not_registered() -> None:
+def test_route_without_access_mark_is_rejected() -> None:
     router = APIRouter()
     router.add_api_route("/open", lambda: None)
     with pytest.raises(TypeError, match="/open has no access mark"):

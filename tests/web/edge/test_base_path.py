@@ -15,7 +15,7 @@ import httpx
 import pytest
 from scripted_engine import ScriptedEngine
 
-from notso.web.edge.base_path import Rooted
+from notso.web.edge.base_path import BasePathExtension
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
 
@@ -63,7 +63,7 @@ def haproxy(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 @pytest.mark.parametrize("removes", [False, True])
-def test_no_link_leaves_the_path(start: Callable[..., Any], haproxy: Callable[..., str], removes: bool) -> None:
+def test_all_links_stay_below_base_path(start: Callable[..., Any], haproxy: Callable[..., str], removes: bool) -> None:
     """Follow every page, style sheet and script reachable from the first page, and a chat with an answer."""
     server = start(ScriptedEngine(), base_path=BASE + "/").ready()
     url = haproxy(server.address, removes=removes)
@@ -102,7 +102,7 @@ def test_no_link_leaves_the_path(start: Callable[..., Any], haproxy: Callable[..
         assert sum("/static/" in path for path in seen) > 20
 
 
-def test_apis_and_streams_are_served_below_the_path(start: Callable[..., Any], haproxy: Callable[..., str]) -> None:
+def test_apis_and_streams_are_served_below_base_path(start: Callable[..., Any], haproxy: Callable[..., str]) -> None:
     server = start(ScriptedEngine(), base_path=BASE).ready()
     url = haproxy(server.address, removes=False)
     asked = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -114,7 +114,7 @@ def test_apis_and_streams_are_served_below_the_path(start: Callable[..., Any], h
     assert httpx.get(f"{url}{BASE}/v1/models").json()["data"]
 
 
-def test_the_prefix_of_a_trusted_proxy_counts_and_no_other(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_only_trusted_proxy_may_set_forwarded_prefix(start: Callable[..., Any], tmp_path: Path) -> None:
     given = {"X-Forwarded-Prefix": "/chat/"}
     trusting = start(ScriptedEngine(), trusted_proxies=("127.0.0.1",)).ready()
     assert 'href="/chat/archive"' in trusting.client.get("/", headers=given).text
@@ -125,7 +125,7 @@ def test_the_prefix_of_a_trusted_proxy_counts_and_no_other(start: Callable[..., 
     assert 'href="/archive"' in wary.client.get("/", headers=given).text
 
 
-def test_a_path_of_another_spelling_is_not_the_base(start: Callable[..., Any]) -> None:
+def test_base_path_is_matched_exactly(start: Callable[..., Any]) -> None:
     server = start(ScriptedEngine(), base_path="/chat").ready()
     assert server.client.get("/chat").status_code == server.client.get("/chat/").status_code == 200
     assert server.client.get("/chatter").status_code == 404
@@ -135,14 +135,14 @@ def test_a_path_of_another_spelling_is_not_the_base(start: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize("path", ["chat", "//chat", "/a/../b", "/a?b", "https://chat.example.com", "/ä"])
-def test_what_is_no_path_is_refused(path: str) -> None:
+def test_invalid_base_path_is_rejected(path: str) -> None:
     with pytest.raises(SettingsError, match="a path such as /chat"):
         Settings(base_path=path)
 
 
-def test_only_links_of_templates_are_made_to_begin_with_the_path() -> None:
+def test_template_preprocessor_prefixes_only_root_relative_links() -> None:
     def rooted(source: str) -> str:
-        return Rooted.preprocess(None, source, None)  # type: ignore[arg-type]
+        return BasePathExtension.preprocess(None, source, None)  # type: ignore[arg-type]
 
     assert rooted('<a href="/x">') == '<a href="{{ root() }}/x">'
     assert rooted('<a href="{{ here }}/x">') == '<a href="{{ root() }}{{ here }}/x">'

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from notso.web.edge import limits
-from notso.web.edge.limits import FREE_BYTES, Arrival, BodyBudget, BodyGaveWayError, RequestLimits, RequestTooSlowError
+from notso.web.edge.limits import (
+    FREE_BYTES,
+    BodyBudget,
+    BodyEvictedError,
+    IncomingBody,
+    RequestLimits,
+    RequestTooSlowError,
+)
 
 KIB = 1024
 MOST = 100 * KIB
@@ -29,8 +36,8 @@ def sender(*pieces: bytes, unfinished: bool = False) -> Callable[[], Awaitable[A
     return receive
 
 
-def arrival(budget: BodyBudget, host: str = "a", seconds: float = SOON) -> Arrival:
-    return Arrival(budget, host, 1 << 20, asyncio.get_running_loop().time() + seconds)
+def arrival(budget: BodyBudget, host: str = "a", seconds: float = SOON) -> IncomingBody:
+    return IncomingBody(budget, host, 1 << 20, asyncio.get_running_loop().time() + seconds)
 
 
 async def settled(done: Callable[[], bool]) -> None:
@@ -41,12 +48,12 @@ async def settled(done: Callable[[], bool]) -> None:
     raise AssertionError("the condition never became true")
 
 
-def begun(budget: BodyBudget, size: int, host: str = "a") -> tuple[Arrival, asyncio.Task[Any]]:
+def begun(budget: BodyBudget, size: int, host: str = "a") -> tuple[IncomingBody, asyncio.Task[Any]]:
     one = arrival(budget, host)
     return one, asyncio.create_task(one.gather(sender(b"x" * size, unfinished=True)))
 
 
-def test_many_small_pieces_come_out_as_one() -> None:
+def test_small_body_pieces_are_joined_and_charged() -> None:
     async def run() -> None:
         budget = BodyBudget(MOST)
         one = arrival(budget)
@@ -59,7 +66,7 @@ def test_many_small_pieces_come_out_as_one() -> None:
     asyncio.run(run())
 
 
-def test_an_ordinary_question_passes_where_nothing_is_free() -> None:
+def test_small_body_is_accepted_with_empty_budget() -> None:
     async def run() -> None:
         budget = BodyBudget(0)
         assert (await arrival(budget).gather(sender(b"x" * FREE_BYTES)))["body"] == b"x" * FREE_BYTES
@@ -67,7 +74,7 @@ def test_an_ordinary_question_passes_where_nothing_is_free() -> None:
     asyncio.run(run())
 
 
-def test_who_finds_no_room_waits_until_others_are_done_with() -> None:
+def test_body_waits_until_budget_is_released() -> None:
     async def run() -> None:
         budget = BodyBudget(MOST)
         first = arrival(budget)
@@ -81,7 +88,7 @@ def test_who_finds_no_room_waits_until_others_are_done_with() -> None:
     asyncio.run(run())
 
 
-def test_the_oldest_that_is_not_finished_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_unfinished_body_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
 
     async def run() -> None:
@@ -93,7 +100,7 @@ def test_the_oldest_that_is_not_finished_gives_way(monkeypatch: pytest.MonkeyPat
         young, stays = begun(budget, FREE_BYTES + 40 * KIB)
         await settled(lambda: young.held > 0)
         assert len((await arrival(budget).gather(sender(b"y" * (FREE_BYTES + 20 * KIB))))["body"]) > FREE_BYTES
-        with pytest.raises(BodyGaveWayError):
+        with pytest.raises(BodyEvictedError):
             await gone
         assert old.held == 0 and not stays.done() and whole.held == 10 * KIB, "a complete body is never evicted"
         stays.cancel()
@@ -101,7 +108,7 @@ def test_the_oldest_that_is_not_finished_gives_way(monkeypatch: pytest.MonkeyPat
     asyncio.run(run())
 
 
-def test_of_addresses_the_one_that_holds_most_gives_way_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_with_most_bytes_is_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
 
     async def run() -> None:
@@ -121,21 +128,21 @@ def test_of_addresses_the_one_that_holds_most_gives_way_first(monkeypatch: pytes
     asyncio.run(run())
 
 
-def test_where_only_whole_bodies_hold_room_the_new_one_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_body_is_evicted_when_only_complete_bodies_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
 
     async def run() -> None:
         budget = BodyBudget(MOST)
         await arrival(budget).gather(sender(b"x" * (FREE_BYTES + MOST)))
         late = arrival(budget)
-        with pytest.raises(BodyGaveWayError):
+        with pytest.raises(BodyEvictedError):
             await late.gather(sender(b"y" * (FREE_BYTES + 1)))
         assert late.held == 0
 
     asyncio.run(run())
 
 
-def test_what_does_not_come_in_time_is_told_from_what_gave_way() -> None:
+def test_slow_body_raises_request_too_slow_error() -> None:
     async def run() -> None:
         budget = BodyBudget(MOST)
         one = arrival(budget, seconds=0.01)
@@ -147,7 +154,7 @@ def test_what_does_not_come_in_time_is_told_from_what_gave_way() -> None:
     asyncio.run(run())
 
 
-def test_who_gives_way_is_told_when_to_come_again_and_all_room_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_body_returns_503_and_releases_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -171,7 +178,7 @@ def test_who_gives_way_is_told_when_to_come_again_and_all_room_comes_back(monkey
     asyncio.run(run())
 
 
-def test_who_holds_little_finds_room_beside_one_who_took_all() -> None:
+def test_modest_host_keeps_share_beside_greedy_host() -> None:
     async def run() -> None:
         budget = BodyBudget(MOST)
         await arrival(budget, "greedy").gather(sender(b"x" * (FREE_BYTES + MOST)))
@@ -189,7 +196,7 @@ def test_who_holds_little_finds_room_beside_one_who_took_all() -> None:
     asyncio.run(run())
 
 
-def test_bodies_take_no_more_than_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_budget_is_limited_by_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget counts the cost of a byte until its response, including bytes accepted since memory was last
     measured."""
     monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
@@ -201,19 +208,19 @@ def test_bodies_take_no_more_than_the_memory_there_is(monkeypatch: pytest.Monkey
 
     async def run() -> None:
         budget = BodyBudget(1 << 30, available)
-        assert budget.most_of_one() == FREE_BYTES + 90 * KIB
+        assert budget.largest_body_allowed() == FREE_BYTES + 90 * KIB
         monkeypatch.setattr(limits, "LOOK_SECONDS", 3600.0)
         first, task = begun(budget, FREE_BYTES + 60 * KIB)
         await settled(lambda: first.held == 60 * KIB)
         # The first body is evicted, because its holder has reserved more.
-        with pytest.raises(BodyGaveWayError):
+        with pytest.raises(BodyEvictedError):
             await asyncio.gather(task, arrival(budget, "b").gather(sender(b"x" * (FREE_BYTES + 40 * KIB))))
-        assert budget.most_of_one() <= FREE_BYTES + 90 * KIB and len(looks) == 1
+        assert budget.largest_body_allowed() <= FREE_BYTES + 90 * KIB and len(looks) == 1
 
     asyncio.run(run())
 
 
-def test_a_body_beyond_the_memory_there_is_is_refused_by_its_size() -> None:
+def test_body_larger_than_available_memory_returns_413() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})

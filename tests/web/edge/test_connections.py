@@ -17,9 +17,9 @@ from notso.web.api.shared.services import MAX_REREAD_STREAMS
 from notso.web.chat.routes import transfer
 from notso.web.chat.services import MAX_PAGE_STREAMS
 from notso.web.edge import limits
-from notso.web.edge.connections import Door, connection_of, network_of, room_for_connections
-from notso.web.edge.limits import InPieces
-from notso.web.server import MOST_PER_WINDOW, WINDOW_SECONDS, LogPace, pace_logs
+from notso.web.edge.connections import ConnectionLimiter, connection_limit, connection_of, network_of
+from notso.web.edge.limits import ChunkedBodies
+from notso.web.server import MOST_PER_WINDOW, WINDOW_SECONDS, LogRateLimit, limit_log_rate
 
 Start = Callable[..., Any]
 
@@ -32,8 +32,8 @@ class Caller:
         self.dropped = True
 
 
-def test_who_keeps_us_waiting_longest_gives_way() -> None:
-    door = Door(4)
+def test_longest_idle_connection_is_dropped_when_full() -> None:
+    door = ConnectionLimiter(4)
     first, second, third, fourth, fifth, sixth = (Caller() for _ in range(6))
     addresses = ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
     for caller, address in zip((first, second, third, fourth), addresses, strict=True):
@@ -51,8 +51,8 @@ def test_who_keeps_us_waiting_longest_gives_way() -> None:
     assert len(door) == 4
 
 
-def test_one_address_does_not_take_all() -> None:
-    door = Door(8)
+def test_one_network_cannot_take_all_connections() -> None:
+    door = ConnectionLimiter(8)
     other, many = Caller(), [Caller() for _ in range(7)]
     assert door.enter(other, "10.0.0.9")
     assert all(door.enter(caller, f"2001:db8::{number:x}") for number, caller in enumerate(many))
@@ -68,7 +68,7 @@ def test_one_address_does_not_take_all() -> None:
     ("host", "network"),
     [("10.1.2.3", "10.1.2.3"), ("2001:db8::1", "2001:db8::/64"), ("", ""), ("testclient", ""), ("::1", "::/64")],
 )
-def test_whom_an_address_stands_for(host: str, network: str) -> None:
+def test_network_of_groups_ipv6_by_64_prefix(host: str, network: str) -> None:
     assert network_of(host) == network
 
 
@@ -79,13 +79,13 @@ def test_whom_an_address_stands_for(host: str, network: str) -> None:
         *((256, -1, 1152, 1024), (-1, -1, -1, 1024)),
     ],
 )
-def test_room_is_what_descriptors_allow(
+def test_connection_limit_follows_file_descriptor_limit(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, after: int, most: int
 ) -> None:
     now = [soft, hard]
     monkeypatch.setattr("resource.getrlimit", lambda what: tuple(now))
     monkeypatch.setattr("resource.setrlimit", lambda what, wanted: now.__setitem__(slice(None), wanted))
-    assert (room_for_connections(), now[0]) == (most, after)
+    assert (connection_limit(), now[0]) == (most, after)
 
 
 @pytest.fixture
@@ -114,15 +114,15 @@ def unread(server: Any, sent: bytes) -> socket.socket:
 
 @pytest.mark.parametrize("times", [1, 50])
 @pytest.mark.parametrize("ending", [(), ("Connection: close",)])
-def test_a_reader_that_takes_nothing_is_cut_off(talker: Any, times: int, ending: tuple[str, ...]) -> None:
-    before = talker.on_loop(lambda: len(talker.server._door))
+def test_stalled_reader_is_disconnected(talker: Any, times: int, ending: tuple[str, ...]) -> None:
+    before = talker.on_loop(lambda: len(talker.server._connection_limiter))
     with unread(talker, request(talker, f"GET {talker.page} HTTP/1.1", *ending) * times):
-        talker.wait(lambda: talker.on_loop(lambda: len(talker.server._door)) == before + 1)
-        talker.wait(lambda: talker.on_loop(lambda: len(talker.server._door)) == before)
+        talker.wait(lambda: talker.on_loop(lambda: len(talker.server._connection_limiter)) == before + 1)
+        talker.wait(lambda: talker.on_loop(lambda: len(talker.server._connection_limiter)) == before)
     assert talker.client.get(talker.page).status_code == 200
 
 
-def test_a_slow_reader_gets_all_of_it(start: Start) -> None:
+def test_slow_reader_receives_whole_page(start: Start) -> None:
     """The whole transfer takes longer than the send timeout, but the reader never stalls for that long."""
     talker = start(ScriptedEngine(lambda m, t: say("word " * 40_000, piece=4096)), send_timeout_seconds=4).ready()
     asked = talker.ask("talk")
@@ -139,20 +139,20 @@ def test_a_slow_reader_gets_all_of_it(start: Start) -> None:
     assert abs(len(got) - len(whole)) < 5000 and b"</html>" in got[-100:]
 
 
-def test_requests_far_ahead_of_their_answers_end_the_connection(talker: Any) -> None:
+def test_too_many_pipelined_requests_close_connection(talker: Any) -> None:
     some, far_too_many = (request(talker, "GET /livez HTTP/1.1") * times for times in (20, 2000))
     with unread(talker, some) as client:
         client.settimeout(60)
         got = b""
         while got.count(b"HTTP/1.1 200") < 20:
             got += client.recv(65_536)
-    before = talker.on_loop(lambda: len(talker.server._door))
+    before = talker.on_loop(lambda: len(talker.server._connection_limiter))
     with pytest.raises(OSError), unread(talker, far_too_many) as client:
         client.settimeout(60)
         while client.recv(4096):
             pass
         raise ConnectionResetError
-    talker.wait(lambda: talker.on_loop(lambda: len(talker.server._door)) <= before)
+    talker.wait(lambda: talker.on_loop(lambda: len(talker.server._connection_limiter)) <= before)
 
 
 @pytest.mark.parametrize(
@@ -166,22 +166,20 @@ def test_requests_far_ahead_of_their_answers_end_the_connection(talker: Any) -> 
         ("PRI * HTTP/2.0", (), b"505"),
     ],
 )
-def test_requests_with_two_meanings_close_the_connection(
-    shared: Any, line: str, headers: tuple[str, ...], status: bytes
-) -> None:
+def test_ambiguous_request_closes_connection(shared: Any, line: str, headers: tuple[str, ...], status: bytes) -> None:
     answer = shared.raw(request(shared, line, *headers) + b"0\r\n\r\n" + request(shared, "GET /livez HTTP/1.1"))
     assert answer.split()[1] == status and b"HTTP/1.1 200" not in answer, "the request behind it is not answered"
     assert b"\r\nconnection: close\r\n" in answer.lower()
 
 
-def test_the_request_line_counts_with_the_headers(shared: Any) -> None:
+def test_header_limit_includes_request_line(shared: Any) -> None:
     for length, status in ((15_000, 200), (17_000, 431)):
         assert shared.client.get("/livez?" + "x" * length).status_code == status
     assert shared.client.get("/livez?" + "x" * 9000, headers={"X": "y" * 9000}).status_code == 431
 
 
 @pytest.mark.parametrize(("what", "most"), [("/feed", MAX_PAGE_STREAMS), ("/v1/stream", MAX_REREAD_STREAMS)])
-def test_a_burst_of_streams_is_counted_before_it_opens(start: Start, what: str, most: int) -> None:
+def test_concurrent_stream_limit_applies_to_bursts(start: Start, what: str, most: int) -> None:
     engine = ScriptedEngine(lambda m, t: say("word " * 100_000, piece=5), pace_seconds=0.05)
     server = start(engine).ready()
     if what == "/v1/stream":
@@ -198,7 +196,7 @@ def test_a_burst_of_streams_is_counted_before_it_opens(start: Start, what: str, 
         server.wait(lambda streams=streams: not streams._open)
 
 
-def test_a_backup_nobody_reads_gives_way(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_backup_is_replaced_by_new_backup(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "GIVE_WAY_SECONDS", 0.0)
     server = start(ScriptedEngine(lambda m, t: say("word " * 100_000, piece=4096)), send_timeout_seconds=600).ready()
     server.finished(server.ask("talk"))
@@ -208,23 +206,25 @@ def test_a_backup_nobody_reads_gives_way(start: Start, monkeypatch: pytest.Monke
     server.wait(lambda: not server.chat.backing_up.locked() and not list(server.shared.settings.directory.glob("b*")))
 
 
-def test_what_is_held_for_readers_has_a_bound(talker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_bytes_for_stalled_readers_are_limited(talker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(talker.client.get(talker.page).content)
     monkeypatch.setattr(limits, "MAX_HELD_BYTES", 3 * size + size // 2)
     page = request(talker, f"GET {talker.page} HTTP/1.1")
-    before = talker.on_loop(lambda: len(talker.server._door))
+    before = talker.on_loop(lambda: len(talker.server._connection_limiter))
     clients = []
     for number in range(6):
         clients.append(unread(talker, page))
         expected = before + min(number + 1, 3)
-        talker.wait(lambda expected=expected: talker.on_loop(lambda: len(talker.server._door)) <= expected)
+        talker.wait(
+            lambda expected=expected: talker.on_loop(lambda: len(talker.server._connection_limiter)) <= expected
+        )
     # Figures on the page, such as elapsed seconds, may be a digit longer or shorter by now.
     assert abs(len(talker.client.get(talker.page).content) - size) < 100, "a reader that reads gets the whole page"
     for client in clients:
         client.close()
 
 
-def test_without_our_server_bodies_pass_whole() -> None:
+def test_in_pieces_passes_whole_body_under_other_servers() -> None:
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -234,13 +234,13 @@ def test_without_our_server_bodies_pass_whole() -> None:
         sent.append(message)
 
     scope = {"type": "http", "state": {}}
-    asyncio.run(InPieces(app)(scope, send, send))  # type: ignore[arg-type]
+    asyncio.run(ChunkedBodies(app)(scope, send, send))  # type: ignore[arg-type]
     assert connection_of(scope) is None and len(sent[0]["body"]) == 1_000_000
 
 
-def test_what_clients_cause_is_logged_a_few_times_and_counted() -> None:
+def test_repeated_log_messages_are_limited_and_counted() -> None:
     now = 1000.0
-    pace = LogPace(clock=lambda: now)
+    pace = LogRateLimit(clock=lambda: now)
 
     def written(text: str) -> str | None:
         record = logging.LogRecord("notso.web", logging.INFO, "x.py", 1, text, ("arg",), None)
@@ -252,7 +252,7 @@ def test_what_clients_cause_is_logged_a_few_times_and_counted() -> None:
     assert written("one %s") == "one arg (and 980 more of this kind)" and written("one %s") == "one arg"
 
 
-def test_no_logger_of_the_server_writes_without_end() -> None:
+def test_log_rate_limit_applies_to_all_server_loggers() -> None:
     written: list[logging.LogRecord] = []
 
     class Kept(logging.Handler):
@@ -262,7 +262,7 @@ def test_no_logger_of_the_server_writes_without_end() -> None:
     handler = Kept()
     logging.getLogger().addHandler(handler)
     try:
-        pace_logs()
+        limit_log_rate()
         for name in ("notso.web", "notso.web.store", "notso.web.turns", "uvicorn.error", "asyncio", "notso.later"):
             for number in range(10 * MOST_PER_WINDOW):
                 logging.getLogger(name).error("a chunk is broken: %s", number)
@@ -274,6 +274,6 @@ def test_no_logger_of_the_server_writes_without_end() -> None:
         logging.getLogger().removeHandler(handler)
 
 
-def test_httpx_and_keep_alive_are_as_before(shared: Any) -> None:
+def test_keep_alive_client_can_repeat_requests(shared: Any) -> None:
     with httpx.Client(base_url=shared.address) as client:
         assert [client.get("/livez").status_code for _ in range(3)] == [200] * 3

@@ -20,7 +20,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.web.chat.submit import new_chat
 from notso.web.edge.limits import RequestLimits
 from notso.web.engine.running import RunningRequests
-from notso.web.sign_in.given_keys import KeyBook, owner_of_key
+from notso.web.sign_in.given_keys import KeyManager, owner_of_key
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.fair_queue import FairQueue
@@ -69,7 +69,7 @@ class Two:
             max_waiting_turns=MOST_WAITING,
             sign_in=SignInSettings(require_key=True),
         ).ready()
-        book = KeyBook(lambda: SQLiteAccessStore(tmp_path / "data"))
+        book = KeyManager(lambda: SQLiteAccessStore(tmp_path / "data"))
         added = {name: book.add(name) for name in ("greedy", "modest")}
         self.keys = {name: secret for name, (secret, _) in added.items()}
         self.owners = {name: owner_of_key(key.id) for name, (_, key) in added.items()}
@@ -146,7 +146,7 @@ async def status_of(client: httpx.AsyncClient, asked: dict[str, Any]) -> int:
         return answer.status_code
 
 
-def test_at_every_route_a_modest_owner_is_served_beside_a_greedy_one(two: Two) -> None:
+def test_every_route_serves_modest_owner_beside_greedy_owner(two: Two) -> None:
     async def beside(method: str, route: str) -> int:
         """Return the status of the modest owner's request while the greedy owner's requests are held."""
         greedy = [two.request("greedy", method, route) for _ in range(AT_ONCE)]

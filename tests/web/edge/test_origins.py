@@ -26,14 +26,14 @@ def preflight(server: Any, origin: str, url: str = URL, **more: str) -> Any:
     return server.client.options(url, headers={"Origin": origin} | asked | more)
 
 
-def test_closed_by_default(shared: Any) -> None:
+def test_cross_origin_requests_are_rejected_by_default(shared: Any) -> None:
     assert shared.client.post(URL, json=BODY, headers=from_page(OBSIDIAN)).status_code == 403
     for answer in (preflight(shared, OBSIDIAN), shared.client.get("/v1/models", headers=from_page(OBSIDIAN))):
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @pytest.mark.parametrize("url", [URL, "/chat/completions", "/api/chat", "/v1/messages"])
-def test_an_allowed_origin_may_ask(start: Start, url: str) -> None:
+def test_only_allowed_origins_may_call_api(start: Start, url: str) -> None:
     server = start(ScriptedEngine(), allowed_origins=(OBSIDIAN, "http://localhost:*")).ready()
     for origin in (OBSIDIAN, "http://localhost:5173"):
         before = preflight(server, origin, url, **{"Access-Control-Request-Private-Network": "true"})
@@ -52,20 +52,20 @@ def test_an_allowed_origin_may_ask(start: Start, url: str) -> None:
     assert "access-control-allow-origin" not in preflight(server, OTHER, url).headers
 
 
-def test_a_refusal_can_be_read(start: Start) -> None:
+def test_error_response_has_cors_headers(start: Start) -> None:
     server = start(ScriptedEngine(), allowed_origins=(OBSIDIAN,)).ready()
     answer = server.client.post(URL, json={"magic": 1}, headers=from_page(OBSIDIAN))
     assert answer.status_code == 400 and answer.headers["access-control-allow-origin"] == OBSIDIAN
 
 
-def test_pages_stay_closed(start: Start) -> None:
+def test_pages_reject_cross_origin_requests(start: Start) -> None:
     server = start(ScriptedEngine(), allowed_origins=("*",)).ready()
     answer = server.client.post("/chats", data={"text": "x"}, headers=from_page(OBSIDIAN))
     assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
     assert "access-control-allow-origin" not in server.client.get("/", headers=from_page(OBSIDIAN)).headers
 
 
-def test_no_page_rides_on_a_cookie(start: Start) -> None:
+def test_cross_origin_requests_ignore_session_cookie(start: Start) -> None:
     server = start(ScriptedEngine(), allowed_origins=("*",), api_key=KEY)
     name = f"{COOKIE}_{server.address.rpartition(':')[2]}"
     cookie = {"Cookie": f"{name}={server.on_loop(server.app.state.key_ring.new_session)}"}
@@ -75,7 +75,7 @@ def test_no_page_rides_on_a_cookie(start: Start) -> None:
     assert server.client.get("/v1/models", headers=shown).status_code == 200
 
 
-def test_two_origins_are_none(start: Start) -> None:
+def test_multiple_origin_headers_are_rejected(start: Start) -> None:
     server = start(ScriptedEngine(), allowed_origins=("*",)).ready()
     headers = [("Origin", OBSIDIAN), ("Origin", OTHER), ("Content-Type", "application/json")]
     assert server.client.post(URL, content=b"{}", headers=headers).status_code == 403

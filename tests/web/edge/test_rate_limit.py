@@ -44,7 +44,7 @@ def layer(per_minute: int) -> RateLimit:
     return RateLimit(None, per_minute)  # type: ignore[arg-type]
 
 
-def test_as_many_as_said_and_no_more() -> None:
+def test_requests_beyond_limit_return_429() -> None:
     limited = layer(5)
     assert [asked(limited, "10.0.0.1")[0] for _ in range(7)] == [200] * 5 + [429] * 2
     status, headers = asked(limited, "10.0.0.1")
@@ -58,7 +58,7 @@ def test_as_many_as_said_and_no_more() -> None:
         assert asked(limited, "10.0.0.1", path, "GET")[0] == 429, "requests to the sign-in provider are limited"
 
 
-def test_the_time_told_is_the_time_after_which_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_is_time_until_next_allowed_request(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.time", lambda: now[0])
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -76,7 +76,7 @@ def test_the_time_told_is_the_time_after_which_it_works(monkeypatch: pytest.Monk
     assert asked(limited, "10.0.0.1")[0] == 429, "only the oldest request has expired"
 
 
-def test_a_clock_set_back_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_clock_set_back_resets_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = [1e9]
     monkeypatch.setattr("time.time", lambda: ahead[0] + time.monotonic())
     limited = layer(2)
@@ -87,18 +87,18 @@ def test_a_clock_set_back_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert [asked(limited, "10.0.0.1")[0] for _ in range(3)] == [200, 200, 429]
 
 
-def test_zero_is_no_limit() -> None:
+def test_zero_disables_rate_limit() -> None:
     free = layer(0)
     assert {asked(free, "10.0.0.1")[0] for _ in range(50)} == {200}
 
 
-def test_a_network_of_addresses_is_one() -> None:
+def test_ipv6_network_shares_one_limit() -> None:
     limited = layer(2)
     assert [asked(limited, f"2001:db8::{number}")[0] for number in range(4)] == [200, 200, 429, 429]
     assert asked(limited, "2001:db8:0:1::1")[0] == 200
 
 
-def test_many_addresses_take_no_room_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_tracked_addresses_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "MAX_ADDRESSES", 10)
     limited = layer(2)
     for number in range(100):
@@ -110,7 +110,7 @@ def test_many_addresses_take_no_room_without_end(monkeypatch: pytest.MonkeyPatch
     assert any(ELSEWHERE in key for key in events)
 
 
-def test_a_server_beyond_loopback_limits_by_itself() -> None:
+def test_default_rate_limit_applies_beyond_loopback() -> None:
     assert Settings().rate == 0
     assert Settings(host="0.0.0.0", api_key=KEY).rate == 600
     assert Settings(host="0.0.0.0", api_key=KEY, requests_per_minute=0).rate == 0
@@ -119,7 +119,7 @@ def test_a_server_beyond_loopback_limits_by_itself() -> None:
         Settings(requests_per_minute=-1)
 
 
-def test_programs_are_told_in_their_own_form(start: Start) -> None:
+def test_rate_limited_api_request_returns_openai_error(start: Start) -> None:
     server = start(ScriptedEngine(), requests_per_minute=3, api_key=KEY).ready()
     for _ in range(2):
         assert server.client.post("/v1/chat/completions", headers={"x-api-key": "guess"}).status_code == 401
@@ -134,7 +134,7 @@ def test_programs_are_told_in_their_own_form(start: Start) -> None:
     assert server.client.get("/v1/models", headers=held).status_code == 200
 
 
-def test_no_key_is_found_by_trying(start: Start) -> None:
+def test_key_guesses_are_rate_limited(start: Start) -> None:
     server = start(ScriptedEngine(), requests_per_minute=3, api_key=KEY).ready()
 
     def tried(method: str, path: str, **headers: str) -> int:

@@ -34,13 +34,13 @@ def request(server: Any, *lines: str) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: 127"])
-def test_headers_that_do_not_come_close_the_connection(server: Any, sent: bytes) -> None:
+def test_connection_with_incomplete_headers_is_closed(server: Any, sent: bytes) -> None:
     with connect(server) as client:
         client.sendall(sent)
         assert client.recv(100) == b""
 
 
-def test_a_trickle_does_not_help(server: Any) -> None:
+def test_slowly_sent_headers_close_connection(server: Any) -> None:
     began = time.monotonic()
     with connect(server) as client, pytest.raises(OSError):
         client.sendall(b"GET / HTTP/1.1\r\n")
@@ -50,7 +50,7 @@ def test_a_trickle_does_not_help(server: Any) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_also_on_a_connection_that_was_used_before(server: Any) -> None:
+def test_header_timeout_applies_to_reused_connection(server: Any) -> None:
     with connect(server) as client:
         client.sendall(request(server, "GET /livez HTTP/1.1") + b"\r\n\r\n")
         answer = b""
@@ -60,14 +60,14 @@ def test_also_on_a_connection_that_was_used_before(server: Any) -> None:
         assert client.recv(100) == b""
 
 
-def test_a_body_that_does_not_come_is_told(server: Any) -> None:
+def test_incomplete_body_returns_408(server: Any) -> None:
     with connect(server) as client:
         kind = "Content-Type: application/x-www-form-urlencoded"
         client.sendall(request(server, "POST /chats HTTP/1.1", kind, "Content-Length: 100") + b"\r\n\r\ntext=")
         assert client.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_a_long_stream_is_no_slow_client(server: Any, shown: Any) -> None:
+def test_long_stream_is_not_limited_by_client_timeouts(server: Any, shown: Any) -> None:
     """A stream may take longer than any of the limits for slow clients."""
 
     def slow(messages: object, thinking: bool) -> Iterator[Event]:

@@ -14,7 +14,7 @@ import pytest
 from scripted_engine import IMPORTABLE
 
 from notso.system.processes import is_stopped
-from notso.web.edge.watchdog import Silence, Watchdog
+from notso.web.edge.watchdog import MissedPings, Watchdog
 
 TICK_SECONDS = 0.02
 SERVER = IMPORTABLE + textwrap.dedent(
@@ -89,7 +89,7 @@ def wake_ups(process: int) -> int:
 
 
 @pytest.mark.parametrize("where", ["hold", "hold in a thread"])
-def test_a_server_that_is_held_is_ended_with_its_tracebacks(server: subprocess.Popen[str], where: str) -> None:
+def test_blocked_server_is_aborted_with_tracebacks(server: subprocess.Popen[str], where: str) -> None:
     watcher = watcher_of(server)
     tell(server, where)
     assert said(server) == "held"
@@ -102,7 +102,7 @@ def test_a_server_that_is_held_is_ended_with_its_tracebacks(server: subprocess.P
 
 
 @pytest.mark.parametrize("server", [3], indirect=True)
-def test_a_server_that_is_stopped_is_not_ended(server: subprocess.Popen[str]) -> None:
+def test_suspended_server_is_not_ended(server: subprocess.Popen[str]) -> None:
     watcher = watcher_of(server)
     os.kill(server.pid, signal.SIGSTOP)
     os.waitpid(server.pid, os.WUNTRACED)
@@ -130,14 +130,14 @@ def test_a_stopped_process_is_told_from_a_running_one() -> None:
         process.wait()
 
 
-def test_wake_ups_are_counted_while_nobody_answers() -> None:
-    silence = Silence(2)
+def test_silence_counts_unanswered_ticks_except_while_stopped() -> None:
+    silence = MissedPings(2)
     told = [(False, False), (False, False), (True, False), (False, False), (False, True), (False, True), (False, False)]
     assert not any(silence.is_over(answered, is_stopped) for answered, is_stopped in told)
     assert silence.is_over(False, False)
 
 
-def test_without_a_process_it_is_said_that_nothing_watches(
+def test_watchdog_logs_when_process_cannot_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")

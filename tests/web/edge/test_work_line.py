@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from notso.web.edge.work_queue import LARGE_BYTES, WorkLine
+from notso.web.edge.work_queue import LARGE_BYTES, WorkQueue
 from notso.web.values.errors import Problem
 
 
-def test_large_work_is_done_one_at_a_time_in_order_and_small_work_beside_it() -> None:
+def test_large_work_runs_in_order_while_small_work_bypasses_line() -> None:
     async def run() -> None:
-        line, gate, done = WorkLine("line"), threading.Event(), list[int]()
+        line, gate, done = WorkQueue("line"), threading.Event(), list[int]()
         names = set[str]()
 
         def work(number: int) -> None:
@@ -32,9 +32,9 @@ def test_large_work_is_done_one_at_a_time_in_order_and_small_work_beside_it() ->
     asyncio.run(run())
 
 
-def test_who_finds_too_many_waiting_is_refused_and_those_who_leave_make_room() -> None:
+def test_full_work_line_returns_429_until_waiting_work_is_canceled() -> None:
     async def run() -> None:
-        line = WorkLine("line", most_waiting=1)
+        line = WorkQueue("line", most_waiting=1)
         async with line.turn("a"):
             waits = asyncio.create_task(line.run(lambda: 1, LARGE_BYTES + 1, "a"))
             while not line.waiting:
@@ -54,9 +54,9 @@ def test_who_finds_too_many_waiting_is_refused_and_those_who_leave_make_room() -
     asyncio.run(run())
 
 
-def test_large_work_of_another_owner_goes_before_anothers_second() -> None:
+def test_large_work_alternates_between_owners() -> None:
     async def run() -> None:
-        line, gate, order = WorkLine("line", most_waiting=8), threading.Event(), list[str]()
+        line, gate, order = WorkQueue("line", most_waiting=8), threading.Event(), list[str]()
 
         def work(owner: str) -> None:
             gate.wait(60)

@@ -83,28 +83,28 @@ def ended(generation: Generation, seconds: float = 60) -> list[Event]:
     return generation.read()
 
 
-def test_text_is_continued_as_it_is(engine: ChatEngine) -> None:
+def test_text_prompt_is_completed_and_rejects_continue_last(engine: ChatEngine) -> None:
     events = list(engine.submit("Once upon a time", SamplingParams(temperature=0.0, max_tokens=20)).events())
     assert events[-1].kind == "end"
     with pytest.raises(NotsoError):
         engine.submit("Once upon a time", options=RequestOptions(continue_last=True))
 
 
-def test_tokens_come_and_go(engine: ChatEngine) -> None:
+def test_detokenize_reverses_tokenize(engine: ChatEngine) -> None:
     ids = engine.tokenize("Grüße, 27!")
     assert ids and engine.detokenize(ids) == "Grüße, 27!"
     assert [engine.detokenize([id]) for id in ids] == engine.token_texts(ids)
     assert engine.tokenize("") == [] and engine.detokenize([]) == "" and engine.token_texts([]) == []
 
 
-def test_a_prompt_can_be_seen_and_counted(engine: ChatEngine) -> None:
+def test_prompt_can_be_rendered_and_counted(engine: ChatEngine) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert "27 + 48" in engine.render(QUESTION)
     assert engine.count_tokens(QUESTION, RequestOptions(tools=[tool])) > engine.count_tokens(QUESTION)
 
 
 @pytest.mark.parametrize("alternatives", [None, 0, 2])
-def test_each_piece_has_its_log_probabilities_if_asked_for(engine: ChatEngine, alternatives: int | None) -> None:
+def test_events_contain_requested_logprobs(engine: ChatEngine, alternatives: int | None) -> None:
     events = list(engine.submit(QUESTION, GREEDY, RequestOptions(top_logprobs=alternatives)).events())
     for kind in ("reasoning", "text"):
         entries = [entry for event in events if event.kind == kind for entry in event.logprobs]
@@ -113,13 +113,13 @@ def test_each_piece_has_its_log_probabilities_if_asked_for(engine: ChatEngine, a
         assert all(entry.logprob <= 0 and len(entry.top) == alternatives for entry in entries)
 
 
-def test_options_that_make_no_sense_are_refused(engine: ChatEngine) -> None:
+def test_invalid_request_options_are_rejected(engine: ChatEngine) -> None:
     for options in ({"top_logprobs": 21}, {"tool_choice": "often"}, {"owner": "\ud800"}, {"when_full": "explode"}):
         with pytest.raises(NotsoError):
             engine.submit(QUESTION, GREEDY, RequestOptions(**options))  # type: ignore[arg-type]
 
 
-def test_an_answer_is_progress_thoughts_text_usage_and_an_end(engine: ChatEngine) -> None:
+def test_answer_events_arrive_in_order(engine: ChatEngine) -> None:
     events = list(engine.submit(QUESTION, GREEDY).events())
     assert [kind for kind in kinds(events) if kind != "queued"] == ["progress", "reasoning", "text", "usage", "end"]
     assert events[-1].finish_reason == "stop"
@@ -129,7 +129,7 @@ def test_an_answer_is_progress_thoughts_text_usage_and_an_end(engine: ChatEngine
     assert tokens == sorted(tokens) and tokens[0] >= 1
 
 
-def test_progress_grows_to_the_whole_prompt(engine: ChatEngine) -> None:
+def test_prompt_progress_is_monotonic(engine: ChatEngine) -> None:
     events = list(engine.submit((Message("user", "one two three " * 60),), GREEDY).events())
     steps = [event.progress for event in events if event.progress is not None]
     done = [step.done_tokens for step in steps]
@@ -137,11 +137,11 @@ def test_progress_grows_to_the_whole_prompt(engine: ChatEngine) -> None:
     assert all(0 <= step.cached_tokens <= step.done_tokens <= step.total_tokens for step in steps)
 
 
-def test_without_thinking_there_are_no_thoughts(engine: ChatEngine) -> None:
+def test_disabled_thinking_emits_no_reasoning(engine: ChatEngine) -> None:
     assert "reasoning" not in kinds(list(engine.submit(QUESTION, GREEDY, RequestOptions(thinking=False)).events()))
 
 
-def test_a_log_can_be_read_again_and_from_anywhere(engine: ChatEngine) -> None:
+def test_event_log_can_be_read_from_any_position(engine: ChatEngine) -> None:
     generation = engine.submit(QUESTION, GREEDY)
     events = list(generation.events())
     assert generation.finished
@@ -150,7 +150,7 @@ def test_a_log_can_be_read_again_and_from_anywhere(engine: ChatEngine) -> None:
     assert generation.read(len(events)) == []
 
 
-def test_a_listener_hears_of_news_and_of_the_end(engine: ChatEngine) -> None:
+def test_subscriber_is_notified_of_events_and_end(engine: ChatEngine) -> None:
     generation = engine.submit(QUESTION, GREEDY)
     heard = threading.Event()
     generation.subscribe(heard.set)
@@ -163,7 +163,7 @@ def test_a_listener_hears_of_news_and_of_the_end(engine: ChatEngine) -> None:
     assert seen == list(generation.events())
 
 
-def test_stop_ends_it_within_a_moment(engine: ChatEngine) -> None:
+def test_stop_ends_generation_promptly(engine: ChatEngine) -> None:
     if (script := scripted(engine)) is not None:
         script.script, before = endless, script.script
         script.pace_seconds = 0.001
@@ -182,7 +182,7 @@ def test_stop_ends_it_within_a_moment(engine: ChatEngine) -> None:
         assert events[-1].finish_reason == "cancelled"
 
 
-def test_a_stopped_question_that_waits_says_so_too() -> None:
+def test_queued_generation_can_be_stopped() -> None:
     engine = ScriptedEngine(slots=1)
     engine.gate.clear()
     first, second = engine.submit(QUESTION), engine.submit(QUESTION)
@@ -193,7 +193,7 @@ def test_a_stopped_question_that_waits_says_so_too() -> None:
     ended(first)
 
 
-def test_answer_now_ends_the_thought(engine: ChatEngine) -> None:
+def test_answer_now_shortens_reasoning(engine: ChatEngine) -> None:
     whole = list(engine.submit(QUESTION, GREEDY).events())
     with waiting(engine):
         generation = engine.submit(QUESTION, GREEDY)
@@ -205,7 +205,7 @@ def test_answer_now_ends_the_thought(engine: ChatEngine) -> None:
     assert text(hurried, "text") and hurried[-1].finish_reason == "stop"
 
 
-def test_a_budget_ends_the_thought(engine: ChatEngine) -> None:
+def test_thinking_budget_limits_reasoning(engine: ChatEngine) -> None:
     params = SamplingParams(temperature=0.0, thinking_budget=4)
     events = list(engine.submit(QUESTION, params).events())
     usage = events[-2].usage
@@ -213,27 +213,27 @@ def test_a_budget_ends_the_thought(engine: ChatEngine) -> None:
     assert text(events, "text")
 
 
-def test_an_answer_can_be_written_on(engine: ChatEngine) -> None:
+def test_continue_last_returns_only_new_text(engine: ChatEngine) -> None:
     answered = (*QUESTION, Message("assistant", "27 + 48 is"))
     events = list(engine.submit(answered, GREEDY, RequestOptions(thinking=False, continue_last=True)).events())
     assert not text(events, "text").startswith("27 + 48 is"), "only the new text is sent"
     assert events[-1].finish_reason == "stop"
 
 
-def test_a_thought_can_be_thought_on(engine: ChatEngine) -> None:
+def test_unfinished_reasoning_is_continued(engine: ChatEngine) -> None:
     thinking = (*QUESTION, Message("assistant", "", reasoning_content="27 + 48"))
     events = list(engine.submit(thinking, GREEDY, RequestOptions(continue_last=True)).events())
     assert text(events, "reasoning") and not text(events, "reasoning").startswith("27 + 48")
     assert text(events, "text")
 
 
-def test_many_at_once(engine: ChatEngine) -> None:
+def test_concurrent_generations_return_same_answer(engine: ChatEngine) -> None:
     generations = [engine.submit(QUESTION, GREEDY, RequestOptions(owner=str(number))) for number in range(6)]
     answers = {text(ended(generation), "text") for generation in generations}
     assert len(answers) == 1
 
 
-def test_counting_and_estimating(engine: ChatEngine) -> None:
+def test_token_count_and_estimate_are_in_range(engine: ChatEngine) -> None:
     short, longer = engine.count_tokens(QUESTION), engine.count_tokens((Message("user", "What is 27 + 48? " * 9),))
     assert 0 < short < longer
     ended(engine.submit(QUESTION, GREEDY, RequestOptions(date=date(2025, 7, 8))))
@@ -242,7 +242,7 @@ def test_counting_and_estimating(engine: ChatEngine) -> None:
     assert estimate.seconds is None or estimate.seconds >= 0
 
 
-def test_what_is_counted_is_what_is_used(engine: ChatEngine) -> None:
+def test_token_count_matches_reported_usage(engine: ChatEngine) -> None:
     parameters: Any = {"type": "object", "properties": {}}
     tools: list[Tool] = [{"name": "clock", "description": "Say the time", "parameters": parameters}]
     options = RequestOptions(tools=tools, date=date(2025, 7, 8))
@@ -251,7 +251,7 @@ def test_what_is_counted_is_what_is_used(engine: ChatEngine) -> None:
     assert usage.prompt_tokens == engine.count_tokens(QUESTION, options) > engine.count_tokens(QUESTION)
 
 
-def test_a_draft_can_be_told_of_ahead(engine: ChatEngine) -> None:
+def test_speculative_prefill_does_not_change_answer(engine: ChatEngine) -> None:
     options: dict[str, Any] = {"thinking": False, "date": date(2025, 7, 8), "when_full": "drop_oldest"}
     before = list(engine.submit(QUESTION, GREEDY, RequestOptions(**options)).events())
     engine.speculative_prefill(QUESTION, GREEDY, RequestOptions(**options))
@@ -267,7 +267,7 @@ def test_a_draft_can_be_told_of_ahead(engine: ChatEngine) -> None:
             engine.speculative_prefill(messages, GREEDY, RequestOptions(**wrong))  # type: ignore[arg-type]
 
 
-def test_who_hears_of_the_end_finds_the_place_free(engine: ChatEngine) -> None:
+def test_slot_is_free_when_end_is_reported(engine: ChatEngine) -> None:
     ended(engine.submit(QUESTION, GREEDY))
     heard = threading.Event()
     running: list[int] = []
@@ -283,7 +283,7 @@ def test_who_hears_of_the_end_finds_the_place_free(engine: ChatEngine) -> None:
     assert heard.wait(60) and running == [0]
 
 
-def test_idle_statistics(engine: ChatEngine) -> None:
+def test_idle_engine_reports_no_running_or_waiting_requests(engine: ChatEngine) -> None:
     ended(engine.submit(QUESTION, GREEDY))
     deadline = time.monotonic() + 60
     while (stats := engine.stats()).running + stats.waiting:
@@ -291,7 +291,7 @@ def test_idle_statistics(engine: ChatEngine) -> None:
         time.sleep(0.01)
 
 
-def test_what_does_not_fit_is_refused_or_trimmed() -> None:
+def test_prompt_beyond_context_is_rejected_or_trimmed() -> None:
     with Engine.load() as engine:
         turns = [Message(role, "word " * 400) for _ in range(8) for role in ("user", "assistant")]
         with pytest.raises(NotsoError, match="tokens"):
@@ -303,7 +303,7 @@ def test_what_does_not_fit_is_refused_or_trimmed() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: ScriptedEngine(endless, slots=2), Engine.load])
-def test_closing_ends_what_runs(make: Callable[[], Any]) -> None:
+def test_close_ends_running_generations(make: Callable[[], Any]) -> None:
     engine = make()
     generations = [engine.submit((Message("user", LONG),), SamplingParams(temperature=2.0)) for _ in range(3)]
     engine.close()
@@ -311,7 +311,7 @@ def test_closing_ends_what_runs(make: Callable[[], Any]) -> None:
         assert ended(generation)[-1].kind in ("end", "error")
 
 
-def test_what_is_prepared_has_been_refused_or_is_answered_as_if_submitted(engine: ChatEngine) -> None:
+def test_prepared_request_gives_same_answer_as_submitted_request(engine: ChatEngine) -> None:
     before = engine.stats()
     begin = engine.prepare(QUESTION, GREEDY)
     assert engine.stats() == before, "preparing must not start the generation"

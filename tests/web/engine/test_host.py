@@ -22,7 +22,7 @@ def endless() -> Callable[[object, bool], Any]:
     return lambda messages, thinking: say("word " * 5000, piece=5)
 
 
-def test_several_chats_are_answered_at_once(start: Start) -> None:
+def test_chats_run_concurrently_and_excess_chat_is_queued(start: Start) -> None:
     engine = ScriptedEngine(endless(), pace_seconds=0.01, slots=3)
     server = start(engine).ready()
     asked = []
@@ -37,7 +37,7 @@ def test_several_chats_are_answered_at_once(start: Start) -> None:
     assert {server.finished(each).state for each in asked} == {"stopped"}
 
 
-def test_another_model_takes_over_and_the_chats_stay(start: Start) -> None:
+def test_model_switch_keeps_running_and_waiting_chats(start: Start) -> None:
     old = ScriptedEngine(endless(), pace_seconds=0.01, name="Old")
     gate, order = threading.Event(), []
 
@@ -66,7 +66,7 @@ def test_another_model_takes_over_and_the_chats_stay(start: Start) -> None:
     assert server.finished(answer).content == "New words."
 
 
-def test_a_model_that_cannot_be_loaded_leaves_the_server_up(start: Start) -> None:
+def test_failed_model_load_keeps_server_running(start: Start) -> None:
     def broken() -> ScriptedEngine:
         raise ModelFileError("not a SmolLM3")
 
@@ -81,7 +81,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_server_up(start: Start) -> Non
     assert server.finished(server.ask("two", asked.chat_id)).state == "done"
 
 
-def test_two_switches_at_once_end_with_the_last(start: Start) -> None:
+def test_last_of_two_concurrent_switches_wins(start: Start) -> None:
     engines = [ScriptedEngine(name=name) for name in ("A", "B")]
     server = start(ScriptedEngine(name="Old")).ready()
 
@@ -96,7 +96,7 @@ def test_two_switches_at_once_end_with_the_last(start: Start) -> None:
     assert server.shared.engine.engine is engines[1] and not engines[1].closed
 
 
-def test_stop_reaches_a_question_that_waits_for_the_model(start: Start) -> None:
+def test_stop_cancels_message_waiting_for_model(start: Start) -> None:
     gate = threading.Event()
 
     def load() -> ScriptedEngine:
@@ -120,7 +120,7 @@ def without_trace(request: Request) -> Request:
     )
 
 
-def test_what_is_typed_is_read_ahead_as_it_will_be_sent(start: Start) -> None:
+def test_draft_prefill_matches_sent_request(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
     server = start(engine).ready()
     server.client.post("/settings", data={"system_prompt": "Be brief.", "tools": "clock", "max_tokens": "99"})
@@ -147,7 +147,7 @@ def test_what_is_typed_is_read_ahead_as_it_will_be_sent(start: Start) -> None:
     assert draft.messages[-1].content.startswith("--- f ---\nx y z")
 
 
-def test_nothing_is_read_ahead_where_nothing_could_be_sent(start: Start) -> None:
+def test_draft_prefill_is_skipped_when_unusable_or_disabled(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
     server = start(engine).ready()
 
@@ -171,7 +171,7 @@ def test_nothing_is_read_ahead_where_nothing_could_be_sent(start: Start) -> None
     assert [draft.messages[-1].content for draft in engine.drafts] == ["first", "last"]
 
 
-def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:
+def test_token_meter_counts_chat_draft_and_attachments(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("one two three"))).ready()
 
     def measured(url: str, **fields: str) -> tuple[int, dict[str, int]]:
@@ -194,7 +194,7 @@ def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:
     )
 
 
-def test_the_options_reach_the_engine_as_they_were_checked(start: Start) -> None:
+def test_checked_options_reach_engine_unchanged(start: Start) -> None:
     engine = ScriptedEngine()
     engine.gate.clear()
     server = start(engine).ready()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)  # the first test builds the stub driver
 Start = Callable[..., Any]
 
 
-def test_the_model_is_loaded_anew(start: Start) -> None:
+def test_lost_engine_is_replaced_by_newly_loaded_model(start: Start) -> None:
     engines = [ScriptedEngine(lambda *_, name=name: say(f"by {name}"), name=name) for name in ("first", "second")]
     left = list(engines)
     server = start(lambda: left.pop(0)).ready()
@@ -29,7 +29,7 @@ def test_the_model_is_loaded_anew(start: Start) -> None:
     assert server.finished(server.ask("three")).content == "by second"
 
 
-def test_the_cpu_takes_over_from_a_gpu_that_is_lost(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_takes_over_after_gpu_loss(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_choice, "_lost", {})
     before = live()
     with installed():

@@ -88,7 +88,7 @@ def ask(server: Any, model: str | None = None, **more: Any) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-def test_a_request_names_a_file_that_is_loaded_beside_the_other(start: Start, folder: Path) -> None:
+def test_request_loads_named_model_beside_default(start: Start, folder: Path) -> None:
     shelf = Shelf(folder, memory=2)
     server = shelf.serve(start)
     listed = server.client.get("/v1/models").json()["data"]
@@ -111,7 +111,7 @@ def test_a_request_names_a_file_that_is_loaded_beside_the_other(start: Start, fo
     assert server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "four"}).status_code == 404
 
 
-def test_a_file_of_another_architecture_is_refused_with_a_sentence(start: Start, folder: Path) -> None:
+def test_unsupported_architecture_returns_400(start: Start, folder: Path) -> None:
     shelf = Shelf(folder, memory=2)
     server = shelf.serve(start)
     answer = server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "three"})
@@ -124,9 +124,7 @@ def test_a_file_of_another_architecture_is_refused_with_a_sentence(start: Start,
     assert shelf.order == ["load One-Q4_K_M"], "no model was closed to make room"
 
 
-def test_without_memory_for_two_the_other_waits_for_what_runs_and_the_first_comes_back(
-    start: Start, folder: Path
-) -> None:
+def test_models_are_swapped_when_memory_fits_only_one(start: Start, folder: Path) -> None:
     shelf = Shelf(folder, memory=1)
     server = shelf.serve(start)
     one = shelf.engines["One-Q4_K_M"]
@@ -152,7 +150,7 @@ def test_without_memory_for_two_the_other_waits_for_what_runs_and_the_first_come
 
 
 @pytest.mark.parametrize("memory", [1, 2])
-def test_a_switch_under_eight_chats_loses_none(start: Start, folder: Path, memory: int) -> None:
+def test_model_switch_under_load_loses_no_chat(start: Start, folder: Path, memory: int) -> None:
     shelf = Shelf(folder, memory)
     server = shelf.serve(start)
     one = shelf.engines["One-Q4_K_M"]
@@ -175,7 +173,7 @@ def test_a_switch_under_eight_chats_loses_none(start: Start, folder: Path, memor
     assert ("close One-Q4_K_M" in shelf.order) == (memory == 1)
 
 
-def test_idle_models_are_unloaded_and_come_back(start: Start, folder: Path) -> None:
+def test_idle_model_is_unloaded_and_reloaded_on_request(start: Start, folder: Path) -> None:
     shelf = Shelf(folder, memory=2)
     server = shelf.serve(start, keep_alive_seconds=0)
     server.wait(lambda: shelf.order == ["load One-Q4_K_M", "close One-Q4_K_M"])
@@ -188,7 +186,7 @@ def test_idle_models_are_unloaded_and_come_back(start: Start, folder: Path) -> N
     server.wait(lambda: server.client.get("/api/ps").json()["models"] == [])
 
 
-def test_a_request_says_how_long_its_model_stays(start: Start, folder: Path) -> None:
+def test_keep_alive_sets_model_expiration(start: Start, folder: Path) -> None:
     shelf = Shelf(folder, memory=2)
     server = shelf.serve(start)
 
@@ -209,7 +207,7 @@ def test_a_request_says_how_long_its_model_stays(start: Start, folder: Path) -> 
     assert refused.status_code == 400 and "keep_alive" in refused.json()["error"]
 
 
-def test_a_model_that_fails_to_load_fails_who_named_it_and_nobody_else(start: Start, folder: Path) -> None:
+def test_failed_model_load_affects_only_requests_for_that_model(start: Start, folder: Path) -> None:
     shelf = Shelf(folder, memory=2)
     server = shelf.serve(start)
     beside = shelf.beside
@@ -226,7 +224,7 @@ def test_a_model_that_fails_to_load_fails_who_named_it_and_nobody_else(start: St
     assert ask(server, "two-q8_0") == "by Two-Q8_0", "the next request for the model tries to load it again"
 
 
-def test_a_chat_has_a_model_of_its_own(start: Start, folder: Path) -> None:
+def test_chat_uses_its_selected_model(start: Start, folder: Path) -> None:
     shelf = Shelf(folder, memory=2)
     server = shelf.serve(start)
     asked = server.ask("Hello")
@@ -245,7 +243,7 @@ def test_a_chat_has_a_model_of_its_own(start: Start, folder: Path) -> None:
     assert answer.status_code == 400
 
 
-def test_an_adapter_comes_back_with_its_model(start: Start, folder: Path) -> None:
+def test_adapter_is_reloaded_with_its_base_model(start: Start, folder: Path) -> None:
     shelf = Shelf(folder, memory=2)
     adapters = folder / "adapters"
     adapters.mkdir()
@@ -292,7 +290,7 @@ def real(start: Start, own_home: Path, two_files: Path, request: pytest.FixtureR
 
 
 @pytest.mark.parametrize("real", [True, False], ids=["beside", "after"], indirect=True)
-def test_two_real_models_answer_eight_at_a_time_as_each_does_alone(real: Any) -> None:
+def test_concurrent_answers_of_two_models_match_sequential_ones(real: Any) -> None:
     def said(number: int) -> tuple[str | None, str]:
         model = "second" if number % 2 else None
         body = {"prompt": f"Tell me {number // 2}", "max_tokens": 8, "temperature": 0, "seed": 1}

@@ -36,7 +36,7 @@ def scrape(server: Any) -> dict[str, float]:
     return samples(answer.text)
 
 
-def test_an_answer_is_counted(start: Start) -> None:
+def test_finished_answer_is_counted_without_content(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     before = scrape(server)
     assert before["notso_model_loaded"] == 1 and before["notso_num_requests_running"] == 0
@@ -51,7 +51,7 @@ def test_an_answer_is_counted(start: Start) -> None:
     assert "secret" not in text and "Hello" not in text
 
 
-def test_a_stopped_answer_is_no_success(start: Start) -> None:
+def test_stopped_answer_is_counted_as_cancelled(start: Start) -> None:
     engine = ScriptedEngine()
     engine.gate.clear()
     server = start(engine).ready()
@@ -63,7 +63,7 @@ def test_a_stopped_answer_is_no_success(start: Start) -> None:
     assert scrape(server)["notso_request_success_total{finished_reason=stop}"] == 0
 
 
-def test_an_answer_whose_reader_went_away_is_counted_as_stopped(start: Start) -> None:
+def test_disconnected_stream_is_counted_as_cancelled(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     messages = [{"role": "user", "content": "Hello"}]
@@ -77,7 +77,7 @@ def test_an_answer_whose_reader_went_away_is_counted_as_stopped(start: Start) ->
     assert scrape(server)["notso_request_success_total{finished_reason=stop}"] == 0
 
 
-def test_requests_are_counted_by_route_and_not_by_address(start: Start) -> None:
+def test_http_requests_are_counted_by_route_template(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     for path in ("/chats/one", "/chats/two", "/nowhere", "/elsewhere"):
         server.client.get(path)
@@ -92,7 +92,7 @@ def test_requests_are_counted_by_route_and_not_by_address(start: Start) -> None:
     assert not any("one" in name.replace("none", "") and "route" in name for name in found)
 
 
-def test_the_key_is_asked_for(start: Start) -> None:
+def test_metrics_require_api_key(start: Start) -> None:
     server = start(ScriptedEngine(), api_key="correct horse battery staple")
     server.wait(lambda: server.client.get("/health").status_code == 200)
     assert server.client.get("/metrics").status_code == 401
@@ -100,7 +100,7 @@ def test_the_key_is_asked_for(start: Start) -> None:
     assert shown.status_code == 200
 
 
-def test_without_a_model_it_still_answers(start: Start) -> None:
+def test_metrics_are_served_without_loaded_model(start: Start) -> None:
     def fails() -> ScriptedEngine:
         raise ZeroDivisionError
 
@@ -129,11 +129,11 @@ def engine() -> EngineHost:
     )
     scripted.stats = lambda: stats  # type: ignore[method-assign]
     host = EngineHost(lambda: scripted)
-    host.default.opened(scripted)
+    host.default.mark_loaded(scripted)
     return host
 
 
-def test_the_engine_s_numbers(engine: EngineHost) -> None:
+def test_engine_statistics_are_exported(engine: EngineHost) -> None:
     metrics = Metrics(engine)
     metrics.observe(Usage(10, 5, 2, 3, 200.0, 400.0, 50.0), "length")
     metrics.observe(None, None)

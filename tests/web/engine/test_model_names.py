@@ -11,10 +11,10 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from notso.web.engine.host import EngineHost
-from notso.web.engine.model_names import ModelChoice, choose, names_of
-from notso.web.engine.models import ModelRegistry, adapter_files, name_of, within
+from notso.web.engine.model_names import ModelChoice, accepted_names, find_model
+from notso.web.engine.models import ModelRegistry, adapter_files, adapter_name, resolve_within
 from notso.web.engine.port import AdapterSource
-from notso.web.values.durations import duration_s
+from notso.web.values.durations import parse_duration
 
 
 def host_with(name: str, path: Path | str = "", *adapters: str) -> EngineHost:
@@ -23,7 +23,7 @@ def host_with(name: str, path: Path | str = "", *adapters: str) -> EngineHost:
     for each in adapters:
         engine.adapters.add(AdapterSource(each, "f"))
     host = EngineHost(lambda: engine)
-    host.default.opened(engine)
+    host.default.mark_loaded(engine)
     return host
 
 
@@ -49,29 +49,31 @@ def host_with(name: str, path: Path | str = "", *adapters: str) -> EngineHost:
         ("demo", "demo.gguf"),
     ],
 )
-def test_names(own_home: Path, tmp_path: Path, wanted: str | None, means: ModelChoice | str | None) -> None:
+def test_model_names_resolve_to_model_and_adapter(
+    own_home: Path, tmp_path: Path, wanted: str | None, means: ModelChoice | str | None
+) -> None:
     (tmp_path / "Two.gguf").write_bytes(b"GGUF")
     host = host_with("My Model", tmp_path / "one.gguf", "Legal")
     registry = ModelRegistry(lambda path: ScriptedEngine(), tmp_path)
-    choice = asyncio.run(choose(host, registry, wanted))
+    choice = asyncio.run(find_model(host, registry, wanted))
     if isinstance(means, str):
         assert choice is not None and Path(str(choice.model)).name == means and choice.adapter is None
     else:
         assert choice == means
 
 
-def test_a_model_that_was_the_default_keeps_its_name_and_its_adapters(own_home: Path) -> None:
+def test_replaced_default_model_keeps_name_and_adapters(own_home: Path) -> None:
     host = host_with("Old", "", "Legal")
     host.switch(lambda: ScriptedEngine(name="New"))
-    host.default.opened(ScriptedEngine(name="New"))
+    host.default.mark_loaded(ScriptedEngine(name="New"))
     registry = ModelRegistry(lambda path: ScriptedEngine())
-    assert asyncio.run(choose(host, registry, "old")) == ModelChoice("")
-    assert asyncio.run(choose(host, registry, "old:legal")) == ModelChoice("", "Legal")
-    assert asyncio.run(choose(host, registry, "smollm3:legal")) is None, "the adapter stays with its base model"
-    assert "new" in names_of(host.default.info)  # type: ignore[arg-type]
+    assert asyncio.run(find_model(host, registry, "old")) == ModelChoice("")
+    assert asyncio.run(find_model(host, registry, "old:legal")) == ModelChoice("", "Legal")
+    assert asyncio.run(find_model(host, registry, "smollm3:legal")) is None, "the adapter stays with its base model"
+    assert "new" in accepted_names(host.default.info)  # type: ignore[arg-type]
 
 
-def test_adapter_files_are_those_of_one_folder(tmp_path: Path) -> None:
+def test_adapter_paths_are_limited_to_folder(tmp_path: Path) -> None:
     (tmp_path / "a b.gguf").write_bytes(b"")
     (tmp_path / "notes.txt").write_bytes(b"")
     for name in ("peft", "other"):
@@ -81,9 +83,14 @@ def test_adapter_files_are_those_of_one_folder(tmp_path: Path) -> None:
     found = [(file.path, file.name) for file in adapter_files(tmp_path)]
     assert found == [("a b.gguf", "a-b"), ("out.gguf", "out"), ("peft", "peft")]
     assert adapter_files(None) == adapter_files(tmp_path / "absent") == []
-    assert name_of(Path("\u00e9\u00e9.gguf")) == "adapter"
-    assert within(tmp_path, "peft") == (tmp_path / "peft").resolve()
-    assert within(tmp_path, "out.gguf") is within(tmp_path, "../x") is within(tmp_path, "a\0b") is None
+    assert adapter_name(Path("\u00e9\u00e9.gguf")) == "adapter"
+    assert resolve_within(tmp_path, "peft") == (tmp_path / "peft").resolve()
+    assert (
+        resolve_within(tmp_path, "out.gguf")
+        is resolve_within(tmp_path, "../x")
+        is resolve_within(tmp_path, "a\0b")
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,17 +100,17 @@ def test_adapter_files_are_those_of_one_folder(tmp_path: Path) -> None:
         *(("99999999h", -1), ("", None), ("soon", None), ("1d", None), ("inf", None), ("m5", None), ("5 m", None)),
     ],
 )
-def test_durations(text: str, seconds: float | None) -> None:
-    assert duration_s(text) == seconds
+def test_duration_strings_are_parsed(text: str, seconds: float | None) -> None:
+    assert parse_duration(text) == seconds
 
 
-def test_an_adapter_called_like_a_model_does_not_answer_for_it(own_home: Path, tmp_path: Path) -> None:
+def test_adapter_name_does_not_shadow_model_name(own_home: Path, tmp_path: Path) -> None:
     (tmp_path / "Two.gguf").write_bytes(b"GGUF")
     (tmp_path / "smollm3-3b-q8_0.gguf").write_bytes(b"GGUF")
     host = host_with("My Model", tmp_path / "one.gguf", "smollm3", "Two", "my-model", "one", "smollm3-3b-q8_0")
     registry = ModelRegistry(lambda path: ScriptedEngine(), tmp_path)
     for wanted in ("smollm3", "smollm3:latest", "My-Model", "one", "two", "TWO:latest", "smollm3-3b-q8_0"):
-        choice = asyncio.run(choose(host, registry, wanted))
+        choice = asyncio.run(find_model(host, registry, wanted))
         assert choice is not None and choice.adapter is None, wanted
-    assert asyncio.run(choose(host, None, "smollm3")) == ModelChoice()
-    assert asyncio.run(choose(host, registry, "smollm3:two")) == ModelChoice("", "Two")
+    assert asyncio.run(find_model(host, None, "smollm3")) == ModelChoice()
+    assert asyncio.run(find_model(host, registry, "smollm3:two")) == ModelChoice("", "Two")

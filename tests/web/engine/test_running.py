@@ -16,7 +16,14 @@ from notso.smollm3 import Event, FinishReason, ModelError, Usage
 from notso.smollm3.output.generation import Generation
 from notso.web.engine.host import EngineHost
 from notso.web.engine.port import Message, Request, RequestOptions
-from notso.web.engine.running import MOST_AT_ONCE, Prepared, RunningRequest, RunningRequests, asks, prepare
+from notso.web.engine.running import (
+    MOST_AT_ONCE,
+    PreparedRequest,
+    RunningRequest,
+    RunningRequests,
+    prepare,
+    submissions_for,
+)
 
 END = Event("end", finish_reason="stop")
 
@@ -53,7 +60,7 @@ async def all_of(running: RunningRequest) -> list[tuple[int, Event]]:
 
 
 @on_loop
-async def test_who_is_admitted_counts_before_anybody_else_is_asked() -> None:
+async def test_admitted_requests_count_toward_limit_immediately() -> None:
     """Admission counts at once, so no request can pass the limit between the check and the submission."""
     house = House(most_waiting=2)
     generations = [Generation() for _ in range(2)]
@@ -75,7 +82,7 @@ async def test_who_is_admitted_counts_before_anybody_else_is_asked() -> None:
 
 
 @on_loop
-async def test_an_owner_who_waits_for_nothing_finds_a_place_beside_one_who_took_all() -> None:
+async def test_queue_places_are_shared_between_owners() -> None:
     requests = House(most_waiting=32).requests
     greedy = [requests.admit("greedy") for _ in range(70)]
     assert [each is not None for each in greedy] == [True] * 32 + [False] * 38, "one owner alone gets every place"
@@ -87,7 +94,7 @@ async def test_an_owner_who_waits_for_nothing_finds_a_place_beside_one_who_took_
 
 
 @on_loop
-async def test_what_fails_to_begin_gives_its_place_back() -> None:
+async def test_failed_submission_releases_queue_place() -> None:
     house = House(most_waiting=1)
 
     def refuse(engine: object) -> Any:
@@ -122,7 +129,7 @@ async def test_every_reader_gets_every_event_of_every_choice_in_order() -> None:
 
 
 @on_loop
-async def test_a_step_wakes_the_loop_once_for_all_and_nobody_for_what_nobody_awaits() -> None:
+async def test_engine_step_wakes_event_loop_once() -> None:
     house, generations = House(), [Generation() for _ in range(64)]
     wakes: list[object] = []
     loop = asyncio.get_running_loop()
@@ -149,7 +156,7 @@ async def test_a_step_wakes_the_loop_once_for_all_and_nobody_for_what_nobody_awa
 
 
 @on_loop
-async def test_a_paced_reader_is_left_alone_until_it_is_time() -> None:
+async def test_paced_reader_receives_events_in_batches() -> None:
     house, generation = House(), Generation()
     running = await house.begun(generation)
     batches: list[int] = []
@@ -172,7 +179,7 @@ async def test_a_paced_reader_is_left_alone_until_it_is_time() -> None:
 
 
 @on_loop
-async def test_others_come_between_what_a_late_reader_catches_up_with() -> None:
+async def test_late_reader_yields_to_other_tasks() -> None:
     house, generation = House(), Generation()
     generation.write(texts(*map(str, range(1000))))
     generation.write([END], last=True)
@@ -194,7 +201,7 @@ async def test_others_come_between_what_a_late_reader_catches_up_with() -> None:
 
 
 @on_loop
-async def test_silence_is_told_and_ends_nothing() -> None:
+async def test_silence_yields_empty_batches_without_ending() -> None:
     house, generation = House(), Generation()
     running = await house.begun(generation)
     found: list[list[Event]] = []
@@ -206,7 +213,7 @@ async def test_silence_is_told_and_ends_nothing() -> None:
 
 
 @on_loop
-async def test_ends_are_told_once_whoever_reads_and_if_nobody_does() -> None:
+async def test_end_callback_runs_once_with_or_without_readers() -> None:
     ends: list[tuple[Usage | None, FinishReason | None]] = []
     usage = Usage(prompt_tokens=1, completion_tokens=2)
 
@@ -230,7 +237,7 @@ async def test_ends_are_told_once_whoever_reads_and_if_nobody_does() -> None:
 
 
 @on_loop
-async def test_a_stop_reaches_what_is_just_being_asked() -> None:
+async def test_stop_reaches_request_being_submitted() -> None:
     house, submitted, go_on = House(), threading.Event(), threading.Event()
     generations = [Generation(), Generation(), Generation()]
     handed: list[Generation] = []
@@ -254,7 +261,7 @@ async def test_a_stop_reaches_what_is_just_being_asked() -> None:
 
 
 @pytest.mark.parametrize("how", ["loaded", "failed", "stopped"])
-def test_what_waits_for_a_model_goes_on_when_there_is_one_or_none(how: str) -> None:
+def test_request_waiting_for_model_handles_load_failure_and_stop(how: str) -> None:
     async def test() -> None:
         house, generation = House(), Generation()
         model = house.host.default
@@ -270,7 +277,7 @@ def test_what_waits_for_a_model_goes_on_when_there_is_one_or_none(how: str) -> N
         else:
             model.engine, model.state = (engine, "ready") if how == "loaded" else (None, "failed")
             model.failure = "it broke"
-            house.host._tell()
+            house.host._notify_changed()
         if how == "failed":
             with pytest.raises(ModelError, match="it broke"):
                 await beginning
@@ -281,7 +288,7 @@ def test_what_waits_for_a_model_goes_on_when_there_is_one_or_none(how: str) -> N
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
-def test_what_was_prepared_is_begun_if_engine_and_request_are_still_those() -> None:
+def test_prepared_request_is_used_only_for_same_engine_and_request() -> None:
     engines = [ScriptedEngine() for _ in range(2)]
     request = Request((Message("user", "one"),), options=RequestOptions(owner="a"))
     other = replace(request, messages=(Message("user", "two"),))
@@ -289,11 +296,11 @@ def test_what_was_prepared_is_begun_if_engine_and_request_are_still_those() -> N
         begun: list[Generation] = []
         prepared = prepare(engines[0], request)
 
-        def begin(prepared: Prepared = prepared, begun: list[Generation] = begun) -> Any:
+        def begin(prepared: PreparedRequest = prepared, begun: list[Generation] = begun) -> Any:
             begun.append(prepared.begin())  # type: ignore[arg-type]
             return begun[-1]
 
-        [generation] = asks(replace(asked), replace(prepared, begin=begin))(engine)
+        [generation] = submissions_for(replace(asked), replace(prepared, begin=begin))(engine)
         assert begun == [generation] * is_prepared
         assert list(generation.events())[-1].finish_reason == "stop"
         assert engine.requests[-1] == asked

@@ -24,7 +24,7 @@ def shown(html: str) -> str:
     return unescape(re.sub(r"<[^>]+>", "", html)).strip()
 
 
-def test_a_single_block_is_left_in_its_middle() -> None:
+def test_budget_interrupts_rendering_within_a_block() -> None:
     began = time.thread_time()
     with pytest.raises(OverBudgetError):
         render_block(SLOW, Budget(0.05))
@@ -39,13 +39,13 @@ def test_a_single_block_is_left_in_its_middle() -> None:
     ],
     ids=lambda text: repr(text[:8]),
 )
-def test_what_is_over_is_plain_and_says_so_once(text: str) -> None:
+def test_text_over_budget_is_plain_with_a_single_note(text: str) -> None:
     html = render_markdown("*first*\n\n" + text, budget=Budget(0.005))
     assert html.count(words["unformatted"]) == 1 and len(html) <= 3 * len(text)
     assert shown(html).endswith(text.strip()[-40:])
 
 
-def test_html_is_counted_too() -> None:
+def test_html_output_counts_against_the_budget() -> None:
     text = "*first*\n\n" + "`a` " * 1_000
     assert words["unformatted"] not in render_markdown(text)
     html = render_markdown(text, budget=Budget(characters=2_000))
@@ -53,7 +53,7 @@ def test_html_is_counted_too() -> None:
     assert len(text) * 2 < MAX_HTML_CHARACTERS
 
 
-def test_a_stream_that_has_spent_all_goes_on_as_plain_text() -> None:
+def test_stream_over_budget_continues_as_plain_text() -> None:
     budget = Budget(0.05)
     answer, thoughts = StreamingMarkdown(budget), StreamingMarkdown(budget)
     html = answer.feed(f"*first*\n\n{SLOW}\n\n").closed + answer.feed("*next*\n\n*last*").closed
@@ -64,7 +64,7 @@ def test_a_stream_that_has_spent_all_goes_on_as_plain_text() -> None:
     assert [line for line in shown(html).split() if "*" in line] == ["*next*", "*last*", "*more*", "*t*"]
 
 
-def test_a_tail_that_is_slow_waits_for_its_end() -> None:
+def test_slow_tail_is_not_rendered_on_every_update() -> None:
     stream, began = StreamingMarkdown(), time.thread_time()
     for _ in range(10):
         assert stream.feed("[a](" * 390).tail
@@ -72,7 +72,7 @@ def test_a_tail_that_is_slow_waits_for_its_end() -> None:
 
 
 @pytest.mark.parametrize("unit", ["`", "` ", "``a`b", "[a](", "*a_", "**a ", "$", "~~a", "_*"])
-def test_markup_that_is_half_open_is_closed_in_no_time(unit: str) -> None:
+def test_unfinished_markup_is_closed_in_linear_time(unit: str) -> None:
     """Closing unfinished markup takes linear time: four times the text takes four times as long, not sixteen."""
 
     def seconds(characters: int) -> float:

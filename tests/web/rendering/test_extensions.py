@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from notso.web.rendering.extensions import with_labels
+from notso.web.rendering.extensions import translate_labels
 from notso.web.rendering.markdown import render_markdown
 from notso.web.rendering.streaming import StreamingMarkdown
 from notso.web.values.wording import language
@@ -30,12 +30,12 @@ def test_inert_tags_without_attributes_are_markup(text: str, html: str) -> None:
     assert render_markdown(text).strip() == html
 
 
-def test_a_line_break_within_a_cell() -> None:
+def test_br_in_table_cell_is_a_line_break() -> None:
     html = render_markdown("|a|\n|-|\n|x<br>y|\n")
     assert "<td>x<br>y</td>" in html and '<table dir="auto">' in html
 
 
-def test_a_folded_part_holds_blocks() -> None:
+def test_details_element_may_contain_blocks() -> None:
     html = render_markdown("<details>\n<summary>More *here*</summary>\n\n- a\n\n```\nx\n```\n</details>\n\nafter")
     inside, _, after = html.partition("</details>")
     assert "<summary>More <em>here</em></summary>" in inside and "<li>a</li>" in inside and "code-block" in inside
@@ -45,21 +45,21 @@ def test_a_folded_part_holds_blocks() -> None:
     assert "<summary>Details</summary>" in nested
 
 
-def test_alerts() -> None:
+def test_alert_blockquotes_are_rendered_and_localized() -> None:
     html = render_markdown("> [!NOTE]\n> Some *text*")
     assert html.startswith('<blockquote class="alert alert-note">\n<p class="alert-title">Note</p>\n<p>Some <em>text')
     assert "alert" not in render_markdown("> [!OTHER]\n> text") + render_markdown("> text\n> [!NOTE]")
     token = language.set("de")
-    assert '<p class="alert-title">Hinweis</p>' in with_labels(html)
+    assert '<p class="alert-title">Hinweis</p>' in translate_labels(html)
     language.reset(token)
 
 
 @pytest.mark.parametrize("name", ["mermaid", "csv", "svg", "md", "objective-c", "f#"])
-def test_a_fence_keeps_its_language(name: str) -> None:
+def test_code_fence_keeps_its_language_name(name: str) -> None:
     assert f"<span>{name}</span>" in render_markdown(f"```{name}\nx\n```")
 
 
-def test_no_markup_comes_from_a_language() -> None:
+def test_markup_in_code_fence_language_is_dropped() -> None:
     assert "<span>code</span>" in render_markdown("```<b>x\ny\n```")
     assert "<span>code</span>" in render_markdown("```\ny\n```")
 
@@ -77,7 +77,7 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize(("text", "html"), FORMULAS)
-def test_formulas(text: str, html: str) -> None:
+def test_extended_math_syntax_is_rendered(text: str, html: str) -> None:
     assert render_markdown(text).strip() == html
 
 

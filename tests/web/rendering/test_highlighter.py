@@ -25,18 +25,18 @@ def colors() -> Iterator[Highlighter]:
     made.close()
 
 
-def test_it_writes_what_the_library_writes(colors: Highlighter) -> None:
+def test_highlighter_output_matches_pygments(colors: Highlighter) -> None:
     for text, language in ((PLAIN, "c"), ("def f(x): return '<&>\u2028'", "python"), ("", "json"), ("\n\n x", "yaml")):
         whole = highlight(text, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
         assert colors.html(text, language)[0] == whole
 
 
-def test_what_takes_too_long_is_plain_and_the_next_has_colors(colors: Highlighter) -> None:
+def test_slow_code_is_not_highlighted_and_the_next_block_is(colors: Highlighter) -> None:
     assert colors.html(SLOW, "c") == (None, BLOCK_SECONDS)
     assert "<span" in str(colors.html(PLAIN, "c")[0])
 
 
-def test_a_process_that_was_killed_is_started_again(colors: Highlighter) -> None:
+def test_killed_highlighter_process_is_restarted(colors: Highlighter) -> None:
     colors.html(PLAIN, "c")
     assert colors._process is not None
     colors._process.kill()
@@ -45,12 +45,12 @@ def test_a_process_that_was_killed_is_started_again(colors: Highlighter) -> None
     assert "<span" in str(colors.html(PLAIN, "c")[0])
 
 
-def test_where_no_process_can_be_had_code_is_plain(colors: Highlighter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_plain_if_the_process_cannot_start(colors: Highlighter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code.sys, "executable", "/nowhere")
     assert colors.html(PLAIN, "c")[0] is None
 
 
-def test_the_time_of_the_process_is_the_message_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_highlighter_time_counts_against_the_render_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code.HIGHLIGHTER, "html", lambda text, language: (None, 400.0))
     budget = Budget(1_000.0)
     for _ in range(2):
@@ -58,9 +58,9 @@ def test_the_time_of_the_process_is_the_message_s(monkeypatch: pytest.MonkeyPatc
             assert "<span" not in code_block(PLAIN, "c", deadline=deadline, color=True).partition("<pre>")[2]
     with pytest.raises(OverBudgetError), budget.spending() as deadline:
         code_block(PLAIN, "c", deadline=deadline, color=True)
-    assert budget.spent
+    assert budget.is_spent
 
 
-def test_a_message_of_such_blocks_ends_as_plain_text() -> None:
+def test_message_of_slow_code_blocks_is_not_highlighted() -> None:
     html = render_markdown(f"```c\n{SLOW}\n```\n\n" * 8 + f"```c\n{PLAIN}```\n")
     assert "<span class" not in html

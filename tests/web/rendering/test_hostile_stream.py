@@ -35,7 +35,7 @@ def decoded(data: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_every_cut_of_every_text_is_clean_and_the_end_is_the_whole(batch: int) -> None:
+def test_hostile_streams_are_safe_at_every_byte_and_match_whole_render(batch: int) -> None:
     seen = {""}
     for data in hostile(batch):
         markdown, closed, whole = StreamingMarkdown(Budget(UNHURRIED)), "", data.decode(errors="replace")
@@ -51,7 +51,7 @@ def test_every_cut_of_every_text_is_clean_and_the_end_is_the_whole(batch: int) -
         assert sanitize(render_markdown(whole)) == render_markdown(whole, budget=Budget(UNHURRIED)), data
 
 
-def test_a_reader_of_single_bytes_gets_the_events_that_were_sent(event_reader: type) -> None:
+def test_event_reader_fed_single_bytes_gets_the_sent_events(event_reader: type) -> None:
     """No event is forged or lost, even if the text imitates an event stream and the network splits it anywhere."""
     log, number, sent, wire = TurnLog(), None, [], b""
     markdown = StreamingMarkdown()

@@ -25,7 +25,7 @@ def links(text: str) -> list[tuple[str, str]]:
         ("one https://example.org/…", "https://example.org/"),
     ],
 )
-def test_a_bare_address_is_a_link_without_the_sentence_s_own_marks(text: str, address: str) -> None:
+def test_bare_url_is_linked_without_trailing_punctuation(text: str, address: str) -> None:
     [(target, words)] = links(text)
     assert words == address
     assert target.lower() == address.lower()
@@ -34,19 +34,19 @@ def test_a_bare_address_is_a_link_without_the_sentence_s_own_marks(text: str, ad
 @pytest.mark.parametrize(
     "text", ["javascript://example.org", "xhttp://example.org", "http://", "`https://example.org`", "ftp://a.b", "a://"]
 )
-def test_what_is_no_address_of_a_page_stays_text(text: str) -> None:
+def test_text_that_is_not_a_web_url_is_not_linked(text: str) -> None:
     assert links(text) == []
 
 
-def test_an_address_within_a_link_is_that_link_s_words() -> None:
+def test_url_as_link_text_is_not_linked_again() -> None:
     assert links("[https://a.example](https://b.example)") == [("https://b.example", "https://a.example")]
 
 
-def test_many_addresses_cost_no_more_than_their_length() -> None:
+def test_five_hundred_bare_urls_are_linked() -> None:
     assert len(links(" ".join(f"https://example.org/{at}" for at in range(500)))) == 500
 
 
-def test_notes_are_raised_where_they_are_meant_and_explained() -> None:
+def test_footnotes_are_rendered_as_superscript() -> None:
     html = render_markdown("Said[^1], once[^long-one].\n\n[^1]: Why.\n[^long-one]: Because.\n")
     assert "Said<sup>1</sup>, once<sup>long-one</sup>." in html
     assert "<sup>1</sup> Why.<br>" in html and "<sup>long-one</sup> Because." in html
@@ -54,7 +54,7 @@ def test_notes_are_raised_where_they_are_meant_and_explained() -> None:
     assert "<sup>&lt;b&gt;</sup>" in render_markdown("[^<b>]")
 
 
-def test_boxes_of_a_task_list() -> None:
+def test_task_list_items_are_rendered_with_checkbox_characters() -> None:
     html = render_markdown("- [ ] open *now*\n- [x] done\n- [X] too\n- plain [ ] box\n\n1. [ ] first\n")
     assert html.count('<li class="task">') == 4
     assert "☐ open <em>now</em>" in html and "☑ done" in html and "☑ too" in html and "plain [ ] box" in html

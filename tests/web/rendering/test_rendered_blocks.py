@@ -29,7 +29,7 @@ INLINE = '<span class="math inline">{}</span>'
         ("> $$\n> x\n> $$", f"<blockquote>\n{DISPLAY.format('x')}\n</blockquote>"),
     ],
 )
-def test_formulas(text: str, html: str) -> None:
+def test_math_delimiters_produce_formulas(text: str, html: str) -> None:
     assert render_markdown(text).strip() == html
 
 
@@ -41,22 +41,22 @@ def test_formulas(text: str, html: str) -> None:
         *("$$\nx\n\ny\n$$", "$$ x", "$$\nx\n$$ y", f"$${'x' * (MAX_FORMULA_CHARACTERS + 1)}$$", "\\\\(x\\\\)"),
     ],
 )
-def test_no_formulas(text: str) -> None:
+def test_prices_code_and_unclosed_math_are_not_formulas(text: str) -> None:
     assert 'class="math' not in render_markdown(text)
 
 
-def test_what_is_not_closed_is_shown_as_written() -> None:
+def test_unclosed_display_math_is_shown_as_plain_text() -> None:
     assert render_markdown("$$\na *b* <i>\n\nc") == '<p class="plain">$$\na *b* &lt;i&gt;</p>\n<p>c</p>\n'
 
 
-def test_a_formula_is_closed_when_its_block_is() -> None:
+def test_streamed_formula_is_rendered_once_its_delimiter_closes() -> None:
     stream = StreamingMarkdown()
     assert 'class="math' not in stream.feed("Thus\n\n$$\nx").tail
     assert 'class="math display">x</div>' in stream.feed("\n$$\n").tail
     assert 'class="math display">x</div>' in stream.feed("\nand more\n").closed
 
 
-def test_a_code_block_says_its_language_and_has_its_tools() -> None:
+def test_code_block_has_language_label_and_buttons() -> None:
     html = render_markdown("```py\nx = 1\n```")
     assert '<div class="code-label"><span>python</span><button class="copy-code" type="button">Copy</button>' in html
     assert '<button class="wrap-code" type="button">Wrap</button></div><pre tabindex="0">' in html
@@ -64,18 +64,18 @@ def test_a_code_block_says_its_language_and_has_its_tools() -> None:
 
 
 @pytest.mark.parametrize("lines", [MAX_UNFOLDED_LINES, MAX_UNFOLDED_LINES + 1])
-def test_only_long_code_is_folded(lines: int) -> None:
+def test_only_long_code_blocks_are_folded(lines: int) -> None:
     html = render_markdown("```\n" + "x\n" * lines + "```")
     folded = lines > MAX_UNFOLDED_LINES
     assert ('class="code-block long"' in html) == folded == ("whole-code" in html)
 
 
-def test_a_wide_table_scrolls_in_a_box_of_its_own() -> None:
+def test_table_is_wrapped_in_a_scrollable_figure() -> None:
     html = render_markdown("|a|b|\n|-|-:|\n|1|2|")
     assert html.startswith('<figure class="wide-table" tabindex="0"><table dir="auto">')
     assert html.endswith("</table></figure>\n")
     assert '<td class="align-right">2</td>' in html
 
 
-def test_a_person_s_button_is_no_button() -> None:
+def test_html_buttons_in_markdown_are_not_rendered() -> None:
     assert "<button" not in render_markdown("<button class=copy-code onclick=x>y</button> <figure>")

@@ -117,7 +117,7 @@ def whole_and_streamed(text: str, cuts: list[int]) -> tuple[str, str]:
     return render_markdown(text), html + stream.finish().closed
 
 
-def test_a_document_streamed_byte_by_byte_is_the_document() -> None:
+def test_document_streamed_by_character_equals_whole_render() -> None:
     whole, streamed = whole_and_streamed(DOCUMENT, list(range(len(DOCUMENT))))
     assert streamed == whole
     for needed in (
@@ -139,12 +139,12 @@ def test_a_document_streamed_byte_by_byte_is_the_document() -> None:
 @example("- a\n\n\n- b\n\ntext\n- c\n", random.Random(0))
 @example("a\n\r\nb\r", random.Random(1))
 @example("```\nx\n\n```\n2. y\n", random.Random(2))
-def test_closed_blocks_never_change(text: str, chance: random.Random) -> None:
+def test_streamed_html_equals_whole_render(text: str, chance: random.Random) -> None:
     whole, streamed = whole_and_streamed(text, [chance.randrange(len(text) + 1) for _ in range(12)])
     assert streamed == whole
 
 
-def test_what_is_shown_on_the_way_is_a_beginning_of_the_end() -> None:
+def test_closed_html_while_streaming_is_a_prefix_of_the_result() -> None:
     stream, closed, whole = StreamingMarkdown(), "", render_markdown(DOCUMENT)
     for at in range(0, len(DOCUMENT), 3):
         rendered = stream.feed(DOCUMENT[at : at + 3])
@@ -154,7 +154,7 @@ def test_what_is_shown_on_the_way_is_a_beginning_of_the_end() -> None:
         assert_safe(rendered.tail)
 
 
-def test_code_is_coloured_when_its_block_closes() -> None:
+def test_code_is_highlighted_when_its_block_closes() -> None:
     stream = StreamingMarkdown()
     assert "<code>x = 1\n</code>" in stream.feed("```python\nx = 1\n").tail
     assert '<span class="n">x</span>' in stream.feed("```\n\nafter\n").closed
@@ -188,7 +188,7 @@ def test_code_is_coloured_when_its_block_closes() -> None:
         ("\\[ a [b", '<p class="plain">\\[ a [b</p>'),
     ],
 )
-def test_half_open_markup_does_not_flicker(tail: str, shown: str) -> None:
+def test_unfinished_markup_is_completed_in_the_tail(tail: str, shown: str) -> None:
     assert StreamingMarkdown().feed(tail).tail.strip().replace("\n</code>", "</code>") == shown
 
 
@@ -198,7 +198,7 @@ def test_images_become_links() -> None:
     assert html.startswith('<p><a href="https://evil.example/?q=words"')
 
 
-def test_links_are_harmless() -> None:
+def test_only_absolute_web_links_are_kept_and_have_safe_rel() -> None:
     html = render_markdown("[x](https://example.org)")
     assert 'rel="noopener noreferrer nofollow"' in html and 'target="_blank"' in html
     for address in (
@@ -213,7 +213,7 @@ def test_links_are_harmless() -> None:
         assert "href" not in render_markdown(f"[x]({address})"), address
 
 
-def test_highlighting_knows_every_language_offered() -> None:
+def test_code_in_every_known_language_is_rendered() -> None:
     for name in LANGUAGES:
         assert '<div class="code-label">' in render_markdown(f"```{name}\nx = 1\n```")
 
@@ -346,7 +346,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_hostile_text_is_shown_and_not_obeyed(attack: str) -> None:
+def test_hostile_markup_renders_to_safe_html(attack: str) -> None:
     for frame in ("{}", "a {} b", "> {}", "- {}", "**{}**", "[{}](http://e)", "{0}\n\n{0}", "| {} |\n|--|", "# {}"):
         text = frame.format(attack)
         assert_safe(render_markdown(text))
@@ -359,17 +359,17 @@ def test_hostile_text_is_shown_and_not_obeyed(attack: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from([*ATTACKS, *PIECES]), max_size=6).map("".join))
-def test_hostile_text_glued_together_is_not_obeyed(text: str) -> None:
+def test_combined_hostile_markup_renders_to_safe_html(text: str) -> None:
     assert_safe(render_markdown(text))
 
 
-def test_the_sanitizer_lets_nothing_speak_to_htmx() -> None:
+def test_sanitizer_removes_htmx_markup() -> None:
     assert "<" not in re.sub(r"</?(p|a)\b[^>]*>", "", sanitize('<p><a href="http://e/?<hx-partial>">x</a></p>'))
     assert sanitize('<p hx-get="/x" data-hx-get="/y" id="z" onclick="w">x</p>') == "<p>x</p>"
     assert sanitize("<hx-partial hx-target=x>y</hx-partial>") == "y"
 
 
-def test_a_fault_in_the_sanitizer_shows_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sanitizer_failure_falls_back_to_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     def faulty(html: str) -> str:
         raise UnsafeHTMLError
 
@@ -407,14 +407,14 @@ def test_a_fault_in_the_sanitizer_shows_plain_text(monkeypatch: pytest.MonkeyPat
     ],
     ids=lambda text: f"{text[:6]!r}x{len(text)}",
 )
-def test_no_text_is_slow(text: str) -> None:
+def test_pathological_text_is_rendered_within_time_limit(text: str) -> None:
     began = time.thread_time()
     html = render_markdown(text)
     assert time.thread_time() - began < 2.5
     assert_safe(html)
 
 
-def test_what_is_too_long_is_shown_plain() -> None:
+def test_overlong_text_and_paragraphs_are_shown_plain() -> None:
     assert render_markdown("*a* " * (MAX_MARKDOWN_CHARACTERS // 4 + 1)).startswith('<p class="plain">*a* ')
     long = "*a* " * (MAX_PARAGRAPH_CHARACTERS // 4 + 1)
     assert render_markdown(f"**x**\n\n{long}\n\n**y**").startswith('<p><strong>x</strong></p>\n<p class="plain">*a*')
@@ -424,7 +424,7 @@ def test_what_is_too_long_is_shown_plain() -> None:
 
 @pytest.mark.parametrize("depth", [15, 16, 17, pytest.param(40, marks=pytest.mark.long("page"))])
 @pytest.mark.parametrize("shape", ["lists", "lists in a line", "quotes"])
-def test_nothing_is_lost_in_the_deep_nor_behind_it(depth: int, shape: str) -> None:
+def test_deep_nesting_loses_no_text(depth: int, shape: str) -> None:
     if shape == "lists":
         deep = "".join("  " * level + f"- level {level}\n" for level in range(depth)) + "  " * depth + "innermost\n"
     else:
@@ -441,5 +441,5 @@ def test_nothing_is_lost_in_the_deep_nor_behind_it(depth: int, shape: str) -> No
     assert whole == streamed
 
 
-def test_lines_break_where_they_were_broken() -> None:
+def test_line_breaks_in_a_paragraph_are_kept() -> None:
     assert render_markdown("A rose\nis a rose\n") == "<p>A rose<br>\nis a rose</p>\n"

@@ -61,7 +61,7 @@ def replica(
 ) -> Callable[..., Any]:
     """Return a function that starts servers over the same store."""
     store = OneStore(tmp_path / "data")
-    monkeypatch.setattr(app, "store_of", lambda settings: store)
+    monkeypatch.setattr(app, "configure_store", lambda settings: store)
 
     def begin(engine: Any, **settings: Any) -> Any:
         return start(engine, valkey_url=valkey.url, **settings).ready()

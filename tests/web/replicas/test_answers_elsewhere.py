@@ -20,7 +20,7 @@ NAMED = {"X-Conversation-Id": "c1"}
 Replica = Callable[..., Any]
 
 
-class Gate:
+class QuotaCheck:
     """Engine that generates a few words and waits for `go` before the rest."""
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class Gate:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
+def gate() -> Iterator[QuotaCheck]:
+    gate = QuotaCheck()
     yield gate
     gate.go.set()
 
@@ -69,7 +69,7 @@ def numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"^id: (\d+)$", text, re.MULTILINE)]
 
 
-def test_who_left_reads_on_at_another_replica(replica: Replica, gate: Gate) -> None:
+def test_stream_can_be_resumed_at_another_replica(replica: Replica, gate: QuotaCheck) -> None:
     here, there = two(replica, gate)
     begin(here)
     with there.client.stream("GET", "/v1/stream?conv_id=c1&from=2") as answer:
@@ -84,7 +84,7 @@ def test_who_left_reads_on_at_another_replica(replica: Replica, gate: Gate) -> N
     assert there.client.get("/v1/stream?conv_id=c2").status_code == 404
 
 
-def test_no_two_replicas_answer_in_one_conversation(replica: Replica, gate: Gate) -> None:
+def test_conversation_runs_on_one_replica_at_a_time(replica: Replica, gate: QuotaCheck) -> None:
     here, there = two(replica, gate)
     begin(here)
     assert there.client.post(CHAT, json=BODY, headers=NAMED).status_code == 409
@@ -95,7 +95,7 @@ def test_no_two_replicas_answer_in_one_conversation(replica: Replica, gate: Gate
     here.wait(lambda: here.client.get("/v1/stream?conv_id=c1").text == newest)
 
 
-def test_a_stop_reaches_the_replica_that_writes(replica: Replica) -> None:
+def test_delete_stops_stream_on_another_replica(replica: Replica) -> None:
     here, there = two(replica, endless)
     begin(here)
     said = there.client.delete("/v1/stream?conv_id=c1")
@@ -104,7 +104,7 @@ def test_a_stop_reaches_the_replica_that_writes(replica: Replica) -> None:
     assert "[DONE]" in text
 
 
-def test_a_response_in_the_background_is_followed_and_cancelled_elsewhere(replica: Replica) -> None:
+def test_background_response_can_be_read_and_cancelled_elsewhere(replica: Replica) -> None:
     here, there = two(replica, endless)
     asked = here.client.post("/v1/responses", json={"input": "Hello", "background": True}).json()
     shown = there.client.get(f"/v1/responses/{asked['id']}").json()

@@ -20,7 +20,7 @@ from notso.web.replicas.joining import _with_port
         ("unix:///run/valkey.sock?db=1", "unix:///run/valkey.sock?db=1"),
     ],
 )
-def test_the_usual_port_is_used_where_none_is_named(given: str, used: str) -> None:
+def test_default_port_is_added_to_valkey_url(given: str, used: str) -> None:
     assert _with_port(given) == used
 
 
@@ -28,7 +28,7 @@ def test_the_usual_port_is_used_where_none_is_named(given: str, used: str) -> No
 @pytest.mark.parametrize("who", ["", ":secret@", "user:secret@", "user:p%40ss@"])
 @pytest.mark.parametrize("host", ["notso-valkey", "[fd00::1]"])
 @pytest.mark.parametrize("rest", ["", "/2", "/0?health_check_interval=5"])
-def test_the_client_takes_an_address_without_a_port(scheme: str, who: str, host: str, rest: str) -> None:
+def test_valkey_client_accepts_url_with_added_port(scheme: str, who: str, host: str, rest: str) -> None:
     url = f"{scheme}://{who}{host}"
     assert _with_port(url + rest) == f"{url}:6379{rest}"
     taken = Valkey.from_url(_with_port(url + rest)).connection_pool.connection_kwargs

@@ -10,8 +10,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 from valkey_server import ValkeyServer
 
-from notso.web.sign_in.given_keys import KeyBook, owner_of_key
-from notso.web.store.opening import access_store_at
+from notso.web.sign_in.given_keys import KeyManager, owner_of_key
+from notso.web.store.opening import create_access_store
 from notso.web.values.sign_in import SignInSettings
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -19,9 +19,9 @@ MANY = SignInSettings(require_key=True)
 
 
 @pytest.fixture
-def book(database: str, tmp_path: Any) -> KeyBook:
+def book(database: str, tmp_path: Any) -> KeyManager:
     """Open the key book as `notso keys` does with DATABASE_URL."""
-    return KeyBook(lambda: access_store_at(tmp_path, database))
+    return KeyManager(lambda: create_access_store(tmp_path, database))
 
 
 @pytest.fixture
@@ -42,9 +42,7 @@ def asked(server: Any, key: str) -> httpx.Response:
     return answer
 
 
-def test_a_key_counts_everywhere_at_once_and_a_revoked_one_nowhere(
-    servers: Callable[..., list[Any]], book: KeyBook
-) -> None:
+def test_added_and_revoked_keys_apply_on_all_servers(servers: Callable[..., list[Any]], book: KeyManager) -> None:
     both = servers(2)
     secret, key = book.add("ann")
     assert [asked(each, secret).status_code for each in both] == [200, 200]
@@ -61,7 +59,7 @@ def test_a_key_counts_everywhere_at_once_and_a_revoked_one_nowhere(
     assert {"added the key " + key.id, "revoked the key " + key.id, "signed in"} <= {entry.action for entry in log}
 
 
-def test_a_quota_counts_what_was_used_at_another_server(servers: Callable[..., list[Any]], book: KeyBook) -> None:
+def test_quota_includes_usage_on_other_servers(servers: Callable[..., list[Any]], book: KeyManager) -> None:
     first, second = servers(2)
     (secret, key), (other, another) = book.add("ann", tokens_per_day=25), book.add("bob", requests_per_day=1)
     assert asked(first, other).status_code == asked(first, secret).status_code == 200
@@ -73,8 +71,8 @@ def test_a_quota_counts_what_was_used_at_another_server(servers: Callable[..., l
     assert "(1 of 1)" in asked(second, other).json()["error"]["message"]
 
 
-def test_sixty_requests_a_minute_of_a_key_are_sixty_over_three_servers(
-    servers: Callable[..., list[Any]], book: KeyBook, valkey: ValkeyServer
+def test_per_minute_limit_of_key_is_shared_by_servers(
+    servers: Callable[..., list[Any]], book: KeyManager, valkey: ValkeyServer
 ) -> None:
     three = servers(3, valkey_url=valkey.url)
     secret, other = book.add("ann", requests_per_minute=60)[0], book.add("bob", requests_per_minute=60)[0]

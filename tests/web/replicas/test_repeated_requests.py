@@ -16,7 +16,7 @@ BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
 KEY = {"Idempotency-Key": "a key"}
 
 
-def test_the_first_answer_comes_from_every_replica(replica: Callable[..., Any]) -> None:
+def test_repeated_request_replays_first_answer_on_every_replica(replica: Callable[..., Any]) -> None:
     asked, go = 0, threading.Event()
 
     def script(messages: object, thinking: bool) -> Iterator[Event]:

@@ -27,7 +27,7 @@ KEY = "correct horse battery staple"
 Replica = Callable[..., Any]
 
 
-class Gate:
+class QuotaCheck:
     """Engine that generates half an answer and waits for `open` before the rest."""
 
     def __init__(self, answer: str = ANSWER) -> None:
@@ -45,8 +45,8 @@ class Gate:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
+def gate() -> Iterator[QuotaCheck]:
+    gate = QuotaCheck()
     yield gate
     gate.open()
 
@@ -56,9 +56,7 @@ def joined(*servers: Any) -> None:
         server.wait(lambda server=server: server.shared.exchange._at is not None)
 
 
-def test_an_answer_is_read_at_another_replica_from_where_the_reader_was(
-    replica: Replica, gate: Gate, screen: Any
-) -> None:
+def test_answer_can_be_resumed_at_another_replica(replica: Replica, gate: QuotaCheck, screen: Any) -> None:
     here, there = replica(ScriptedEngine(gate)), replica(ScriptedEngine(gate))
     joined(here, there)
     asked = here.ask("Hello", thinking=False)
@@ -86,7 +84,7 @@ def endless(messages: object, thinking: bool) -> Iterator[Event]:
         yield from say("word ")
 
 
-def test_a_stop_reaches_the_replica_that_computes(replica: Replica) -> None:
+def test_stop_reaches_replica_that_generates_answer(replica: Replica) -> None:
     here, there = (replica(ScriptedEngine(endless, pace_seconds=0.01)) for _ in range(2))
     joined(here, there)
     asked = here.ask("Hello", thinking=False)
@@ -100,7 +98,7 @@ def test_a_stop_reaches_the_replica_that_computes(replica: Replica) -> None:
     assert stored.state == "stopped" and stored.content.startswith("word")
 
 
-def test_a_reply_to_a_tools_question_reaches_the_replica_that_computes(replica: Replica) -> None:
+def test_elicitation_reply_reaches_replica_that_runs_tool(replica: Replica) -> None:
     here, there = replica(ScriptedEngine(script)), replica(ScriptedEngine(script))
     joined(here, there)
     here.chat.toolbox = Toolbox(Others(tool(curious)))
@@ -114,7 +112,7 @@ def test_a_reply_to_a_tools_question_reaches_the_replica_that_computes(replica: 
     assert answer(there, turn, question, **{"value-0": "Ada"}).status_code == 409
 
 
-def test_what_is_done_at_one_replica_is_heard_at_the_other(replica: Replica, event_reader: Any) -> None:
+def test_chat_changes_are_sent_to_feeds_of_other_replicas(replica: Replica, event_reader: Any) -> None:
     here, there = replica(ScriptedEngine()), replica(ScriptedEngine())
     joined(here, there)
     asked = here.ask("Hello")
@@ -129,8 +127,8 @@ def test_what_is_done_at_one_replica_is_heard_at_the_other(replica: Replica, eve
                 break
 
 
-def test_a_reader_of_a_copy_is_told_of_the_end_though_valkey_is_gone(
-    replica: Replica, gate: Gate, valkey: ValkeyServer, screen: Any
+def test_remote_reader_receives_end_after_valkey_failure(
+    replica: Replica, gate: QuotaCheck, valkey: ValkeyServer, screen: Any
 ) -> None:
     here, there = replica(ScriptedEngine(gate)), replica(ScriptedEngine(gate))
     joined(here, there)
@@ -151,10 +149,10 @@ def test_a_reader_of_a_copy_is_told_of_the_end_though_valkey_is_gone(
     again = here.ask("Again", asked.chat_id, thinking=False)
     assert here.finished(again).state == "done", "a reader at the replica that computes the answer is not affected"
     valkey.start()
-    there.wait(lambda: not there.shared.exchange.is_away and not here.shared.exchange.is_away)
+    there.wait(lambda: not there.shared.exchange.is_unreachable and not here.shared.exchange.is_unreachable)
 
 
-def test_a_turn_whose_replica_is_gone_ends_for_readers_elsewhere(replica: Replica, gate: Gate) -> None:
+def test_interrupted_turn_ends_for_readers_on_other_replicas(replica: Replica, gate: QuotaCheck) -> None:
     """The heartbeat of any replica interrupts the answer in the store and publishes `ended`."""
     here, there = replica(ScriptedEngine(gate)), replica(ScriptedEngine(gate))
     joined(here, there)
@@ -176,7 +174,7 @@ def test_a_turn_whose_replica_is_gone_ends_for_readers_elsewhere(replica: Replic
     assert json.loads(events[-1].data)["state"] == "interrupted"
 
 
-def test_a_browser_stays_logged_in_and_out_everywhere(replica: Replica) -> None:
+def test_login_and_logout_apply_to_all_replicas(replica: Replica) -> None:
     here, there = replica(ScriptedEngine(), api_key=KEY), replica(ScriptedEngine(), api_key=KEY)
     joined(here, there)
     assert here.client.post("/login", data={"api_key": KEY}).status_code == 303
@@ -190,7 +188,7 @@ def test_a_browser_stays_logged_in_and_out_everywhere(replica: Replica) -> None:
         assert elsewhere.get("/").status_code in (303, 401)
 
 
-def test_a_browser_behind_a_proxy_is_signed_in_at_every_replica(replica: Replica) -> None:
+def test_session_behind_proxy_is_valid_on_every_replica(replica: Replica) -> None:
     """The cookie name contains the port of the Host header, which is the proxy's port and not that of a replica."""
     here, there = replica(ScriptedEngine(), api_key=KEY), replica(ScriptedEngine(), api_key=KEY)
     joined(here, there)
@@ -202,7 +200,7 @@ def test_a_browser_behind_a_proxy_is_signed_in_at_every_replica(replica: Replica
             assert len(browser.cookies) == 1
 
 
-def test_a_limit_is_one_over_replicas(replica: Replica) -> None:
+def test_rate_limit_is_shared_by_replicas(replica: Replica) -> None:
     here, there = (replica(ScriptedEngine(), requests_per_minute=5) for _ in range(2))
     body = {"messages": [{"role": "user", "content": "Hello"}]}
     said = [server.client.post("/v1/chat/completions", json=body).status_code for server in (here, there) * 4]

@@ -14,7 +14,7 @@ from notso.web.replicas.valkey_exchange import ValkeyCounters
 SIXTY = RateLimitItemPerMinute(60)
 
 
-def test_sixty_a_minute_over_three_replicas_are_sixty(valkey: ValkeyServer) -> None:
+def test_limit_is_shared_by_replicas(valkey: ValkeyServer) -> None:
     async def run() -> None:
         replicas = [ValkeyCounters(valkey.url) for _ in range(3)]
         asked = [replicas[number % 3].hit(SIXTY, REQUESTS, "10.0.0.1") for number in range(180)]
@@ -27,7 +27,7 @@ def test_sixty_a_minute_over_three_replicas_are_sixty(valkey: ValkeyServer) -> N
     asyncio.run(run())
 
 
-def test_while_nobody_can_be_asked_each_counts_alone(valkey: ValkeyServer) -> None:
+def test_replicas_count_separately_while_valkey_is_down(valkey: ValkeyServer) -> None:
     async def run() -> None:
         now = [0.0]
         replicas = [ValkeyCounters(valkey.url, clock=lambda: now[0]) for _ in range(3)]

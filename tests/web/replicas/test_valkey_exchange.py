@@ -13,7 +13,7 @@ from valkey_server import ValkeyServer
 from web.store.database_proxy import database_proxy
 
 from notso.web.replicas import valkey_exchange
-from notso.web.replicas.exchange import Alone, Body
+from notso.web.replicas.exchange import Body, LocalExchange
 from notso.web.replicas.joining import exchange_at
 from notso.web.replicas.valkey_exchange import ValkeyCounters, ValkeyExchange
 from notso.web.values.errors import SettingsError
@@ -75,7 +75,7 @@ def together(valkey: ValkeyServer, play: Callable[[ValkeyExchange, ValkeyExchang
     asyncio.run(run())
 
 
-def test_others_hear_what_is_told_in_order_and_who_tells_does_not(valkey: ValkeyServer) -> None:
+def test_messages_reach_only_other_replicas_in_order(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         heard: list[int] = []
         own: list[Body] = []
@@ -93,7 +93,7 @@ def test_others_hear_what_is_told_in_order_and_who_tells_does_not(valkey: Valkey
     together(valkey, play)
 
 
-def test_a_follower_gets_all_from_the_first_whenever_it_comes(valkey: ValkeyServer) -> None:
+def test_follower_receives_whole_log_at_any_time(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         log, early, late = Lines(), Lines(), Lines()
         with there.following("x", early.take):
@@ -116,9 +116,7 @@ def test_a_follower_gets_all_from_the_first_whenever_it_comes(valkey: ValkeyServ
     together(valkey, play)
 
 
-def test_what_is_kept_of_a_log_does_not_grow_with_its_changes(
-    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_log_length_is_bounded(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(valkey_exchange, "WHOLE_BYTES", 200)
 
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
@@ -135,7 +133,7 @@ def test_what_is_kept_of_a_log_does_not_grow_with_its_changes(
     together(valkey, play)
 
 
-def test_while_the_server_is_away_nothing_is_lost_that_matters(valkey: ValkeyServer) -> None:
+def test_valkey_outage_loses_no_lines_or_messages(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         log, copy, heard, gaps = Lines(), Lines(), list[Any](), list[bool]()
         there.hear("word", lambda body: heard.append(body["value"]))
@@ -147,7 +145,7 @@ def test_while_the_server_is_away_nothing_is_lost_that_matters(valkey: ValkeySer
             await asyncio.to_thread(valkey.stop)
             log.add("while it is away")
             here.tell("word", value="stop")
-            await until(lambda: here.is_away and there.is_away)
+            await until(lambda: here.is_unreachable and there.is_unreachable)
             assert await there.claim("c", "me") == "" and await there.recall("v") is None
             assert await there.is_held("c"), "an unreachable claim counts as held"
             await asyncio.to_thread(valkey.start)  # Valkey restarts with an empty database.
@@ -159,7 +157,7 @@ def test_while_the_server_is_away_nothing_is_lost_that_matters(valkey: ValkeySer
     together(valkey, play)
 
 
-def test_a_server_that_lost_what_it_had_is_told_again_without_an_error_to_notice(valkey: ValkeyServer) -> None:
+def test_log_is_published_again_after_flush(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         log, copy = Lines(), Lines()
         here.publish("x", log)
@@ -177,7 +175,7 @@ def test_a_server_that_lost_what_it_had_is_told_again_without_an_error_to_notice
     together(valkey, play)
 
 
-def test_a_name_is_held_by_one_until_it_is_released_or_its_holder_goes(valkey: ValkeyServer) -> None:
+def test_claim_is_exclusive_until_released_or_holder_closes(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         assert await here.claim("c", "first") == ""
         assert await there.claim("c", "second") == "first"
@@ -193,7 +191,7 @@ def test_a_name_is_held_by_one_until_it_is_released_or_its_holder_goes(valkey: V
     together(valkey, play)
 
 
-def test_values_are_remembered_for_all(valkey: ValkeyServer) -> None:
+def test_values_are_shared_by_replicas(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         assert await there.recall("v") is None
         await here.remember("v", "1.5", 100)
@@ -204,15 +202,13 @@ def test_values_are_remembered_for_all(valkey: ValkeyServer) -> None:
     together(valkey, play)
 
 
-def test_an_address_that_is_none_is_refused_in_a_sentence() -> None:
-    assert isinstance(exchange_at(None), Alone)
+def test_invalid_valkey_url_is_rejected() -> None:
+    assert isinstance(exchange_at(None), LocalExchange)
     with pytest.raises(SettingsError, match="valkey_url is not a server URL"):
         exchange_at("valkey://127.0.0.1:port")
 
 
-def test_it_ends_also_where_the_client_loses_a_cancellation(
-    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_repeats_lost_cancellation(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     lost, reading = [], []
 
     async def read() -> None:
@@ -236,7 +232,7 @@ def test_it_ends_also_where_the_client_loses_a_cancellation(
     asyncio.run(run())
 
 
-def test_a_server_that_is_silent_holds_nobody(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_valkey_blocks_no_replica(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Valkey accepts connections and never answers: replicas continue on their own, and closing does not wait for
     it."""
     monkeypatch.setattr(valkey_exchange, "ANSWER_SECONDS", 0.2)
@@ -249,12 +245,12 @@ def test_a_server_that_is_silent_holds_nobody(valkey: ValkeyServer, monkeypatch:
         while await here.recall("v") != "1":
             await here.remember("v", "1", 60)
         proxy.silent = True
-        await until(lambda: here.is_away)
+        await until(lambda: here.is_unreachable)
         assert await here.claim("c", "me") == "" and await here.recall("v") is None and await here.is_held("c")
         assert await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1")
         assert not await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1"), "this replica counts alone"
         proxy.silent = False
-        await until(lambda: not here.is_away)
+        await until(lambda: not here.is_unreachable)
         while await here.recall("v") != "1":
             pass
         proxy.silent = True
@@ -264,7 +260,7 @@ def test_a_server_that_is_silent_holds_nobody(valkey: ValkeyServer, monkeypatch:
         asyncio.run(play())
 
 
-def test_health_says_that_the_others_cannot_be_reached(replica: Callable[..., Any], valkey: ValkeyServer) -> None:
+def test_health_reports_missing_valkey(replica: Callable[..., Any], valkey: ValkeyServer) -> None:
     server = replica(ScriptedEngine())
     assert "missing" not in server.client.get("/health").json()
     valkey.stop()

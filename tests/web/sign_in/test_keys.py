@@ -16,8 +16,8 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.web.edge.access import mark_of
 from notso.web.engine.port import Event, Progress
-from notso.web.sign_in.given_keys import KNOWN_SECONDS, KeyBook, digest_of, is_name, new_key, owner_of_key
-from notso.web.store.access import Used
+from notso.web.sign_in.given_keys import KNOWN_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
+from notso.web.store.access import UsageTotals
 from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
 from notso.web.values.errors import SettingsError
 from notso.web.values.ids import new_id
@@ -30,9 +30,9 @@ MANY = SignInSettings(require_key=True)
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> KeyBook:
+def book(tmp_path: Path) -> KeyManager:
     """Return the key book of the server's data directory."""
-    return KeyBook(lambda: SQLiteAccessStore(tmp_path / "data"))
+    return KeyManager(lambda: SQLiteAccessStore(tmp_path / "data"))
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -44,7 +44,7 @@ def asked(server: Any, key: str) -> httpx.Response:
     return response
 
 
-def test_a_key_is_long_and_kept_as_a_hash(book: KeyBook, tmp_path: Path) -> None:
+def test_key_is_long_and_stored_as_a_hash(book: KeyManager, tmp_path: Path) -> None:
     secret, key = book.add("ann", tokens_per_day=5)
     assert len(secret) > 40 and secret.startswith("notso-") and new_key("x")[0] != new_key("x")[0]
     content = (tmp_path / "data" / ACCESS_FILE).read_bytes()
@@ -52,7 +52,7 @@ def test_a_key_is_long_and_kept_as_a_hash(book: KeyBook, tmp_path: Path) -> None
     assert book.all() == [key] and key.tokens_per_day == 5
 
 
-def test_a_name_that_is_none_or_taken_is_refused(book: KeyBook) -> None:
+def test_invalid_duplicate_or_unknown_key_name_is_rejected(book: KeyManager) -> None:
     book.add("ann")
     for name in ("ann", "", " x", "a\nb", "x" * 65):
         with pytest.raises(SettingsError):
@@ -62,7 +62,7 @@ def test_a_name_that_is_none_or_taken_is_refused(book: KeyBook) -> None:
     assert is_name("ann's laptop") and [key.name for key in book.all()] == ["ann"]
 
 
-def test_each_key_has_chats_of_its_own(start: Start, book: KeyBook) -> None:
+def test_each_key_has_its_own_chats(start: Start, book: KeyManager) -> None:
     ann, bob = book.add("ann")[0], book.add("bob")[0]
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     assert server.client.get("/v1/models").status_code == 401 and asked(server, "notso-wrong").status_code == 401
@@ -80,7 +80,7 @@ def test_each_key_has_chats_of_its_own(start: Start, book: KeyBook) -> None:
     )
 
 
-def test_a_revoked_key_counts_no_more_at_the_next_request(start: Start, book: KeyBook) -> None:
+def test_revoked_key_is_rejected_at_the_next_request(start: Start, book: KeyManager) -> None:
     secret, _ = book.add("ann")
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     client = httpx.Client(base_url=server.address, timeout=60)
@@ -93,7 +93,7 @@ def test_a_revoked_key_counts_no_more_at_the_next_request(start: Start, book: Ke
     assert asked(server, again).status_code == 200
 
 
-def test_the_servers_own_key_counts_beside_them(start: Start, book: KeyBook) -> None:
+def test_server_key_is_valid_beside_user_keys_and_is_operator(start: Start, book: KeyManager) -> None:
     secret, _ = book.add("ann")
     server = start(ScriptedEngine(), api_key=SERVER_KEY).ready()
     assert [asked(server, key).status_code for key in (SERVER_KEY, secret, "x")] == [200, 200, 401]
@@ -101,7 +101,7 @@ def test_the_servers_own_key_counts_beside_them(start: Start, book: KeyBook) -> 
     assert server.client.get("/operator", headers=bearer(SERVER_KEY)).status_code == 200
 
 
-def test_one_machine_without_any_of_it_is_as_it_was(start: Start, tmp_path: Path) -> None:
+def test_server_without_keys_requires_no_authentication(start: Start, tmp_path: Path) -> None:
     server = start(ScriptedEngine()).ready()
     assert asked(server, "anything").status_code == asked(server, "notso-anything").status_code == 200
     assert server.client.get("/").status_code == 200
@@ -110,7 +110,7 @@ def test_one_machine_without_any_of_it_is_as_it_was(start: Start, tmp_path: Path
     assert told.status_code == 404 and "notso keys add" in told.text
 
 
-def test_at_this_machine_keys_tell_apart_and_are_not_asked_for(start: Start, book: KeyBook) -> None:
+def test_loopback_server_accepts_but_does_not_require_keys(start: Start, book: KeyManager) -> None:
     secret, key = book.add("ann")
     server = start(ScriptedEngine()).ready()
     assert [asked(server, each).status_code for each in ("anything", secret, "notso-wrong")] == [200, 200, 401]
@@ -124,7 +124,7 @@ async def all_usage(server: Any) -> Any:
     return await server.shared.accounts.store.usage(today, today)
 
 
-def test_requests_a_minute_are_counted_by_key(start: Start, book: KeyBook) -> None:
+def test_requests_per_minute_are_limited_per_key(start: Start, book: KeyManager) -> None:
     ann, bob = book.add("ann", requests_per_minute=3)[0], book.add("bob")[0]
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     answers = [asked(server, ann) for _ in range(5)]
@@ -140,7 +140,7 @@ def test_requests_a_minute_are_counted_by_key(start: Start, book: KeyBook) -> No
     assert asked(server, bob).status_code == 200
 
 
-def test_tokens_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book: KeyBook) -> None:
+def test_tokens_per_day_are_limited_and_reset_at_midnight(start: Start, book: KeyManager) -> None:
     secret, key = book.add("ann", tokens_per_day=25)
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     accounts = server.shared.accounts
@@ -155,11 +155,11 @@ def test_tokens_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book:
     assert used.requests == 1 and used.prompt_tokens > 0 and used.completion_tokens > 0
     tomorrow = accounts._clock() + 86_400
     accounts._clock = lambda: tomorrow
-    assert server.on_loop(lambda: accounts.used_today(owner)) == Used()
+    assert server.on_loop(lambda: accounts.used_today(owner)) == UsageTotals()
     assert asked(server, secret).status_code == 200
 
 
-def test_requests_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book: KeyBook) -> None:
+def test_requests_per_day_are_limited_and_reset_at_midnight(start: Start, book: KeyManager) -> None:
     secret = book.add("ann", requests_per_day=2, tokens_per_day=1_000_000)[0]
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     accounts = server.shared.accounts
@@ -173,8 +173,8 @@ def test_requests_a_day_are_counted_and_begin_anew_at_midnight(start: Start, boo
     assert asked(server, secret).status_code == 200
 
 
-def test_while_the_store_fails_known_keys_hold_for_a_minute_and_no_count_is_lost(
-    start: Start, book: KeyBook, monkeypatch: pytest.MonkeyPatch
+def test_store_failure_keeps_known_keys_valid_and_loses_no_usage(
+    start: Start, book: KeyManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from notso.web.values.errors import StorageError
 
@@ -204,7 +204,7 @@ def test_while_the_store_fails_known_keys_hold_for_a_minute_and_no_count_is_lost
     assert used["local"] == 1 and used[owner_of_key(key.id)] == 2 and len(used) == 3
 
 
-def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -> None:
+def test_server_wide_routes_require_operator_access(start: Start, book: KeyManager) -> None:
     """Routes that expose or change data of all users, such as a backup, are only for operators."""
     ann, operator = book.add("ann")[0], book.add("olga", is_operator=True)[0]
     server = start(ScriptedEngine(), sign_in=MANY).ready()
@@ -234,7 +234,7 @@ def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -
         assert shown == [False, True], path
 
 
-def test_only_an_operator_says_how_long_a_model_stays(start: Start, book: KeyBook) -> None:
+def test_only_operators_can_set_keep_alive(start: Start, book: KeyManager) -> None:
     ann, operator = book.add("ann")[0], book.add("olga", is_operator=True)[0]
     engine = ScriptedEngine()
     server = start(engine, sign_in=MANY).ready()
@@ -257,7 +257,7 @@ def contexts(server: Any) -> Any:
     return iter_route_contexts(server.app.routes)
 
 
-def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book: KeyBook) -> None:
+def test_operator_page_and_audit_log_contain_no_chat_content(start: Start, book: KeyManager) -> None:
     operator, ann = (
         book.add("olga", is_operator=True)[0],
         book.add("ann", tokens_per_day=1_000, requests_per_day=7_777)[0],
@@ -292,7 +292,7 @@ def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book
     assert sum(entry.action == "used a wrong key" for entry in log) <= 20
 
 
-def test_keys_are_created_and_revoked_on_the_operators_page(start: Start, book: KeyBook) -> None:
+def test_operator_page_creates_and_revokes_keys(start: Start, book: KeyManager) -> None:
     operator, ann = book.add("olga", is_operator=True)[0], book.add("ann")[0]
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     pages = {key: server.client.get("/", headers=bearer(key)).text for key in (operator, ann)}
@@ -319,7 +319,7 @@ def test_keys_are_created_and_revoked_on_the_operators_page(start: Start, book: 
     assert f"added the key {key.id}" in log and f"revoked the key {key.id}" in log
 
 
-def test_a_user_is_removed_on_the_operators_page(start: Start, book: KeyBook) -> None:
+def test_operator_page_removes_a_user_with_all_data(start: Start, book: KeyManager) -> None:
     operator, ann = book.add("olga", is_operator=True)[0], book.add("ann")[0]
     release = threading.Event()
 
@@ -357,8 +357,8 @@ def test_a_user_is_removed_on_the_operators_page(start: Start, book: KeyBook) ->
     assert remove("proxy:ann").status_code == 303, "a user without a key can be removed too"
 
 
-def test_however_many_keys_are_shown_no_more_are_looked_up_than_needed(
-    start: Start, book: KeyBook, monkeypatch: pytest.MonkeyPatch
+def test_many_keys_in_one_request_cause_at_most_two_lookups(
+    start: Start, book: KeyManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret, _ = book.add("ann")
     server = start(ScriptedEngine(), sign_in=MANY).ready()
@@ -382,7 +382,7 @@ def test_however_many_keys_are_shown_no_more_are_looked_up_than_needed(
         assert answer.status_code == status and len(looked_up) == most
 
 
-def test_what_is_done_again_is_counted_and_an_operators_action_is_kept_apart(start: Start, book: KeyBook) -> None:
+def test_repeated_audit_entries_are_merged_except_for_operators(start: Start, book: KeyManager) -> None:
     operator, ann = book.add("olga", is_operator=True)[0], book.add("ann")[0]
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     accounts = server.shared.accounts

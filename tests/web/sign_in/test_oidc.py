@@ -59,7 +59,7 @@ def sent_back(client: httpx.Client) -> httpx.Response:
     return client.get(consented.headers["location"])
 
 
-def test_who_the_provider_knows_comes_in(serve: Callable[..., Any], provider: Provider) -> None:
+def test_provider_user_can_sign_in_and_out(serve: Callable[..., Any], provider: Provider) -> None:
     server = serve(claim="email", operators=("ann@example.org",))
     client = browser(server)
     assert client.get("/", headers={"Accept": "text/html"}).headers["location"] == "/login"
@@ -76,7 +76,7 @@ def test_who_the_provider_knows_comes_in(serve: Callable[..., Any], provider: Pr
     assert "signed out" in str(server.on_loop(lambda: server.shared.accounts.store.audit(10)))
 
 
-def test_two_people_do_not_meet(serve: Callable[..., Any], provider: Provider) -> None:
+def test_users_cannot_open_each_others_chats(serve: Callable[..., Any], provider: Provider) -> None:
     server = serve()
     clients = []
     for name in ("ann", "bob"):
@@ -116,7 +116,7 @@ def test_no_wrong_token_lets_anybody_in(
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_token_that_is_wrong_lets_nobody_in(
+def test_invalid_id_token_is_rejected(
     serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     monkeypatch.setattr(oidc_module, "KEYS_AGAIN_SECONDS", 0.0)
@@ -133,7 +133,7 @@ def test_a_token_that_is_wrong_lets_nobody_in(
 
 
 @pytest.mark.parametrize("wrong", ["issuer", "silent", "much", "compressed"])
-def test_a_provider_that_is_not_there_is_told(serve: Callable[..., Any], provider: Provider, wrong: str) -> None:
+def test_unavailable_or_invalid_provider_returns_502(serve: Callable[..., Any], provider: Provider, wrong: str) -> None:
     server = serve()
     provider.wrong = wrong
     told = browser(server).get("/login/oidc")
@@ -142,7 +142,7 @@ def test_a_provider_that_is_not_there_is_told(serve: Callable[..., Any], provide
     assert sent_back(browser(server)).status_code == 200
 
 
-def test_a_sign_in_counts_once_and_in_the_browser_that_began_it(serve: Callable[..., Any], provider: Provider) -> None:
+def test_callback_is_valid_once_and_only_in_the_same_browser(serve: Callable[..., Any], provider: Provider) -> None:
     server = serve()
     client, other = browser(server), browser(server)
     there = client.get("/login/oidc").headers["location"]
@@ -155,7 +155,7 @@ def test_a_sign_in_counts_once_and_in_the_browser_that_began_it(serve: Callable[
         assert client.get(f"/login/oidc/callback?{query}").status_code == 403
 
 
-def test_nobody_is_shut_out_by_sign_ins_that_others_begin(serve: Callable[..., Any], provider: Provider) -> None:
+def test_pending_sign_in_survives_many_others(serve: Callable[..., Any], provider: Provider) -> None:
     server = serve()
     client = browser(server)
     back = httpx.get(client.get("/login/oidc").headers["location"]).headers["location"]
@@ -168,7 +168,7 @@ def test_nobody_is_shut_out_by_sign_ins_that_others_begin(serve: Callable[..., A
     assert client.get(back).status_code == 200
 
 
-def test_cookies_are_secure_where_browsers_come_by_https(serve: Callable[..., Any], provider: Provider) -> None:
+def test_cookie_is_secure_if_public_url_is_https(serve: Callable[..., Any], provider: Provider) -> None:
     """The cookie is secure even if the proxy in front uses plain HTTP and is not trusted."""
     for address, is_secure in (("https://notso.example", True), ("http://127.0.0.1", False)):
         server = serve(public_url=address)
@@ -176,7 +176,7 @@ def test_cookies_are_secure_where_browsers_come_by_https(serve: Callable[..., An
         server.close()
 
 
-def test_a_sign_in_lasts_ten_minutes(
+def test_expired_or_malformed_sign_in_state_returns_403(
     serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve()
@@ -189,7 +189,7 @@ def test_a_sign_in_lasts_ten_minutes(
         assert client.get("/login/oidc/callback", params={"state": state, "code": "x"}).status_code == 403
 
 
-def test_new_keys_of_the_provider_are_found(
+def test_rotated_provider_keys_are_fetched_again(
     serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oidc_module, "KEYS_AGAIN_SECONDS", 0.0)
@@ -200,7 +200,7 @@ def test_new_keys_of_the_provider_are_found(
     assert provider.asked.count("/keys") == 2
 
 
-def test_who_is_not_allowed_stays_outside(serve: Callable[..., Any], provider: Provider) -> None:
+def test_only_allowed_verified_emails_can_sign_in(serve: Callable[..., Any], provider: Provider) -> None:
     server = serve(claim="email", allowed=("bob@example.org", "*@example.com"))
     for email, status in (
         ("ann@example.org", 403),
@@ -219,7 +219,7 @@ def test_who_is_not_allowed_stays_outside(serve: Callable[..., Any], provider: P
 
 
 @pytest.mark.parametrize("assumed", [False, True])
-def test_an_address_that_is_not_said_to_be_verified_is_a_choice(
+def test_email_without_verified_claim_follows_the_setting(
     serve: Callable[..., Any], provider: Provider, assumed: bool
 ) -> None:
     server = serve(claim="email", assume_email_verified=assumed)
@@ -230,7 +230,7 @@ def test_an_address_that_is_not_said_to_be_verified_is_a_choice(
         assert sent_back(browser(server)).status_code == status, said
 
 
-def test_who_comes_back_without_end_causes_no_write_for_each(serve: Callable[..., Any]) -> None:
+def test_repeated_sign_in_failures_are_batched_in_the_audit_log(serve: Callable[..., Any]) -> None:
     server = serve()
     accounts, written = server.shared.accounts, []
     write = accounts.store.write
@@ -248,18 +248,18 @@ def test_who_comes_back_without_end_causes_no_write_for_each(serve: Callable[...
     assert len(log) <= 6 and sum(each.count for each in log) == 100
 
 
-def test_without_a_provider_there_is_no_way_to_one(start: Start) -> None:
+def test_oidc_routes_return_404_without_provider(start: Start) -> None:
     server = start(ScriptedEngine())
     assert server.client.get("/login/oidc").status_code == server.client.get("/login/oidc/callback").status_code == 404
     assert "/login/oidc" not in server.client.get("/login").text
 
 
-def test_its_libraries_are_not_asked_for_by_anybody_else() -> None:
+def test_server_does_not_import_oidc_libraries_by_default() -> None:
     code = "import sys, notso.web.server; sys.exit(bool({'authlib', 'joserfc', 'httpx'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_without_the_extra_it_is_refused_by_name(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_oidc_extra_raises_settings_error(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "notso.web.sign_in.oidc", None)
     oidc = OidcSettings(issuer="https://example.org", client_id="x", public_url="https://example.org")
     with pytest.raises(SettingsError, match="extra oidc is not installed"):

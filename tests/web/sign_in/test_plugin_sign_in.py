@@ -28,7 +28,7 @@ def server(start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Monkey
     plugins.close()
 
 
-def test_a_person_has_chats_of_their_own(server: Any) -> None:
+def test_plugin_user_has_own_chats(server: Any) -> None:
     client, badge = server.client, {"X-Badge": "wave"}
     assert client.get("/", headers={"Accept": "text/html"}).status_code == 303
     assert client.get("/v1/models").status_code == 401
@@ -45,9 +45,7 @@ def test_a_person_has_chats_of_their_own(server: Any) -> None:
     assert server.on_loop(lambda: server.shared.store.chats("doorman:waver"))[0].id == where.rpartition("/")[2]
 
 
-def test_a_plugin_that_hangs_lets_nobody_in_and_the_key_still_counts(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_plugin_denies_access_but_server_key_still_works(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notso.web.sign_in.ways.SIGN_IN_SECONDS", 0.3)
     assert server.client.get("/v1/models", headers={"X-Badge": "hang"}).status_code == 401
     assert server.shared.plugins.find("doorman").failure == "signing in took longer than 0.3 s"
@@ -56,11 +54,11 @@ def test_a_plugin_that_hangs_lets_nobody_in_and_the_key_still_counts(
 
 
 @pytest.mark.parametrize("name", ["key", "proxy", "oidc"])
-def test_one_whose_people_would_be_those_of_another_way_is_refused(name: str) -> None:
+def test_reserved_plugin_name_is_rejected_for_sign_in(name: str) -> None:
     with pytest.raises(SettingsError, match=f"a plugin named {name} cannot sign in users"):
         PluginSignIn(PluginProcess(name))
 
 
-def test_one_that_was_not_switched_on_is_refused(start: Callable[..., Any]) -> None:
+def test_sign_in_plugin_must_be_enabled(start: Callable[..., Any]) -> None:
     with pytest.raises(SettingsError, match="add --plugin doorman"):
         start(ScriptedEngine(), sign_in_plugin="doorman")

@@ -34,7 +34,7 @@ def named(address: str | None, *values: str, addresses: tuple[str, ...] = ("10.0
     return asyncio.run(way(Request(scope)))
 
 
-def test_only_a_trusted_proxy_says_who_it_is() -> None:
+def test_user_header_is_accepted_only_from_trusted_proxy() -> None:
     assert named("10.1.2.3", "ann") == Caller("proxy:ann", "ann", is_operator=True)
     assert named("::ffff:10.1.2.3", "jürgen") == Caller("proxy:jürgen", "jürgen")
     assert named("::1", " bob ") == Caller("proxy:bob", "bob")
@@ -45,7 +45,9 @@ def test_only_a_trusted_proxy_says_who_it_is() -> None:
 
 
 @pytest.mark.parametrize(("address", "status"), [("127.0.0.1", 200), ("192.0.2.1", 401)])
-def test_behind_a_proxy(start: Callable[..., Any], address: str, status: int) -> None:
+def test_only_trusted_proxy_requests_with_one_user_header_are_accepted(
+    start: Callable[..., Any], address: str, status: int
+) -> None:
     proxy = ProxySignIn(header="X-Forwarded-User", addresses=(address,))
     server = start(ScriptedEngine(), sign_in=SignInSettings(proxy=proxy, operators=("ann",))).ready()
     for path in ("/", "/v1/models", "/operator"):
@@ -61,7 +63,7 @@ def test_behind_a_proxy(start: Callable[..., Any], address: str, status: int) ->
     )
 
 
-def test_a_proxy_that_says_for_whom_it_speaks_is_still_the_proxy(start: Callable[..., Any]) -> None:
+def test_proxy_trust_uses_connection_address_not_x_forwarded_for(start: Callable[..., Any]) -> None:
     """The address of the connection counts, not the one in X-Forwarded-For."""
     for trusted, status in (("127.0.0.1", 200), ("192.0.2.1", 401)):
         proxy = ProxySignIn(header="X-User", addresses=(trusted,))

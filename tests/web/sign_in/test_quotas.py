@@ -16,13 +16,13 @@ from scripted_engine import TEMPLATE_TOKENS, ScriptedEngine, say
 from web.store.some_chats import a_chat, a_turn
 
 from notso.smollm3 import InvalidRequestError, Usage
-from notso.web.edge.rate_limit import OwnCounters
+from notso.web.edge.rate_limit import LocalCounters
 from notso.web.sign_in import accounts as accounts_module
-from notso.web.sign_in.given_keys import KeyBook, owner_of_key
+from notso.web.sign_in.given_keys import KeyManager, owner_of_key
 from notso.web.store.access import ApiKey, UsageRow
-from notso.web.store.opening import access_store_at
+from notso.web.store.opening import create_access_store
 from notso.web.values.ids import new_id
-from notso.web.values.quotas import Reservation, Wanted, granted
+from notso.web.values.quotas import MaxTokenUse, Reservation, allocate_tokens
 from notso.web.values.sign_in import SignInSettings
 
 Start = Callable[..., Any]
@@ -36,7 +36,7 @@ class Servers:
     """One or three servers over one store, and the key book of that store."""
 
     def __init__(self, start: Start, folder: Path, how: str, database: str | None) -> None:
-        self.book = KeyBook(lambda: access_store_at(folder / "data", database))
+        self.book = KeyManager(lambda: create_access_store(folder / "data", database))
         self.book.add("somebody")
         self.engines = [ScriptedEngine(slots=AT_ONCE, ends_at_limit=True) for _ in range(3 if how == "three" else 1)]
         settings: dict[str, Any] = {"sign_in": MANY, "max_waiting_turns": AT_ONCE}
@@ -87,21 +87,21 @@ def completions(answers: list[httpx.Response]) -> list[tuple[str, int]]:
     return sorted((each["choices"][0]["finish_reason"], each["usage"]["completion_tokens"]) for each in good)
 
 
-def test_shares_are_equal_and_fit() -> None:
-    assert granted(100, [Wanted(10, 50)]) == [50] and granted(40, [Wanted(10, 50)]) == [30]
-    assert granted(100, [Wanted(10, 5), Wanted(10, 500), Wanted(10, 500)]) == [5, 32, 33]
-    assert granted(11, [Wanted(10, 5)]) == [1] and granted(10, [Wanted(10, 5)]) is None
-    assert granted(10, [Wanted(10, 0)]) == [0] and granted(9, [Wanted(10, 0)]) is None
+def test_granted_tokens_are_divided_fairly_within_the_rest() -> None:
+    assert allocate_tokens(100, [MaxTokenUse(10, 50)]) == [50] and allocate_tokens(40, [MaxTokenUse(10, 50)]) == [30]
+    assert allocate_tokens(100, [MaxTokenUse(10, 5), MaxTokenUse(10, 500), MaxTokenUse(10, 500)]) == [5, 32, 33]
+    assert allocate_tokens(11, [MaxTokenUse(10, 5)]) == [1] and allocate_tokens(10, [MaxTokenUse(10, 5)]) is None
+    assert allocate_tokens(10, [MaxTokenUse(10, 0)]) == [0] and allocate_tokens(9, [MaxTokenUse(10, 0)]) is None
 
 
-def test_forty_at_once_never_pass_a_limit_of_requests(servers: Servers) -> None:
+def test_concurrent_requests_never_exceed_the_request_quota(servers: Servers) -> None:
     secret, key = servers.book.add("ann", requests_per_day=3)
     answers = servers.flood(secret, BODY)
     assert Counter(each.status_code for each in answers) == {200: 3, 429: AT_ONCE - 3}
     assert servers.used(key).requests == 3 == sum(len(each.requests) for each in servers.engines)
 
 
-def test_forty_at_once_use_a_limit_of_tokens_to_the_last(servers: Servers) -> None:
+def test_concurrent_requests_use_the_token_quota_exactly(servers: Servers) -> None:
     limit = 5 * (PROMPT + 10) + PROMPT + 4
     secret, key = servers.book.add("ann", tokens_per_day=limit)
     answers = servers.flood(secret, BODY | {"max_tokens": 10})
@@ -111,7 +111,7 @@ def test_forty_at_once_use_a_limit_of_tokens_to_the_last(servers: Servers) -> No
     assert f"of {limit})" in refused.json()["error"]["message"] and int(refused.headers["retry-after"]) > 10
 
 
-def test_what_was_not_written_is_given_back(servers: Servers) -> None:
+def test_unused_reserved_tokens_are_returned(servers: Servers) -> None:
     """Without max_tokens each request reserves the whole rest, and the others wait for the unused part."""
     for engine in servers.engines:
         engine.script = lambda *_: say("Hello!", piece=1)
@@ -122,7 +122,7 @@ def test_what_was_not_written_is_given_back(servers: Servers) -> None:
     assert Counter(each.status_code for each in answers) == {200: 30, 429: 10}
 
 
-def test_a_request_of_several_answers_is_held_to_it_as_a_whole(one: Servers) -> None:
+def test_request_with_several_choices_is_limited_as_a_whole(one: Servers) -> None:
     secret, key = one.book.add("ann", tokens_per_day=2 * PROMPT + 7, requests_per_day=3)
     server = one.all[0]
 
@@ -136,7 +136,7 @@ def test_a_request_of_several_answers_is_held_to_it_as_a_whole(one: Servers) -> 
     assert one.used(key).completion_tokens == 7 and one.used(key).requests == 2
 
 
-def test_what_never_began_is_given_back(one: Servers) -> None:
+def test_rejected_requests_do_not_count_against_the_quota(one: Servers) -> None:
     secret, key = one.book.add("ann", requests_per_day=1, tokens_per_day=1_000)
     server, engine = one.all[0], one.engines[0]
     engine.refusal = InvalidRequestError("not this", param="messages")
@@ -148,7 +148,7 @@ def test_what_never_began_is_given_back(one: Servers) -> None:
     assert one.used(key).requests == 1
 
 
-def test_pages_suggestions_and_drafts_stand_before_the_same_gate(one: Servers) -> None:
+def test_quota_applies_to_pages_suggestions_drafts_and_the_api(one: Servers) -> None:
     secret, key = one.book.add("ann", requests_per_day=1)
     server, engine = one.all[0], one.engines[0]
     engine.script = lambda *_: say("What is one? Where is two? Who is three?")
@@ -168,7 +168,7 @@ def test_pages_suggestions_and_drafts_stand_before_the_same_gate(one: Servers) -
     assert len(engine.requests) == 1 and not engine.drafts
 
 
-def test_a_page_that_comes_second_is_refused_before_it_is_stored(one: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_question_over_quota_is_rejected_before_storing(one: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both requests pass the first check of the quota; the engine holds one of them at that point."""
     monkeypatch.setattr(accounts_module, "PATIENCE_SECONDS", 0.05)
     secret, key = one.book.add("ann", requests_per_day=1)
@@ -183,7 +183,7 @@ def test_a_page_that_comes_second_is_refused_before_it_is_stored(one: Servers, m
 
 
 @pytest.mark.parametrize("what", ["regenerate", "continue", "summarize"])
-def test_forty_at_once_of_what_continues_a_chat_are_refused_before_they_are_stored(servers: Servers, what: str) -> None:
+def test_concurrent_chat_actions_over_quota_are_rejected_before_storing(servers: Servers, what: str) -> None:
     secret, key = servers.book.add("ann", requests_per_day=3)
     owner, paths, chats = owner_of_key(key.id), list[str](), list[Any]()
     for _ in range(AT_ONCE):
@@ -231,10 +231,10 @@ class SlowStore:
         self.closed_after = len(self.rows)
 
 
-def test_closing_waits_for_the_usage_that_is_being_written() -> None:
+def test_close_waits_for_pending_usage_write() -> None:
     async def close_while_writing() -> Any:
         store: Any = SlowStore()
-        accounts = accounts_module.Accounts(store, OwnCounters())
+        accounts = accounts_module.Accounts(store, LocalCounters())
         await accounts.start()
         accounts.ended("ann", Usage(3, 4), Reservation("r", accounts.today(), "ann", 3, 4))
         await store.began.wait()
@@ -247,7 +247,7 @@ def test_closing_waits_for_the_usage_that_is_being_written() -> None:
     assert (len(store.rows), store.settled, store.closed_after) == (1, ["r"], 1)
 
 
-def test_usage_that_finds_no_thread_is_written_later() -> None:
+def test_usage_write_is_retried_after_thread_failure() -> None:
     class Refusing(SlowStore):
         refusals = 1
 
@@ -260,7 +260,7 @@ def test_usage_that_finds_no_thread_is_written_later() -> None:
 
     async def write_twice() -> Any:
         store: Any = Refusing()
-        accounts = accounts_module.Accounts(store, OwnCounters())
+        accounts = accounts_module.Accounts(store, LocalCounters())
         accounts.ended("ann", Usage(3, 4), Reservation("r", accounts.today(), "ann", 3, 4))
         await accounts.flush()
         before = len(store.rows)

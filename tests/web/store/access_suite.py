@@ -13,18 +13,18 @@ from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
-from web.store.some_chats import in_store
+from web.store.some_chats import run_with_store
 
-from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
+from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, UsageTotals
 from notso.web.store.sql import access as sql_access
-from notso.web.values.quotas import Quota, Reservation, Wanted
+from notso.web.values.quotas import MaxTokenUse, Quota, Reservation
 
 DAY = date(2026, 11, 25)
 ANN = ApiKey("k1", "ann", 1_000, requests_per_minute=60, tokens_per_day=1_000, is_operator=True, requests_per_day=9)
 BOB = ApiKey("k2", "bob", 2_000)
 
 
-def taken(reserved: list[Reservation] | Used) -> list[Reservation]:
+def taken(reserved: list[Reservation] | UsageTotals) -> list[Reservation]:
     """Require that the reservation succeeded, and return it."""
     assert isinstance(reserved, list), reserved
     return reserved
@@ -38,9 +38,9 @@ class AccessSuite:
         raise NotImplementedError
 
     def run(self, folder: Path, work: Callable[[AccessStore], Awaitable[None]]) -> None:
-        in_store(self.make(folder), work)
+        run_with_store(self.make(folder), work)
 
-    def test_keys_come_back_and_only_by_their_digest(self, tmp_path: Path) -> None:
+    def test_keys_persist_and_are_found_by_digest(self, tmp_path: Path) -> None:
         async def work(store: AccessStore) -> None:
             assert await store.keys() == []
             assert await store.add_key(BOB, b"2" * 32) and await store.add_key(ANN, b"1" * 32)
@@ -55,7 +55,7 @@ class AccessSuite:
 
         self.run(tmp_path, later)
 
-    def test_a_name_counts_once_and_again_when_it_was_revoked(self, tmp_path: Path) -> None:
+    def test_key_name_is_unique_until_revoked(self, tmp_path: Path) -> None:
         async def work(store: AccessStore) -> None:
             assert await store.add_key(ANN, b"1" * 32)
             assert not await store.add_key(replace(ANN, id="k9"), b"9" * 32)
@@ -69,15 +69,17 @@ class AccessSuite:
 
         self.run(tmp_path, work)
 
-    def test_usage_adds_up_by_day_and_owner(self, tmp_path: Path) -> None:
+    def test_usage_is_summed_by_day_and_owner(self, tmp_path: Path) -> None:
         async def work(store: AccessStore) -> None:
-            assert await store.used_on(DAY, "key:k1") == Used()
-            await store.add_usage([UsageRow(DAY, "key:k1", Used(1, 10, 5)), UsageRow(DAY, "local", Used(2, 20, 7))])
-            await store.add_usage([UsageRow(DAY, "key:k1", Used(1, 1, 1))])
-            await store.add_usage([UsageRow(DAY - timedelta(days=1), "local", Used(9, 9, 9))])
+            assert await store.used_on(DAY, "key:k1") == UsageTotals()
+            await store.add_usage(
+                [UsageRow(DAY, "key:k1", UsageTotals(1, 10, 5)), UsageRow(DAY, "local", UsageTotals(2, 20, 7))]
+            )
+            await store.add_usage([UsageRow(DAY, "key:k1", UsageTotals(1, 1, 1))])
+            await store.add_usage([UsageRow(DAY - timedelta(days=1), "local", UsageTotals(9, 9, 9))])
             await store.add_usage([])
             used = await store.used_on(DAY, "key:k1")
-            assert used == Used(2, 11, 6) and used.tokens == 17
+            assert used == UsageTotals(2, 11, 6) and used.tokens == 17
             everything = await store.usage(DAY - timedelta(days=30), DAY)
             assert [(row.day, row.owner, row.used.requests) for row in everything] == [
                 (DAY, "key:k1", 2),
@@ -88,41 +90,41 @@ class AccessSuite:
 
         self.run(tmp_path, work)
 
-    def test_used_and_reserved_stay_within_a_quota(self, tmp_path: Path) -> None:
-        quota, asked = Quota(requests=3, tokens=100), Wanted(10, 50)
+    def test_usage_and_reservations_stay_within_the_quota(self, tmp_path: Path) -> None:
+        quota, asked = Quota(requests=3, tokens=100), MaxTokenUse(10, 50)
 
         async def work(store: AccessStore) -> None:
-            await store.add_usage([UsageRow(DAY, "a", Used(1, 10, 10))])
+            await store.add_usage([UsageRow(DAY, "a", UsageTotals(1, 10, 10))])
             [first] = taken(await store.reserve(DAY, "a", quota, [asked]))
             assert (first.tokens, first.answer_tokens, first.owner, first.day) == (60, 50, "a", DAY)
             [second] = taken(await store.reserve(DAY, "a", quota, [asked]))
             assert second.answer_tokens == 10  # the whole rest of the quota
             # the third request exceeds the limit on requests
-            assert await store.reserve(DAY, "a", quota, [Wanted(0, 0)]) == Used(1, 10, 10)
+            assert await store.reserve(DAY, "a", quota, [MaxTokenUse(0, 0)]) == UsageTotals(1, 10, 10)
             assert len(taken(await store.reserve(DAY, "b", quota, [asked]))) == 1
             assert len(taken(await store.reserve(DAY + timedelta(days=1), "a", quota, [asked]))) == 1
             await store.add_usage([], [second])
-            await store.add_usage([UsageRow(DAY, "a", Used(1, 10, 2))], [first])
-            assert await store.used_on(DAY, "a") == Used(2, 20, 12)
-            [third] = taken(await store.reserve(DAY, "a", quota, [Wanted(10, 500)]))
+            await store.add_usage([UsageRow(DAY, "a", UsageTotals(1, 10, 2))], [first])
+            assert await store.used_on(DAY, "a") == UsageTotals(2, 20, 12)
+            [third] = taken(await store.reserve(DAY, "a", quota, [MaxTokenUse(10, 500)]))
             assert third.answer_tokens == 58
             assert len(taken(await store.reserve(DAY, "a", Quota(), [asked, asked]))) == 2
 
         self.run(tmp_path, work)
 
-    def test_what_a_killed_server_had_reserved_lapses(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_expired_reservations_do_not_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async def work(store: AccessStore) -> None:
             for renewed in (True, False):
                 monkeypatch.setattr(sql_access, "_RESERVED_MS", 60_000 if renewed else -1)
-                held = taken(await store.reserve(DAY, "a", Quota(requests=1), [Wanted(1, 1)]))
+                held = taken(await store.reserve(DAY, "a", Quota(requests=1), [MaxTokenUse(1, 1)]))
                 await store.renew(held)
-                again = await store.reserve(DAY, "a", Quota(requests=1), [Wanted(1, 1)])
-                assert again == Used() if renewed else len(taken(again)) == 1
+                again = await store.reserve(DAY, "a", Quota(requests=1), [MaxTokenUse(1, 1)])
+                assert again == UsageTotals() if renewed else len(taken(again)) == 1
                 await store.add_usage([], held)
 
         self.run(tmp_path, work)
 
-    def test_the_audit_log_is_told_the_newest_first(self, tmp_path: Path) -> None:
+    def test_audit_log_is_returned_newest_first(self, tmp_path: Path) -> None:
         async def work(store: AccessStore) -> None:
             for number in range(5):
                 await store.add_audit(AuditEntry(number, "local", f"action {number}", "127.0.0.1"))
@@ -134,7 +136,9 @@ class AccessSuite:
 
         self.run(tmp_path, work)
 
-    def test_nobody_pushes_others_out_of_the_audit_log(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_user_does_not_displace_audit_entries_of_others(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(sql_access, "AUDIT_ENTRIES", 4)
 
         async def work(store: AccessStore) -> None:
@@ -148,7 +152,7 @@ class AccessSuite:
 
         self.run(tmp_path, work)
 
-    def test_the_audit_log_does_not_grow_for_ever(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_audit_log_and_number_of_keys_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sql_access, "AUDIT_ENTRIES", 3)
         monkeypatch.setattr(sql_access, "MAX_KEYS", 1)
 
@@ -165,18 +169,18 @@ class AccessSuite:
 
         self.run(tmp_path, work)
 
-    def test_two_at_once_see_each_other_and_lose_nothing(self, tmp_path: Path) -> None:
+    def test_concurrent_stores_share_data_without_lost_updates(self, tmp_path: Path) -> None:
         async def both() -> None:
             first, second = self.make(tmp_path), self.make(tmp_path)
             await asyncio.gather(first.open(), second.open())
             await asyncio.gather(
                 *(
-                    each.add_usage([UsageRow(DAY, "local", Used(1, 1, 1))])
+                    each.add_usage([UsageRow(DAY, "local", UsageTotals(1, 1, 1))])
                     for each in (first, second)
                     for _ in range(10)
                 )
             )
-            assert await second.used_on(DAY, "local") == Used(20, 20, 20)
+            assert await second.used_on(DAY, "local") == UsageTotals(20, 20, 20)
             added = await asyncio.gather(first.add_key(ANN, b"1" * 32), second.add_key(replace(ANN, id="x"), b"x" * 32))
             assert sorted(added) == [False, True]
             assert await first.revoke_key("ann", 5) is not None

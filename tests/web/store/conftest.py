@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from web.store.postgres_server import PostgresServer, postgres_server
-from web.store.some_chats import in_store
+from web.store.some_chats import run_with_store
 
 from notso.web.store.sqlite.store import SQLiteStore
 
@@ -21,7 +21,7 @@ class Kept:
         self.store = store
 
     def run(self, work: Callable[[Any], Awaitable[None]]) -> None:
-        in_store(self.store(), work)
+        run_with_store(self.store(), work)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -14,7 +14,7 @@ import pytest
 from web.store.access_suite import ANN, AccessSuite
 
 from notso.web.store.access import AccessStore
-from notso.web.store.opening import access_store_at
+from notso.web.store.opening import create_access_store
 from notso.web.store.sqlite import access as sqlite_access
 from notso.web.store.sqlite.access import ACCESS_FILE, MIGRATIONS, SQLiteAccessStore
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
@@ -31,10 +31,10 @@ class TestPostgres(AccessSuite):
         self.database = database
 
     def make(self, folder: Path) -> AccessStore:
-        return access_store_at(folder / "data", self.database)
+        return create_access_store(folder / "data", self.database)
 
 
-def test_the_file_is_private_and_holds_no_key(tmp_path: Path) -> None:
+def test_access_file_is_private_and_has_no_wal(tmp_path: Path) -> None:
     async def work() -> None:
         store = SQLiteAccessStore(tmp_path / "data")
         assert not SQLiteAccessStore.exists(tmp_path / "data")
@@ -49,7 +49,7 @@ def test_the_file_is_private_and_holds_no_key(tmp_path: Path) -> None:
     assert {each.name for each in path.parent.iterdir()} == {ACCESS_FILE}
 
 
-def test_a_newer_or_broken_file_is_told_and_left(tmp_path: Path) -> None:
+def test_newer_or_corrupt_file_is_rejected_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / ACCESS_FILE
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version=99")
@@ -62,7 +62,7 @@ def test_a_newer_or_broken_file_is_told_and_left(tmp_path: Path) -> None:
         assert path.read_bytes() == before
 
 
-def test_keys_of_an_older_release_stay_and_have_no_new_limit(tmp_path: Path) -> None:
+def test_migrated_keys_have_no_daily_request_limit(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / ACCESS_FILE) as connection:
         connection.executescript(MIGRATIONS[0])
         connection.execute("INSERT INTO keys VALUES ('k1', 'ann', ?, 1000, 60, 1000, 1, 0)", (b"1" * 32,))
@@ -92,7 +92,7 @@ def on_file(folder: Path, work: Callable[[SQLiteAccessStore], Awaitable[None]]) 
     asyncio.run(run())
 
 
-def test_damage_is_told_of_the_file_of_keys_and_not_of_the_conversations(tmp_path: Path) -> None:
+def test_damage_is_reported_for_the_key_file_only(tmp_path: Path) -> None:
     path = tmp_path / ACCESS_FILE
 
     async def work(store: SQLiteAccessStore) -> None:
@@ -115,7 +115,7 @@ def test_damage_is_told_of_the_file_of_keys_and_not_of_the_conversations(tmp_pat
     on_file(tmp_path, work)
 
 
-def test_a_file_that_goes_is_missed_and_another_in_its_place_is_used(tmp_path: Path) -> None:
+def test_missing_file_is_reported_and_replacement_file_is_used(tmp_path: Path) -> None:
     path, away = tmp_path / ACCESS_FILE, tmp_path / "away"
 
     async def work(store: SQLiteAccessStore) -> None:
@@ -136,20 +136,18 @@ def test_a_file_that_goes_is_missed_and_another_in_its_place_is_used(tmp_path: P
     on_file(tmp_path, work)
 
 
-def test_while_another_program_holds_it_one_waits_and_the_others_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_first_call_waits_for_a_locked_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     monkeypatch.setattr(sqlite_access, "READ_MS", 1)
     monkeypatch.setattr(sqlite_access, "BUSY_MS", 2)
     monkeypatch.setattr(sqlite_access, "SHORT_MS", 0)
-    do = sqlite_access._Lane.do
+    run_work = sqlite_access._ConnectionThread.run_work
 
     def noting(lane: Any, work: Any) -> Any:
         waits.append(sqlite_access.SHORT_MS if lane._waited else lane._patience_ms)
-        return do(lane, work)
+        return run_work(lane, work)
 
-    monkeypatch.setattr(sqlite_access._Lane, "do", noting)
+    monkeypatch.setattr(sqlite_access._ConnectionThread, "run_work", noting)
 
     async def work(store: SQLiteAccessStore) -> None:
         await store.keys()

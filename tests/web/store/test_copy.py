@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, in_store, shown
+from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, run_with_store, shown
 
 from notso.cli import exit_codes
 from notso.cli.app import run_command_line
 from notso.smollm3 import Message, ToolCall
-from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
-from notso.web.store.copy import TABLES, copy_everything
+from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, UsageTotals
+from notso.web.store.copy import TABLES, copy_database
 from notso.web.store.documents import Member
-from notso.web.store.opening import access_store_at, store_at
+from notso.web.store.opening import create_access_store, create_store
 from notso.web.store.protocol import (
+    AnswerStats,
     Attachment,
     Memory,
     NewMessage,
-    Numbers,
     SavedPrompt,
     StoredResponse,
     ToolUse,
     TurnAccepted,
 )
-from notso.web.store.records import KeptAnswer, OpenResponse, StoredBatch, StoredFile
+from notso.web.store.records import IdempotentResponse, StoredBatch, StoredFile, UnfinishedResponse
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageError
@@ -54,7 +54,7 @@ async def fill(store: SQLiteStore, chats: int = 3) -> None:
         await finished(store, a_turn(chat, "again", instead_of=turn.user_message.id), "b")
         added = await store.add_message(OWNER, NewMessage(an_answer(chat), turn.user_message.id, new_id()))
         assert isinstance(added, TurnAccepted)
-        numbers = Numbers(1, 2, 3, 4, 0.1, 1e300, 5e-324, 7.0, 8.25)
+        numbers = AnswerStats(1, 2, 3, 4, 0.1, 1e300, 5e-324, 7.0, 8.25)
         use = ToolUse("id", "name", "{}", "done", 1, STRANGE, 0.3)
         await store.save_message(
             replace(
@@ -75,7 +75,9 @@ async def fill(store: SQLiteStore, chats: int = 3) -> None:
         await store.save_response(OWNER, StoredResponse(f"resp_{9 - number}", None, body, conversation, 1, (body,)))
     await store.records.add_file(OWNER, StoredFile("file-1", STRANGE, "batch", 3, 1, 2), b"\x00\xff\n")
     await store.records.add_batch(StoredBatch("batch_1", OWNER, 1, {"text": STRANGE}, {"text": STRANGE}))
-    await store.records.keep_answer(OWNER, STRANGE, KeptAnswer(b"\x00\xff", 200, (("a", STRANGE),), b"\xff\x00", 1))
+    await store.records.save_idempotent_response(
+        OWNER, STRANGE, IdempotentResponse(b"\x00\xff", 200, (("a", STRANGE),), b"\xff\x00", 1)
+    )
 
 
 async def fill_access(store: AccessStore) -> None:
@@ -85,13 +87,15 @@ async def fill_access(store: AccessStore) -> None:
         assert await store.add_key(key, bytes([number, 0, 255]) * 10)
         if number == 1:
             await store.revoke_key("ann", 7)
-    await store.add_usage([UsageRow(date(2026, 1, day), "key:k1", Used(day, day, 2**40)) for day in range(1, 29)])
+    await store.add_usage(
+        [UsageRow(date(2026, 1, day), "key:k1", UsageTotals(day, day, 2**40)) for day in range(1, 29)]
+    )
     for number in range(5):
         await store.add_audit(AuditEntry(number, STRANGE, f"action {number}", "::1"))
 
 
 def in_directory(directory: Path, work: Any) -> None:
-    in_store(SQLiteStore(directory), work)
+    run_with_store(SQLiteStore(directory), work)
 
 
 def everything(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
@@ -108,10 +112,12 @@ def everything(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
     return found
 
 
-def test_there_and_back_nothing_is_lost(tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_to_postgres_and_back_preserves_all_data(
+    tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     in_directory(before, fill)
-    in_store(SQLiteAccessStore(before), fill_access)
+    run_with_store(SQLiteAccessStore(before), fill_access)
     assert run_command_line(["store", "copy", str(before), database]) == exit_codes.DONE
     there = capsys.readouterr().out
     assert run_command_line(["store", "copy", database, str(after)]) == exit_codes.DONE
@@ -130,7 +136,7 @@ def test_there_and_back_nothing_is_lost(tmp_path: Path, database: str, capsys: p
         assert [hit.chat_id for hit in await store.search(OWNER, "tusks", 9)] == [one.id]
 
     async def in_postgres() -> None:
-        store = store_at(Path(), database)
+        store = create_store(Path(), database)
         await store.open()
         await look(store)
         await store.close()
@@ -140,34 +146,34 @@ def test_there_and_back_nothing_is_lost(tmp_path: Path, database: str, capsys: p
 
 
 def test_leases_are_not_copied(tmp_path: Path, database: str) -> None:
-    response = OpenResponse("resp_1", OWNER, "{}", "[]", 7, 1, tries=1)
+    response = UnfinishedResponse("resp_1", OWNER, "{}", "[]", 7, 1, tries=1)
     now_ms = 10
 
     async def killed_server(store: SQLiteStore) -> None:
-        await store.records.add_open_response(response, "killed")
+        await store.records.add_unfinished_response(response, "killed")
         await store.records.add_batch(StoredBatch("batch_1", OWNER, 1, {}, {}))
         assert await store.records.claim_batch("killed", (), now_ms)
         library = await store.documents.new_library(OWNER, "Reports")
         assert library is not None
         assert await store.documents.add(OWNER, library.id, "a.txt", b"text")
         assert await store.documents.claim(now_ms)
-        assert await store.records.claim_open_response("other", (), now_ms) is None
+        assert await store.records.claim_unfinished_response("other", (), now_ms) is None
         assert await store.records.claim_batch("other", (), now_ms) is None
         assert await store.documents.claim(now_ms) is None
 
     async def next_server(store: Any) -> None:
-        assert await store.records.claim_open_response("other", (), now_ms) == replace(response, tries=2)
+        assert await store.records.claim_unfinished_response("other", (), now_ms) == replace(response, tries=2)
         assert await store.records.claim_batch("other", (), now_ms)
         assert await store.documents.claim(now_ms)
 
     in_directory(tmp_path / "before", killed_server)
-    copy_everything(str(tmp_path / "before"), str(tmp_path / "after"))
-    copy_everything(str(tmp_path / "before"), database)
+    copy_database(str(tmp_path / "before"), str(tmp_path / "after"))
+    copy_database(str(tmp_path / "before"), database)
     in_directory(tmp_path / "after", next_server)
-    in_store(store_at(Path(), database), next_server)
+    run_with_store(create_store(Path(), database), next_server)
 
 
-def test_every_other_column_is_copied(tmp_path: Path) -> None:
+def test_all_columns_except_leases_and_row_numbers_are_copied(tmp_path: Path) -> None:
     """Row numbers and word counts of the search index are not copied, because each database assigns its own."""
 
     async def nothing(store: SQLiteStore) -> None:
@@ -182,42 +188,42 @@ def test_every_other_column_is_copied(tmp_path: Path) -> None:
             assert not {"holder", "held_until_ms"} & set(table.columns), table.name
 
 
-def test_a_target_that_holds_something_is_left_alone(tmp_path: Path, database: str) -> None:
+def test_copy_to_a_nonempty_target_is_refused(tmp_path: Path, database: str) -> None:
     before = tmp_path / "before"
     in_directory(before, fill)
-    first = copy_everything(str(before), database)
+    first = copy_database(str(before), database)
     with pytest.raises(StorageError, match="is not empty"):
-        copy_everything(str(before), database)
+        copy_database(str(before), database)
     with pytest.raises(StorageError, match="is not empty"):
-        copy_everything(database, str(before))
-    assert copy_everything(database, str(tmp_path / "after")) == first
+        copy_database(database, str(before))
+    assert copy_database(database, str(tmp_path / "after")) == first
 
 
-def test_keys_are_in_the_way_as_conversations_are(tmp_path: Path, database: str) -> None:
+def test_target_with_only_keys_counts_as_nonempty(tmp_path: Path, database: str) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     in_directory(before, fill)
-    in_store(access_store_at(Path(), database), fill_access)
+    run_with_store(create_access_store(Path(), database), fill_access)
     with pytest.raises(StorageError, match="is not empty"):
-        copy_everything(str(before), database)
-    in_store(SQLiteAccessStore(before), fill_access)
+        copy_database(str(before), database)
+    run_with_store(SQLiteAccessStore(before), fill_access)
     with pytest.raises(StorageError, match="is not empty"):
-        copy_everything(str(before), database)
-    in_store(SQLiteAccessStore(after), fill_access)
+        copy_database(str(before), database)
+    run_with_store(SQLiteAccessStore(after), fill_access)
     with pytest.raises(StorageError, match="is not empty"):
-        copy_everything(database, str(after))
-    assert sum(each.rows for each in copy_everything(database, str(tmp_path / "new"))) == 4 + 28 + 5, (
+        copy_database(database, str(after))
+    assert sum(each.rows for each in copy_database(database, str(tmp_path / "new"))) == 4 + 28 + 5, (
         "the refused copies added nothing"
     )
 
 
-def test_where_nobody_keeps_keys_nobody_does_afterwards(tmp_path: Path) -> None:
+def test_copy_without_keys_creates_no_access_file(tmp_path: Path) -> None:
     in_directory(tmp_path / "before", fill)
-    copied = {each.table: each.rows for each in copy_everything(str(tmp_path / "before"), str(tmp_path / "after"))}
+    copied = {each.table: each.rows for each in copy_database(str(tmp_path / "before"), str(tmp_path / "after"))}
     assert copied["chats"] == 5 and copied["keys"] == copied["audit"] == 0
     assert not SQLiteAccessStore.exists(tmp_path / "before") and not SQLiteAccessStore.exists(tmp_path / "after")
 
 
-def test_what_was_written_otherwise_than_read_is_not_kept(
+def test_copy_that_differs_from_the_source_is_discarded(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tmp_path / "before"
@@ -230,28 +236,28 @@ def test_what_was_written_otherwise_than_read_is_not_kept(
     with monkeypatch.context() as patched:
         patched.setattr(PostgresDatabase, "index_title", change)
         with pytest.raises(StorageError, match="differs from the source"):
-            copy_everything(str(before), database)
-    assert {each.table: each.rows for each in copy_everything(str(before), database)}["chats"] == 5
+            copy_database(str(before), database)
+    assert {each.table: each.rows for each in copy_database(str(before), database)}["chats"] == 5
 
 
-def test_a_server_in_the_way_is_named(tmp_path: Path, database: str) -> None:
+def test_copy_is_refused_while_a_server_uses_source_or_target(tmp_path: Path, database: str) -> None:
     before = tmp_path / "before"
     in_directory(before, fill)
 
     async def serving() -> None:
-        store = store_at(Path(), database)
+        store = create_store(Path(), database)
         await store.open()
         try:
             with pytest.raises(StorageError, match="a server is using"):
-                await asyncio.to_thread(copy_everything, str(before), database)
+                await asyncio.to_thread(copy_database, str(before), database)
         finally:
             await store.close()
 
     async def holding(store: SQLiteStore) -> None:
         with pytest.raises(StorageError, match="another notso is using"):
-            await asyncio.to_thread(copy_everything, str(before), database)
+            await asyncio.to_thread(copy_database, str(before), database)
 
     asyncio.run(serving())
     in_directory(before, holding)
     with pytest.raises(StorageError, match="contains no chats"):
-        copy_everything(str(tmp_path / "nowhere"), database)
+        copy_database(str(tmp_path / "nowhere"), database)

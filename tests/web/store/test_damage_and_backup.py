@@ -13,7 +13,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.cli.app import run_command_line
-from notso.web.store.sqlite.connection import damage_of
+from notso.web.store.sqlite.connection import detect_damage
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
@@ -45,13 +45,13 @@ def ruin(path: Path) -> None:
         file.write(os.urandom(size))
 
 
-def test_what_can_be_read_is_read_and_nothing_is_written(start: Start, tmp_path: Path) -> None:
+def test_damaged_database_is_served_read_only_and_unchanged(start: Start, tmp_path: Path) -> None:
     asked = filled(start)
     path = tmp_path / "data" / "notso.db"
-    assert damage_of(path) == ""
+    assert detect_damage(path) == ""
     ruin(path)
     before = path.read_bytes()
-    assert damage_of(path) == "unsound"
+    assert detect_damage(path) == "unsound"
     server = start(ScriptedEngine()).ready()
     page = server.client.get("/").text
     assert "opened read-only" in page and "Question 2" in page
@@ -73,7 +73,7 @@ def test_what_can_be_read_is_read_and_nothing_is_written(start: Start, tmp_path:
     assert path.read_bytes() == before
 
 
-def test_an_answer_cut_by_the_end_does_not_wait_for_ever(start: Start, tmp_path: Path) -> None:
+def test_running_answer_in_damaged_database_is_shown_interrupted(start: Start, tmp_path: Path) -> None:
     asked = filled(start, 1)[0]
     path = tmp_path / "data" / "notso.db"
     db = sqlite3.connect(path)
@@ -86,14 +86,14 @@ def test_an_answer_cut_by_the_end_does_not_wait_for_ever(start: Start, tmp_path:
     assert 'hx-sse:connect="/generations' not in page and "Interrupted" in page
 
 
-def test_where_nothing_can_be_read_the_start_is_refused(tmp_path: Path) -> None:
+def test_unreadable_database_fails_to_open(tmp_path: Path) -> None:
     path = tmp_path / "notso.db"
     path.write_bytes(b"SQLite format 3\x00" + b"\xff" * 8192)
     with pytest.raises(StorageDamagedError):
         asyncio.run(SQLiteStore(tmp_path).open())
 
 
-def test_a_backup_of_a_running_server_is_whole(start: Start, tmp_path: Path) -> None:
+def test_backup_of_a_running_server_is_complete(start: Start, tmp_path: Path) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("Keep this")
     server.finished(asked)
@@ -115,7 +115,7 @@ def test_a_backup_of_a_running_server_is_whole(start: Start, tmp_path: Path) -> 
     assert run_command_line(["backup", str(copy), "--from", server.address]) != 0, "existing files are not overwritten"
 
 
-def test_a_backup_goes_back_in_its_place(start: Start, tmp_path: Path) -> None:
+def test_backup_can_replace_the_database(start: Start, tmp_path: Path) -> None:
     asked = filled(start, 1)[0]
     data, copy = tmp_path / "data", tmp_path / "copy.db"
     assert run_command_line(["backup", str(copy), "--data-dir", str(data)]) == 0
@@ -126,7 +126,7 @@ def test_a_backup_goes_back_in_its_place(start: Start, tmp_path: Path) -> None:
     assert "A plain answer." in server.client.get(f"/chats/{asked.chat_id}").text
 
 
-def test_what_cannot_be_backed_up_is_told(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_backup_reports_the_reason(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = start(ScriptedEngine()).ready()
     copy = tmp_path / "copy.db"
     for arguments, reason in (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from web.store.some_chats import OWNER, in_store
+from web.store.some_chats import OWNER, run_with_store
 from web.store.test_documents import parsed
 
 from notso.web.store.sqlite.store import SQLiteStore
@@ -71,7 +71,7 @@ def test_documents_survive_kills(tmp_path: Path, kills: int) -> None:
                 ready.add(document_id)
             else:
                 del kept[document_id]
-        in_store(SQLiteStore(tmp_path), lambda store: _check(store, kept, ready))
+        run_with_store(SQLiteStore(tmp_path), lambda store: _check(store, kept, ready))
 
 
 async def _check(store: Any, kept: dict[str, str], ready: set[str]) -> None:
@@ -101,4 +101,4 @@ async def _check(store: Any, kept: dict[str, str], ready: set[str]) -> None:
             assert db.execute(f"SELECT 1 FROM {table} WHERE document_id NOT IN ({ids})").fetchone() is None
         assert db.execute(f"SELECT 1 FROM document_words WHERE document NOT IN ({numbers})").fetchone() is None
 
-    await store.look(rows)
+    await store.run_read(rows)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from web.store.conftest import Kept
-from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store
+from web.store.some_chats import OWNER, a_chat, a_turn, finished, run_with_store
 
 from notso.documents.values import Document
 from notso.web.store import documents as limits
-from notso.web.store.copy import copy_everything
+from notso.web.store.copy import copy_database
 from notso.web.store.documents import DEFAULT_LIBRARY, EVERYONE, PARSING_SECONDS, Member, PassageHit, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore, Memory
 from notso.web.store.sql import documents as sql_documents
@@ -86,7 +86,7 @@ def test_a_document_is_queued_parsed_and_read(kept: Kept) -> None:
     kept.run(later)
 
 
-def test_what_was_being_parsed_when_the_process_died_is_queued_again(kept: Kept) -> None:
+def test_interrupted_parsing_is_queued_again(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         library = await store.documents.library(OWNER, "Documents")
         await store.documents.add(OWNER, library.id, "a.txt", b"a")
@@ -97,7 +97,7 @@ def test_what_was_being_parsed_when_the_process_died_is_queued_again(kept: Kept)
     kept.run(work)
 
 
-def test_others_see_nothing_and_everyone_reads_what_is_for_everyone(kept: Kept) -> None:
+def test_documents_are_private_except_those_for_everyone(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         mine = await added(store, *PAGES)
         common = await added(store, "A heron for everyone.", owner=EVERYONE, name="common.txt")
@@ -118,7 +118,7 @@ def test_others_see_nothing_and_everyone_reads_what_is_for_everyone(kept: Kept) 
     kept.run(work)
 
 
-def test_an_owner_keeps_so_many_documents(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_and_size_of_documents_per_owner_are_limited(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: ChatStore) -> None:
         await added(store, *PAGES)
         for name, most in (("MAX_DOCUMENTS_OF_OWNER", 1), ("MAX_DOCUMENT_BYTES_OF_OWNER", 100)):
@@ -133,7 +133,7 @@ def test_an_owner_keeps_so_many_documents(kept: Kept, monkeypatch: pytest.Monkey
     assert sql_documents.MAX_DOCUMENTS_OF_OWNER == limits.MAX_DOCUMENTS_OF_OWNER
 
 
-def test_members_read_and_add_and_do_nothing_else(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_can_only_read_or_add_documents(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: ChatStore) -> None:
         documents = store.documents
         mine = await added(store, *PAGES)
@@ -177,7 +177,7 @@ def test_members_read_and_add_and_do_nothing_else(kept: Kept, monkeypatch: pytes
     kept.run(work)
 
 
-def test_a_project_holds_chats_and_is_deleted_with_its_documents_alone(kept: Kept) -> None:
+def test_deleting_a_project_deletes_documents_but_keeps_chats(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         documents = store.documents
         project = await documents.new_library(OWNER, "Birds")
@@ -208,9 +208,9 @@ def test_a_project_holds_chats_and_is_deleted_with_its_documents_alone(kept: Kep
         )
         stale = await documents.stale()
         assert [(each.owner, each.conversation) for each in stale] == [(OWNER, accepted.user_message.id)]
-        await documents.forgot(stale)
+        await documents.mark_cleared(stale)
         assert await documents.move_chat(OWNER, chat.id, project.id)
-        await documents.forgot(await documents.stale())
+        await documents.mark_cleared(await documents.stale())
         one = (await documents.documents(OWNER, project.id))[0]
         assert await documents.delete(OWNER, one.id), "a chat of the project has used the document"
         assert [each.conversation for each in await documents.stale()] == [accepted.user_message.id]
@@ -222,7 +222,7 @@ def test_a_project_holds_chats_and_is_deleted_with_its_documents_alone(kept: Kep
     kept.run(work)
 
 
-def test_a_memory_is_short_and_its_owners(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memories_are_per_owner_and_limited(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: ChatStore) -> None:
         first, second = Memory(new_id(), "Vegetarian.", 1), Memory(new_id(), "Lives in Oslo.", 2)
         assert await store.save_memory(OWNER, second) and await store.save_memory(OWNER, first)
@@ -261,13 +261,13 @@ async def planted_and_deleted(store: Any, words: list[str]) -> list[bytes]:
     hit = (await store.documents.search(OWNER, words[7], 5))[0]
     assert hit.document.id == planted.id and words[7] in hit.text
     sql = "SELECT text FROM document_texts WHERE document_id = ?"
-    packed = bytes((await store.look(lambda db: db.execute(sql, (planted.id,)).fetchone()))["text"])
+    packed = bytes((await store.run_read(lambda db: db.execute(sql, (planted.id,)).fetchone()))["text"])
     chat = a_chat()
     turn = a_turn(chat)
     question = replace(turn.user_message, attachments=(Attachment("a", "", planted.id),))
     await finished(store, replace(turn, user_message=question), "fine", chat)
-    await store.documents.note_reading("scope", "reading", [planted.id])
-    await store.documents.note_reading("scope", "other", [hit.document.id])
+    await store.documents.record_reading("scope", "reading", [planted.id])
+    await store.documents.record_reading("scope", "other", [hit.document.id])
     assert await store.documents.delete(OWNER, planted.id) and not await store.documents.delete(OWNER, planted.id)
     assert await store.documents.search(OWNER, words[7], 5) == []
     stale = await store.documents.stale()
@@ -276,7 +276,7 @@ async def planted_and_deleted(store: Any, words: list[str]) -> list[bytes]:
         ("", "", "scope", "reading"),
         ("", "", "scope", "other"),
     ]
-    await store.documents.forgot(stale)
+    await store.documents.mark_cleared(stale)
     assert await store.documents.stale() == []
     return [*map(str.encode, words), *slices(packed)]
 
@@ -316,16 +316,16 @@ def test_no_byte_of_a_deleted_document_stays_in_sqlite(tmp_path: Path) -> None:
                 left = [each for each in planted if each in data]
                 assert not left, (path.name, len(left))
 
-    in_store(SQLiteStore(tmp_path), work)
+    run_with_store(SQLiteStore(tmp_path), work)
 
 
-def test_the_search_for_left_bytes_finds_them(tmp_path: Path) -> None:
+def test_byte_scan_finds_plain_and_compressed_text(tmp_path: Path) -> None:
     words = markers()
 
     async def work(store: SQLiteStore) -> None:
         await added(store, " ".join(words))
 
-    in_store(SQLiteStore(tmp_path), work)
+    run_with_store(SQLiteStore(tmp_path), work)
     forms = list(raw_and_inflated((tmp_path / "notso.db").read_bytes()))
     assert [words[9].encode() in data for data in forms].count(True) == 2, "the word is found plain and compressed"
 
@@ -342,19 +342,19 @@ def test_no_row_of_a_deleted_document_stays_in_postgres(database: str) -> None:
             sql = "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = current_schema()"
             return [row["name"] for row in db.execute(sql).fetchall()]
 
-        for name in await store.look(tables):
-            rows = await store.look(lambda db, name=name: db.execute(f"SELECT * FROM {name}").fetchall())
+        for name in await store.run_read(tables):
+            rows = await store.run_read(lambda db, name=name: db.execute(f"SELECT * FROM {name}").fetchall())
             texts = [each.encode() if isinstance(each, str) else each for row in rows for each in row.values()]
             found = [bytes(each) for each in texts if isinstance(each, bytes | memoryview)]
             assert not any(mark in data for each in found for data in raw_and_inflated(each) for mark in planted)
 
-    in_store(PostgresStore(database), work)
+    run_with_store(PostgresStore(database), work)
 
 
 # ---------------------------------------------------------------- copies
 
 
-def test_a_copy_and_a_backup_hold_the_documents(tmp_path: Path, database: str) -> None:
+def test_copy_and_backup_contain_documents(tmp_path: Path, database: str) -> None:
     from notso.web.store.postgres.store import PostgresStore
 
     before, after, backup = tmp_path / "before", tmp_path / "after", tmp_path / "backup" / "notso.db"
@@ -365,7 +365,7 @@ def test_a_copy_and_a_backup_hold_the_documents(tmp_path: Path, database: str) -
         ready = await added(store, *PAGES)
         library = await store.documents.library(OWNER, "Documents")
         await store.documents.add(OWNER, library.id, "queued.bin", bytes(range(256)) * 2000)
-        await store.documents.note_reading("scope", "reading", [ready.id])
+        await store.documents.record_reading("scope", "reading", [ready.id])
         chat = a_chat()
         turn = a_turn(chat)
         question = replace(turn.user_message, attachments=(Attachment("a", "", ready.id),))
@@ -374,25 +374,25 @@ def test_a_copy_and_a_backup_hold_the_documents(tmp_path: Path, database: str) -
 
     found: list[Any] = []
 
-    async def look(store: ChatStore) -> None:
+    async def run_read(store: ChatStore) -> None:
         hits = await store.documents.search(OWNER, "crane spring heron", 9)
         documents = await store.documents.documents(OWNER)
         content = [await store.documents.content(OWNER, each.id) for each in documents]
         found.append((hits, documents, content, await store.documents.libraries(OWNER)))
         assert len(hits) == 2 and len(documents) == 3
 
-    in_store(SQLiteStore(before), fill)
-    copy_everything(str(before), database)
-    copy_everything(database, str(after))
+    run_with_store(SQLiteStore(before), fill)
+    copy_database(str(before), database)
+    copy_database(database, str(after))
     for store in (SQLiteStore(before), SQLiteStore(after), PostgresStore(database), SQLiteStore(backup.parent)):
-        in_store(store, look)
+        run_with_store(store, run_read)
     assert found[0] == found[1] == found[2] == found[3]
 
     async def delete(store: ChatStore) -> None:
         (hit, *_) = await store.documents.search(OWNER, "crane", 1)
         assert await store.documents.delete(OWNER, hit.document.id) and len(await store.documents.stale()) == 2
 
-    in_store(SQLiteStore(after), delete)
+    run_with_store(SQLiteStore(after), delete)
 
 
 # ---------------------------------------------------------------- search
@@ -459,7 +459,7 @@ class Corpus:
 @pytest.mark.parametrize(
     "documents", [60, pytest.param(1700, marks=[pytest.mark.long("store"), pytest.mark.timeout(3600)])]
 )
-def test_planted_facts_are_found_and_both_databases_agree(tmp_path: Path, database: str, documents: int) -> None:
+def test_document_search_finds_facts_equally_in_both_databases(tmp_path: Path, database: str, documents: int) -> None:
     from notso.web.store.postgres.store import PostgresStore
 
     corpus = Corpus(documents, seed=7)
@@ -473,7 +473,7 @@ def test_planted_facts_are_found_and_both_databases_agree(tmp_path: Path, databa
             for query, _, _, _ in corpus.questions:
                 hits.append(await store.documents.search(OWNER, query, 5))
 
-        in_store(store, work)
+        run_with_store(store, work)
         lists.append([[(hit.document.name, hit.number, hit.score, hit.text) for hit in found] for found in hits])
     assert lists[0] == lists[1]
     assert corpus.recall(hits, near=False) >= 0.95
@@ -494,7 +494,7 @@ def test_a_search_without_words_or_matches_finds_nothing(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_searches_beside_a_deletion_see_all_or_nothing(kept: Kept) -> None:
+def test_searches_during_a_deletion_see_all_or_nothing(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         for _ in range(5):
             document = await added(store, *PAGES)
@@ -507,9 +507,11 @@ def test_searches_beside_a_deletion_see_all_or_nothing(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_frequent_words_of_a_query_are_ignored_where_they_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequent_query_words_are_skipped_over_the_postings_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passage_index, "MAX_POSTINGS", 10)
     frequent, rare = struct.pack("<60H", *range(60)), struct.pack("<3H", 7, 2, 9)
-    rows = [passage_index.Row("the", "a", "a", frequent), passage_index.Row("heron", "a", "a", rare)]
-    assert [each[1] for each in passage_index.ranked(rows, 20, 100)] == [7]
-    assert len(passage_index.ranked(rows[:1], 20, 100)) == 20, "a single word is searched even if it is very frequent"
+    rows = [passage_index.WordPostings("the", "a", "a", frequent), passage_index.WordPostings("heron", "a", "a", rare)]
+    assert [each[1] for each in passage_index.rank_passages(rows, 20, 100)] == [7]
+    assert len(passage_index.rank_passages(rows[:1], 20, 100)) == 20, (
+        "a single word is searched even if it is very frequent"
+    )

@@ -13,7 +13,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.web.store import leases as leases_module
-from notso.web.store.leases import Leases, RunningTurns
+from notso.web.store.leases import LeaseKeeper, RunningTurns
 from notso.web.store.protocol import ChatStore, Heartbeat, Orphan
 from notso.web.values.errors import StorageError
 
@@ -42,7 +42,7 @@ class OtherProcesses:
         return found
 
 
-def test_heartbeats_go_on_though_the_database_is_away(
+def test_heartbeats_continue_after_database_errors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leases_module, "HEARTBEAT_SECONDS", 0.0)
@@ -52,11 +52,13 @@ def test_heartbeats_go_on_though_the_database_is_away(
     async def work() -> None:
         away = StorageError("the database does not answer")
         others = OtherProcesses(Heartbeat(), away, away, Heartbeat((orphan,)))
-        leases = Leases(cast(ChatStore, others), cast(RunningTurns, SimpleNamespace(generations=frozenset({"mine"}))))
+        leases = LeaseKeeper(
+            cast(ChatStore, others), cast(RunningTurns, SimpleNamespace(generations=frozenset({"mine"})))
+        )
         leases.at_orphan.append(told.append)
         await leases.start()
         await others.all_said.wait()
-        await leases.beat()
+        await leases.send_heartbeat()
         leases.stop()
         assert set(others.asked) == {frozenset({"mine"})}
 
@@ -69,21 +71,21 @@ def test_heartbeats_go_on_though_the_database_is_away(
     ]
 
 
-def test_a_turn_that_others_took_for_lost_is_stopped(start: Start) -> None:
+def test_turn_reported_as_lost_is_interrupted(start: Start) -> None:
     server = start(ScriptedEngine(lambda m, t: say("word " * 100_000), pace_seconds=0.001)).ready()
     asked = server.ask("Hello")
     turns = server.chat.turns
     assert turns.generations == {asked.generation_id}
 
-    async def beat() -> None:
+    async def send_heartbeat() -> None:
         others = OtherProcesses(Heartbeat(lost=frozenset({asked.generation_id})))
-        await Leases(cast(ChatStore, others), turns).beat()
+        await LeaseKeeper(cast(ChatStore, others), turns).send_heartbeat()
         assert others.asked == [frozenset({asked.generation_id})]
 
-    server.on_loop(beat)
+    server.on_loop(send_heartbeat)
     assert server.finished(asked).state == "interrupted"
 
 
-def test_nobody_beats_where_one_process_owns_the_store(start: Start) -> None:
+def test_single_process_store_sends_no_heartbeats(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     assert server.on_loop(lambda: server.app.state.parts.leases._beating) is None

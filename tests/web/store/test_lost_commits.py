@@ -20,10 +20,10 @@ from notso.web.store.sqlite import store as sqlite_store
 from notso.web.store.sqlite.connection import (
     Witness,
     checkpoint,
-    commits_acknowledged,
-    commits_in,
-    damage_of,
+    detect_damage,
     open_reader,
+    read_acknowledged_count,
+    read_commit_count,
 )
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageDamagedError
@@ -56,7 +56,7 @@ def shows(directory: Path, wanted: list[str], *, read_only: bool = False) -> Non
     run(directory, look)
 
 
-def test_nothing_lost_is_nothing_said(tmp_path: Path) -> None:
+def test_database_without_lost_commits_opens_normally(tmp_path: Path) -> None:
     killed(tmp_path / "data")
     shows(tmp_path / "data", ["Chat 0", "Chat 1", "Chat 2"])
     shows(tmp_path / "data", ["Chat 0", "Chat 1", "Chat 2"])
@@ -70,7 +70,7 @@ def test_a_commit_is_counted_after_it_is_stored(tmp_path: Path, monkeypatch: pyt
 
     def noted(witness: Witness, commits: int) -> None:
         reader = open_reader(tmp_path / "notso.db")
-        counted.append((commits, commits_in(reader)))
+        counted.append((commits, read_commit_count(reader)))
         reader.close()
         note(witness, commits)
 
@@ -84,7 +84,7 @@ def test_a_commit_is_counted_after_it_is_stored(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("lost", ["notso.db", "notso.db-wal"])
-def test_a_page_says_that_messages_are_missing(start: Start, tmp_path: Path, lost: str) -> None:
+def test_page_reports_missing_messages_and_rejects_writes(start: Start, tmp_path: Path, lost: str) -> None:
     data = tmp_path / "data"
     killed(data)
     (data / lost).unlink()
@@ -103,13 +103,15 @@ def test_a_page_says_that_messages_are_missing(start: Start, tmp_path: Path, los
     assert run_command_line(["backup", str(tmp_path / "copy.db"), "--data-dir", str(data)]) != 0
 
 
-def test_a_loss_is_accepted_by_taking_the_number_away_and_what_was_there_is_kept(tmp_path: Path) -> None:
+def test_deleting_the_commit_count_accepts_the_loss_and_keeps_old_files(tmp_path: Path) -> None:
     data = tmp_path / "data"
     killed(data)
     log = (data / "notso.db-wal").read_bytes()
     smashed = log[: len(log) // 2] + bytes(4096) + log[len(log) // 2 + 4096 :]
     (data / "notso.db-wal").write_bytes(smashed)
-    shows(data, found := ["Chat 0"], read_only=True) if damage_of(data / "notso.db") else pytest.fail("no damage found")
+    shows(data, found := ["Chat 0"], read_only=True) if detect_damage(data / "notso.db") else pytest.fail(
+        "no damage found"
+    )
     (data / "notso.db-commits").unlink()
     shows(data, found)
     (kept,) = data.glob("kept-*-notso.db-wal")
@@ -132,7 +134,7 @@ def test_a_log_without_its_database_is_never_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("forgotten", [(), ("notso.db-wal", "notso.db-shm")])
-def test_a_backup_goes_in_the_place_of_a_newer_database(tmp_path: Path, forgotten: tuple[str, ...]) -> None:
+def test_backup_can_replace_a_newer_database(tmp_path: Path, forgotten: tuple[str, ...]) -> None:
     """The log of the old database may still be there; replaying it would overwrite the backup."""
     data, backup = tmp_path / "data", tmp_path / "backup.db"
 
@@ -154,15 +156,15 @@ def test_a_backup_goes_in_the_place_of_a_newer_database(tmp_path: Path, forgotte
         if name not in forgotten:
             (data / name).unlink()
     shutil.copy(backup, data / "notso.db")
-    told = commits_acknowledged(data / "notso.db")
+    told = read_acknowledged_count(data / "notso.db")
     shows(data, ["Early"])
     assert len(list(data.glob("kept-*-notso.db-wal"))) == (1 if forgotten else 0)
-    after = commits_acknowledged(data / "notso.db")
+    after = read_acknowledged_count(data / "notso.db")
     assert told is not None and after is not None and after >= told, "otherwise a later loss would go unnoticed"
     shows(data, ["Early"])
 
 
-def test_an_older_copy_of_the_file_itself_is_asked_about(tmp_path: Path) -> None:
+def test_older_copy_of_the_database_opens_read_only(tmp_path: Path) -> None:
     data = tmp_path / "data"
     shows(data, [])
     shutil.copy(data / "notso.db", tmp_path / "old.db")
@@ -178,7 +180,7 @@ def test_an_older_copy_of_the_file_itself_is_asked_about(tmp_path: Path) -> None
     shows(data, [])
 
 
-def test_a_number_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+def test_unreadable_commit_count_file_is_ignored(tmp_path: Path) -> None:
     data = tmp_path / "data"
     killed(data)
     for number in (b"", b"\x00" * 21, b"twelve", b"9" * 400):
@@ -186,11 +188,11 @@ def test_a_number_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         shows(data, ["Chat 0", "Chat 1", "Chat 2"])
 
 
-def test_a_number_that_cannot_be_written_refuses_nothing(tmp_path: Path) -> None:
+def test_failure_to_write_the_commit_count_does_not_block_writes(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         assert store._writer is not None
-        store._writer._witness._file.close()
-        store._writer._witness._file = (tmp_path / "notso.db").open("rb", buffering=0)  # type: ignore[assignment]
+        store._writer._commit_file._file.close()
+        store._writer._commit_file._file = (tmp_path / "notso.db").open("rb", buffering=0)  # type: ignore[assignment]
         chat = a_chat("Kept")
         await store.add_turn(OWNER, a_turn(chat), chat)
         assert await titles(store) == ["Kept"]
@@ -199,7 +201,7 @@ def test_a_number_that_cannot_be_written_refuses_nothing(tmp_path: Path) -> None
     shows(tmp_path, ["Kept"])
 
 
-def test_a_number_inside_that_is_none_is_a_loss(tmp_path: Path) -> None:
+def test_invalid_commit_count_in_the_database_is_a_loss(tmp_path: Path) -> None:
     data = tmp_path / "data"
     killed(data)
     db = sqlite3.connect(data / "notso.db")
@@ -211,20 +213,20 @@ def test_a_number_inside_that_is_none_is_a_loss(tmp_path: Path) -> None:
     shows(data, ["Chat 0", "Chat 1", "Chat 2"])
 
 
-def test_what_changes_nothing_is_not_counted(tmp_path: Path) -> None:
+def test_writes_without_changes_are_not_counted(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
-        before = commits_acknowledged(tmp_path / "notso.db")
+        before = read_acknowledged_count(tmp_path / "notso.db")
         assert not await store.update_chat(OWNER, new_id(), title="x")
         await store.purge(0)
-        assert commits_acknowledged(tmp_path / "notso.db") == before
+        assert read_acknowledged_count(tmp_path / "notso.db") == before
         chat = a_chat()
         await store.add_turn(OWNER, a_turn(chat), chat)
-        assert commits_acknowledged(tmp_path / "notso.db") == (before or 0) + 1
+        assert read_acknowledged_count(tmp_path / "notso.db") == (before or 0) + 1
 
     run(tmp_path, work)
 
 
-def test_the_log_is_folded_in_when_idle_and_readers_are_not_waited_for(
+def test_idle_store_checkpoints_the_log_without_waiting_for_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_store, "IDLE_SECONDS", 0.01)
@@ -254,12 +256,12 @@ def test_the_log_is_folded_in_when_idle_and_readers_are_not_waited_for(
         without_log.mkdir()
         for name in ("notso.db", "notso.db-commits"):
             shutil.copy(tmp_path / name, without_log)
-        assert damage_of(without_log / "notso.db") == ""
+        assert detect_damage(without_log / "notso.db") == ""
 
     run(tmp_path, work)
 
 
-def test_an_old_schema_that_lost_something_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_schema_with_lost_commits_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from notso.web.store.sqlite import connection
 
     data = tmp_path / "data"

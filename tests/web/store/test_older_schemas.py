@@ -77,7 +77,7 @@ def test_an_answer_without_a_trace_is_interrupted(kept: Kept, older: Any) -> Non
     kept.run(look)
 
 
-def test_an_answer_with_a_trace_of_that_release_is_taken_up(kept: Kept, older: Any) -> None:
+def test_answer_with_an_older_trace_is_resumed(kept: Kept, older: Any) -> None:
     def rows(write: Write) -> None:
         a_half_answer(write)
         write("INSERT INTO answer_traces (message_id, trace, tries, resumes) VALUES ('a', ?, 1, 3)", (TRACE,))
@@ -93,7 +93,7 @@ def test_an_answer_with_a_trace_of_that_release_is_taken_up(kept: Kept, older: A
     kept.run(look)
 
 
-def test_a_background_response_of_that_release_begins_again_with_its_seed(kept: Kept, older: Any) -> None:
+def test_older_background_response_restarts_with_its_seed(kept: Kept, older: Any) -> None:
     columns = "id, owner, body, caller, seed, created_ms, tries, holder, held_until_ms"
     values = ("resp_1", OWNER, json.dumps({"input": "x"}), "[]", 7, 1, 0, "gone", 0)
 
@@ -103,17 +103,17 @@ def test_a_background_response_of_that_release_begins_again_with_its_seed(kept: 
     older(BEFORE_PROGRESS[kept.kind], rows)
 
     async def look(store: ChatStore) -> None:
-        left = await store.records.claim_open_response("me", (), 2)
+        left = await store.records.claim_unfinished_response("me", (), 2)
         assert left is not None and (left.seed, left.path, left.progress, left.headers) == (
             7,
             "/v1/responses",
             "",
             "{}",
         )
-        await store.records.note_progress("resp_1", "another", 0, "{}", is_further=True)
-        await store.records.note_progress("resp_1", "me", 0, '{"ids":[1]}', is_further=True)
-        found = await store.records.open_response(OWNER, "resp_1")
+        await store.records.save_progress("resp_1", "another", 0, "{}", is_further=True)
+        await store.records.save_progress("resp_1", "me", 0, '{"ids":[1]}', is_further=True)
+        found = await store.records.unfinished_response(OWNER, "resp_1")
         assert found is not None and (json.loads(found.progress)["ids"], found.tries) == ([1], 0)
-        assert await store.records.open_stream(OWNER, "") is None
+        assert await store.records.unfinished_stream(OWNER, "") is None
 
     kept.run(look)

@@ -13,7 +13,7 @@ from scripted_engine import ScriptedEngine
 
 from notso.cli import exit_codes
 from notso.cli.app import run_command_line
-from notso.web.store.opening import database_facts, store_at
+from notso.web.store.opening import create_store, query_database_info
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import SettingsError, StorageError
 from notso.web.values.settings import Settings
@@ -21,25 +21,25 @@ from notso.web.values.settings import Settings
 Start = Callable[..., Any]
 
 
-def test_a_directory_keeps_them_unless_a_database_is_named(tmp_path: Path) -> None:
-    assert isinstance(store_at(tmp_path, None), SQLiteStore)
+def test_sqlite_is_the_default_and_only_postgresql_urls_are_valid(tmp_path: Path) -> None:
+    assert isinstance(create_store(tmp_path, None), SQLiteStore)
     for address in ("mysql://x", "sqlite:///x", "", "host=x"):
         with pytest.raises(SettingsError, match="postgresql://"):
             Settings(database_url=address)
         with pytest.raises(SettingsError, match="postgresql://"):
-            database_facts(address)
+            query_database_info(address)
     assert "secret" not in repr(Settings(database_url="postgresql://a:secret@x/y"))
 
 
-def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_postgres_extra_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("store", "connection"):
         monkeypatch.setitem(sys.modules, f"notso.web.store.postgres.{module}", None)
-    for ask in (lambda: store_at(Path(), "postgresql://x"), lambda: database_facts("postgresql://x")):
+    for ask in (lambda: create_store(Path(), "postgresql://x"), lambda: query_database_info("postgresql://x")):
         with pytest.raises(SettingsError, match=r"\[postgres\]"):
             ask()
 
 
-def test_keys_of_the_command_line_are_in_the_database_that_is_named(
+def test_keys_command_uses_the_configured_database(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", database)
@@ -57,7 +57,7 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
     return {each["subject"]: each for each in json.loads(capsys.readouterr().out)}
 
 
-def test_doctor_asks_the_database(
+def test_doctor_checks_the_database(
     database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
@@ -72,7 +72,7 @@ def test_doctor_asks_the_database(
     assert "secret" not in str(found)
 
 
-def test_the_command_line_keeps_the_password_and_names_the_other_backup(
+def test_cli_hides_database_password_and_refers_to_pg_dump(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgresql://somebody:secret@127.0.0.1:1/x")
@@ -83,7 +83,7 @@ def test_the_command_line_keeps_the_password_and_names_the_other_backup(
     assert "pg_dump" in capsys.readouterr().err and not (tmp_path / "copy.db").exists()
 
 
-def test_a_server_says_where_the_conversations_are(database: str, start: Start) -> None:
+def test_settings_page_and_backup_route_name_postgresql(database: str, start: Start) -> None:
     server = start(ScriptedEngine(), database_url=database).ready()
     server.finished(server.ask("Hello"))
     refused = server.client.get("/backup")

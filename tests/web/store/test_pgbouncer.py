@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from web.store.postgres_server import USER, PostgresServer
-from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store
+from web.store.some_chats import OWNER, a_chat, a_turn, finished, run_with_store
 
-from notso.web.store.opening import database_facts
+from notso.web.store.opening import query_database_info
 from notso.web.values.errors import StorageError
 
 PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
@@ -60,25 +60,25 @@ def bouncer(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
-def test_a_mode_that_mixes_sessions_is_refused(bouncer: Callable[[str], str], mode: str) -> None:
+def test_transaction_and_statement_modes_are_refused(bouncer: Callable[[str], str], mode: str) -> None:
     from notso.web.store.postgres.store import PostgresStore
 
     address = bouncer(mode)
     with pytest.raises(StorageError, match=r"pooler in transaction mode.*pool_mode = session"):
         asyncio.run(PostgresStore(address).open())
     with pytest.raises(StorageError, match="pooler in transaction mode"):
-        database_facts(address)
+        query_database_info(address)
 
 
 def test_session_mode_works(bouncer: Callable[[str], str]) -> None:
     from notso.web.store.postgres.store import PostgresStore
 
     address = bouncer("session")
-    assert database_facts(address).version.startswith("PostgreSQL")
+    assert query_database_info(address).version.startswith("PostgreSQL")
     chat = a_chat("Through PgBouncer")
 
     async def work(store: Any) -> None:
         await finished(store, a_turn(chat, "question"), "answer", chat)
         assert [each.content for each in await store.messages(OWNER, chat.id)] == ["question", "answer"]
 
-    in_store(PostgresStore(address), work)
+    run_with_store(PostgresStore(address), work)

@@ -26,7 +26,7 @@ FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
 AWAY = "the database is not responding"
 
 
-def test_what_a_person_sees(restarted: PostgresServer, start: Start) -> None:
+def test_outage_returns_503_and_keeps_drafts_and_answers(restarted: PostgresServer, start: Start) -> None:
     go_on = threading.Event()
 
     def script(messages: object, thinking: bool) -> Any:
@@ -66,7 +66,7 @@ def test_what_a_person_sees(restarted: PostgresServer, start: Start) -> None:
         server.close()
 
 
-def test_what_was_acknowledged_is_there(restarted: PostgresServer) -> None:
+def test_acknowledged_writes_survive_a_database_crash(restarted: PostgresServer) -> None:
     """The database crashes during many writes; the same store continues when it is back."""
 
     async def work() -> None:

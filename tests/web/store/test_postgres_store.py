@@ -15,12 +15,12 @@ import pytest
 from web.store.conftest import Kept
 from web.store.database_proxy import DatabaseProxy, database_proxy
 from web.store.postgres_server import PostgresServer
-from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, in_store
+from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, run_with_store
 
 from notso.web.store.documents import Member
 from notso.web.store.protocol import (
     AnswerTrace,
-    Conversation,
+    ConversationKey,
     Heartbeat,
     Memory,
     NewMessage,
@@ -74,7 +74,7 @@ def run(work: Callable[[], Any]) -> None:
     asyncio.run(work())
 
 
-def test_a_turn_is_of_the_process_that_computes_it(database: str) -> None:
+def test_only_the_owning_process_can_save_a_turn(database: str) -> None:
     async def work() -> None:
         async with stores(database, 2) as (here, there):
             chat = a_chat()
@@ -94,7 +94,7 @@ def test_a_turn_is_of_the_process_that_computes_it(database: str) -> None:
     run(work)
 
 
-def test_what_a_process_left_is_interrupted_by_one_heartbeat_of_the_others(database: str) -> None:
+def test_abandoned_turn_is_interrupted_by_one_heartbeat(database: str) -> None:
     async def work() -> None:
         async with stores(database, 3) as (dead, one, other):
             chat = a_chat()
@@ -112,7 +112,7 @@ def test_what_a_process_left_is_interrupted_by_one_heartbeat_of_the_others(datab
     run(work)
 
 
-def test_what_was_taken_is_told_until_it_is_known(database: str) -> None:
+def test_claimed_turn_is_reported_until_known_to_run(database: str) -> None:
     """A heartbeat can time out after its transaction, so claimed turns are reported until they are known to run."""
 
     async def work() -> None:
@@ -136,7 +136,7 @@ def test_what_was_taken_is_told_until_it_is_known(database: str) -> None:
     run(work)
 
 
-def test_a_chat_whose_process_has_gone_goes_on_at_once(database: str) -> None:
+def test_chat_of_a_dead_process_accepts_a_new_turn(database: str) -> None:
     async def work() -> None:
         async with stores(database, 2) as (dead, alive):
             chat = a_chat()
@@ -155,7 +155,7 @@ def test_a_chat_whose_process_has_gone_goes_on_at_once(database: str) -> None:
     run(work)
 
 
-def test_a_process_that_was_only_paused_may_end_its_answer_and_no_longer_write_on_it(database: str) -> None:
+def test_paused_process_can_finish_but_not_extend_its_answer(database: str) -> None:
     async def work() -> None:
         async with stores(database, 2) as (paused, alive):
             chat, other = a_chat(), a_chat()
@@ -182,7 +182,7 @@ def test_a_process_that_was_only_paused_may_end_its_answer_and_no_longer_write_o
     run(work)
 
 
-def test_one_that_is_alone_goes_on_after_a_pause(database: str) -> None:
+def test_single_process_keeps_its_turn_after_a_pause(database: str) -> None:
     async def work() -> None:
         async with stores(database, 1) as (store,):
             chat = a_chat()
@@ -196,7 +196,7 @@ def test_one_that_is_alone_goes_on_after_a_pause(database: str) -> None:
     run(work)
 
 
-def test_of_many_who_ask_at_once_one_is_answered(database: str) -> None:
+def test_concurrent_questions_start_only_one_turn(database: str) -> None:
     async def work() -> None:
         async with stores(database, 3) as opened:
             chat = a_chat()
@@ -211,7 +211,7 @@ def test_of_many_who_ask_at_once_one_is_answered(database: str) -> None:
     run(work)
 
 
-def test_a_question_takes_few_round_trips(database: str) -> None:
+def test_question_takes_few_database_round_trips(database: str) -> None:
     """Asking a question takes few round trips: for the key, the chat and the turn. Routes add none
     (see test_chat_view.py)."""
 
@@ -230,10 +230,10 @@ def test_a_question_takes_few_round_trips(database: str) -> None:
 
     with database_proxy(database) as proxy:
         store = PostgresStore(proxy.url)
-        in_store(store, lambda store: work(store, proxy))
+        run_with_store(store, lambda store: work(store, proxy))
 
 
-def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_database_fails_calls_without_blocking(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The database accepts connections and never answers. Waiting calls fail at the next heartbeat, new calls fail at
     once, and closing does not wait. The store works again when the database answers."""
 
@@ -271,7 +271,7 @@ def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: p
         asyncio.run(work())
 
 
-def test_beginning_and_keys_end_where_the_database_is_silent(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_and_key_access_time_out_on_unresponsive_database(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """This must not depend on heartbeats, which `notso keys` does not send."""
 
     async def work() -> None:
@@ -306,7 +306,7 @@ def test_beginning_and_keys_end_where_the_database_is_silent(database: str, monk
             asyncio.run(each())
 
 
-def test_a_key_that_is_sent_everywhere_at_once_makes_one_turn(database: str) -> None:
+def test_concurrent_repeated_keys_create_one_turn(database: str) -> None:
     async def work() -> None:
         async with stores(database, 3) as opened:
             for _ in range(5):
@@ -325,7 +325,7 @@ def test_a_key_that_is_sent_everywhere_at_once_makes_one_turn(database: str) -> 
     run(work)
 
 
-def test_all_that_begin_at_once_make_one_schema(database: str) -> None:
+def test_concurrent_starts_create_one_schema(database: str) -> None:
     async def work() -> None:
         async with stores(database, 5) as opened:
             rows = await opened[0]._read(OWNER, "SELECT version FROM schema_version")
@@ -364,7 +364,7 @@ def test_a_failed_migration_changes_nothing(database: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("address", ["postgresql://nobody@127.0.0.1:1/x", "postgresql://a:b:c@[/", "postgresql://?x=1"])
-def test_what_cannot_be_reached_or_read_is_told_in_a_line(postgres: PostgresServer, address: str) -> None:
+def test_unreachable_or_invalid_address_raises_storage_error(postgres: PostgresServer, address: str) -> None:
     async def work() -> None:
         with pytest.raises(StorageError, match="database"):
             store = PostgresStore(address)
@@ -388,23 +388,23 @@ def test_a_database_in_another_encoding_is_refused(postgres: PostgresServer) -> 
     run(work)
 
 
-def test_what_one_process_deletes_is_forgotten_by_all(database: str) -> None:
+def test_deletion_is_reported_to_every_process(database: str) -> None:
     async def work() -> None:
         async with stores(database, 2) as (one, other):
             chat = a_chat()
             turn = await finished(one, a_turn(chat), "answer", chat)
             await one.trash_chat(OWNER, chat.id)
-            gone = Conversation(OWNER, turn.user_message.id)
-            assert await one.thrown_away(0) == [gone] and await one.purge(0) == 1
-            assert await other.thrown_away(60) == [gone]
-            assert await other.thrown_away(60) == [] == await other.chats(OWNER)
+            gone = ConversationKey(OWNER, turn.user_message.id)
+            assert await one.conversations_to_purge(0) == [gone] and await one.purge(0) == 1
+            assert await other.conversations_to_purge(60) == [gone]
+            assert await other.conversations_to_purge(60) == [] == await other.chats(OWNER)
         async with stores(database, 1) as (late,):
-            assert await late.thrown_away(60) == [gone], "its disk cache may still contain the conversation"
+            assert await late.conversations_to_purge(60) == [gone], "its disk cache may still contain the conversation"
 
     run(work)
 
 
-def test_the_loop_waits_for_no_lock(database: str) -> None:
+def test_row_lock_does_not_block_other_calls(database: str) -> None:
     async def work() -> None:
         async with stores(database, 1) as (store,):
             chat = a_chat()
@@ -480,7 +480,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         await store.chat_list(OWNER, 9, project=project.id)
         for reading in (store.chats, store.prompts, store.defaults, store.memories, store.chat_base):
             await reading(OWNER)
-        for reading in (store.chat, store.whole_chat, store.generation, store.response):
+        for reading in (store.chat, store.chat_snapshot, store.generation, store.response):
             await reading(OWNER, chat.id)
         await store.search(OWNER, "text", 9)
         trash = await store.trash_messages(OWNER, chat.id, reset=True)
@@ -501,9 +501,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
     assert not nameless, "\n".join(nameless)
 
 
-def test_a_restart_of_the_database_interrupts_nobody(
-    monkeypatch: pytest.MonkeyPatch, restarted: PostgresServer
-) -> None:
+def test_database_restart_does_not_interrupt_turns(monkeypatch: pytest.MonkeyPatch, restarted: PostgresServer) -> None:
     monkeypatch.setattr(connection_module, "LEASE_SECONDS", 3600.0)
 
     async def work() -> None:

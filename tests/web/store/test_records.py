@@ -7,12 +7,19 @@ from typing import Any
 
 from web.store.conftest import Kept
 
-from notso.web.store.records import LEASE_SECONDS, PART_BYTES, KeptAnswer, OpenResponse, StoredBatch, StoredFile
+from notso.web.store.records import (
+    LEASE_SECONDS,
+    PART_BYTES,
+    IdempotentResponse,
+    StoredBatch,
+    StoredFile,
+    UnfinishedResponse,
+)
 
 LEASE_MS = int(1000 * LEASE_SECONDS)
 FILE = StoredFile("file-1", "a\u2028.jsonl", "batch", 2 * PART_BYTES + 1, 1000)
 CONTENT = bytes(range(256)) * (2 * PART_BYTES // 256) + b"\x00"
-ANSWER = KeptAnswer(b"\x00\xff" * 16, 200, (("content-type", "text/plain"),), b"\x00body\xff", 5000)
+ANSWER = IdempotentResponse(b"\x00\xff" * 16, 200, (("content-type", "text/plain"),), b"\x00body\xff", 5000)
 
 
 def batch(id: str, owner: str = "a", created_ms: int = 0, status: str = "in_progress") -> StoredBatch:
@@ -23,7 +30,7 @@ async def read(records: Any, owner: str, file_id: str) -> list[bytes]:
     return [part async for part in records.content(owner, file_id)]
 
 
-def test_files_belong_to_owners(kept: Kept) -> None:
+def test_files_are_accessible_only_to_their_owner(kept: Kept) -> None:
     async def work(store: Any) -> None:
         records = store.records
         await records.add_file("a", FILE, CONTENT)
@@ -38,7 +45,7 @@ def test_files_belong_to_owners(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_a_batch_has_one_holder(kept: Kept) -> None:
+def test_batch_is_claimed_by_one_holder_until_lease_expires(kept: Kept) -> None:
     async def work(store: Any) -> None:
         records = store.records
         for each in (batch("b1", created_ms=1), batch("b2", created_ms=2), batch("b3", "b", 3)):
@@ -60,7 +67,7 @@ def test_a_batch_has_one_holder(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_lines_become_a_file(kept: Kept) -> None:
+def test_batch_lines_become_a_file(kept: Kept) -> None:
     async def work(store: Any) -> None:
         records = store.records
         await records.add_batch(batch("b1"))
@@ -78,7 +85,7 @@ def test_lines_become_a_file(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_a_batch_changes_only_from_the_status_that_was_seen(kept: Kept) -> None:
+def test_batch_changes_only_from_the_expected_status(kept: Kept) -> None:
     async def work(store: Any) -> None:
         records = store.records
         await records.add_batch(batch("b1"))
@@ -94,58 +101,60 @@ def test_a_batch_changes_only_from_the_status_that_was_seen(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_answers_are_kept_for_a_day(kept: Kept) -> None:
+def test_idempotent_answers_and_files_expire(kept: Kept) -> None:
     async def work(store: Any) -> None:
         records, day = store.records, 86_400_000
-        await records.keep_answer("a", "key \u2028", ANSWER)
-        assert await records.kept_answer("a", "key \u2028", 5000 + day - 1) == ANSWER
-        assert await records.kept_answer("a", "key \u2028", 5000 + day) is None
-        assert await records.kept_answer("b", "key \u2028", 5000) is None
+        await records.save_idempotent_response("a", "key \u2028", ANSWER)
+        assert await records.idempotent_response("a", "key \u2028", 5000 + day - 1) == ANSWER
+        assert await records.idempotent_response("a", "key \u2028", 5000 + day) is None
+        assert await records.idempotent_response("b", "key \u2028", 5000) is None
         await records.add_file("a", StoredFile("file-1", "x", "batch", 1, 0, expires_ms=5000), b"x")
         await records.purge(4999)
-        assert await records.kept_answer("a", "key \u2028", 0) == ANSWER and await records.files("a")
+        assert await records.idempotent_response("a", "key \u2028", 0) == ANSWER and await records.files("a")
         await records.purge(5000 + day)
-        assert await records.kept_answer("a", "key \u2028", 0) is None and not await records.files("a")
+        assert await records.idempotent_response("a", "key \u2028", 0) is None and not await records.files("a")
 
     kept.run(work)
 
 
-def test_the_tokens_of_a_response_are_stored_once(kept: Kept) -> None:
+def test_response_tokens_are_stored_incrementally(kept: Kept) -> None:
     def tokens(*ids: int, closed_at: tuple[int, ...] = ()) -> str:
         return json.dumps({"ids": ids, "closed_at": closed_at, "origin": "o"})
 
     async def work(store: Any) -> None:
         records = store.records
-        await records.add_open_response(OpenResponse("r", "a", "{}", "[]", 7, 1, conversation="c"), "one")
+        await records.add_unfinished_response(UnfinishedResponse("r", "a", "{}", "[]", 7, 1, conversation="c"), "one")
         for first, told in ((0, tokens()), (0, tokens(1, 2)), (2, tokens(3, closed_at=(2,))), (3, tokens(4))):
-            await records.note_progress("r", "one", first, told, is_further=False)
-        await records.note_progress("r", "two", 0, tokens(9), is_further=False)
-        for found in (await records.open_response("a", "r"), await records.open_stream("a", "c")):
+            await records.save_progress("r", "one", first, told, is_further=False)
+        await records.save_progress("r", "two", 0, tokens(9), is_further=False)
+        for found in (await records.unfinished_response("a", "r"), await records.unfinished_stream("a", "c")):
             assert json.loads(found.progress) == {"ids": [1, 2, 3, 4], "closed_at": [2], "origin": "o"}
         stored = await store._read("", "SELECT told FROM response_tokens ORDER BY first")
         assert [json.loads(row["told"])["ids"] for row in stored] == [[1, 2], [3], [4]]
-        left = await records.claim_open_response("two", (), 2 + LEASE_MS)
+        left = await records.claim_unfinished_response("two", (), 2 + LEASE_MS)
         assert left.tries == 1 and json.loads(left.progress)["ids"] == [1, 2, 3, 4]
-        await records.note_progress("r", "two", 4, tokens(5), is_further=True)
-        assert (await records.open_response("a", "r")).tries == 0
+        await records.save_progress("r", "two", 4, tokens(5), is_further=True)
+        assert (await records.unfinished_response("a", "r")).tries == 0
         # a process with another model starts over
-        await records.note_progress("r", "two", 0, tokens(6), is_further=False)
-        assert json.loads((await records.open_response("a", "r")).progress)["ids"] == [6]
-        await records.end_open_response("a", "r")
+        await records.save_progress("r", "two", 0, tokens(6), is_further=False)
+        assert json.loads((await records.unfinished_response("a", "r")).progress)["ids"] == [6]
+        await records.delete_unfinished_response("a", "r")
         assert await store._read("", "SELECT told FROM response_tokens") == []
 
     kept.run(work)
 
 
-def test_a_claim_whose_result_was_lost_is_told_again(kept: Kept) -> None:
+def test_repeated_claim_returns_the_same_response(kept: Kept) -> None:
     async def work(store: Any) -> None:
         records = store.records
-        await records.add_open_response(OpenResponse("r", "a", "{}", "[]", 7, 1), "one")
-        assert await records.claim_open_response("one", ("r",), 1) is None
+        await records.add_unfinished_response(UnfinishedResponse("r", "a", "{}", "[]", 7, 1), "one")
+        assert await records.claim_unfinished_response("one", ("r",), 1) is None
         for _ in range(2):
-            assert (await records.claim_open_response("two", (), 2 + LEASE_MS)).tries == 1
-        assert await records.claim_open_response("two", ("r", "s"), 2 + LEASE_MS) is None
-        await records.leave_open_responses("two")
-        assert (await records.claim_open_response("three", (), 2)).tries == 1, "a shutdown is not a failed attempt"
+            assert (await records.claim_unfinished_response("two", (), 2 + LEASE_MS)).tries == 1
+        assert await records.claim_unfinished_response("two", ("r", "s"), 2 + LEASE_MS) is None
+        await records.release_unfinished_responses("two")
+        assert (await records.claim_unfinished_response("three", (), 2)).tries == 1, (
+            "a shutdown is not a failed attempt"
+        )
 
     kept.run(work)

@@ -9,24 +9,24 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from web.store.some_chats import a_chat, a_turn, in_store
+from web.store.some_chats import a_chat, a_turn, run_with_store
 from web.store.test_documents import added, raw_and_inflated
 
 from notso.smollm3 import Message
 from notso.web.sign_in.users import remove_user
-from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
+from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, UsageTotals
 from notso.web.store.documents import Member
 from notso.web.store.protocol import (
     Attachment,
     Chat,
     Memory,
     SavedPrompt,
-    Share,
+    ShareLink,
     StoredMessage,
     StoredResponse,
     TurnAccepted,
 )
-from notso.web.store.records import KeptAnswer, StoredBatch, StoredFile
+from notso.web.store.records import IdempotentResponse, StoredBatch, StoredFile
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.ids import new_id
@@ -55,7 +55,7 @@ class Planted:
         assert await store.documents.claim(1) is not None
         await store.documents.fail(failed.id, mark())
         assert await store.documents.set_member(owner, project.id, Member(neighbor, mark(), "read"))
-        await store.documents.note_reading("scope", f"reading-{owner[4:8]}", [document.id])
+        await store.documents.record_reading("scope", f"reading-{owner[4:8]}", [document.id])
         chat = replace(a_chat(mark()), settings={"system_prompt": mark()}, project=project.id, source=mark())
         turn = a_turn(chat, mark())
         files = (Attachment(mark(), mark()), Attachment("d", "", document.id))
@@ -64,7 +64,7 @@ class Planted:
         assert isinstance(accepted, TurnAccepted)
         answer = replace(accepted.assistant_message, content=mark(), reasoning=mark(), note=mark(), state="done")
         await store.save_message(answer, owner)
-        await store.add_share(owner, Share(mark(), owner, chat.id, question.id, 1, 1 << 50))
+        await store.add_share(owner, ShareLink(mark(), owner, chat.id, question.id, 1, 1 << 50))
         deep = a_chat(mark())
         await store.add_chat(owner, deep, list(self._deep(deep)))
         thrown = a_chat(mark())
@@ -79,12 +79,14 @@ class Planted:
         await records.add_batch(batch)
         assert (await records.claim_batch("holder", [], 1)).id == batch.id
         assert await records.add_line(batch.id, "holder", str(plan["output_file_id"]), 1, mark().encode())
-        await records.keep_answer(owner, mark(), KeptAnswer(b"x", 200, (("a", mark()),), mark().encode(), 1))
+        await records.save_idempotent_response(
+            owner, mark(), IdempotentResponse(b"x", 200, (("a", mark()),), mark().encode(), 1)
+        )
         await store.save_prompt(owner, SavedPrompt(mark(), "message", mark()))
         await store.save_memory(owner, Memory(new_id(), mark(), 1))
         await store.set_defaults(owner, {"system_prompt": mark()})
         assert await access.add_key(self.key, self.key.id.encode() * 2)
-        await access.add_usage([UsageRow(date(2026, 1, 1), owner, Used(1, 2, 3))])
+        await access.add_usage([UsageRow(date(2026, 1, 1), owner, UsageTotals(1, 2, 3))])
         await access.add_audit(AuditEntry(1, owner, mark(), mark()), AuditEntry(1, owner, mark(), by_operator=True))
 
     def _deep(self, chat: Chat) -> Iterator[StoredMessage]:
@@ -128,7 +130,7 @@ def test_no_byte_of_a_removed_user_stays_in_sqlite(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         access = SQLiteAccessStore(tmp_path)
         gone, stays = await removed(store, access)
-        await store.documents.forgot(await store.documents.stale())
+        await store.documents.mark_cleared(await store.documents.stale())
         await access.close()
         # The store also does this when it is idle.
         while not await store._writes.run("", store._require_writer().checkpoint):
@@ -141,7 +143,7 @@ def test_no_byte_of_a_removed_user_stays_in_sqlite(tmp_path: Path) -> None:
                 found |= {each for each in stays.words if each.encode() in data}
         assert len(found) > 0.9 * len(stays.words), "the scan must find the other user's markers"
 
-    in_store(SQLiteStore(tmp_path), work)
+    run_with_store(SQLiteStore(tmp_path), work)
 
 
 def test_no_row_of_a_removed_user_stays_in_postgres(database: str) -> None:
@@ -157,8 +159,8 @@ def test_no_row_of_a_removed_user_stays_in_postgres(database: str) -> None:
             return [row["name"] for row in db.execute(sql).fetchall()]
 
         found: set[str] = set()
-        for name in await store.look(tables):
-            rows = await store.look(lambda db, name=name: db.execute(f"SELECT * FROM {name}").fetchall())
+        for name in await store.run_read(tables):
+            rows = await store.run_read(lambda db, name=name: db.execute(f"SELECT * FROM {name}").fetchall())
             texts = [each.encode() if isinstance(each, str) else each for row in rows for each in row.values()]
             for each in [bytes(text) for text in texts if isinstance(text, bytes | memoryview)]:
                 for data in raw_and_inflated(each):
@@ -169,4 +171,4 @@ def test_no_row_of_a_removed_user_stays_in_postgres(database: str) -> None:
         assert len(found) > 0.9 * len(stays.words)
         await access.close()
 
-    in_store(PostgresStore(database), work)
+    run_with_store(PostgresStore(database), work)

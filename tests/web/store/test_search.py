@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from web.store.conftest import Kept
-from web.store.some_chats import OWNER, a_chat, in_store
+from web.store.some_chats import OWNER, a_chat, run_with_store
 
 from notso.web.store.protocol import Chat, ChatStore, StoredMessage
-from notso.web.store.sql.search_words import similar_terms, snippet_of, terms_of, words_in
+from notso.web.store.sql.search_words import extract_snippet, parse_query, similar_terms, split_words
 from notso.web.store.sqlite import connection
 from notso.web.store.sqlite.migrations import MIGRATIONS
 from notso.web.store.sqlite.store import SQLiteStore
@@ -95,7 +95,7 @@ def test_words_of_every_script_are_found(kept: Kept) -> None:
     assert times == titles + sorted(times[len(titles) :], reverse=True), "titles first, then the newest messages"
 
 
-def test_both_databases_find_the_same(tmp_path: Path, database: str) -> None:
+def test_search_results_are_equal_in_both_databases(tmp_path: Path, database: str) -> None:
     from notso.web.store.postgres.store import PostgresStore
 
     made = chats()
@@ -108,12 +108,12 @@ def test_both_databases_find_the_same(tmp_path: Path, database: str) -> None:
             for query in QUERIES:
                 hits[query] = await store.search(OWNER, query, 50)
 
-        in_store(store, work)
+        run_with_store(store, work)
         results.append(hits)
     assert results[0] == results[1] and sum(map(len, results[0].values())) > 25
 
 
-def test_a_database_of_an_earlier_version_is_indexed_anew(tmp_path: Path) -> None:
+def test_sqlite_migration_rebuilds_the_search_index(tmp_path: Path) -> None:
     path = tmp_path / "notso.db"
     old = sqlite3.connect(path, isolation_level=None)
     for script in MIGRATIONS[:10]:
@@ -137,11 +137,11 @@ def test_a_database_of_an_earlier_version_is_indexed_anew(tmp_path: Path) -> Non
         assert [hit.message_id for hit in await store.search(OWNER, "勉強", 9)] == ["m"]
         assert [hit.message_id for hit in await store.search(OWNER, "walross", 9)] == [None]
 
-    in_store(SQLiteStore(tmp_path), work)
-    assert connection.open_nothing().execute("SELECT count(*) FROM texts").fetchone()[0] == 0
+    run_with_store(SQLiteStore(tmp_path), work)
+    assert connection.open_empty().execute("SELECT count(*) FROM texts").fetchone()[0] == 0
 
 
-def test_postgres_indexes_anew(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgres_migration_rebuilds_the_search_index(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     psycopg = pytest.importorskip("psycopg")
     from notso.web.store.postgres import connection as postgres
 
@@ -165,17 +165,17 @@ def test_snippets_are_short_and_marked() -> None:
     for _ in range(300):
         text = " ".join(dice.choices(words, k=dice.randint(1, 200)))
         query = " ".join(dice.choices(["alpha", "ubung", "本語", "c++", "nothing"], k=dice.randint(1, 3)))
-        snippet = snippet_of(text, query, terms_of(query))
+        snippet = extract_snippet(text, query, parse_query(query))
         plain = snippet.replace("\x02", "").replace("\x03", "").strip("…")
         assert plain in text and len(plain) <= 240
         assert snippet.count("\x02") == snippet.count("\x03")
-        wanted = {word for term in terms_of(query) for word in term.words}
-        assert ("\x02" in snippet) == bool(wanted & set(words_in(text)))
+        wanted = {word for term in parse_query(query) for word in term.words}
+        assert ("\x02" in snippet) == bool(wanted & set(split_words(text)))
 
 
 @pytest.mark.parametrize(("word", "other"), [("kubernets", "kubernetes"), ("certifcate", "certificate")])
-def test_similar_words(word: str, other: str) -> None:
-    terms = similar_terms(terms_of(f"the {word}"), ["the", "zebra", other, "kitchen"])
+def test_misspelled_words_match_similar_words(word: str, other: str) -> None:
+    terms = similar_terms(parse_query(f"the {word}"), ["the", "zebra", other, "kitchen"])
     assert terms is not None and [term.words for term in terms] == [("the",), (other,)]
-    assert similar_terms(terms_of("qqqqqq"), ["zebra"]) is None
-    assert similar_terms(terms_of("c++"), ["c+++"]) is None, "the word is too short for a similarity search"
+    assert similar_terms(parse_query("qqqqqq"), ["zebra"]) is None
+    assert similar_terms(parse_query("c++"), ["c+++"]) is None, "the word is too short for a similarity search"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store, large_chats, shown
+from web.store.some_chats import OWNER, a_chat, a_turn, finished, large_chats, run_with_store, shown
 
 from notso.web.store.sqlite import connection as connection_module
 from notso.web.store.sqlite import migrations
@@ -28,10 +28,10 @@ from notso.web.values.fair_queue import FairQueue
 
 
 def run(directory: Path, work: Callable[[SQLiteStore], Awaitable[None]]) -> None:
-    in_store(SQLiteStore(directory), work)
+    run_with_store(SQLiteStore(directory), work)
 
 
-def test_files_are_private_and_the_pragmas_hold(tmp_path: Path) -> None:
+def test_files_are_private_and_pragmas_are_set(tmp_path: Path) -> None:
     directory = tmp_path / "data"
 
     async def look(store: SQLiteStore) -> None:
@@ -54,7 +54,7 @@ def test_files_are_private_and_the_pragmas_hold(tmp_path: Path) -> None:
     run(directory, look)
 
 
-def test_the_second_process_is_refused_until_the_first_has_gone(tmp_path: Path) -> None:
+def test_second_process_is_refused_until_the_first_closes(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         with pytest.raises(DataDirectoryBusyError):
             await SQLiteStore(tmp_path).open()
@@ -75,7 +75,7 @@ def test_data_of_a_newer_release_is_refused_and_untouched(tmp_path: Path) -> Non
     assert path.read_bytes() == before
 
 
-def test_a_migration_runs_once_after_a_copy_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migration_runs_once_and_keeps_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = a_chat()
 
     async def write(store: SQLiteStore) -> None:
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_reported_and_left_alone(tmp_path: Path, damage: bytes
     assert path.read_bytes() == damage
 
 
-def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
+def test_full_disk_raises_and_writes_work_again_afterwards(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         chat = a_chat()
         turn = a_turn(chat)
@@ -142,7 +142,7 @@ def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_no_room_for_the_index_of_the_log_is_a_full_disk_too() -> None:
+def test_shared_memory_size_error_counts_as_full_disk() -> None:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
     with pytest.raises(StorageFullError), connection_module.storage_errors():
@@ -163,7 +163,7 @@ def test_only_one_thread_ever_writes(tmp_path: Path) -> None:
     assert len(threads) == 1
 
 
-def test_a_slow_write_does_not_hold_up_readers(tmp_path: Path) -> None:
+def test_slow_write_does_not_block_readers(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         release = threading.Event()
         slow = asyncio.ensure_future(store.write(lambda db: release.wait(30)))
@@ -209,7 +209,7 @@ def test_a_database_of_the_first_release_opens(tmp_path: Path) -> None:
     assert copy.execute("PRAGMA user_version").fetchone()[0] == 1
 
 
-def test_what_a_page_reads_costs_the_same_in_a_large_store(tmp_path: Path) -> None:
+def test_query_cost_does_not_depend_on_store_size(tmp_path: Path) -> None:
     """Count SQLite's virtual machine steps, because the planner once chose an index over all messages of the owner."""
     chat, others = large_chats(turns=60, small=0)[0], large_chats(turns=1000, small=0)
 
@@ -227,10 +227,10 @@ def test_what_a_page_reads_costs_the_same_in_a_large_store(tmp_path: Path) -> No
         await store.chats(OWNER)
         [reader] = store._readers
         await count("page", lambda: store.shown_chat(OWNER, chat[0].id, 40), reader)
-        await count("above", lambda: store.shown_above(OWNER, chat[0].id, ids[-40], 40), reader)
+        await count("above", lambda: store.shown_before(OWNER, chat[0].id, ids[-40], 40), reader)
         await count("prompt", lambda: store.branch(OWNER, chat[0].id, None, most_characters=1000), reader)
-        await count("piece", lambda: anext(store.message_pieces(OWNER, chat[0].id)), reader)
-        await count("trash", lambda: store.thrown_away(0), writer := store._require_writer().connection)
+        await count("piece", lambda: anext(store.message_chunks(OWNER, chat[0].id)), reader)
+        await count("trash", lambda: store.conversations_to_purge(0), writer := store._require_writer().connection)
         trash_id = await store.trash_messages(OWNER, chat[0].id, reset=False) or ""
         await count("restore", lambda: store.restore(OWNER, trash_id), writer)
         await store.trash_messages(OWNER, chat[0].id, reset=False)

@@ -13,11 +13,11 @@ from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished
 
 from notso.web.store.protocol import (
     AnswerRun,
+    AnswerStats,
     AnswerTrace,
     ChatStore,
     Heartbeat,
     NewMessage,
-    Numbers,
     TurnAccepted,
     TurnRefused,
 )
@@ -25,8 +25,8 @@ from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.ids import new_generation_id, new_id
 
 
-def test_what_went_in_comes_out(kept: Kept) -> None:
-    chat, numbers = a_chat("Ünïcödé \u2028 '; DROP TABLE chats; --"), Numbers(1, 2, 3, 4, 5.5, 6.5, 7.5)
+def test_stored_turn_is_read_back_unchanged(kept: Kept) -> None:
+    chat, numbers = a_chat("Ünïcödé \u2028 '; DROP TABLE chats; --"), AnswerStats(1, 2, 3, 4, 5.5, 6.5, 7.5)
     turn = a_turn(chat, "text with 'quotes' and \u2028 and 😀")
     done = replace(
         turn.assistant_message, content="a", reasoning="r", state="done", note="n", numbers=numbers, renderer=1
@@ -65,7 +65,7 @@ def test_an_unfinished_answer_is_interrupted_at_the_next_start(kept: Kept) -> No
         await store.save_message(replace(turns[running.id].assistant_message, content="half", state="running"))
         await store.save_message(replace(turns[done.id].assistant_message, content="whole", state="done"))
 
-    async def look(store: ChatStore) -> None:
+    async def run_read(store: ChatStore) -> None:
         states = {}
         for chat in (running, queued, done):
             answer = (await store.messages(OWNER, chat.id))[1]
@@ -77,10 +77,10 @@ def test_an_unfinished_answer_is_interrupted_at_the_next_start(kept: Kept) -> No
         }
 
     kept.run(crash)
-    kept.run(look)
+    kept.run(run_read)
 
 
-def test_an_answer_with_a_trace_is_taken_up_until_two_processes_ended_with_it(kept: Kept) -> None:
+def test_answer_with_a_trace_is_resumed_at_most_twice(kept: Kept) -> None:
     turns = [(chat := a_chat(), a_turn(chat), tries) for tries in range(3)]
     run = AnswerRun({"seed": 7, "logit_bias": {"5": 1.5}}, 1, 2, origin="o", limit=9, ids=(1, 2), closed_at=(1,))
 
@@ -90,7 +90,7 @@ def test_an_answer_with_a_trace_is_taken_up_until_two_processes_ended_with_it(ke
             half = replace(turn.assistant_message, content="half", state="running")
             await store.save_message(half, OWNER, AnswerTrace((run,), "model", tries, 3))
 
-    async def look(store: ChatStore) -> None:
+    async def run_read(store: ChatStore) -> None:
         found: set[str] = set()
         async with asyncio.timeout(60):
             while len(found) < 2:  # a shared store waits until the other process's lease expires
@@ -108,10 +108,10 @@ def test_an_answer_with_a_trace_is_taken_up_until_two_processes_ended_with_it(ke
         assert await store.trace(OWNER, turns[0][1].assistant_message.id) is None, "the trace belongs to the old text"
 
     kept.run(crash)
-    kept.run(look)
+    kept.run(run_read)
 
 
-def test_a_late_save_writes_only_what_it_was_asked_for(kept: Kept) -> None:
+def test_late_save_does_not_overwrite_a_resumed_answer(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         turn = a_turn(chat)
@@ -128,11 +128,11 @@ def test_a_late_save_writes_only_what_it_was_asked_for(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_reads_of_one_owner_do_not_hold_up_those_of_another(kept: Kept) -> None:
+def test_reads_of_one_owner_do_not_block_another(kept: Kept) -> None:
     async def work(store: Any) -> None:
         free, chat = threading.Event(), a_chat()
         await store.add_turn(OWNER, a_turn(chat), chat)
-        greedy = [asyncio.create_task(store.look(lambda db: free.wait(60), "greedy")) for _ in range(20)]
+        greedy = [asyncio.create_task(store.run_read(lambda db: free.wait(60), "greedy")) for _ in range(20)]
         await asyncio.sleep(0)
         assert [each.id for each in await store.chats(OWNER)] == [chat.id]
         assert not any(each.done() for each in greedy), "the greedy reads must still be running"
@@ -142,11 +142,11 @@ def test_reads_of_one_owner_do_not_hold_up_those_of_another(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_all_chats_are_sorted_filtered_and_counted(kept: Kept) -> None:
+def test_chat_rows_are_sorted_filtered_and_counted(kept: Kept) -> None:
     chats = [replace(a_chat(title), updated_ms=number) for number, title in enumerate(("b_1", "A%", "c"), start=1)]
     hidden = [replace(a_chat("hidden"), temporary=True), replace(a_chat("archived"), archived=True, updated_ms=9)]
 
-    async def look(store: ChatStore) -> None:
+    async def run_read(store: ChatStore) -> None:
         for number, chat in enumerate([*chats, *hidden]):
             await store.add_turn(OWNER, a_turn(chat, "word " * (100 * number + 1)), chat)
             await store.update_chat(OWNER, chat.id, archived=chat.archived)
@@ -168,7 +168,7 @@ def test_all_chats_are_sorted_filtered_and_counted(kept: Kept) -> None:
         counted, _ = await store.chat_rows(OWNER, 9, order="-messages")
         assert len(counted) == 4
 
-    kept.run(look)
+    kept.run(run_read)
 
 
 def test_one_turn_per_chat_and_one_message_per_key(kept: Kept) -> None:
@@ -192,7 +192,7 @@ def test_one_turn_per_chat_and_one_message_per_key(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_a_foreign_id_is_an_unknown_id(kept: Kept) -> None:
+def test_ids_of_other_owners_are_unknown(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         turn = a_turn(chat)
@@ -217,7 +217,7 @@ def test_a_foreign_id_is_an_unknown_id(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_deleting_takes_the_messages_along_and_a_late_save_brings_none_back(kept: Kept) -> None:
+def test_late_save_does_not_restore_deleted_messages(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         turn = a_turn(chat)
@@ -231,7 +231,7 @@ def test_deleting_takes_the_messages_along_and_a_late_save_brings_none_back(kept
     kept.run(work)
 
 
-def test_after_closing_every_call_is_a_storage_error(kept: Kept) -> None:
+def test_calls_after_close_raise(kept: Kept) -> None:
     async def session() -> None:
         store = kept.store()
         await store.open()
@@ -242,7 +242,7 @@ def test_after_closing_every_call_is_a_storage_error(kept: Kept) -> None:
     asyncio.run(session())
 
 
-def test_an_owner_keeps_no_more_than_one_may(kept: Kept) -> None:
+def test_writes_beyond_the_owner_limit_are_refused(kept: Kept) -> None:
     """A write beyond the limit is refused before anything is stored. Deleting frees space; other owners are not
     affected."""
 

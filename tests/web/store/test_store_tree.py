@@ -13,23 +13,23 @@ from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, lar
 
 from notso.web.store.protocol import (
     MOST_SHOWN,
+    AnswerStats,
     Attachment,
     ChatStore,
-    Conversation,
+    ConversationKey,
     NewMessage,
-    Numbers,
     StoredMessage,
     TurnAccepted,
     TurnRefused,
 )
 from notso.web.store.sql import store as store_module
 from notso.web.store.sql import tree_writes
-from notso.web.store.tree import branch, line_to, shown_path
+from notso.web.store.tree import branch, path_to, shown_path
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import new_generation_id, new_id
 
 
-def test_branches_are_remembered(kept: Kept) -> None:
+def test_selected_branches_are_remembered(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         first = await finished(store, a_turn(chat, "q1"), "a1", chat)
@@ -51,7 +51,7 @@ def test_branches_are_remembered(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_writing_on_keeps_the_text_and_takes_a_new_name(kept: Kept) -> None:
+def test_resuming_keeps_the_text_and_changes_the_generation_id(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         turn = await finished(store, a_turn(chat), "half", chat)
@@ -74,7 +74,7 @@ def test_writing_on_keeps_the_text_and_takes_a_new_name(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_a_summary_can_be_taken_out_of_the_middle(kept: Kept) -> None:
+def test_summary_can_be_removed_from_the_middle(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         turn = await finished(store, a_turn(chat, "q1"), "a1", chat)
@@ -92,7 +92,7 @@ def test_a_summary_can_be_taken_out_of_the_middle(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> None:
+def test_deleted_chats_and_messages_can_be_restored_until_purged(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat("Walruses")
         await finished(store, a_turn(chat, "about walruses"), "tusks", chat)
@@ -118,12 +118,14 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
             assert (await store.chats(OWNER))[0].settings == {"seed": 2}
         first = (await store.messages(OWNER, chat.id))[0].id
         await store.trash_messages(OWNER, chat.id, reset=False)
-        assert await store.thrown_away(60) == [], "the deletion is too recent to purge"
-        assert await store.thrown_away(0) == [Conversation(OWNER, first)]
+        assert await store.conversations_to_purge(60) == [], "the deletion is too recent to purge"
+        assert await store.conversations_to_purge(0) == [ConversationKey(OWNER, first)]
         await finished(store, a_turn(chat, "about seals"), "whiskers")
-        assert await store.thrown_away(0) == [Conversation(OWNER, first)], "messages added after clearing stay"
+        assert await store.conversations_to_purge(0) == [ConversationKey(OWNER, first)], (
+            "messages added after clearing stay"
+        )
         trash_id = await store.trash_chat(OWNER, chat.id)
-        assert len(await store.thrown_away(0)) == 2
+        assert len(await store.conversations_to_purge(0)) == 2
         assert await store.purge(60) == 0, "the deletion is too recent to purge"
         assert await store.purge(0) == 2
         assert await store.restore(OWNER, trash_id or "") == []
@@ -135,7 +137,7 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
     kept.run(work)
 
 
-def test_chats_deleted_together_come_back_and_are_purged_together(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chats_deleted_together_are_restored_and_purged_together(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: ChatStore) -> None:
         monkeypatch.setattr(tree_writes, "PURGED_MESSAGES", 3)  # force several transactions
         made = [a_chat(title) for title in ("Auks", "Gulls", "Terns", "Skuas")]
@@ -150,7 +152,7 @@ def test_chats_deleted_together_come_back_and_are_purged_together(kept: Kept, mo
         assert len(await store.chats(OWNER)) == 3
         assert await store.restore(OWNER, before or "") == [made[3].id]
         trash_id, _ = await store.trash_chats(OWNER, [chat.id for chat in made])
-        assert len(await store.thrown_away(0)) == 4
+        assert len(await store.conversations_to_purge(0)) == 4
         assert await store.purge(0) == 1 and await store.restore(OWNER, trash_id or "") == []
         for table in ("chats", "messages", "trash"):
             (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
@@ -159,7 +161,7 @@ def test_chats_deleted_together_come_back_and_are_purged_together(kept: Kept, mo
     kept.run(work)
 
 
-def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(kept: Kept) -> None:
+def test_restored_messages_become_a_branch_beside_newer_ones(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         await finished(store, a_turn(chat, "old"), "old answer", chat)
@@ -173,7 +175,7 @@ def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(kept: Kept) ->
     kept.run(work)
 
 
-def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer_is_written(kept: Kept) -> None:
+def test_restoring_a_running_answer_leaves_only_the_newer_unfinished(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         await store.add_turn(OWNER, a_turn(chat, "old"), chat)
@@ -190,7 +192,7 @@ def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer
     "query",
     ['"', "'", "a AND", "NEAR(", "*", "-", "content:x", "(", "\x00", "^", "x" * 5000, "a\x00b", "\ud7ff", " ", ""],
 )
-def test_no_query_is_an_error(kept: Kept, query: str) -> None:
+def test_unusual_search_queries_return_no_hits(kept: Kept, query: str) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         await finished(store, a_turn(chat), "answer", chat)
@@ -224,7 +226,7 @@ def test_words_are_found_in_titles_questions_and_answers(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_an_unfinished_answer_is_not_found_yet(kept: Kept) -> None:
+def test_running_answer_is_not_searchable(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         turn = a_turn(chat)
@@ -248,7 +250,7 @@ def test_pinned_chats_come_first(kept: Kept) -> None:
     kept.run(work)
 
 
-def test_a_whole_chat_goes_in_and_comes_out(kept: Kept) -> None:
+def test_added_chat_is_read_back_unchanged(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = replace(a_chat(), pinned=True, settings={"temperature": 0.5, "suggestions": False}, chosen_root="q")
         chat = replace(chat, id=new_id())
@@ -258,7 +260,7 @@ def test_a_whole_chat_goes_in_and_comes_out(kept: Kept) -> None:
         answer = replace(
             an_answer(chat), content="a", reasoning="r", state="stopped", note="n", parent_id=question.id, renderer=1
         )
-        answer = replace(answer, numbers=Numbers(*range(1, 10)), dropped_messages=3, kind="summary")  # type: ignore[arg-type]
+        answer = replace(answer, numbers=AnswerStats(*range(1, 10)), dropped_messages=3, kind="summary")  # type: ignore[arg-type]
         await store.add_chat(OWNER, chat, [question, answer])
         assert await store.chat(OWNER, chat.id) == chat
         assert await store.messages(OWNER, chat.id) == [question, answer]
@@ -267,7 +269,7 @@ def test_a_whole_chat_goes_in_and_comes_out(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_a_page_shows_is_the_end_of_the_branch_that_the_tree_says(kept: Kept, seed: int) -> None:
+def test_shown_messages_match_the_branch_of_random_trees(kept: Kept, seed: int) -> None:
     """Compare with a tree built in memory, for random trees, choices and positions."""
     chance = random.Random(seed)
 
@@ -282,7 +284,7 @@ def test_what_a_page_shows_is_the_end_of_the_branch_that_the_tree_says(kept: Kep
         for _ in range(12):
             if chance.random() < 0.5:
                 await store.choose(OWNER, chat.id, chance.choice(messages).id)
-            whole = await store.whole_chat(OWNER, chat.id)
+            whole = await store.chat_snapshot(OWNER, chat.id)
             through, first = (chance.choice([None, *messages]) for _ in range(2))
             names = {"through": through and through.id, "first": first and first.id}
             wanted = shown_path(whole.messages, whole.chat.chosen_root, names["through"])
@@ -293,20 +295,20 @@ def test_what_a_page_shows_is_the_end_of_the_branch_that_the_tree_says(kept: Kep
             begins = [at for at in range(max(0, begin) + 1) if wanted[at].message.role == "user"]
             assert found.earlier == max(begins, default=0)
             at = chance.randrange(len(wanted))
-            above = await store.shown_above(OWNER, chat.id, wanted[at].message.id, 5)
+            above = await store.shown_before(OWNER, chat.id, wanted[at].message.id, 5)
             assert [each.message for each in above.path] == [each.message for each in wanted[above.earlier : at]]
             assert [each.versions for each in above.path] == [each.versions for each in wanted[above.earlier : at]]
             (one,) = [await store.shown_message(OWNER, chat.id, wanted[at].message.id)]
             assert (one.message, one.versions) == (wanted[at].message, wanted[at].versions)
         assert await store.shown_chat("another", chat.id, 5) is None
-        assert await store.shown_above("another", chat.id, messages[-1].id, 5) is None
+        assert await store.shown_before("another", chat.id, messages[-1].id, 5) is None
         assert await store.shown_message("another", chat.id, messages[-1].id) is None
 
     kept.run(work)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_branch_is_the_one_of_the_tree_and_a_prompt_needs_its_end(kept: Kept, seed: int) -> None:
+def test_branch_and_prompt_part_match_random_trees(kept: Kept, seed: int) -> None:
     """Compare with a tree built in memory, for random trees with summaries and files. The branch for a prompt begins
     with the newest finished summary, or with the message that exceeds the limit."""
     chance = random.Random(seed)
@@ -331,9 +333,9 @@ def test_a_branch_is_the_one_of_the_tree_and_a_prompt_needs_its_end(kept: Kept, 
         for _ in range(20):
             if chance.random() < 0.5:
                 await store.choose(OWNER, chat.id, chance.choice(messages).id)
-            whole = await store.whole_chat(OWNER, chat.id)
+            whole = await store.chat_snapshot(OWNER, chat.id)
             last = chance.choice([None, *messages])
-            wanted = line_to(whole.messages, last.id) if last else branch(whole.messages, whole.chat.chosen_root)
+            wanted = path_to(whole.messages, last.id) if last else branch(whole.messages, whole.chat.chosen_root)
             found = await store.branch(OWNER, chat.id, last and last.id)
             assert (list(found.line), found.chat) == (wanted, whole.chat)
             assert (found.first_id, found.above, found.summarized) == (wanted[0].id, 0, False) or found.summarized
@@ -343,18 +345,18 @@ def test_a_branch_is_the_one_of_the_tree_and_a_prompt_needs_its_end(kept: Kept, 
             stands = [each.kind == "summary" and each.state == "done" for each in part.line]
             assert not any(stands[1:]) and stands[0] == part.summarized
             assert part.summarized or not part.above or sum(map(text_of, part.line)) > room
-            files = await store.attachments_above(OWNER, chat.id, part.line[0].id)
+            files = await store.earlier_attachments(OWNER, chat.id, part.line[0].id)
             assert files == [file for each in wanted[: part.above] for file in each.attachments]
         empty = await store.branch(OWNER, chat.id, "")
         assert (empty.line, empty.first_id, empty.chat) == ((), None, whole.chat)
         assert (await store.branch(OWNER, chat.id, new_id())).line == ()
         assert await store.branch("another", chat.id, None) is None
-        assert await store.attachments_above("another", chat.id, messages[-1].id) == []
+        assert await store.earlier_attachments("another", chat.id, messages[-1].id) == []
 
     kept.run(work)
 
 
-def test_a_page_reads_no_more_messages_than_it_shows(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_reads_only_shown_messages(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: Any) -> None:
         chat, messages = a_chat(), list[StoredMessage]()
         for number in range(2000):
@@ -368,7 +370,7 @@ def test_a_page_reads_no_more_messages_than_it_shows(kept: Kept, monkeypatch: py
         page = await store.shown_chat(OWNER, chat.id, 40)
         assert (len(page.path), page.earlier, len(read)) == (40, 1960, 40)
         read.clear()
-        page = await store.shown_above(OWNER, chat.id, page.path[0].message.id, 40)
+        page = await store.shown_before(OWNER, chat.id, page.path[0].message.id, 40)
         assert (len(page.path), page.earlier, len(read)) == (40, 1920, 40)
         read.clear()
         for first, count in ((messages[1500], 500), (messages[-MOST_SHOWN], MOST_SHOWN), (messages[3], 40)):
@@ -379,7 +381,7 @@ def test_a_page_reads_no_more_messages_than_it_shows(kept: Kept, monkeypatch: py
     kept.run(work)
 
 
-def test_others_write_between_the_pieces_of_what_is_large_and_nobody_sees_half_of_it(
+def test_large_import_is_interleaved_with_writes_and_visible_at_once(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chats = large_chats()
@@ -397,7 +399,7 @@ def test_others_write_between_the_pieces_of_what_is_large_and_nobody_sees_half_o
         adding = asyncio.create_task(store.add_chats(OWNER, chats))
         others = [asyncio.create_task(store.write(lambda db: order.append("another"), "another")) for _ in range(3)]
         while not adding.done():
-            seen = [await store.chat(OWNER, long), await store.whole_chat(OWNER, long)]
+            seen = [await store.chat(OWNER, long), await store.chat_snapshot(OWNER, long)]
             seen += await store.search(OWNER, "needle", 5)
             seen += await store.chats(OWNER)
             assert not any(seen) or len(await store.chats(OWNER)) == len(chats), "readers see all chats or none"
@@ -409,12 +411,12 @@ def test_others_write_between_the_pieces_of_what_is_large_and_nobody_sees_half_o
         assert await store.update_chat("another", mine.id, pinned=True)
         assert {each.id for each in await store.chats(OWNER)} == {chat.id for chat, _ in chats}
         assert await store.messages(OWNER, long) == chats[0][1]
-        assert await store.thrown_away(0) == [] and await store.purge(0) == 0
+        assert await store.conversations_to_purge(0) == [] and await store.purge(0) == 0
 
     kept.run(work)
 
 
-def test_what_is_broken_off_is_never_shown_and_purged(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_import_is_never_visible_and_is_purged(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process or its connection ends after some pieces; the next start purges them."""
     chats = large_chats()
     written: list[int] = []
@@ -445,9 +447,7 @@ def test_what_is_broken_off_is_never_shown_and_purged(kept: Kept, monkeypatch: p
     kept.run(after)
 
 
-def test_what_is_stored_slowly_is_hidden_anew_and_undone_when_it_was_purged(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_import_renews_its_trash_id_and_fails_if_purged(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     chats = large_chats()
     monkeypatch.setattr(store_module, "RENEW_SECONDS", -1.0)
     names: list[str] = []
@@ -477,7 +477,7 @@ def test_what_is_stored_slowly_is_hidden_anew_and_undone_when_it_was_purged(
     kept.run(work)
 
 
-def test_a_deep_chat_is_purged_in_parts_between_which_others_write(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_chat_is_purged_in_parts_interleaved_with_writes(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's cascades delete at most 1,000 messages, and a single transaction would block other writers."""
     chats = large_chats(turns=700, small=1)
     order: list[str] = []
@@ -515,11 +515,11 @@ def test_messages_are_read_in_pieces(kept: Kept) -> None:
     async def work(store: Any) -> None:
         await store.add_chat(OWNER, chat, messages)
         for shown_only in (False, True):
-            pieces = [piece async for piece in store.message_pieces(OWNER, chat.id, shown=shown_only)]
+            pieces = [piece async for piece in store.message_chunks(OWNER, chat.id, shown=shown_only)]
             assert [each for piece in pieces for each in piece] == messages
             assert [len(piece) for piece in pieces[:4]] == [7, 1, 100, 100]
-            assert [piece async for piece in store.message_pieces("other", chat.id, shown=shown_only)] == []
-        reading = store.message_pieces(OWNER, chat.id)
+            assert [piece async for piece in store.message_chunks("other", chat.id, shown=shown_only)] == []
+        reading = store.message_chunks(OWNER, chat.id)
         await anext(reading)
         await store.trash_messages(OWNER, chat.id, reset=False)
         assert [piece async for piece in reading] == [], "messages deleted during the read are missing"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from notso.web.store.protocol import StoredMessage
-from notso.web.store.tree import branch, line_to, shown_path
+from notso.web.store.tree import branch, path_to, shown_path
 
 
 @dataclass(frozen=True)
@@ -24,30 +24,30 @@ def ids(places: list[Place]) -> str:
 TREE = [Place("a"), Place("b", "a"), Place("c", "b"), Place("d", "a"), Place("e", "d"), Place("f", "c"), Place("g")]
 
 
-def test_the_newest_branch_is_shown_where_nothing_was_chosen() -> None:
+def test_newest_branch_is_shown_without_a_selection() -> None:
     assert ids(branch(TREE, None)) == "g"
     assert ids(branch(TREE[:-1], None)) == "ade"
     assert branch([], None) == []
 
 
-def test_what_was_chosen_is_shown() -> None:
+def test_selected_branch_is_shown() -> None:
     assert ids(branch(TREE, "a")) == "ade"
     chosen = [Place("a", None, "b"), *TREE[1:]]
     assert ids(branch(chosen, "a")) == "abcf"
     assert ids(branch(chosen, "gone")) == "g", "if the chosen message is gone, the newest is shown"
 
 
-def test_a_branch_can_be_asked_for_without_choosing_it() -> None:
+def test_branch_through_a_message_overrides_the_selection() -> None:
     assert ids(branch(TREE, "g", through="c")) == "abcf"
     assert ids(branch(TREE, "g", through="nowhere")) == "g"
 
 
-def test_the_line_to_a_message() -> None:
-    assert ids(line_to(TREE, "c")) == "abc"
-    assert line_to(TREE, "nowhere") == []
+def test_line_to_returns_the_path_to_a_message() -> None:
+    assert ids(path_to(TREE, "c")) == "abc"
+    assert path_to(TREE, "nowhere") == []
 
 
-def test_versions_know_their_neighbors() -> None:
+def test_shown_messages_link_to_neighboring_versions() -> None:
     messages = [
         StoredMessage(name, "chat", "user", "", "", "done", 0, parent_id=parent)
         for name, parent in (("a", None), ("b", "a"), ("c", "a"), ("d", "a"))
@@ -59,7 +59,7 @@ def test_versions_know_their_neighbors() -> None:
     assert (middle.version, middle.previous, middle.next) == (2, "b", "d")
 
 
-def test_any_tree_is_walked_to_a_leaf_and_contains_what_was_asked_for() -> None:
+def test_random_branch_reaches_a_leaf_through_the_requested_message() -> None:
     chance = random.Random(5)
     for _ in range(300):
         places: list[Place] = []

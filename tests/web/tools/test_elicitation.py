@@ -16,9 +16,9 @@ from web.tools.test_mcp import NOWHERE, Use, with_servers
 
 from notso.web.tools import mcp_servers
 from notso.web.tools.calculator import CALCULATOR
-from notso.web.tools.chat_tool import Surroundings
-from notso.web.tools.elicitation import CANCELLED, DECLINED, Elicitation, Reply, question_of, values_of
-from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.chat_tool import ToolContext
+from notso.web.tools.elicitation import CANCELLED, DECLINED, Elicitation, Reply, parse_form, parse_question
+from notso.web.tools.mcp_config import McpServerConfig
 from notso.web.tools.mcp_servers import McpServers
 from notso.web.tools.toolbox import use
 from notso.web.values.errors import Problem, ToolError
@@ -44,10 +44,10 @@ PROPERTIES: dict[str, Any] = {
 
 def asking(*required: str, **properties: Any) -> Elicitation:
     schema = {"type": "object", "properties": properties or PROPERTIES, "required": [*required]}
-    return question_of("far", "Well?", schema)
+    return parse_question("far", "Well?", schema)
 
 
-def test_a_schema_becomes_fields() -> None:
+def test_schema_properties_become_form_fields() -> None:
     fields = {each.name: each for each in asking("name").fields}
     assert (fields["name"].title, fields["name"].default, fields["name"].is_required) == ("Your name", "Ada", True)
     assert (fields["age"].lowest, fields["age"].highest, fields["age"].default) == (0, 150, 7)
@@ -55,7 +55,7 @@ def test_a_schema_becomes_fields() -> None:
     assert (fields["size"].choices, fields["size"].default) == ((("s", "Small"), ("l", "l")), "l")
     assert fields["colour"].choices == (("#f00", "Red"), ("#0f0", "#0f0")) == fields["colours"].choices
     assert fields["agreed"].default is True and fields["colours"].default == ()
-    assert question_of("far", "Sure?", {"type": "object", "properties": {}}).fields == ()
+    assert parse_question("far", "Sure?", {"type": "object", "properties": {}}).fields == ()
     odd = {"type": "string", "format": "shoe", "title": 5, "default": "a\nb", "maxLength": 1e400, "pattern": "(a+)+$"}
     (field,) = asking(odd=odd).fields
     assert (field.kind, field.title, field.default, field.highest) == ("text", "odd", None, None)
@@ -82,9 +82,9 @@ def test_a_schema_becomes_fields() -> None:
     ],
     ids=lambda schema: json.dumps(schema)[:60],
 )
-def test_what_no_form_can_be_made_of_is_refused(schema: dict[str, Any]) -> None:
+def test_unsupported_form_schema_is_rejected(schema: dict[str, Any]) -> None:
     with pytest.raises(ToolError):
-        question_of("far", "Well?", schema)
+        parse_question("far", "Well?", schema)
 
 
 def form(question: Elicitation, **typed: str) -> dict[str, str]:
@@ -94,15 +94,15 @@ def form(question: Elicitation, **typed: str) -> dict[str, str]:
     return {f"value-{at[name]}{'-' if choice else ''}{choice}": text for name, _, choice, text in named}
 
 
-def test_what_was_typed_becomes_values() -> None:
+def test_submitted_form_becomes_typed_values() -> None:
     question = asking("name")
     typed = form(question, name=" Ada ", mail="a@b", page="https://b", day="2026-01-31", time="2026-01-31T12:00:00Z")
     typed |= form(question, age="+42", height="1.5e0", agreed="on", size="1", colour="0", colours_1="on")
-    assert values_of(question, typed) == {
+    assert parse_form(question, typed) == {
         **{"name": "Ada", "mail": "a@b", "page": "https://b", "day": "2026-01-31", "time": "2026-01-31T12:00:00Z"},
         **{"age": 42, "height": 1.5, "agreed": True, "size": "l", "colour": "#f00", "colours": ["#0f0"]},
     }
-    assert values_of(question, form(question, name="Ada", age=" ")) == {"name": "Ada", "agreed": False}
+    assert parse_form(question, form(question, name="Ada", age=" ")) == {"name": "Ada", "agreed": False}
 
 
 @pytest.mark.parametrize(
@@ -129,18 +129,18 @@ def test_what_was_typed_becomes_values() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_as_asked_is_told(typed: dict[str, str], sentence: str) -> None:
+def test_invalid_form_value_returns_400(typed: dict[str, str], sentence: str) -> None:
     question = asking("name")
     given = form(question, **({"name": "Ada"} | typed if typed else {}))
     with pytest.raises(Problem) as caught:
-        values_of(question, given)
+        parse_form(question, given)
     assert (caught.value.status, caught.value.sentence) == (400, sentence)
 
 
-def test_a_long_text_without_bounds_is_bounded() -> None:
+def test_text_without_max_length_is_still_limited() -> None:
     question = asking(story={"type": "string"})
     with pytest.raises(Problem):
-        values_of(question, form(question, story="a" * 2_001))
+        parse_form(question, form(question, story="a" * 2_001))
 
 
 # Servers
@@ -152,7 +152,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "CALL_SECONDS", 120.0)
 
 
-def test_an_honest_server_is_answered() -> None:
+def test_elicitation_reply_reaches_mcp_server() -> None:
     """The newest protocol returns the question as a result and calls the tool again with the reply."""
     asked: list[Elicitation] = []
     replies = [Reply("accept", {"people": 4, "outside": True}), DECLINED, CANCELLED]
@@ -174,7 +174,7 @@ def test_an_honest_server_is_answered() -> None:
     ]
 
 
-def test_where_nobody_is_at_a_page_it_is_declined_at_once() -> None:
+def test_elicitation_without_user_is_declined() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         assert (await called("little__book", place="Vienna")).text == "decline"
 
@@ -195,28 +195,28 @@ def answered(case: str, *replies: Reply) -> tuple[Any, list[Elicitation]]:
     async def work(servers: McpServers, called: Use) -> None:
         texts.append((await called("bad__poke", asking=ask)).text)
 
-    with_servers(work, McpEntry("bad", sys.executable, (HOSTILE, case)))
+    with_servers(work, McpServerConfig("bad", sys.executable, (HOSTILE, case)))
     return (json.loads(texts[0]) if texts[0] != "poked" else texts[0]), asked
 
 
-def test_words_are_plain_and_only_forms_are_offered() -> None:
+def test_message_is_sanitized_and_only_forms_are_offered() -> None:
     told, (question,) = answered("asks", Reply("accept", {"name": "Ada"}))
     assert told == [{"action": "accept", "content": {"name": "Ada"}}, FORMS]
     assert question.message == "Who? [2J <b>" and question.server == "bad"
 
 
-def test_who_asks_for_ever_is_cancelled_in_the_end() -> None:
+def test_endless_elicitation_is_cancelled() -> None:
     told, asked = answered("asks for ever", *[DECLINED] * 20)
     assert told[0] == {"action": "cancel"} and len(asked) == 21
 
 
 @pytest.mark.parametrize("case", ["asks for a nest", "asks much", "sends away"])
-def test_what_is_no_form_is_an_error_and_comes_to_nobody(case: str) -> None:
+def test_invalid_elicitation_returns_error_without_asking_user(case: str) -> None:
     told, asked = answered(case)
     assert told[0]["code"] == -32602 and asked == []
 
 
-def test_where_two_calls_run_nobody_is_asked() -> None:
+def test_elicitation_is_cancelled_during_concurrent_calls() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         both = asyncio.gather(*(called("bad__poke", asking=never) for _ in range(2)), return_exceptions=True)
         texts = [json.loads(each.text)[0] for each in await both if not isinstance(each, BaseException)]
@@ -225,11 +225,11 @@ def test_where_two_calls_run_nobody_is_asked() -> None:
     async def never(question: Elicitation) -> Reply:
         raise AssertionError("the user must not be asked")
 
-    with_servers(work, McpEntry("bad", sys.executable, (HOSTILE, "asks twice")))
+    with_servers(work, McpServerConfig("bad", sys.executable, (HOSTILE, "asks twice")))
 
 
-def test_the_calls_own_time_stands_still_meanwhile() -> None:
-    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+def test_tool_time_limit_pauses_during_elicitation() -> None:
+    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         assert surroundings.ask is not None
         first = asyncio.ensure_future(surroundings.ask(Elicitation("far", "Well?", ())))
         await asyncio.sleep(0)

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from notso.web.tools import fetch
-from notso.web.tools.fetch import FETCH, MAX_BYTES, checked_url, is_public, public_address
-from notso.web.tools.page_text import text_of
+from notso.web.tools.fetch import FETCH, MAX_BYTES, is_public, parse_url, resolve_public_address
+from notso.web.tools.page_text import extract_text
 from notso.web.values.errors import ToolError
 
 PAGE = b"<title>T &amp; U</title><script>bad()</script><nav>menu</nav><h1>Head</h1><p>One <b>two</b><br>three"
@@ -62,7 +62,7 @@ def site(port: int, monkeypatch: pytest.MonkeyPatch) -> str:
         return "127.0.0.1"
 
     monkeypatch.setattr(fetch, "PORTS", {"http": port, "https": 443})
-    monkeypatch.setattr(fetch, "public_address", resolved)
+    monkeypatch.setattr(fetch, "resolve_public_address", resolved)
     return f"http://example.org:{port}"
 
 
@@ -70,7 +70,7 @@ def run(url: str) -> str:
     return asyncio.run(FETCH.run({"url": url}, None))  # type: ignore[arg-type]
 
 
-def test_a_page_becomes_text(site: str) -> None:
+def test_html_page_is_converted_to_text(site: str) -> None:
     Site.hosts.clear()
     assert run(f"{site}/page") == "T & U\n\nHead\n\nOne two\nthree"
     assert Site.hosts == [site.removeprefix("http://")], "the host is the name, connected at the checked address"
@@ -88,7 +88,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("path", "reason"), REFUSED)
-def test_what_is_refused(site: str, path: str, reason: str) -> None:
+def test_unsupported_response_is_rejected(site: str, path: str, reason: str) -> None:
     with pytest.raises(ToolError, match=reason):
         run(site + path)
 
@@ -101,9 +101,9 @@ def test_a_redirect_to_another_host_is_reported_and_not_followed(site: str) -> N
     "url",
     ["ftp://example.org", "file:///etc/passwd", "http://", "nonsense", "http://user:key@example.org", "http://a:22/"],
 )
-def test_other_addresses_are_refused(url: str) -> None:
+def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(ToolError):
-        checked_url(url)
+        parse_url(url)
 
 
 PRIVATE = [
@@ -118,18 +118,18 @@ def test_private_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
-def test_public_addresses() -> None:
+def test_public_addresses_are_public() -> None:
     assert all(map(is_public, ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1"]))
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0x7f.1", "[::1]".strip("[]"), "2130706433"])
-def test_names_of_private_addresses_are_refused(host: str) -> None:
+def test_private_host_is_rejected(host: str) -> None:
     with pytest.raises(ToolError, match=r"not a public address|cannot be found"):
-        asyncio.run(public_address(host, 80))
+        asyncio.run(resolve_public_address(host, 80))
 
 
-def test_text_of_damaged_html() -> None:
-    assert text_of("<p>a<script>x</p>") == "a"
-    assert text_of("a<b <c>d</c> &lt;tag&gt;").endswith("<tag>")
-    assert text_of("<div>" * 5000 + "deep") == "deep"
+def test_malformed_html_is_converted_to_text() -> None:
+    assert extract_text("<p>a<script>x</p>") == "a"
+    assert extract_text("a<b <c>d</c> &lt;tag&gt;").endswith("<tag>")
+    assert extract_text("<div>" * 5000 + "deep") == "deep"
     assert FETCH.always_asks

@@ -11,14 +11,14 @@ import pytest
 from web.tools.test_mcp import Use, with_servers
 
 from notso.web.tools import mcp_process, mcp_servers
-from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.mcp_config import McpServerConfig
 from notso.web.tools.mcp_servers import McpServers
 
 SERVER = str(Path(__file__).with_name("hostile_mcp_server.py"))
 
 
-def entry(case: str, *more: str) -> McpEntry:
-    return McpEntry("bad", sys.executable, (SERVER, case, *more))
+def entry(case: str, *more: str) -> McpServerConfig:
+    return McpServerConfig("bad", sys.executable, (SERVER, case, *more))
 
 
 def until_gone(mark: str) -> None:
@@ -54,7 +54,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         ("crash at once", "it exited immediately"),
     ],
 )
-def test_one_that_says_too_much_or_nothing_does_not_come_up(case: str, reason: str) -> None:
+def test_oversized_message_or_immediate_exit_prevents_start(case: str, reason: str) -> None:
     async def work(servers: McpServers, called: Use) -> None:
         assert servers.failures() == {"bad": reason} and servers.tools() == ()
 
@@ -62,7 +62,7 @@ def test_one_that_says_too_much_or_nothing_does_not_come_up(case: str, reason: s
 
 
 @pytest.mark.parametrize("case", ["mute", "wrong ids", "trickle", "deep schema"])
-def test_one_that_does_not_answer_is_given_up(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unresponsive_server_fails_to_start(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.5)
 
     async def work(servers: McpServers, called: Use) -> None:
@@ -98,7 +98,7 @@ def test_one_that_does_not_answer_is_given_up(case: str, monkeypatch: pytest.Mon
         ),
     ],
 )
-def test_a_call_gets_its_answer_or_a_reason(case: str, state: str, text: str, tmp_path: Path) -> None:
+def test_call_returns_result_or_failure_reason(case: str, state: str, text: str, tmp_path: Path) -> None:
     async def work(servers: McpServers, called: Use) -> None:
         assert servers.failures() == {}
         for _ in range(2):  # a server that has exited is restarted
@@ -110,9 +110,7 @@ def test_a_call_gets_its_answer_or_a_reason(case: str, state: str, text: str, tm
 
 
 @pytest.mark.parametrize("case", ["notifications", "progress", "rubbish", "requests", "deaf", "silent"])
-def test_one_that_floods_or_does_not_read_or_reply_fails_the_call_alone(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flooding_or_silent_server_fails_only_single_calls(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "CALL_SECONDS", 0.3)
     monkeypatch.setattr(mcp_process, "WRITE_SECONDS", 0.5)
 
@@ -125,7 +123,7 @@ def test_one_that_floods_or_does_not_read_or_reply_fails_the_call_alone(
     with_servers(work, entry(case))
 
 
-def test_names_and_words_of_tools_are_plain() -> None:
+def test_tool_names_and_descriptions_are_sanitized() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         tools = servers.tools()
         assert len({tool.name for tool in tools}) == len(tools) >= 5
@@ -137,14 +135,14 @@ def test_names_and_words_of_tools_are_plain() -> None:
     with_servers(work, entry("odd names"))
 
 
-def test_schemas_no_engine_would_take_are_left_out() -> None:
+def test_tool_with_too_deep_schema_is_left_out() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         assert servers.failures() == {} and servers.tools() == ()
 
     with_servers(work, entry("schema of 150"))
 
 
-def test_an_error_is_one_short_line() -> None:
+def test_tool_error_is_shortened_to_one_line() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         outcome = await called("bad__poke")
         assert outcome.state == "failed" and len(outcome.text) <= 520 and outcome.text.isprintable()
@@ -152,12 +150,12 @@ def test_an_error_is_one_short_line() -> None:
     with_servers(work, entry("error"))
 
 
-def test_one_that_did_not_start_is_not_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_is_not_retried_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(servers: McpServers, called: Use) -> None:
         server = servers._servers[0]
         monkeypatch.setattr(mcp_servers, "RESTART_SECONDS", 1000.0)
         assert not await server.start()
-        monkeypatch.setattr(mcp_process.McpProcess, "__aenter__", None)
+        monkeypatch.setattr(mcp_process.McpStdioTransport, "__aenter__", None)
         assert not await server.start() and servers.failures() == {"bad": "it exited immediately"}
 
     with_servers(work, entry("crash at once"))

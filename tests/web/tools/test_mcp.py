@@ -19,11 +19,11 @@ from scripted_engine import IMPORTABLE, ScriptedEngine, say
 
 from notso.web.engine.port import Event, Message, ToolCall
 from notso.web.tools import mcp_offers, mcp_servers
-from notso.web.tools.chat_tool import Surroundings
+from notso.web.tools.chat_tool import ToolContext
 from notso.web.tools.elicitation import Ask
-from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.mcp_config import McpServerConfig
 from notso.web.tools.mcp_servers import McpServers
-from notso.web.tools.toolbox import Outcome, Toolbox, use
+from notso.web.tools.toolbox import Toolbox, ToolResult, use
 from notso.web.values.errors import SettingsError, ToolError
 from notso.web.values.settings import Settings
 
@@ -31,21 +31,21 @@ Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true"}
 ODD_SERVER = str(Path(__file__).with_name("odd_mcp_server.py"))
 LITTLE = str(Path(__file__).with_name("mcp_server.py"))
-NOWHERE = Surroundings("local", "", None)  # type: ignore[arg-type]
-Use = Callable[..., Awaitable[Outcome]]
+NOWHERE = ToolContext("local", "", None)  # type: ignore[arg-type]
+Use = Callable[..., Awaitable[ToolResult]]
 
 
-def with_servers(work: Callable[[McpServers, Use], Awaitable[None]], *entries: McpEntry) -> None:
+def with_servers(work: Callable[[McpServers, Use], Awaitable[None]], *entries: McpServerConfig) -> None:
     """Run `work` with running servers and stop them afterwards."""
 
     async def run() -> None:
-        servers = McpServers(entries or [McpEntry("little", sys.executable, (LITTLE,), {"SECRET": "s3"})])
+        servers = McpServers(entries or [McpServerConfig("little", sys.executable, (LITTLE,), {"SECRET": "s3"})])
         servers.start()
         try:
             await servers.ready()
             box = Toolbox(servers)
 
-            async def called(name: str, /, asking: Ask | None = None, **arguments: Any) -> Outcome:
+            async def called(name: str, /, asking: Ask | None = None, **arguments: Any) -> ToolResult:
                 tool = box.find(name)
                 assert tool is not None, name
                 return await use(tool, json.dumps(arguments), replace(NOWHERE, ask=asking))
@@ -65,7 +65,7 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_tools_are_named_by_their_server_and_called() -> None:
+def test_tools_are_prefixed_by_server_name_and_callable() -> None:
     pids: list[int] = []
 
     async def work(servers: McpServers, called: Use) -> None:
@@ -90,7 +90,7 @@ def test_tools_are_named_by_their_server_and_called() -> None:
     assert not is_alive(pids[0]), "the process ends with the server"
 
 
-def test_what_fails_hangs_or_babbles_is_told() -> None:
+def test_failing_or_hanging_tool_reports_error_and_long_output_is_cut() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         failed = await called("little__fail")
         assert failed.state == "failed" and failed.text.startswith("error: ")
@@ -105,7 +105,7 @@ def test_what_fails_hangs_or_babbles_is_told() -> None:
     with_servers(work)
 
 
-def test_prompts_and_text_resources_are_offered_as_commands() -> None:
+def test_prompts_and_text_resources_become_commands() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         offers = {each.command: each for each in servers.offers()}
         kinds = {name: (each.kind, each.usage, each.name) for name, each in offers.items()}
@@ -134,8 +134,8 @@ def test_prompts_and_text_resources_are_offered_as_commands() -> None:
     with_servers(work)
 
 
-def test_a_server_without_tools_still_offers_its_prompts() -> None:
-    entry = McpEntry("odd", sys.executable, (ODD_SERVER, "[]", "prompts"))
+def test_server_without_tools_offers_prompts() -> None:
+    entry = McpServerConfig("odd", sys.executable, (ODD_SERVER, "[]", "prompts"))
 
     async def work(servers: McpServers, called: Use) -> None:
         assert servers.failures() == {} and servers.tools() == ()
@@ -146,7 +146,7 @@ def test_a_server_without_tools_still_offers_its_prompts() -> None:
 
 
 @pytest.mark.parametrize("list_of", ["broken", "endless"])
-def test_a_bad_list_of_prompts_costs_only_itself(list_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_prompt_list_keeps_tools_usable(list_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = [{"name": "fit", "inputSchema": {"type": "object"}}]
 
     async def work(servers: McpServers, called: Use) -> None:
@@ -158,7 +158,7 @@ def test_a_bad_list_of_prompts_costs_only_itself(list_of: str, monkeypatch: pyte
         else:
             assert len(servers.offers()) == mcp_offers.MAX_PAGES
 
-    with_servers(work, McpEntry("odd", sys.executable, (ODD_SERVER, json.dumps(tool), list_of)))
+    with_servers(work, McpServerConfig("odd", sys.executable, (ODD_SERVER, json.dumps(tool), list_of)))
 
 
 ODD: list[dict[str, Any]] = [
@@ -183,8 +183,8 @@ ODD: list[dict[str, Any]] = [
 ]
 
 
-def test_a_tool_that_cannot_be_used_is_named_and_the_others_are_used() -> None:
-    entry = McpEntry(
+def test_unusable_tools_are_reported_and_others_work() -> None:
+    entry = McpServerConfig(
         "odd", sys.executable, (ODD_SERVER, json.dumps(ODD)), label="An odd one", denied=frozenset({"write_*"})
     )
 
@@ -211,9 +211,9 @@ def test_a_tool_that_cannot_be_used_is_named_and_the_others_are_used() -> None:
     with_servers(work, entry)
 
 
-def test_tools_beyond_what_a_model_is_told_of_are_named() -> None:
+def test_tools_beyond_limit_are_reported() -> None:
     offered = [{"name": f"t{at}", "inputSchema": {"type": "object"}} for at in range(20)]
-    entries = [McpEntry(name, sys.executable, (ODD_SERVER, json.dumps(offered))) for name in ("one", "two")]
+    entries = [McpServerConfig(name, sys.executable, (ODD_SERVER, json.dumps(offered))) for name in ("one", "two")]
 
     async def work(servers: McpServers, called: Use) -> None:
         assert len(servers.tools()) == mcp_servers.MAX_TOOLS
@@ -222,7 +222,7 @@ def test_tools_beyond_what_a_model_is_told_of_are_named() -> None:
     with_servers(work, *entries)
 
 
-def test_a_server_that_died_is_an_error_and_comes_back() -> None:
+def test_crashed_server_is_restarted_on_next_call() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         first = (await called("little__pid")).text
         died = await called("little__die")
@@ -243,7 +243,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("is_path", "said"), [(False, "no such program"), (True, "Permission denied")])
-def test_an_unreadable_folder_in_path_does_not_stand_for_a_missing_program(
+def test_permission_error_is_reported_only_for_explicit_path(
     is_path: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plain user gets EACCES if no other folder has the program; root can read every folder, so the test simulates
@@ -259,14 +259,14 @@ def test_an_unreadable_folder_in_path_does_not_stand_for_a_missing_program(
     async def work(servers: McpServers, called: Use) -> None:
         assert servers.failures() == {"a": said}
 
-    with_servers(work, McpEntry("a", str(program) if is_path else "no-such-program-anywhere"))
+    with_servers(work, McpServerConfig("a", str(program) if is_path else "no-such-program-anywhere"))
 
 
-def test_servers_that_do_not_come_up_say_why() -> None:
+def test_failed_server_start_reports_reason() -> None:
     entries = [
-        McpEntry("missing", "no-such-program-anywhere"),
-        McpEntry("over", sys.executable, ("-c", "pass")),
-        McpEntry("little", sys.executable, (LITTLE,)),
+        McpServerConfig("missing", "no-such-program-anywhere"),
+        McpServerConfig("over", sys.executable, ("-c", "pass")),
+        McpServerConfig("little", sys.executable, (LITTLE,)),
     ]
 
     async def work(servers: McpServers, called: Use) -> None:
@@ -277,11 +277,11 @@ def test_servers_that_do_not_come_up_say_why() -> None:
     with_servers(work, *entries)
 
 
-def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mute_server_does_not_delay_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.5)
     entries = [
-        McpEntry("mute", sys.executable, ("-c", "import time; time.sleep(600)")),
-        McpEntry("little", sys.executable, (LITTLE,)),
+        McpServerConfig("mute", sys.executable, ("-c", "import time; time.sleep(600)")),
+        McpServerConfig("little", sys.executable, (LITTLE,)),
     ]
 
     async def work(servers: McpServers, called: Use) -> None:
@@ -293,7 +293,7 @@ def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.M
     with_servers(work, *entries)
 
 
-def test_mcp_is_imported_only_where_it_is_asked_for() -> None:
+def test_mcp_is_imported_only_if_configured() -> None:
     program = (
         f"{IMPORTABLE}from notso.web.app import create_app;"
         "from scripted_engine import ScriptedEngine;"
@@ -302,7 +302,7 @@ def test_mcp_is_imported_only_where_it_is_asked_for() -> None:
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
-def test_without_the_extra_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mcp_library_error_names_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from notso.web.app import create_app
 
     (tmp_path / "mcp.json").write_text('{"mcpServers": {}}')
@@ -311,7 +311,7 @@ def test_without_the_extra_the_sentence_says_what_to_install(tmp_path: Path, mon
         create_app(ScriptedEngine, Settings(data_dir=tmp_path, mcp_config=tmp_path / "mcp.json"))
 
 
-def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> None:
+def test_chat_uses_mcp_tools_and_survives_server_exit(start: Start, tmp_path: Path) -> None:
     entries = {
         "little": {"command": sys.executable, "args": [LITTLE]},
         "broken": {"command": "no-such-program-anywhere"},
@@ -345,7 +345,7 @@ def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> N
         assert (answer.state, answer.content) == ("done", result)
 
 
-def test_the_page_fetches_offers(start: Start, tmp_path: Path) -> None:
+def test_page_fetches_prompts_and_resources(start: Start, tmp_path: Path) -> None:
     entries = {"little": {"command": sys.executable, "args": [LITTLE]}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
     server = start(ScriptedEngine(lambda messages, thinking: say("Yes.")), mcp_config=tmp_path / "mcp.json").ready()

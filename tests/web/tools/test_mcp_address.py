@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from notso.web.tools.chat_tool import CHANGED, Surroundings
+from notso.web.tools.chat_tool import CHANGED, ToolContext
 from notso.web.tools.elicitation import Ask, Elicitation, Reply
-from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.mcp_config import McpServerConfig
 from notso.web.tools.mcp_process import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, MAX_OPEN_REQUESTS
 from notso.web.tools.mcp_servers import McpServers
-from notso.web.tools.toolbox import Outcome, Toolbox, use
+from notso.web.tools.toolbox import Toolbox, ToolResult, use
 
-NOWHERE = Surroundings("local", "", None)  # type: ignore[arg-type]
+NOWHERE = ToolContext("local", "", None)  # type: ignore[arg-type]
 SECRET = "Bearer very-secret"
 TOOL = {"name": "poke", "description": "Poke it.", "inputSchema": {"type": "object"}}
 
@@ -41,8 +41,8 @@ class Place(ThreadingHTTPServer):
         self.streams: dict[str, queue.Queue[bytes | None]] = {}
 
     @property
-    def entry(self) -> McpEntry:
-        return McpEntry("far", url=f"http://127.0.0.1:{self.server_port}/mcp", headers={"Authorization": SECRET})
+    def entry(self) -> McpServerConfig:
+        return McpServerConfig("far", url=f"http://127.0.0.1:{self.server_port}/mcp", headers={"Authorization": SECRET})
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -196,8 +196,8 @@ def poked(
     ask: Ask | None = None,
     becomes: dict[str, Any] | None = None,
     transport: Any = "http",
-) -> tuple[Outcome, dict[str, str]]:
-    async def run() -> tuple[Outcome, dict[str, str]]:
+) -> tuple[ToolResult, dict[str, str]]:
+    async def run() -> tuple[ToolResult, dict[str, str]]:
         servers = McpServers([replace(place.entry, transport=transport)])
         servers.start()
         try:
@@ -215,7 +215,7 @@ def poked(
 
 
 @pytest.mark.parametrize("place", [("", False), ("", True)], indirect=True, ids=["json", "events"])
-def test_a_session_has_its_headers_and_its_end(place: Place) -> None:
+def test_session_headers_are_sent_and_session_is_deleted(place: Place) -> None:
     outcome, failures = poked(place)
     assert (outcome.state, outcome.text, failures) == ("done", "poked", {})
     assert {each[4] for each in place.seen} == {SECRET} and SECRET not in repr(place.entry)
@@ -226,21 +226,21 @@ def test_a_session_has_its_headers_and_its_end(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", [("", True)], indirect=True)
-def test_a_lost_session_is_begun_anew(place: Place) -> None:
+def test_lost_session_is_replaced(place: Place) -> None:
     outcome, failures = poked(place, lose=True)
     assert (outcome.state, outcome.text, failures) == ("done", "poked", {})
     assert [each[2] for each in place.seen if each[1] == "tools/call"] == ["s1", "s2"]
 
 
 @pytest.mark.parametrize("place", [("", True)], indirect=True)
-def test_a_server_that_comes_back_with_another_tool_is_not_called(place: Place) -> None:
+def test_changed_tool_is_not_called_after_session_loss(place: Place) -> None:
     outcome, _ = poked(place, lose=True, becomes={"description": "Delete all files."})
     assert (outcome.state, outcome.text) == ("failed", f"error: {CHANGED}")
     assert [each[2] for each in place.seen if each[1] == "tools/call"] == ["s1"]
 
 
 @pytest.mark.parametrize("place", [("asks", True)], indirect=True)
-def test_a_question_comes_in_the_answer_and_its_reply_goes_on_its_own(place: Place) -> None:
+def test_elicitation_in_response_stream_is_answered(place: Place) -> None:
     async def ask(question: Elicitation) -> Reply:
         assert (question.server, question.message) == ("far", "Who?")
         return Reply("accept", {"name": "Ada"})
@@ -258,7 +258,7 @@ BOUNDS = {"loud": "more than 4 MiB", "dense": "more than 50,000 parts", "away": 
 @pytest.mark.parametrize(
     "place", [(case, events) for case in BOUNDS for events in (False, True)], indirect=True, ids=str
 )
-def test_what_breaks_a_bound_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_oversized_or_unsupported_response_fails_call(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     outcome, _ = poked(place)
     assert outcome.state == "failed" and BOUNDS[place.case] in outcome.text
     assert SECRET not in caplog.text and SECRET not in outcome.text
@@ -266,7 +266,7 @@ def test_what_breaks_a_bound_is_told(place: Place, caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("place", [("sse", True)], indirect=True)
 @pytest.mark.parametrize("transport", ["sse", "http or sse"])
-def test_the_older_transport_is_spoken_where_it_is_named_or_alone_works(place: Place, transport: Any) -> None:
+def test_sse_transport_is_used_when_configured_or_as_fallback(place: Place, transport: Any) -> None:
     outcome, failures = poked(place, transport=transport)
     assert (outcome.state, outcome.text, failures) == ("done", "poked", {})
     assert all(seen[4] == SECRET for seen in place.seen)
@@ -274,7 +274,7 @@ def test_the_older_transport_is_spoken_where_it_is_named_or_alone_works(place: P
 
 
 @pytest.mark.parametrize("place", [("sse", True)], indirect=True)
-def test_a_server_that_must_speak_http_is_not_spoken_to_otherwise(place: Place) -> None:
+def test_http_only_server_is_not_contacted_over_sse(place: Place) -> None:
     async def run() -> dict[str, str]:
         servers = McpServers([replace(place.entry, transport="http")])
         servers.start()
@@ -290,6 +290,6 @@ def test_a_server_that_must_speak_http_is_not_spoken_to_otherwise(place: Place) 
     [(("sse, loud", True), "more than 1 MiB"), (("sse, ends", True), "exited during the call")],
     indirect=["place"],
 )
-def test_the_older_transport_has_bounds_and_an_end(place: Place, reason: str) -> None:
+def test_sse_call_fails_on_oversized_message_or_disconnect(place: Place, reason: str) -> None:
     outcome, failures = poked(place, transport="sse")
     assert outcome.state == "failed" and reason in outcome.text and failures.keys() <= {"far"}

@@ -12,7 +12,13 @@ import pytest
 from scripted_engine import ScriptedEngine
 from web.tools.mcp_cases import CASES, ENVIRONMENT, WHOLE, Case, spoken
 
-from notso.web.tools.mcp_config import MAX_NAME_CHARACTERS, McpConfig, McpEntry, read_commented_json, read_mcp_config
+from notso.web.tools.mcp_config import (
+    MAX_NAME_CHARACTERS,
+    McpConfig,
+    McpServerConfig,
+    read_commented_json,
+    read_mcp_config,
+)
 from notso.web.values.errors import SettingsError
 
 FILES = Path(__file__).parents[2] / "strangers" / "mcp"
@@ -25,7 +31,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def _said(entry: McpEntry) -> str:
+def _said(entry: McpServerConfig) -> str:
     return spoken(entry.command, entry.args, entry.env, entry.cwd, entry.url, entry.headers)
 
 
@@ -40,7 +46,7 @@ def _check(config: McpConfig, used: dict[str, str], left_out: dict[str, str]) ->
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_can_be_used_is_used_and_the_rest_is_named(tmp_path: Path, case: Case) -> None:
+def test_usable_entries_are_read_and_others_reported(tmp_path: Path, case: Case) -> None:
     (tmp_path / case.file).write_bytes(case.data)
     config = read_mcp_config(tmp_path / case.file)
     _check(config, case.used, case.left_out)
@@ -49,19 +55,19 @@ def test_what_can_be_used_is_used_and_the_rest_is_named(tmp_path: Path, case: Ca
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_each_entry_of_a_whole_file_is_used_or_named(name: str) -> None:
+def test_example_file_entries_are_read_or_reported(name: str) -> None:
     used, left_out = WHOLE[name]
     config = read_mcp_config(FILES / name)
     _check(config, {each: text.replace("{folder}", str(FILES)) for each, text in used.items()}, left_out)
 
 
-def test_every_whole_file_is_expected() -> None:
+def test_every_example_file_has_expected_result() -> None:
     assert {each.name for each in FILES.iterdir()} == set(WHOLE) and len(WHOLE) >= 25
     assert len({case.name for case in CASES}) == len(CASES) >= 100
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_the_server_starts_with_each_and_its_page_names_every_entry(
+def test_tools_page_lists_every_entry_of_example_file(
     start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # an empty folder, so that no program can run
@@ -72,7 +78,7 @@ def test_the_server_starts_with_each_and_its_page_names_every_entry(
         assert each in page, each
 
 
-def test_http_is_allowed_by_name_address_and_network(tmp_path: Path) -> None:
+def test_plain_http_is_limited_to_allowed_hosts(tmp_path: Path) -> None:
     urls = [
         "http://Tools.lan:1/",
         "http://10.1.2.3/",
@@ -91,7 +97,7 @@ def test_http_is_allowed_by_name_address_and_network(tmp_path: Path) -> None:
             read_mcp_config(tmp_path / "mcp.json", [wrong])
 
 
-def test_a_file_of_variables_is_read(tmp_path: Path) -> None:
+def test_env_file_variables_are_read(tmp_path: Path) -> None:
     (tmp_path / ".env").write_bytes(b"\xef\xbb\xbf# mine\r\nexport A=1\r\nB = 'two words'\r\n\r\nnonsense\r\n")
     servers = {
         "a": {"command": "x", "envFile": "${workspaceFolder}/.env", "env": {"A": "3"}},
@@ -119,21 +125,19 @@ def test_a_file_of_variables_is_read(tmp_path: Path) -> None:
         (b"mcpServers:\n  a: {}\n", "is YAML", "config.yaml"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_read_at_all_is_refused_with_the_place(
-    tmp_path: Path, data: bytes, reason: str, file: str
-) -> None:
+def test_invalid_config_file_is_rejected_with_reason(tmp_path: Path, data: bytes, reason: str, file: str) -> None:
     (tmp_path / file).write_bytes(data)
     with pytest.raises(SettingsError, match=reason) as caught:
         read_mcp_config(tmp_path / file)
     assert file in str(caught.value) and caught.value.setting == "mcp_config"
 
 
-def test_secrets_are_not_shown(tmp_path: Path) -> None:
+def test_secrets_are_not_in_repr(tmp_path: Path) -> None:
     entry = {"command": "x", "env": {"A": "hush", "B": ["hush"]}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"a": entry, "b": {**entry, "env": {"A": "hush"}}}}))
     assert "hush" not in repr(read_mcp_config(tmp_path / "mcp.json"))
 
 
 @pytest.mark.parametrize("value", [{"a": ["//", "/*", '"', "\\", ",}", ", ]"]}, [1, [2, {"": None}]], '\\"//'])
-def test_plain_json_is_read_as_ever(value: object) -> None:
+def test_plain_json_is_parsed_unchanged(value: object) -> None:
     assert read_commented_json(json.dumps(value, indent=1)) == value

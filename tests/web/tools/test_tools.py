@@ -19,16 +19,24 @@ from hypothesis import strategies as st
 
 from notso.web.store.protocol import Attachment, Chat, StoredMessage
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.tools.built_in import ATTACHMENT_READER, CHAT_SEARCH, CLOCK, MAX_LINES, BuiltInTools, part_of, spelt
+from notso.web.tools.built_in import (
+    ATTACHMENT_READER,
+    CHAT_SEARCH,
+    CLOCK,
+    MAX_LINES,
+    BuiltInTools,
+    attachment_excerpt,
+    format_time,
+)
 from notso.web.tools.calculator import CALCULATOR, MAX_BITS, calculate
-from notso.web.tools.chat_tool import ChatTool, Surroundings
-from notso.web.tools.toolbox import MAX_RESULT_CHARACTERS, Outcome, Toolbox, use
+from notso.web.tools.chat_tool import ChatTool, ToolContext
+from notso.web.tools.toolbox import MAX_RESULT_CHARACTERS, Toolbox, ToolResult, use
 from notso.web.values.errors import ToolError
 
-NOWHERE = Surroundings("local", "", None)  # type: ignore[arg-type]
+NOWHERE = ToolContext("local", "", None)  # type: ignore[arg-type]
 
 
-def called(tool: ChatTool, surroundings: Surroundings = NOWHERE, **arguments: Any) -> Outcome:
+def called(tool: ChatTool, surroundings: ToolContext = NOWHERE, **arguments: Any) -> ToolResult:
     return asyncio.run(use(tool, json.dumps(arguments), surroundings))
 
 
@@ -60,7 +68,7 @@ def called(tool: ChatTool, surroundings: Surroundings = NOWHERE, **arguments: An
         ("1 / 7e30", "1.4285714285714285714E-31 (rounded)"),
     ],
 )
-def test_arithmetic_is_exact(expression: str, value: str) -> None:
+def test_calculator_evaluates_expression(expression: str, value: str) -> None:
     assert calculate(expression) == value
 
 
@@ -93,13 +101,13 @@ def test_arithmetic_is_exact(expression: str, value: str) -> None:
         ("1+" * 600 + "1", "longer than"),
     ],
 )
-def test_what_cannot_be_computed_is_told(expression: str, reason: str) -> None:
+def test_calculator_rejects_invalid_expression(expression: str, reason: str) -> None:
     with pytest.raises(ToolError, match=reason.replace("(", r"\(").replace(")", r"\)")):
         calculate(expression)
 
 
 @given(st.text(alphabet="0123456789+-*/%^().,eE spqrtmaxn", max_size=60))
-def test_nonsense_ends_soon_in_a_value_or_a_sentence(expression: str) -> None:
+def test_calculator_handles_random_input_quickly(expression: str) -> None:
     started = time.thread_time()
     try:
         assert len(calculate(expression)) < MAX_BITS
@@ -108,7 +116,7 @@ def test_nonsense_ends_soon_in_a_value_or_a_sentence(expression: str) -> None:
     assert time.thread_time() - started < 5
 
 
-def test_random_sums_agree_with_fractions() -> None:
+def test_calculator_agrees_with_fractions() -> None:
     chance = random.Random(11)
     for _ in range(300):
         numbers = [chance.randrange(-999, 999) for _ in range(4)]
@@ -120,26 +128,30 @@ def test_random_sums_agree_with_fractions() -> None:
 NOON = datetime(2026, 2, 28, 12, 0, 30, tzinfo=UTC)
 
 
-def test_the_clock_knows_zones_and_cities() -> None:
-    assert spelt("Europe/Paris", NOON) == "Saturday, 28 February 2026, 13:00:30 (Europe/Paris, UTC+01:00)"
-    assert spelt("new york", NOON) == "Saturday, 28 February 2026, 07:00:30 (America/New_York, UTC-05:00)"
-    assert spelt("asia/KOLKATA", NOON).endswith("17:30:30 (Asia/Kolkata, UTC+05:30)")
-    assert spelt("utc", NOON).endswith("12:00:30 (UTC, UTC+00:00)")
-    assert "28 February 2026" in spelt("", NOON) or "27 February" in spelt("", NOON) or "1 March" in spelt("", NOON)
+def test_clock_accepts_time_zones_and_cities() -> None:
+    assert format_time("Europe/Paris", NOON) == "Saturday, 28 February 2026, 13:00:30 (Europe/Paris, UTC+01:00)"
+    assert format_time("new york", NOON) == "Saturday, 28 February 2026, 07:00:30 (America/New_York, UTC-05:00)"
+    assert format_time("asia/KOLKATA", NOON).endswith("17:30:30 (Asia/Kolkata, UTC+05:30)")
+    assert format_time("utc", NOON).endswith("12:00:30 (UTC, UTC+00:00)")
+    assert (
+        "28 February 2026" in format_time("", NOON)
+        or "27 February" in format_time("", NOON)
+        or "1 March" in format_time("", NOON)
+    )
 
 
 @pytest.mark.parametrize("zone", ["Atlantis", "../../etc/passwd", "x" * 5000, "Europe/"])
-def test_an_unknown_zone_is_told(zone: str) -> None:
+def test_unknown_time_zone_is_rejected(zone: str) -> None:
     with pytest.raises(ToolError, match=r"unknown time zone|there is no zone"):
-        spelt(zone, NOON)
+        format_time(zone, NOON)
 
 
-def test_a_misspelt_zone_gets_a_neighbor() -> None:
+def test_misspelled_time_zone_error_suggests_match() -> None:
     with pytest.raises(ToolError, match="Europe/Paris"):
-        spelt("Europe/Pariss", NOON)
+        format_time("Europe/Pariss", NOON)
 
 
-def test_todays_date_is_today() -> None:
+def test_clock_returns_current_year() -> None:
     outcome = called(CLOCK)
     assert outcome.state == "done" and str(datetime.now().year) in outcome.text
 
@@ -147,23 +159,23 @@ def test_todays_date_is_today() -> None:
 FILES = (Attachment("old.txt", "first"), Attachment("notes.txt", "\n".join(f"line {n}" for n in range(1, 1001))))
 
 
-def test_a_file_is_read_in_parts() -> None:
-    assert part_of(FILES, "old.txt", 1) == "old.txt, lines 1 to 1 of 1:\nfirst"
-    text = part_of(FILES, "notes.txt", 301)
+def test_attachment_is_read_in_parts() -> None:
+    assert attachment_excerpt(FILES, "old.txt", 1) == "old.txt, lines 1 to 1 of 1:\nfirst"
+    text = attachment_excerpt(FILES, "notes.txt", 301)
     assert text.startswith(f"notes.txt, lines 301 to {300 + MAX_LINES} of 1000:\nline 301\n")
     assert text.endswith(f"line {300 + MAX_LINES}")
     for name, line, reason in (("no.txt", 1, "old.txt, notes.txt"), ("old.txt", 2, "from 1 to 1")):
         with pytest.raises(ToolError, match=reason):
-            part_of(FILES, name, line)
+            attachment_excerpt(FILES, name, line)
     assert called(ATTACHMENT_READER, name="x").text == "error: this chat has no files"
 
 
-def test_other_chats_are_found_by_their_words_and_only_the_owners(tmp_path: Path) -> None:
+def test_chat_search_finds_only_chats_of_owner(tmp_path: Path) -> None:
     async def search(query: str, owner: str = "local") -> str:
         store = SQLiteStore(tmp_path)
         await store.open()
         try:
-            surroundings = Surroundings(owner, "here", store)
+            surroundings = ToolContext(owner, "here", store)
             return (await use(CHAT_SEARCH, json.dumps({"query": query}), surroundings)).text
         finally:
             await store.close()
@@ -195,12 +207,12 @@ def test_other_chats_are_found_by_their_words_and_only_the_owners(tmp_path: Path
         ({"expression": "1" * 5000}, "longer than"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], reason: str) -> None:
+def test_invalid_tool_arguments_are_rejected(arguments: dict[str, Any], reason: str) -> None:
     outcome = called(CALCULATOR, **arguments)
     assert outcome.state == "failed" and outcome.text.startswith("error: ") and reason in outcome.text
 
 
-def test_whole_numbers_are_no_texts_and_no_truths() -> None:
+def test_integer_argument_rejects_other_types() -> None:
     for wrong in ("1", True, 1.5):
         assert "must be an integer" in called(ATTACHMENT_READER, name="a", first_line=wrong).text
 
@@ -209,26 +221,26 @@ def _tool(run: Any, seconds: float = 5.0) -> ChatTool:
     return replace(CALCULATOR, name="odd", run=run, parameters={"type": "object"}, seconds=seconds)
 
 
-def test_a_tool_that_breaks_hangs_or_babbles_is_held() -> None:
-    async def breaks(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+def test_tool_failure_timeout_and_long_output_are_handled() -> None:
+    async def breaks(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         raise RuntimeError("secret detail")
 
-    async def hangs(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    async def hangs(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         await asyncio.sleep(60)
         return ""
 
-    async def babbles(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    async def babbles(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         return "x\x00\ud800" * MAX_RESULT_CHARACTERS
 
     broken = called(_tool(breaks))
-    assert broken == Outcome("failed", "error: odd failed", broken.duration_ms)
+    assert broken == ToolResult("failed", "error: odd failed", broken.duration_ms)
     assert called(_tool(hangs, 0.05)).text == "error: odd did not respond within 0.05 s"
     long = called(_tool(babbles))
     assert long.state == "done" and len(long.text) < MAX_RESULT_CHARACTERS + 100 and "[cut: 8,000 of" in long.text
     assert "\x00" not in long.text and long.text.encode()
 
 
-def test_the_toolbox_keeps_its_order_and_knows_no_strangers() -> None:
+def test_toolbox_keeps_order_and_ignores_unknown_names() -> None:
     box = Toolbox()
     assert [tool.name for tool in box.chosen(["clock", "nothing", "calculator"])] == ["calculator", "clock"]
     assert box.find("calculator") is CALCULATOR and box.find("rm") is None

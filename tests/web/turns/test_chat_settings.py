@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine
 
-from notso.web.turns.chat_settings import SETTING_NAMES, ChatSettings, changed, settings_from, shown_values
+from notso.web.turns.chat_settings import SETTING_NAMES, ChatSettings, form_values, merge_settings, updated_settings
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -54,37 +54,37 @@ BAD = {
 }
 
 
-def test_the_lists_are_whole() -> None:
+def test_values_cover_every_setting() -> None:
     assert set(GOOD) == set(BAD) == set(SETTING_NAMES)
 
 
 @pytest.mark.parametrize("name, text, value", [(name, *pair) for name, pairs in GOOD.items() for pair in pairs])
-def test_good_values(name: str, text: str, value: object) -> None:
-    settings, problems = changed({}, {name: text})
+def test_valid_setting_values_are_accepted_and_round_trip(name: str, text: str, value: object) -> None:
+    settings, problems = updated_settings({}, {name: text})
     assert (settings, problems) == ({name: value}, {})
-    assert isinstance(settings_from(settings), ChatSettings)
-    again, _ = changed({}, {name: shown_values(settings)[name]})
+    assert isinstance(merge_settings(settings), ChatSettings)
+    again, _ = updated_settings({}, {name: form_values(settings)[name]})
     assert again == settings, "a displayed value must be accepted as input"
 
 
 @pytest.mark.parametrize("name, text", [(name, text) for name, texts in BAD.items() for text in texts])
-def test_bad_values_are_refused_with_a_reason(name: str, text: str) -> None:
-    settings, problems = changed({"min_p": 0.5} if name != "min_p" else {}, {name: text})
+def test_invalid_setting_values_are_rejected_with_a_reason(name: str, text: str) -> None:
+    settings, problems = updated_settings({"min_p": 0.5} if name != "min_p" else {}, {name: text})
     assert set(problems) == {name} and len(problems[name]) > 5
     assert name not in settings
 
 
-def test_layers() -> None:
-    settings = settings_from({"temperature": 0.9, "max_tokens": 50, "seed": 3}, {"max_tokens": "none", "unknown": 1})
+def test_chat_settings_override_defaults() -> None:
+    settings = merge_settings({"temperature": 0.9, "max_tokens": 50, "seed": 3}, {"max_tokens": "none", "unknown": 1})
     sampling = settings.sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.seed, sampling.top_p) == (0.9, None, 3, 0.95)
 
 
-def test_a_field_that_is_not_sent_stays_and_an_empty_one_goes() -> None:
-    assert changed({"seed": 3, "min_p": 0.1}, {"seed": "", "other": "x"}) == ({"min_p": 0.1}, {})
+def test_missing_setting_is_kept_and_empty_one_is_removed() -> None:
+    assert updated_settings({"seed": 3, "min_p": 0.1}, {"seed": "", "other": "x"}) == ({"min_p": 0.1}, {})
 
 
-def test_they_reach_the_engine(start: Start) -> None:
+def test_default_and_chat_settings_reach_the_engine(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     assert server.client.post("/settings", data={"temperature": "0.9", "seed": "5"}).status_code == 303
@@ -102,7 +102,7 @@ def test_they_reach_the_engine(start: Start) -> None:
     assert (engine.requests[0].options.when_full, engine.requests[1].options.when_full) == ("stop", "drop_oldest")
 
 
-def test_a_refused_field_is_told_beside_it_and_the_others_are_stored(start: Start) -> None:
+def test_invalid_field_shows_an_error_and_others_are_saved(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
     server.finished(asked)
@@ -115,7 +115,7 @@ def test_a_refused_field_is_told_beside_it_and_the_others_are_stored(start: Star
     assert "<html" in server.client.get(url).text and "<html" not in server.client.get(url, headers=FRAGMENT).text
 
 
-def test_the_composers_own_settings_are_kept(start: Start) -> None:
+def test_composer_thinking_settings_are_saved_and_validated(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     fields = {"text": "one", "key": new_id(), "thinking": "on", "thinking_budget": "256"}
@@ -130,7 +130,7 @@ def test_the_composers_own_settings_are_kept(start: Start) -> None:
     assert refused.status_code == 400 and ">\none</textarea>" in refused.text
 
 
-def test_a_command_says_in_a_line_what_it_changed_or_why_not(start: Start) -> None:
+def test_settings_command_reports_change_or_error(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
     server.finished(asked)

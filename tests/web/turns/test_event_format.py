@@ -11,7 +11,7 @@ import pytest
 from notso.web.rendering.markdown import render_markdown
 from notso.web.turns import sse, turn_log
 from notso.web.turns.sse import turn_events
-from notso.web.turns.turn_log import Place, Status, TurnLog
+from notso.web.turns.turn_log import ReaderPosition, Status, TurnLog
 
 FORGERIES = [
     *(
@@ -48,7 +48,7 @@ async def encoded(log: TurnLog, after: int | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("text", FORGERIES)
-def test_events_survive_any_text_cut_at_every_byte(event_reader: Any, text: str) -> None:
+def test_event_stream_cannot_be_forged_by_text(event_reader: Any, text: str) -> None:
     async def make() -> tuple[bytes, str]:
         log = TurnLog()
         html = render_markdown(text)
@@ -68,7 +68,7 @@ def test_events_survive_any_text_cut_at_every_byte(event_reader: Any, text: str)
     assert {event.id for event in reader.events} == {"2", "3"} or len({event.id for event in reader.events}) == 1
 
 
-def test_a_log_gives_each_reader_what_it_lacks() -> None:
+def test_log_since_returns_only_missing_updates() -> None:
     async def run() -> None:
         log = TurnLog()
         log.write("answer", "<p>1</p>", "t1")
@@ -87,7 +87,7 @@ def test_a_log_gives_each_reader_what_it_lacks() -> None:
     asyncio.run(run())
 
 
-def test_waiting_wakes_at_once_or_after_the_time_given() -> None:
+def test_log_wait_returns_on_news_or_timeout() -> None:
     async def run() -> None:
         log = TurnLog()
         assert not await log.wait(0, 0.01)
@@ -100,15 +100,15 @@ def test_waiting_wakes_at_once_or_after_the_time_given() -> None:
     asyncio.run(run())
 
 
-def test_many_readers_are_told_together_and_what_they_get_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_for_many_readers_are_batched_and_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded_for: list[int] = []
-    write = sse._written
+    write = sse._encode_update
 
-    def counted(message_id: str, log: TurnLog, place: Place) -> Any:
+    def counted(message_id: str, log: TurnLog, place: ReaderPosition) -> Any:
         encoded_for.append(log.number)
         return write(message_id, log, place)
 
-    monkeypatch.setattr(sse, "_written", counted)
+    monkeypatch.setattr(sse, "_encode_update", counted)
     monkeypatch.setattr(turn_log, "UPDATE_SECONDS", 600.0)
 
     async def run() -> list[bytes]:

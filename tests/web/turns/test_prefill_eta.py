@@ -27,11 +27,11 @@ def run(total: int = TOTAL, cached: int = 0, slowdown_after: int | None = None) 
             extra += 3 * CHUNK * cost(done)
         now = 100 + time_until(done) - time_until(cached) + extra
         rate = 0.0 if done == cached else CHUNK / (time_until(done) - time_until(done - CHUNK))
-        readings.append((now, clock.take(Progress(done, total, cached, rate), now)))
+        readings.append((now, clock.consume(Progress(done, total, cached, rate), now)))
     return readings
 
 
-def test_it_knows_that_later_tokens_cost_more() -> None:
+def test_estimate_accounts_for_rising_cost_of_later_tokens() -> None:
     readings = run()
     end = 100 + time_until(TOTAL)
     for now, prefill in readings[4:-3]:
@@ -40,29 +40,29 @@ def test_it_knows_that_later_tokens_cost_more() -> None:
     assert mean_guess < 0.75 * (end - readings[4][0]), "the mean rate would have predicted a much shorter time"
 
 
-def test_it_never_counts_up() -> None:
+def test_estimate_never_increases() -> None:
     shown = [prefill.left_s for _, prefill in run() if prefill.left_s is not None]
     assert shown == sorted(shown, reverse=True)
 
 
-def test_unless_it_says_so() -> None:
+def test_slowdown_is_flagged() -> None:
     readings = run(slowdown_after=8000)
     assert not any(prefill.slower for _, prefill in readings[: 8000 // CHUNK])
     assert any(prefill.slower for _, prefill in readings[8000 // CHUNK :])
 
 
-def test_nothing_is_said_before_anything_was_measured_nor_below_a_second() -> None:
+def test_no_estimate_before_measurements_or_for_short_prompts() -> None:
     readings = run()
     assert readings[0][1].left_s is None
     assert readings[-1][1].left_s is None and readings[-1][1].percent > 95
     assert all(prefill.left_s is None for _, prefill in run(total=900))
 
 
-def test_the_engines_own_rate_is_a_first_guess() -> None:
-    assert PrefillEta().take(Progress(360, 1360, 360, 100.0), 5.0).left_s == pytest.approx(10.0, rel=0.05)
+def test_first_estimate_uses_the_engine_rate() -> None:
+    assert PrefillEta().consume(Progress(360, 1360, 360, 100.0), 5.0).left_s == pytest.approx(10.0, rel=0.05)
 
 
-def test_cached_tokens_are_not_new_ones() -> None:
+def test_cached_tokens_are_counted_separately() -> None:
     _, prefill = run(cached=8192)[2]
     assert (prefill.new_tokens, prefill.new_tokens_done, prefill.cached_tokens) == (TOTAL - 8192, 1024, 8192)
-    assert PrefillEta().take(Progress(0, 0, 0), 0.0).percent == 0
+    assert PrefillEta().consume(Progress(0, 0, 0), 0.0).percent == 0

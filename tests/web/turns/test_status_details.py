@@ -10,7 +10,7 @@ from typing import Any
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError, Event
-from notso.web.chat.routes.settings import look_at
+from notso.web.chat.routes.settings import measure_directory
 from notso.web.turns.status_line import TurnStats
 
 Start = Callable[..., Any]
@@ -24,7 +24,7 @@ def details(server: Any, chat_id: str) -> str:
     return text
 
 
-def test_a_running_answer_in_figures(start: Start) -> None:
+def test_status_details_show_statistics_of_running_answer(start: Start) -> None:
     release = threading.Event()
 
     def script(messages: Any, thinking: bool) -> Iterator[Event]:
@@ -57,14 +57,14 @@ def test_the_last_error_can_be_copied(start: Start) -> None:
     assert server.client.get(url).text == "the engine <broke>"
 
 
-def test_details_of_no_chat_are_the_models(start: Start) -> None:
+def test_status_details_without_chat_show_only_the_model(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     for chat_id in ("", "nonsense", "0198f0a0-0000-7000-8000-000000000000"):
         html = details(server, chat_id)
         assert "Scripted" in html and "Last response" not in html
 
 
-def test_rows_say_only_what_is_known() -> None:
+def test_turn_stats_list_only_known_values() -> None:
     assert TurnStats().rows == []
     assert TurnStats(place=2).rows == [("queue", "position 2")]
     rows = dict(
@@ -91,22 +91,22 @@ def test_rows_say_only_what_is_known() -> None:
     }
 
 
-def test_memory_stands_behind_the_meter(start: Start) -> None:
+def test_context_meter_shows_memory_in_use(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     html = server.client.post("/estimate", data={"text": "x"}, headers=FRAGMENT).text
     assert "in use" in html and re.search(r"\d [MG]B", html)
 
 
-def test_settings_say_where_the_data_is(start: Start, tmp_path: Any) -> None:
+def test_settings_show_data_folder_and_cache_size(start: Start, tmp_path: Any) -> None:
     server = start(ScriptedEngine()).ready()
     kv = tmp_path / "data" / "kv" / "ab"
     kv.mkdir(parents=True)
     (kv / "block").write_bytes(b"x" * 3_000_000)
-    folder = look_at(tmp_path / "data")
+    folder = measure_directory(tmp_path / "data")
     assert folder.chats_bytes > 4096 and folder.cache_bytes == 3_000_000
     part = server.client.get("/settings", headers=FRAGMENT).text
     page = server.client.get("/settings").text
     for html in (part, page):
         assert f"Stored in {tmp_path / 'data'}" in html and "3 MB of prompt cache" in html
     assert "<hx-partial" in part and "<hx-partial" not in page
-    assert look_at(tmp_path / "nowhere").chats_bytes == 0
+    assert measure_directory(tmp_path / "nowhere").chats_bytes == 0

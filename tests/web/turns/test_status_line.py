@@ -6,43 +6,43 @@ from notso.web.engine.port import Event, Progress
 from notso.web.turns.status_line import StatusLine
 
 
-def test_the_whole_way() -> None:
+def test_status_line_follows_a_turn_through_all_phases() -> None:
     status_line = StatusLine(10.0)
     assert status_line.status(10.0).phase == "queued"
-    status_line.take(Event("queued", place=2), 10.1)
+    status_line.consume(Event("queued", place=2), 10.1)
     status = status_line.status(10.1)
     assert (status.label, dict(status.progress)) == ("Queued (#2)", {"place": 2})
-    status_line.take(Event("progress", progress=Progress(360, 1360, 360)), 12.0)
+    status_line.consume(Event("progress", progress=Progress(360, 1360, 360)), 12.0)
     assert status_line.status(12.0).label == "Processing prompt", "short waits show no estimate"
-    status_line.take(Event("progress", progress=Progress(860, 1360, 360, 100.0)), 17.0)
+    status_line.consume(Event("progress", progress=Progress(860, 1360, 360, 100.0)), 17.0)
     status = status_line.status(17.0)
     assert status.label == "Processing prompt 63%"
     assert status.detail == "500 of 1,000 new tokens (360 cached), about 5 s left"
     assert status.progress == {"percent": 63, "total": 1360, "done": 860, "cached": 360, "rate": 100.0, "left_s": 5}
-    status_line.take(Event("reasoning", text="hm", tokens=1), 22.0)
+    status_line.consume(Event("reasoning", text="hm", tokens=1), 22.0)
     assert status_line.first_token_s == 12.0
-    status_line.take(Event("reasoning", text="hm", tokens=61), 28.0)
+    status_line.consume(Event("reasoning", text="hm", tokens=61), 28.0)
     status = status_line.status(28.2)
     assert (status.phase, status.label, status.reasoning_label) == ("thinking", "Thinking", "Thinking, 6 s, 61 tokens")
     assert status.detail == "61 tokens, 9.7 tokens/s"
-    status_line.take(Event("text", text="So", tokens=70), 30.5)
+    status_line.consume(Event("text", text="So", tokens=70), 30.5)
     status = status_line.status(40.0)
     assert (status.phase, status.label) == ("generating", "Generating")
     assert status.reasoning_label == "Thought for 8 s, 61 tokens"
     assert status_line.thinking_s == 8.5
 
 
-def test_what_was_left_out_is_said() -> None:
+def test_status_line_reports_dropped_messages() -> None:
     status_line = StatusLine(0.0)
-    status_line.take(Event("trimmed", dropped_messages=4), 1.0)
-    status_line.take(Event("progress", progress=Progress(0, 100, 0)), 1.0)
+    status_line.consume(Event("trimmed", dropped_messages=4), 1.0)
+    status_line.consume(Event("progress", progress=Progress(0, 100, 0)), 1.0)
     assert status_line.status(1.0).detail == "4 older messages no longer fit in the context and were left out."
     assert status_line.dropped_messages == 4
 
 
-def test_a_thought_that_goes_on_counts_from_where_it_was() -> None:
+def test_continued_reasoning_includes_its_earlier_time() -> None:
     status_line = StatusLine(0.0, reasoning_before_s=7.0)
-    status_line.take(Event("reasoning", text="hm", tokens=1), 1.0)
+    status_line.consume(Event("reasoning", text="hm", tokens=1), 1.0)
     assert status_line.status(3.0).reasoning_label == "Thinking, 9 s, 1 token"
-    status_line.end_of_reasoning(4.0)
+    status_line.end_reasoning(4.0)
     assert status_line.thinking_s == 10.0

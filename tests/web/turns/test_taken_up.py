@@ -15,7 +15,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine
-from notso.web.app import begin_stopping
+from notso.web.app import drain_work
 from notso.web.chat import submit
 from notso.web.engine.port import Event, Message, ToolCall
 from notso.web.store.protocol import Orphan
@@ -60,19 +60,19 @@ def calculating(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
 
 @pytest.fixture
 def granted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "allowed_in", lambda chat: {CALCULATOR.digest})
+    monkeypatch.setattr(submit, "allowed_digests", lambda chat: {CALCULATOR.digest})
 
 
 def test_what_is_not_finished_in_time_is_left_to_the_next_start(start: Start) -> None:
     server = start(ScriptedEngine(lambda *_: say("word " * 5_000), pace_seconds=0.001), drain_seconds=0.0).ready()
     asked = server.ask("Go on and on")
     server.wait(lambda: "word" in server.client.get(f"/chats/{asked.chat_id}").text)
-    server.on_loop(lambda: begin_stopping(server.app.state.parts))
+    server.on_loop(lambda: drain_work(server.app.state.parts))
     assert server.chat.turns.unfinished == 0 and server.stored(asked).active
 
 
 @pytest.mark.usefixtures("granted")
-def test_after_the_result_of_a_tool_and_before_the_next_request(start: Start, left_at: Callable[..., Path]) -> None:
+def test_answer_is_resumed_after_a_tool_result(start: Start, left_at: Callable[..., Path]) -> None:
     left = left_at(TraceRecorder, "begin", lambda recorder, *_: bool(recorder.trace.runs))
     server = start(ScriptedEngine(calculating)).ready()
     server.client.post("/settings", data={"tools": "calculator"})
@@ -85,7 +85,7 @@ def test_after_the_result_of_a_tool_and_before_the_next_request(start: Start, le
     assert len(engine.requests) == 1, "the first request and the tool call are not repeated"
 
 
-def test_a_question_whose_answer_was_never_asked_for(start: Start, left_at: Callable[..., Path]) -> None:
+def test_unstarted_answer_is_generated_identically_after_restart(start: Start, left_at: Callable[..., Path]) -> None:
     left = left_at(Turns, "start")
     server = start(lambda: Engine.load(None, threads=1)).ready()
     server.client.post("/settings", data={"temperature": "1.5", "max_tokens": "60"})
@@ -95,7 +95,7 @@ def test_a_question_whose_answer_was_never_asked_for(start: Start, left_at: Call
     assert shown(again.finished(asked)) == shown(whole), "the seed is derived from the id, so the answer is the same"
 
 
-def test_a_version_with_settings_of_its_own(start: Start, left_at: Callable[..., Path]) -> None:
+def test_regenerated_answer_keeps_its_settings_after_restart(start: Start, left_at: Callable[..., Path]) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("Hello")
     server.finished(asked)
@@ -108,7 +108,9 @@ def test_a_version_with_settings_of_its_own(start: Start, left_at: Callable[...,
     assert [each.params.temperature for each in engine.requests] == [0.25]
 
 
-def test_continue_does_not_take_up_the_text_that_was_stopped(start: Start, left_at: Callable[..., Path]) -> None:
+def test_interrupted_continue_does_not_resume_the_stopped_generation(
+    start: Start, left_at: Callable[..., Path]
+) -> None:
     """Until the new generation starts, the trace still belongs to the stopped one and must not be resumed."""
 
     def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
@@ -129,7 +131,7 @@ def test_continue_does_not_take_up_the_text_that_was_stopped(start: Start, left_
     assert engine.requests[0].options.continue_last
 
 
-def test_a_process_that_ends_before_the_engine_is_asked_is_counted(
+def test_crash_before_the_engine_request_counts_as_attempt(
     start: Start, tmp_path: Path, left_at: Callable[..., Path]
 ) -> None:
     """Without this count, an answer whose prompt crashes the process would crash every new process."""
@@ -150,7 +152,7 @@ def test_a_process_that_ends_before_the_engine_is_asked_is_counted(
         held.gate.set()
 
 
-def test_what_is_told_again_is_taken_up_once(start: Start, left_at: Callable[..., Path]) -> None:
+def test_repeatedly_reported_turn_is_resumed_once(start: Start, left_at: Callable[..., Path]) -> None:
     left = left_at(Turns, "start")
     asked = start(ScriptedEngine()).ready().ask("Hello")
     engine = ScriptedEngine()
@@ -158,13 +160,13 @@ def test_what_is_told_again_is_taken_up_once(start: Start, left_at: Callable[...
     again = start(engine, data_dir=left).ready()
     again.wait(lambda: again.on_loop(lambda: again.chat.turns.find(asked.generation_id)) is not None)
     told = Orphan("local", asked.chat_id, asked.message_id, asked.generation_id)
-    again.on_loop(lambda: submit.take_up(again.chat, told))
+    again.on_loop(lambda: submit.resume_orphan(again.chat, told))
     engine.gate.set()
     assert again.finished(asked).state == "done"
     assert len([each for each in engine.requests if each.options.token_ids]) == 1
 
 
-def test_a_server_that_stops_while_it_takes_up_leaves_the_answer_to_the_next(
+def test_shutdown_while_resuming_leaves_the_answer_for_next_server(
     start: Start, left_at: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = left_at(Turns, "start")
@@ -201,7 +203,7 @@ def test_a_server_that_stops_while_it_takes_up_leaves_the_answer_to_the_next(
     assert again.finished(asked).state == "done" and not unasked.requests
 
 
-def test_a_full_disk_delays_what_is_taken_up(
+def test_storage_errors_delay_resuming(
     start: Start, left_at: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from notso.web.values.errors import StorageError

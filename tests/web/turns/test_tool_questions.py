@@ -14,8 +14,8 @@ from web.turns.test_tool_turns import FRAGMENT, Others, call, permit, using
 
 from notso.web.engine.port import Event, Message
 from notso.web.tools.calculator import CALCULATOR
-from notso.web.tools.chat_tool import ChatTool, Surroundings
-from notso.web.tools.elicitation import MAX_QUESTIONS, Elicitation, question_of
+from notso.web.tools.chat_tool import ChatTool, ToolContext
+from notso.web.tools.elicitation import MAX_QUESTIONS, Elicitation, parse_question
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns import tool_calls
 
@@ -30,14 +30,14 @@ SCHEMA = {
 
 
 def form(message: str = f"Who? {EVIL}") -> Elicitation:
-    return question_of("far", message, SCHEMA)
+    return parse_question("far", message, SCHEMA)
 
 
 def tool(run: Any) -> ChatTool:
     return replace(CALCULATOR, name="odd", run=run, seconds=100, parameters={"type": "object"}, origin="far")
 
 
-async def curious(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+async def curious(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
     assert surroundings.ask is not None
     reply = await surroundings.ask(form())
     return json.dumps([reply.action, dict(reply.values)])
@@ -83,7 +83,7 @@ def result(server: Any, turn: Any) -> Any:
     return json.loads(use.result) if use.state == "done" else use.state
 
 
-def test_a_question_is_shown_answered_and_told_to_the_tool(begun: Callable[..., Any]) -> None:
+def test_tool_question_is_shown_and_its_answer_reaches_the_tool(begun: Callable[..., Any]) -> None:
     server, turn = begun()
     question = waiting(server, turn)
     # The question exists a moment before the call's new state is published.
@@ -105,7 +105,7 @@ def test_a_question_is_shown_answered_and_told_to_the_tool(begun: Callable[..., 
     assert answer(server, turn, question, **{"value-0": "Ada"}).status_code in (404, 409)
 
 
-def test_a_question_is_declined_and_nonsense_is_not_an_answer(begun: Callable[..., Any]) -> None:
+def test_question_can_be_declined_and_invalid_answers_are_rejected(begun: Callable[..., Any]) -> None:
     server, turn = begun()
     question = waiting(server, turn)
     assert answer(server, turn, question, question="x").status_code == 409
@@ -116,7 +116,7 @@ def test_a_question_is_declined_and_nonsense_is_not_an_answer(begun: Callable[..
     assert result(server, turn) == ["decline", {}]
 
 
-def test_without_scripts_the_page_comes_again(begun: Callable[..., Any]) -> None:
+def test_answer_without_scripts_redirects_to_the_chat(begun: Callable[..., Any]) -> None:
     server, turn = begun()
     fields = {"question": waiting(server, turn).id, "answer": "accept", "value-0": "Ada"}
     again = server.client.post(f"/generations/{turn.generation_id}/question", data=fields)
@@ -124,10 +124,10 @@ def test_without_scripts_the_page_comes_again(begun: Callable[..., Any]) -> None
     assert result(server, turn) == ["accept", {"name": "Ada"}]
 
 
-def test_stop_cancels_it(begun: Callable[..., Any]) -> None:
+def test_stop_cancels_the_question(begun: Callable[..., Any]) -> None:
     said: list[str] = []
 
-    async def asks_beside(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    async def asks_beside(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         """Ask in a separate task, as the MCP library does."""
 
         async def ask() -> None:
@@ -148,16 +148,18 @@ def test_stop_cancels_it(begun: Callable[..., Any]) -> None:
     assert "question-" not in server.client.get(f"/chats/{turn.chat_id}").text
 
 
-def test_nobody_answers(begun: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_question_is_cancelled_after_timeout(
+    begun: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tool_calls, "QUESTION_SECONDS", 0.2)
     server, turn = begun()
     assert result(server, turn) == ["cancel", {}]
 
 
-def test_a_call_that_ends_takes_its_question_along(begun: Callable[..., Any]) -> None:
+def test_question_is_cancelled_when_its_call_ends(begun: Callable[..., Any]) -> None:
     replies: list[Any] = []
 
-    async def hasty(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    async def hasty(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         assert surroundings.ask is not None
         replies.append(asyncio.create_task(surroundings.ask(form())))  # type: ignore[arg-type]
         await asyncio.sleep(0)
@@ -174,8 +176,8 @@ def test_a_call_that_ends_takes_its_question_along(begun: Callable[..., Any]) ->
     assert ">done<" in server.client.get(f"/chats/{turn.chat_id}").text.replace("</span>done", ">done<")
 
 
-def test_several_questions_come_one_after_another_and_not_for_ever(begun: Callable[..., Any]) -> None:
-    async def insistent(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+def test_questions_are_asked_in_turn_and_limited(begun: Callable[..., Any]) -> None:
+    async def insistent(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         assert surroundings.ask is not None
         return json.dumps([(await surroundings.ask(form(f"{n}?"))).action for n in range(MAX_QUESTIONS + 2)])
 
@@ -189,7 +191,7 @@ def test_several_questions_come_one_after_another_and_not_for_ever(begun: Callab
     assert result(server, turn) == ["accept"] * MAX_QUESTIONS + ["cancel"] * 2
 
 
-def test_a_server_that_ends_does_not_wait_for_an_answer(begun: Callable[..., Any]) -> None:
+def test_shutdown_does_not_wait_for_an_answer(begun: Callable[..., Any]) -> None:
     server, turn = begun(drain_seconds=120)
     waiting(server, turn)
     server.begin_close()

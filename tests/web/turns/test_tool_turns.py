@@ -18,10 +18,10 @@ from notso.web.chat.kept_html import with_html
 from notso.web.engine.port import Event, Message, ToolCall
 from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.tools.calculator import CALCULATOR
-from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns import tool_calls
-from notso.web.turns.prompt import NO_RESULT, answer_messages, parts_of
+from notso.web.turns.prompt import NO_RESULT, answer_messages, split_at_tool_calls
 from notso.web.turns.tool_calls import MAX_CALLS, MAX_ROUNDS
 
 Start = Callable[..., Any]
@@ -96,7 +96,7 @@ def engine_of(server: Any) -> ScriptedEngine:
     return engine
 
 
-def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any], screen: Any) -> None:
+def test_approved_call_is_run_and_its_result_sent_to_the_model(using: Callable[..., Any], screen: Any) -> None:
     server = using()
     turn = server.ask("6 * 7")
     use = asked(server, turn)
@@ -129,7 +129,7 @@ def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any]
     assert "permission card" not in page
 
 
-def test_the_stream_shows_cards_in_order_and_tells_when_to_ask(using: Callable[..., Any], screen: Any) -> None:
+def test_stream_shows_tool_cards_in_order_and_signals_approval(using: Callable[..., Any], screen: Any) -> None:
     server = using()
     turn = server.ask("1 + 1\n2 + 2", thinking=False)
     first = asked(server, turn)
@@ -162,7 +162,7 @@ def test_the_stream_shows_cards_in_order_and_tells_when_to_ask(using: Callable[.
     assert not re.search(r"\shx-(?!target|swap)", "".join(event.data for event in late)), "no htmx controls in streams"
 
 
-def test_denied_allowed_in_the_chat_and_asked_again(using: Callable[..., Any]) -> None:
+def test_calls_can_be_denied_allowed_per_chat_and_asked_again(using: Callable[..., Any]) -> None:
     server = using()
     turn = server.ask("1 + 1", thinking=False)
     permit(server, turn, "deny")
@@ -185,11 +185,11 @@ def test_denied_allowed_in_the_chat_and_asked_again(using: Callable[..., Any]) -
     server.finished(other)
 
 
-async def nothing(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+async def nothing(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
     return "done"
 
 
-def test_a_permission_ends_when_the_tool_becomes_another(using: Callable[..., Any]) -> None:
+def test_permission_ends_when_the_tool_definition_changes(using: Callable[..., Any]) -> None:
     def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
         return [call("far__echo", "{}")] if messages[-1].role == "user" else say("Done.")
 
@@ -215,10 +215,10 @@ def test_a_permission_ends_when_the_tool_becomes_another(using: Callable[..., An
         assert server.finished(turn).tool_uses[0].state == ("denied" if is_asked else "done"), changed
 
 
-def test_of_two_calls_with_one_id_each_is_asked_for(using: Callable[..., Any]) -> None:
+def test_two_calls_with_the_same_id_need_separate_approval(using: Callable[..., Any]) -> None:
     ran: list[str] = []
 
-    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         ran.append(arguments["text"])
         return "done"
 
@@ -245,7 +245,7 @@ def test_of_two_calls_with_one_id_each_is_asked_for(using: Callable[..., Any]) -
 UNSEEN = ("\u202e", "\u200b", "\u2066", "\ufe0f", "\u00ad", "\u2028", "\u3164", "\U000e0069", "\U000e0101")
 
 
-def test_what_is_not_seen_is_spelled_out_where_a_person_consents(using: Callable[..., Any]) -> None:
+def test_invisible_characters_are_escaped_in_tool_text(using: Callable[..., Any]) -> None:
     hidden = {f"a{each}b": f"moc.{each}live" for each in UNSEEN}
 
     def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
@@ -269,7 +269,9 @@ def test_what_is_not_seen_is_spelled_out_where_a_person_consents(using: Callable
         assert all(f"\\u{{{ord(each):x}}}" in page for each in UNSEEN)
 
 
-def test_nobody_answers(using: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_approval_is_denied_after_timeout(
+    using: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tool_calls, "PERMISSION_SECONDS", 0.2)
     server = using()
     answer = server.finished(server.ask("1 + 1", thinking=False))
@@ -277,7 +279,7 @@ def test_nobody_answers(using: Callable[..., Any], monkeypatch: pytest.MonkeyPat
     assert answer.tool_uses[0].result.startswith("denied: no reply")
 
 
-def test_all_tools_are_off_until_chosen(start: Start) -> None:
+def test_all_tools_are_off_until_enabled(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("Hello."))).ready()
     turn = server.ask("Hi")
     assert server.finished(turn).tool_uses == () and engine_of(server).requests[-1].options.tools is None
@@ -297,7 +299,7 @@ def test_all_tools_are_off_until_chosen(start: Start) -> None:
     assert engine_of(server).requests[-1].options.tools is None, "this chat has no tools, although new chats have one"
 
 
-def test_a_tool_that_is_not_there_needs_no_permission(using: Callable[..., Any]) -> None:
+def test_call_of_unknown_tool_fails_without_approval(using: Callable[..., Any]) -> None:
     def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
         yield from say("So.") if messages[-1].role == "tool" else [call("rm", "{}")]
 
@@ -307,13 +309,13 @@ def test_a_tool_that_is_not_there_needs_no_permission(using: Callable[..., Any])
     assert answer.tool_uses[0].result == "error: unknown tool; available tools: calculator"
 
 
-def test_a_tool_switched_off_is_not_run(using: Callable[..., Any]) -> None:
+def test_disabled_tool_is_not_run(using: Callable[..., Any]) -> None:
     server = using(calculating, "clock")
     answer = server.finished(server.ask("1 + 1", thinking=False))
     assert answer.tool_uses[0].state == "failed" and "available tools: clock" in answer.tool_uses[0].result
 
 
-def test_several_calls_in_one_round(using: Callable[..., Any]) -> None:
+def test_calls_per_round_are_run_in_order_and_limited(using: Callable[..., Any]) -> None:
     def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
         if messages[-1].role == "tool":
             yield from say("Done.")
@@ -331,11 +333,11 @@ def test_several_calls_in_one_round(using: Callable[..., Any]) -> None:
     answer = server.finished(turn)
     assert [use.result for use in answer.tool_uses][:MAX_CALLS] == [f"{n}0" for n in range(1, MAX_CALLS + 1)]
     assert [use.state for use in answer.tool_uses][MAX_CALLS:] == ["failed", "failed"]
-    assert [each.strip() for each in parts_of(answer)][1:3] == ["After 1.", "After 2."]
+    assert [each.strip() for each in split_at_tool_calls(answer)][1:3] == ["After 1.", "After 2."]
     sent = engine_of(server).requests[-1].messages
     assert [each.role for each in sent[-MAX_CALLS - 3 :]] == ["assistant"] + ["tool"] * (MAX_CALLS + 2)
     assert len(sent[-MAX_CALLS - 3].tool_calls) == MAX_CALLS + 2
-    assert answer.content.endswith("After 10. \n\nDone.") and parts_of(answer)[-1].startswith("After 10.")
+    assert answer.content.endswith("After 10. \n\nDone.") and split_at_tool_calls(answer)[-1].startswith("After 10.")
     page = server.client.get(f"/chats/{turn.chat_id}").text
     assert "<p>After 10.</p>\n<p>Done.</p>" in page
     assert server.chat.pages.answer_html(answer) == server.chat.pages.answer_html(with_html(answer))
@@ -344,7 +346,7 @@ def test_several_calls_in_one_round(using: Callable[..., Any]) -> None:
     assert sent[-2:] == (Message("assistant", "Done."), Message("user", "More")), "the rest belongs to the calls"
 
 
-def test_a_model_that_never_stops_calling_is_stopped(using: Callable[..., Any]) -> None:
+def test_number_of_tool_call_rounds_is_limited(using: Callable[..., Any]) -> None:
     numbers = iter(range(1, 1000))
     server = using(lambda messages, thinking: [call(number=next(numbers))])
     turn = server.ask("Go")
@@ -355,7 +357,7 @@ def test_a_model_that_never_stops_calling_is_stopped(using: Callable[..., Any]) 
     assert [use.state for use in answer.tool_uses] == ["done"] * MAX_ROUNDS + ["failed", "interrupted"]
 
 
-def test_stopped_while_it_waits_and_continued(using: Callable[..., Any]) -> None:
+def test_answer_stopped_during_approval_can_be_continued(using: Callable[..., Any]) -> None:
     server = using()
     turn = server.ask("1 + 1", thinking=False)
     asked(server, turn)
@@ -377,7 +379,7 @@ def test_stopped_while_it_waits_and_continued(using: Callable[..., Any]) -> None
 
 
 def _slow(entered: list[str]) -> ChatTool:
-    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         entered.append(surroundings.chat_id)
         try:
             await asyncio.sleep(60)
@@ -388,7 +390,7 @@ def _slow(entered: list[str]) -> ChatTool:
     return replace(CALCULATOR, name="slow", run=run, seconds=100, parameters={"type": "object", "properties": {}})
 
 
-def test_stopped_while_the_tool_runs(using: Callable[..., Any]) -> None:
+def test_stop_interrupts_a_running_tool(using: Callable[..., Any]) -> None:
     entered: list[str] = []
     slow = _slow(entered)
     server = using(lambda *_: [call("slow", "{}")], "slow", toolbox=Toolbox(Others(slow)))
@@ -402,7 +404,7 @@ def test_stopped_while_the_tool_runs(using: Callable[..., Any]) -> None:
     assert (answer.state, answer.tool_uses[0].state, entered[-1]) == ("stopped", "interrupted", "left")
 
 
-def test_stopped_in_the_second_part_goes_on_there(using: Callable[..., Any]) -> None:
+def test_answer_stopped_after_a_tool_call_continues_its_last_part(using: Callable[..., Any]) -> None:
     server = using()
     engine = engine_of(server)
     turn = server.ask("1 + 1", thinking=False)
@@ -413,17 +415,23 @@ def test_stopped_in_the_second_part_goes_on_there(using: Callable[..., Any]) -> 
     server.wait(lambda: "It is" in (server.stored(turn).content or ""))
     server.client.post(f"/generations/{turn.generation_id}/stop")
     answer = server.finished(turn)
-    assert answer.state == "stopped" and answer.tool_uses[0].state == "done" and parts_of(answer)[1].startswith("It is")
+    assert (
+        answer.state == "stopped"
+        and answer.tool_uses[0].state == "done"
+        and split_at_tool_calls(answer)[1].startswith("It is")
+    )
     engine.pace_seconds, engine.script = 0.0, lambda *_: say(" - so.")
     server.client.post(f"/chats/{turn.chat_id}/messages/{turn.message_id}/continue")
     whole = server.finished(server.last(turn.chat_id))
     assert whole.content == answer.content + " - so." and whole.tool_uses == answer.tool_uses
     request = engine.requests[-1]
-    assert request.options.continue_last and request.messages[-1] == Message("assistant", parts_of(answer)[1])
+    assert request.options.continue_last and request.messages[-1] == Message(
+        "assistant", split_at_tool_calls(answer)[1]
+    )
     assert [each.role for each in request.messages] == ["user", "assistant", "tool", "assistant"]
 
 
-def test_killed_while_it_waits(using: Callable[..., Any], start: Start, tmp_path: Path) -> None:
+def test_pending_approval_survives_a_crash(using: Callable[..., Any], start: Start, tmp_path: Path) -> None:
     server = using()
     turn = server.ask("1 + 1", thinking=False)
     use = asked(server, turn)
@@ -438,7 +446,7 @@ def test_killed_while_it_waits(using: Callable[..., Any], start: Start, tmp_path
     server.client.post(f"/generations/{server.last(turn.chat_id).generation_id}/stop")
 
 
-def test_a_server_that_ends_does_not_wait_for_a_person(using: Callable[..., Any], tmp_path: Path) -> None:
+def test_shutdown_does_not_wait_for_an_approval(using: Callable[..., Any], tmp_path: Path) -> None:
     server = using(drain_seconds=120)
     turn = server.ask("1 + 1", thinking=False)
     asked(server, turn)
@@ -447,7 +455,7 @@ def test_a_server_that_ends_does_not_wait_for_a_person(using: Callable[..., Any]
     assert not server._thread.is_alive(), "the shutdown must not wait for the approval's timeout"
 
 
-def test_a_word_given_twice_to_nobody_or_in_nonsense(using: Callable[..., Any]) -> None:
+def test_invalid_or_repeated_approvals_have_no_effect(using: Callable[..., Any]) -> None:
     server = using()
     turn = server.ask("1 + 1\n2 + 2", thinking=False)
     use = asked(server, turn)
@@ -464,10 +472,10 @@ def test_a_word_given_twice_to_nobody_or_in_nonsense(using: Callable[..., Any]) 
     assert [each.state for each in server.finished(turn).tool_uses] == ["done", "denied"]
 
 
-def test_hostile_names_arguments_and_results_are_text(using: Callable[..., Any], screen: Any) -> None:
+def test_hostile_tool_names_arguments_and_results_are_escaped(using: Callable[..., Any], screen: Any) -> None:
     evil = '<img src=x onerror=alert(1)><hx-partial hx-target="body">"\u202e</pre>'
 
-    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         return evil + "\n\ndata: x\nevent: done\n"
 
     tool = replace(CALCULATOR, name="odd", run=run, parameters={"type": "object", "properties": {"a": {}}})
@@ -491,8 +499,8 @@ def test_hostile_names_arguments_and_results_are_text(using: Callable[..., Any],
     assert [event.event for event in events].count("done") == 1
 
 
-def test_a_long_result_is_cut_and_shown_on_request(using: Callable[..., Any]) -> None:
-    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+def test_long_tool_result_is_truncated(using: Callable[..., Any]) -> None:
+    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         return "word " * 10_000
 
     tool = replace(CALCULATOR, name="long", run=run)
@@ -507,7 +515,7 @@ def test_a_long_result_is_cut_and_shown_on_request(using: Callable[..., Any]) ->
     )
 
 
-def test_files_out_and_in_carry_the_calls(using: Callable[..., Any]) -> None:
+def test_export_and_import_preserve_tool_calls(using: Callable[..., Any]) -> None:
     server = using()
     turn = server.ask("6 * 7", thinking=False)
     permit(server, turn, "chat")
@@ -525,7 +533,7 @@ def test_files_out_and_in_carry_the_calls(using: Callable[..., Any]) -> None:
     (_, again) = server.on_loop(lambda: server.shared.store.messages("local", copy.id))
     assert again.tool_uses[0].id != answer.tool_uses[0].id
     assert [replace(use, id="") for use in again.tool_uses] == [replace(use, id="") for use in answer.tool_uses]
-    assert (again.content, parts_of(again)) == (answer.content, parts_of(answer))
+    assert (again.content, split_at_tool_calls(again)) == (answer.content, split_at_tool_calls(answer))
     old = json.loads(json.dumps(body))
     old["version"] = 1
     del old["chats"][0]["messages"][1]["tool_uses"]
@@ -540,7 +548,7 @@ def test_files_out_and_in_carry_the_calls(using: Callable[..., Any]) -> None:
     assert server.client.post("/import", content=json.dumps(body), headers=headers).status_code in (200, 303)
 
 
-def test_what_follows_reads_the_calls_too(using: Callable[..., Any]) -> None:
+def test_later_turns_edits_and_summaries_handle_tool_calls(using: Callable[..., Any]) -> None:
     server = using()
     turn = server.ask("6 * 7", thinking=False)
     permit(server, turn)
@@ -556,7 +564,7 @@ def test_what_follows_reads_the_calls_too(using: Callable[..., Any]) -> None:
     )
     assert edited.status_code == 200
     stored = server.stored(turn)
-    assert parts_of(stored) == ["", "My own words."] and len(answer_messages(stored)) == 3
+    assert split_at_tool_calls(stored) == ["", "My own words."] and len(answer_messages(stored)) == 3
     server.client.post(f"/chats/{turn.chat_id}/summarize", headers=FRAGMENT)
     summary = server.finished(server.last(turn.chat_id))
     assert (summary.kind, summary.state) == ("summary", "done")
@@ -564,7 +572,7 @@ def test_what_follows_reads_the_calls_too(using: Callable[..., Any]) -> None:
     assert [each.role for each in engine_of(server).requests[-1].messages] == ["system", "user"]
 
 
-def test_the_meter_counts_tools_and_results(using: Callable[..., Any]) -> None:
+def test_context_meter_counts_tools_and_results(using: Callable[..., Any]) -> None:
     server = using()
     turn = server.ask("6 * 7", thinking=False)
     permit(server, turn)
@@ -576,7 +584,7 @@ def test_the_meter_counts_tools_and_results(using: Callable[..., Any]) -> None:
     assert f"{counted} / 4,096" in text
 
 
-def test_a_prompt_too_long_after_a_result_says_so_and_keeps_all(using: Callable[..., Any]) -> None:
+def test_prompt_too_long_after_tool_result_fails_and_keeps_text(using: Callable[..., Any]) -> None:
     from notso.smollm3 import ContextLengthError
 
     server = using()
@@ -589,7 +597,7 @@ def test_a_prompt_too_long_after_a_result_says_so_and_keeps_all(using: Callable[
     assert answer.tool_uses[0].result == "42" and answer.content == "**Part 0**"
 
 
-def test_calls_without_an_end_are_told_to_the_model_as_such() -> None:
+def test_interrupted_call_is_sent_to_the_model_without_result() -> None:
     use = ToolUse("call_1", "clock", "{}", "interrupted")
     message = StoredMessage("m", "c", "assistant", "", "", "stopped", 1, tool_uses=(use,))
     sent = answer_messages(message)

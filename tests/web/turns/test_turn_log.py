@@ -29,7 +29,7 @@ def change(log: TurnLog, rng: random.Random) -> None:
 
 def tell(log: TurnLog, copy: TurnLog, after: int) -> bool:
     """Apply the changes after a JSON round trip, as over the network."""
-    return copy.take(after, log.number, json.loads(json.dumps(log.changes(after))))
+    return copy.apply_changes(after, log.number, json.loads(json.dumps(log.changes(after))))
 
 
 def shown(log: TurnLog, numbers: range) -> list[object]:
@@ -37,7 +37,7 @@ def shown(log: TurnLog, numbers: range) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_copy_shows_every_reader_what_the_log_shows(seed: int) -> None:
+def test_copied_log_gives_readers_the_same_updates(seed: int) -> None:
     async def run() -> None:
         rng = random.Random(seed)
         log, copy, late = TurnLog(), TurnLog(), TurnLog()
@@ -60,7 +60,7 @@ def test_a_copy_shows_every_reader_what_the_log_shows(seed: int) -> None:
     asyncio.run(run())
 
 
-def test_a_copy_tells_its_readers_of_news() -> None:
+def test_copied_log_wakes_waiting_readers() -> None:
     async def run() -> None:
         log, copy = TurnLog(), TurnLog()
         log.write("answer", "<p>one</p>", "")
@@ -72,12 +72,12 @@ def test_a_copy_tells_its_readers_of_news() -> None:
     asyncio.run(run())
 
 
-def test_what_is_said_otherwise_replaces_what_every_reader_has() -> None:
+def test_restated_text_reaches_readers_as_a_snapshot() -> None:
     async def run() -> None:
         log = TurnLog()
         log.write("answer", "<p>one</p>", "<p>tw")
         seen = log.number
-        log.restate({"answer": "<p>one</p><p>two</p>", "reasoning": ""})
+        log.replace_html({"answer": "<p>one</p><p>two</p>", "reasoning": ""})
         for update in (log.since(seen), log.since(None), log.since(0)):
             assert update.snapshot and update.channels["answer"].append == "<p>one</p><p>two</p>"
         assert not log.since(log.number).snapshot and not log.since(log.number).channels

@@ -33,7 +33,7 @@ def script(answer: str = ANSWER, thoughts: str = THOUGHTS, piece: int = 3) -> Ca
     return lambda messages, thinking: say(answer, thoughts if thinking else "", piece=piece)
 
 
-def test_what_the_stream_shows_is_what_is_stored_and_what_the_page_shows(start: Start, screen: Any, shown: Any) -> None:
+def test_streamed_stored_and_shown_html_are_equal(start: Start, screen: Any, shown: Any) -> None:
     def in_pieces(messages: object, thinking: bool) -> Iterator[Event]:
         for number, event in enumerate(say(ANSWER, THOUGHTS, piece=3)):
             yield event
@@ -54,7 +54,7 @@ def test_what_the_stream_shows_is_what_is_stored_and_what_the_page_shows(start: 
     assert stored.answer_html in page and 'hx-sse:connect="/generations' not in page
 
 
-def test_a_stream_ends_with_one_done_and_its_numbers_never_fall(start: Start) -> None:
+def test_stream_ends_with_one_done_event_and_increasing_ids(start: Start) -> None:
     server = start(ScriptedEngine(script(), pace_seconds=0.002)).ready()
     events = server.stream(server.ask("Hello"))
     numbers = [int(event.id) for event in events]
@@ -66,7 +66,7 @@ def test_a_stream_ends_with_one_done_and_its_numbers_never_fall(start: Start) ->
     assert len(updates) == len(set(updates)), "each update has its own number"
 
 
-def test_states_come_in_order(start: Start, shown: Any) -> None:
+def test_status_events_arrive_in_order(start: Start, shown: Any) -> None:
     def waits(messages: object, thinking: bool) -> Iterator[Event]:
         yield from say("", THOUGHTS)
         shown.wait_for_state("thinking")
@@ -83,7 +83,7 @@ def test_states_come_in_order(start: Start, shown: Any) -> None:
     ]
 
 
-def test_a_reader_that_leaves_at_any_point_resumes_without_gap_or_double(start: Start) -> None:
+def test_reconnecting_reader_gets_no_gaps_or_duplicates(start: Start) -> None:
     server = start(ScriptedEngine(script(ANSWER * 6, piece=5), pace_seconds=0.004)).ready()
     asked = server.ask("Hello")
     patience, last = random.Random(3), None
@@ -107,7 +107,7 @@ def test_a_reader_that_leaves_at_any_point_resumes_without_gap_or_double(start: 
 
 
 @pytest.mark.parametrize("header", [None, "", "x", "-1", "1e3", "٣", "99999999", "9" * 40])
-def test_a_late_or_odd_reader_gets_a_snapshot(shared: Any, screen: Any, header: str | None) -> None:
+def test_late_reader_or_invalid_last_event_id_gets_a_snapshot(shared: Any, screen: Any, header: str | None) -> None:
     asked = shared.ask("Hello")
     shared.finished(asked)
     events = shared.stream(asked, header.encode() if header is not None else None)
@@ -117,7 +117,7 @@ def test_a_late_or_odd_reader_gets_a_snapshot(shared: Any, screen: Any, header: 
     assert [event.event for event in events] == ["message", "status", "usage", "done"]
 
 
-def test_of_turns_past_no_more_is_kept_than_may_be(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_turns_and_their_timers_are_limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit applies to finished turns and to the timers that would remove them."""
     monkeypatch.setattr(turns, "MAX_FINISHED", 2)
     server = start(ScriptedEngine(script())).ready()
@@ -135,7 +135,7 @@ def test_of_turns_past_no_more_is_kept_than_may_be(start: Start, monkeypatch: py
     assert (len(server.chat.turns._finished), server.on_loop(clocks)) == (2, 2)
 
 
-def test_a_turn_long_past_is_told_from_the_database(start: Start, screen: Any) -> None:
+def test_stream_of_an_old_turn_is_built_from_the_database(start: Start, screen: Any) -> None:
     server = start(ScriptedEngine(script())).ready()
     asked = server.ask("Hello")
     server.stream(asked)
@@ -147,7 +147,7 @@ def test_a_turn_long_past_is_told_from_the_database(start: Start, screen: Any) -
     assert events[-1].event == "done"
 
 
-def test_many_readers_see_the_same_and_leaving_stops_nothing(start: Start) -> None:
+def test_disconnecting_readers_do_not_stop_the_answer(start: Start) -> None:
     engine = ScriptedEngine(script(ANSWER * 3), pace_seconds=0.005)
     server = start(engine).ready()
     asked = server.ask("Hello")
@@ -162,7 +162,7 @@ def test_many_readers_see_the_same_and_leaving_stops_nothing(start: Start) -> No
     assert len(engine.requests) == 1
 
 
-def test_no_more_than_ten_updates_a_second(start: Start) -> None:
+def test_stream_sends_at_most_ten_updates_per_second(start: Start) -> None:
     server = start(ScriptedEngine(script("word " * 400, "", piece=5), pace_seconds=0.003)).ready()
     asked = server.ask("Hello")
     began = time.monotonic()
@@ -170,7 +170,7 @@ def test_no_more_than_ten_updates_a_second(start: Start) -> None:
     assert len(updates) <= 10 * (time.monotonic() - began) + 6
 
 
-def test_stop_keeps_what_was_said(start: Start) -> None:
+def test_stop_keeps_the_generated_text(start: Start) -> None:
     server = start(ScriptedEngine(script("word " * 5000, "", piece=5), pace_seconds=0.01)).ready()
     asked = server.ask("Hello", thinking=False)
     server.wait(lambda: "word word" in server.stored(asked).content)
@@ -188,7 +188,7 @@ def test_stop_keeps_what_was_said(start: Start) -> None:
     assert follow_up.message_id != asked.message_id
 
 
-def test_stop_reaches_a_turn_that_still_waits(start: Start) -> None:
+def test_stop_cancels_a_queued_turn(start: Start) -> None:
     engine = ScriptedEngine(script())
     engine.gate.clear()
     server = start(engine).ready()
@@ -204,7 +204,7 @@ def test_stop_reaches_a_turn_that_still_waits(start: Start) -> None:
     assert len(engine.requests) == 1, "the stopped message never reached the engine"
 
 
-def test_one_turn_at_a_time_in_a_chat(start: Start) -> None:
+def test_second_question_during_an_answer_returns_409(start: Start) -> None:
     engine = ScriptedEngine(script())
     engine.gate.clear()
     server = start(engine).ready()
@@ -222,7 +222,7 @@ def test_one_turn_at_a_time_in_a_chat(start: Start) -> None:
     server.ask("two", asked.chat_id)
 
 
-def test_twenty_senders_at_once_start_one_turn(start: Start) -> None:
+def test_concurrent_questions_start_one_turn(start: Start) -> None:
     engine = ScriptedEngine(script())
     server = start(engine).ready()
     first = server.ask("zero")
@@ -240,7 +240,7 @@ def test_twenty_senders_at_once_start_one_turn(start: Start) -> None:
     engine.gate.set()
 
 
-def test_the_same_key_makes_one_message(start: Start) -> None:
+def test_repeated_key_creates_one_message(start: Start) -> None:
     engine = ScriptedEngine(script())
     server = start(engine).ready()
     key = new_id()
@@ -263,7 +263,7 @@ def test_the_same_key_makes_one_message(start: Start) -> None:
     assert len(server.on_loop(lambda: server.shared.store.messages("local", first.chat_id))) == 4
 
 
-def test_the_engine_reads_history_date_and_toggle(start: Start) -> None:
+def test_engine_request_has_history_date_and_thinking_setting(start: Start) -> None:
     engine = ScriptedEngine(script("Fine.", "Hm."))
     server = start(engine).ready()
     first = server.ask("One\r\n  two", thinking=True)
@@ -280,7 +280,7 @@ def test_the_engine_reads_history_date_and_toggle(start: Start) -> None:
     assert one.options.date == two.options.date is not None
 
 
-def test_the_date_is_frozen_per_chat(start: Start) -> None:
+def test_prompt_date_is_fixed_per_chat(start: Start) -> None:
     engine = ScriptedEngine(script("Fine.", ""))
     server = start(engine).ready()
     asked = server.ask("One")
@@ -296,7 +296,7 @@ def test_the_date_is_frozen_per_chat(start: Start) -> None:
     assert engine.requests[-1].options.date.isoformat() == "2025-07-08"  # type: ignore[union-attr]
 
 
-def test_a_failure_ends_the_turn_with_words_and_keeps_the_text(start: Start) -> None:
+def test_engine_failure_is_reported_and_partial_text_kept(start: Start) -> None:
     engine = ScriptedEngine(script("Half of it"), failure=EngineError("a number was not finite"))
     server = start(engine).ready()
     asked = server.ask("Hello")
@@ -310,7 +310,7 @@ def test_a_failure_ends_the_turn_with_words_and_keeps_the_text(start: Start) -> 
 
 
 @pytest.mark.parametrize("refusal", [ContextLengthError(9120, 8192), RuntimeError("secret /home/me")])
-def test_a_refusal_ends_the_turn_with_words(start: Start, refusal: Exception) -> None:
+def test_engine_rejection_is_reported_without_internal_details(start: Start, refusal: Exception) -> None:
     engine = ScriptedEngine(script("Fine"), refusal=refusal)
     server = start(engine).ready()
     asked = server.ask("Hello")
@@ -327,7 +327,7 @@ def test_a_refusal_ends_the_turn_with_words(start: Start, refusal: Exception) ->
     assert server.finished(server.ask("Again", asked.chat_id)).state == "done"
 
 
-def test_an_answer_that_never_ends_is_cut(start: Start) -> None:
+def test_answer_is_cut_off_at_the_maximum_length(start: Start) -> None:
     server = start(ScriptedEngine(script("x" * 50_000, "", piece=100)), max_answer_characters=1000).ready()
     stored = server.finished(server.ask("Hello"))
     assert stored.content == "x" * 1000
@@ -361,7 +361,7 @@ def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -
 
 
 @pytest.mark.parametrize("error", [ModelFileError("no SmolLM3"), RuntimeError("secret")])
-def test_a_model_that_cannot_be_loaded_is_told_and_text_is_kept(start: Start, error: Exception) -> None:
+def test_model_load_failure_returns_503_and_keeps_typed_text(start: Start, error: Exception) -> None:
     gate = threading.Event()
 
     def load() -> ScriptedEngine:
@@ -380,7 +380,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_text_is_kept(start: Start, er
     assert reason in answer.text and "secret" not in answer.text
 
 
-def test_too_many_waiting_turns_are_refused_with_a_time(start: Start) -> None:
+def test_too_many_waiting_turns_return_429_with_retry_after(start: Start) -> None:
     engine = ScriptedEngine(script())
     engine.gate.clear()
     server = start(engine, max_waiting_turns=2).ready()
@@ -397,7 +397,7 @@ def test_too_many_waiting_turns_are_refused_with_a_time(start: Start) -> None:
     engine.gate.set()
 
 
-def test_partial_text_is_saved_within_a_second_or_so(start: Start) -> None:
+def test_partial_text_is_saved_repeatedly(start: Start) -> None:
     server = start(ScriptedEngine(script("word " * 5000, "", piece=5), pace_seconds=0.01)).ready()
     asked = server.ask("Hello", thinking=False)
     server.wait(lambda: len(server.stored(asked).content) > 0)
@@ -406,7 +406,7 @@ def test_partial_text_is_saved_within_a_second_or_so(start: Start) -> None:
     server.client.post(f"/generations/{asked.generation_id}/stop", data={})
 
 
-def test_a_lost_turn_does_not_lock_its_chat(start: Start) -> None:
+def test_lost_turn_does_not_block_its_chat(start: Start) -> None:
     server = start(ScriptedEngine(script())).ready()
     asked = server.ask("Hello")
     server.finished(asked)
@@ -416,7 +416,7 @@ def test_a_lost_turn_does_not_lock_its_chat(start: Start) -> None:
     assert server.stored(asked).state == "interrupted"
 
 
-def test_a_reader_that_stops_reading_is_dropped_and_holds_up_nobody(start: Start) -> None:
+def test_stalled_reader_is_dropped_without_delaying_others(start: Start) -> None:
     answer = "a paragraph of some words\n\n" * 8000
     server = start(ScriptedEngine(script(answer, "", piece=2000)), send_timeout_seconds=2).ready()
     asked = server.ask("Hello")

@@ -19,7 +19,7 @@ async def begun(queue: FairQueue) -> tuple[threading.Event, asyncio.Task[bool]]:
     return free, task
 
 
-def test_a_chat_waits_for_one_piece_of_another_at_most() -> None:
+def test_queue_alternates_between_owners() -> None:
     async def run() -> list[str]:
         queue, order = FairQueue("test"), list[str]()
         free, _ = await begun(queue)
@@ -36,7 +36,7 @@ def test_a_chat_waits_for_one_piece_of_another_at_most() -> None:
     assert order[:6] == ["many", "a", "b", "many", "a", "many"] and len(order) == 103
 
 
-def test_what_is_raised_is_raised_where_it_was_asked_for_and_the_next_goes_on() -> None:
+def test_exception_reaches_caller_and_queue_continues() -> None:
     async def run() -> int:
         queue = FairQueue("test")
         with pytest.raises(ZeroDivisionError):
@@ -48,7 +48,7 @@ def test_what_is_raised_is_raised_where_it_was_asked_for_and_the_next_goes_on() 
     assert asyncio.run(run()) == 7
 
 
-def test_a_thread_that_cannot_be_started_takes_no_turn_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_thread_start_releases_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     start, fails = threading.Thread.start, [True]
 
     def start_at_second_try(thread: threading.Thread) -> None:
@@ -70,7 +70,7 @@ def test_a_thread_that_cannot_be_started_takes_no_turn_for_ever(monkeypatch: pyt
     assert asyncio.run(run()) == 7
 
 
-def test_work_nobody_waits_for_is_not_done() -> None:
+def test_cancelled_work_is_not_run() -> None:
     async def run() -> list[str]:
         queue, done = FairQueue("test"), list[str]()
         free, first = await begun(queue)
@@ -86,7 +86,7 @@ def test_work_nobody_waits_for_is_not_done() -> None:
     assert asyncio.run(run()) == ["kept"]
 
 
-def test_closed_it_leaves_nobody_waiting() -> None:
+def test_close_cancels_waiting_work() -> None:
     async def run() -> None:
         queue = FairQueue("test")
         free, first = await begun(queue)
@@ -101,7 +101,7 @@ def test_closed_it_leaves_nobody_waiting() -> None:
     asyncio.run(run())
 
 
-def test_of_several_threads_one_owner_leaves_one_to_the_others() -> None:
+def test_one_owner_leaves_one_thread_to_others() -> None:
     async def run() -> tuple[int, list[str]]:
         queue, order, free = FairQueue("test", 3), list[str](), threading.Event()
         greedy = [asyncio.create_task(queue.run("greedy", lambda: free.wait(60))) for _ in range(20)]

@@ -24,7 +24,7 @@ def entry(others: int = 0) -> dict[str, Any]:
 
 
 @given(VALUES)
-def test_it_is_what_the_library_writes(value: Any) -> None:
+def test_output_matches_json_module(value: Any) -> None:
     whole = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     assert "".join(json_steps(value)) == whole and json_bytes(value) == whole.encode()
 
@@ -38,7 +38,7 @@ def test_it_is_what_the_library_writes(value: Any) -> None:
         {"data": [[0.5] * 300] * 40},
     ],
 )
-def test_no_step_encodes_much(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_encodes_limited_amount(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     encode, largest = module._encode, 0
 
     def count(value: Any) -> str:
@@ -53,7 +53,7 @@ def test_no_step_encodes_much(value: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < largest <= min((STEP_ITEMS + 1) * len(encode(entry(20))), whole // 5)
 
 
-def test_numbers_that_are_none_are_refused_unless_wanted() -> None:
+def test_nan_and_infinity_are_rejected_unless_allowed() -> None:
     for value in ({"a": float("nan")}, [[float("inf")]]):
         with pytest.raises(ValueError):
             json_bytes(value)

@@ -20,15 +20,15 @@ from notso.web.values.wording import (
     LANGUAGES,
     PLURALS,
     TWO_FORMS,
-    chosen_language,
     direction,
+    format_rate,
     language,
-    missing,
+    language_table,
+    missing_translations,
     number,
     ordinal,
-    rate_of,
+    select_language,
     separators,
-    table,
     translated,
     words,
 )
@@ -54,9 +54,9 @@ def plurals(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", OTHERS)
-def test_a_table_has_known_keys_and_the_same_placeholders(code: str) -> None:
-    english = table("en")
-    here = {name: text for name, text in table(code).items() if not name.startswith(FAILURE)}
+def test_translation_has_known_keys_and_same_placeholders(code: str) -> None:
+    english = language_table("en")
+    here = {name: text for name, text in language_table(code).items() if not name.startswith(FAILURE)}
     assert [name for name in here if name not in english or name.startswith(FOR_THE_MODEL)] == []
     ordered = [name for name in english if name in here and not name.startswith(OF_PARAMETERS)]
     assert [name for name in here if name in ordered] == ordered, "entries follow the order of the English table"
@@ -85,14 +85,14 @@ def codes_of_errors() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
-def test_each_code_of_an_error_is_translated_with_its_figures(code: str) -> None:
+def test_every_error_code_is_translated_with_its_values(code: str) -> None:
     codes = codes_of_errors()
-    here = {name.removeprefix(FAILURE): text for name, text in table(code).items() if name.startswith(FAILURE)}
+    here = {name.removeprefix(FAILURE): text for name, text in language_table(code).items() if name.startswith(FAILURE)}
     assert here.keys() == (set() if code == "en" else codes.keys()), "English needs no entry: the source has it"
     assert {each: text for each, text in here.items() if not {hole[1:-1] for hole in holes(text)} <= codes[each]} == {}
 
 
-def test_errors_are_translated_by_code_and_other_texts_are_not() -> None:
+def test_only_texts_with_error_code_are_translated() -> None:
     spoken = language.set("de")
     try:
         busy = EngineError(Sentence("12,000 requests are already waiting", "engine_many_waiting", limit=12_000))
@@ -112,12 +112,12 @@ def test_errors_are_translated_by_code_and_other_texts_are_not() -> None:
 
 @pytest.mark.parametrize("code", OTHERS)
 def test_missing_translations_fall_back_to_english_and_are_listed(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = {name: text for name, text in table(code).items() if name != "chats"}
-    monkeypatch.setattr(wording, "table", lambda each: lacking if each == code else table(each))
-    assert "chats" in missing(code)
+    lacking = {name: text for name, text in language_table(code).items() if name != "chats"}
+    monkeypatch.setattr(wording, "language_table", lambda each: lacking if each == code else language_table(each))
+    assert "chats" in missing_translations(code)
     spoken = language.set(code)
     try:
-        assert words["chats"] == table("en")["chats"]
+        assert words["chats"] == language_table("en")["chats"]
     finally:
         language.reset(spoken)
 
@@ -126,8 +126,8 @@ def test_missing_translations_fall_back_to_english_and_are_listed(code: str, mon
 def test_words_follow_the_current_language(code: str) -> None:
     spoken = language.set(code)
     try:
-        assert words["chats"] == table(code)["chats"]
-        assert words["tool_says_none"] == table("en")["tool_says_none"]
+        assert words["chats"] == language_table(code)["chats"]
+        assert words["tool_says_none"] == language_table("en")["tool_says_none"]
         assert all(command.does for command in SLASH_COMMANDS) and all(shortcut.does for shortcut in SHORTCUTS)
         group, point = separators(code)
         assert number(1234567.25, 1) == f"1{group}234{group}567{point}2" and number(12) == "12"
@@ -157,8 +157,8 @@ def test_words_follow_the_current_language(code: str) -> None:
         ("", "fr," * 100_000, "fr"),
     ],
 )
-def test_the_chosen_language_counts_then_the_browsers(chosen: str, accepted: str, expected: str) -> None:
-    assert chosen_language(chosen, accepted) == expected
+def test_chosen_language_takes_precedence_over_accept_language(chosen: str, accepted: str, expected: str) -> None:
+    assert select_language(chosen, accepted) == expected
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
@@ -166,12 +166,12 @@ def test_each_number_has_all_plural_forms_of_the_language(code: str) -> None:
     count = PLURALS.get(code, TWO_FORMS)[0]
     wrong = {
         name: text
-        for name, text in table(code).items()
+        for name, text in language_table(code).items()
         if any(len(forms.split("|")) != count or f"{{{each}}}" not in text for each, forms in plurals(text))
     }
     assert wrong == {}
     # A translation selects plural forms where English does, unless it avoids the noun; a few such strings must remain.
-    assert count == 1 or sum(bool(plurals(text)) for text in table(code).values()) >= 6
+    assert count == 1 or sum(bool(plurals(text)) for text in language_table(code).values()) >= 6
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_a_noun_agrees_with_its_number(code: str, count: int, expected: str) -> 
         language.reset(spoken)
 
 
-def test_a_string_that_falls_back_to_english_keeps_english_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = {name: text for name, text in table("fr").items() if name != "stat_tokens"}
-    monkeypatch.setattr(wording, "table", lambda each: lacking if each == "fr" else table(each))
+def test_english_fallback_uses_english_plural_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = {name: text for name, text in language_table("fr").items() if name != "stat_tokens"}
+    monkeypatch.setattr(wording, "language_table", lambda each: lacking if each == "fr" else language_table(each))
     spoken = language.set("fr")
     try:
         assert words["stat_tokens"].format(tokens=number(0)) == "0 tokens"
@@ -214,12 +214,12 @@ def test_a_string_that_falls_back_to_english_keeps_english_forms(monkeypatch: py
         language.reset(spoken)
 
 
-def test_a_rate_has_a_decimal_only_where_it_says_something() -> None:
-    assert (rate_of(9.87), rate_of(83678.5)) == ("9.9", "83,678")
+def test_rate_has_decimal_only_if_small() -> None:
+    assert (format_rate(9.87), format_rate(83678.5)) == ("9.9", "83,678")
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
-def test_the_page_is_laid_out_in_the_direction_of_its_language(code: str) -> None:
+def test_page_direction_follows_language(code: str) -> None:
     spoken = language.set(code)
     try:
         assert direction() == ("rtl" if code == "ar" else "ltr")

@@ -34,20 +34,20 @@ NOT_MEANT = [
 
 
 @pytest.mark.parametrize(("rule", "origin"), MEANT)
-def test_what_is_meant(rule: str, origin: str) -> None:
+def test_matching_origin_is_allowed(rule: str, origin: str) -> None:
     assert OriginRules([rule]).allow(origin)
 
 
 @pytest.mark.parametrize(("rule", "origin"), NOT_MEANT)
-def test_what_is_not(rule: str, origin: str) -> None:
+def test_other_origin_is_not_allowed(rule: str, origin: str) -> None:
     assert not OriginRules([rule]).allow(origin)
 
 
-def test_without_rules_there_is_none() -> None:
+def test_empty_rules_allow_no_origin() -> None:
     assert not OriginRules([]).allow("http://localhost")
 
 
 @pytest.mark.parametrize("rule", ["", "null", "localhost", "http://", "http://a/b", "http://*.example", "://x", "**"])
-def test_what_is_no_rule(rule: str) -> None:
+def test_invalid_origin_rule_is_rejected(rule: str) -> None:
     with pytest.raises(ValueError, match="is not an origin"):
         OriginRules([rule])

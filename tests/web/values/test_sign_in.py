@@ -26,23 +26,23 @@ allowed = ["*@example.org"]
 """
 
 
-def test_a_whole_file(tmp_path: Path) -> None:
+def test_complete_sign_in_file_is_read(tmp_path: Path) -> None:
     path, secret = tmp_path / "sign-in.toml", tmp_path / "secret"
     secret.write_text("hush\n")
     path.write_text(WHOLE.replace("SECRET", str(secret)))
     found = read_sign_in(path)
-    assert found.require_key and found.operators == ("ann@example.org",) and found.asks_who
+    assert found.require_key and found.operators == ("ann@example.org",) and found.requires_authentication
     assert found.proxy == ProxySignIn(header="X-Forwarded-User", addresses=("127.0.0.1", "10.0.0.0/8"))
     assert found.oidc is not None and found.oidc.secret() == "hush" and found.oidc.allows("b@example.org")
     assert (
         "hush"
         not in repr(found)
         + repr(OidcSettings(issuer="https://a.b", client_id="x", public_url="https://c.d", client_secret="hush"))
-        and not SignInSettings().asks_who
+        and not SignInSettings().requires_authentication
     )
 
 
-def test_a_secrets_file_lies_beside_the_one_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_secret_file_is_relative_to_sign_in_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of the secrets file is relative to the configuration file, not to the working directory."""
     folder = tmp_path / "settings"
     folder.mkdir()
@@ -53,7 +53,7 @@ def test_a_secrets_file_lies_beside_the_one_that_names_it(tmp_path: Path, monkey
     assert oidc is not None and oidc.secret() == "hush"
 
 
-def test_rules_change_with_who_may_come_in() -> None:
+def test_rules_change_only_with_access_settings() -> None:
     def rules(operators: tuple[str, ...] = (), **given: object) -> str:
         oidc = {"issuer": "https://a.b", "client_id": "x", "public_url": "https://c.d"} | given
         return SignInSettings(operators=operators, oidc=OidcSettings(**oidc)).rules  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_rules_change_with_who_may_come_in() -> None:
         ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'\npublic_url = 'https://c.d'\nscope = 'email'", "openid"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_invalid_sign_in_file_is_rejected_with_reason(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "sign-in.toml"
     path.write_text(text)
     with pytest.raises(SettingsError) as refusal:
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
     assert told in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_sign_in_or_secret_file_raises_settings_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"none cannot be read: No such file or directory$"):
         read_sign_in(tmp_path / "none")
     oidc = OidcSettings(issuer="https://a.b", client_id="x", public_url="https://c.d", client_secret_file="/none/such")
@@ -98,14 +98,14 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         oidc.secret()
 
 
-def test_other_machines_are_let_in_where_people_are_known() -> None:
+def test_bind_beyond_loopback_requires_sign_in() -> None:
     with pytest.raises(UnsafeBindError):
         Settings(host="0.0.0.0", sign_in=SignInSettings(operators=("ann",)))
-    assert Settings(host="0.0.0.0", sign_in=SignInSettings(require_key=True)).asks_who
-    assert Settings(host="0.0.0.0", sign_in_plugin="doorman").asks_who
+    assert Settings(host="0.0.0.0", sign_in=SignInSettings(require_key=True)).requires_authentication
+    assert Settings(host="0.0.0.0", sign_in_plugin="doorman").requires_authentication
 
 
-def test_what_an_owner_may_keep_is_a_number(tmp_path: Path) -> None:
+def test_kept_characters_must_be_non_negative_integer(tmp_path: Path) -> None:
     file = tmp_path / "sign-in.toml"
     file.write_text("kept_characters = 0")
     assert read_sign_in(file).kept_characters == 0

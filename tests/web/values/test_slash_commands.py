@@ -16,16 +16,16 @@ ON_THE_PAGE = (
 )
 
 
-def test_the_page_has_its_thirteen_commands() -> None:
+def test_page_has_thirteen_commands() -> None:
     assert {command.name for command in commands_of("page")} == set(ON_THE_PAGE) and len(ON_THE_PAGE) == 13
 
 
-def test_the_terminal_has_a_function_for_each_of_its_own() -> None:
+def test_every_terminal_command_has_function() -> None:
     assert {command.name for command in commands_of("terminal")} == set(_RUN)
 
 
 @pytest.mark.parametrize("command", SLASH_COMMANDS, ids=lambda command: command.name)
-def test_a_command_is_told_in_a_few_words(command: object) -> None:
+def test_command_has_short_description_and_valid_action(command: object) -> None:
     assert re.fullmatch(r"[a-z]+", command.name) and len(command.does) < 60 and not command.does.endswith(".")  # type: ignore[attr-defined]
     acts = {"", "open", "click", "post", "go", "choose", "thinking"}
     assert command.act in acts and ("page" in command.places) == bool(command.act)  # type: ignore[attr-defined]
@@ -39,5 +39,5 @@ def test_commands_and_keys_are_documented() -> None:
     assert not [keys for keys in spelled if keys not in page]
 
 
-def test_no_two_keys_are_the_same() -> None:
+def test_shortcut_keys_are_unique() -> None:
     assert len({shortcut.keys for shortcut in SHORTCUTS}) == len(SHORTCUTS)

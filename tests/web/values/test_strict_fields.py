@@ -12,19 +12,19 @@ from notso.web.api.request_fields import fields
 from notso.web.api.request_fields.fields import MAX_HINTS
 from notso.web.api.shared.api_request import MAX_NAMES, ignored_headers
 from notso.web.chat.files import import_process
-from notso.web.chat.files.imports import incoming
+from notso.web.chat.files.imports import validate_chats
 from notso.web.edge.errors import ApiError
 from notso.web.values.errors import Problem
-from notso.web.values.strict_fields import StrictFields, at_most
+from notso.web.values.strict_fields import StrictFields, limit_entries
 
 
 class Few(StrictFields):
     one: int = 1
     two: int = Field(default=2, alias="second")
-    some: Annotated[dict[str, int], at_most(3)] = Field(default={}, max_length=3)
+    some: Annotated[dict[str, int], limit_entries(3)] = Field(default={}, max_length=3)
 
 
-def test_of_unknown_fields_the_first_is_told_and_known_ones_are_read() -> None:
+def test_only_first_unknown_field_is_reported() -> None:
     with pytest.raises(ValidationError) as refused:
         Few.model_validate({"x": 1, "one": "no"} | {f"k{number}": 1 for number in range(1000)} | {"second": 4})
     assert [(each["loc"], each["type"]) for each in refused.value.errors()] == [
@@ -33,7 +33,7 @@ def test_of_unknown_fields_the_first_is_told_and_known_ones_are_read() -> None:
     assert Few.model_validate({"one": 5, "second": 6, "some": {"a": 1, "b": 2, "c": 3}}).two == 6
 
 
-def test_of_many_entries_no_more_are_looked_at_than_say_that_they_are_too_many() -> None:
+def test_oversized_mapping_is_validated_only_up_to_limit() -> None:
     with pytest.raises(ValidationError) as refused:
         Few.model_validate({"some": {f"k{number}": "x" for number in range(1000)}})
     assert refused.value.error_count() == 4
@@ -45,7 +45,7 @@ UNKNOWN = {f"k{number}": 1 for number in range(50_000)}
 
 
 @pytest.mark.parametrize("where", ["body", "message"])
-def test_of_many_unknown_names_few_are_named(where: str) -> None:
+def test_number_of_reported_unknown_fields_is_limited(where: str) -> None:
     message = {"role": "user", "content": "x", **(UNKNOWN if where == "message" else {})}
     asked = parse_chat_request({"messages": [message], **(UNKNOWN if where == "body" else {})})
     (named,) = ignored_headers(asked).values()
@@ -62,15 +62,15 @@ ASKED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", ASKED, ids=range(len(ASKED)))
-def test_no_body_has_more_faults_than_can_be_counted(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_validation_errors_is_limited(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    collected = fields._refusal
+    collected = fields._to_api_error
 
     def noted(error: ValidationError, *rest: Any) -> ApiError:
         counts.append(error.error_count())
         return collected(error, *rest)
 
-    monkeypatch.setattr(fields, "_refusal", noted)
+    monkeypatch.setattr(fields, "_to_api_error", noted)
     with pytest.raises(ApiError):
         parse_chat_request(body)
     assert counts and counts[0] < 1100
@@ -94,7 +94,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("body", "reason"), FILES, ids=range(len(FILES)))
-def test_a_file_of_much_of_nothing_is_refused_by_its_counts(body: bytes, reason: str) -> None:
+def test_import_file_with_too_many_values_is_rejected(body: bytes, reason: str) -> None:
     with pytest.raises(Problem) as refused:
-        incoming(import_process.decoded(import_process.parsed(body)), str)
+        validate_chats(import_process.decode_entries(import_process.parsed(body)), str)
     assert refused.value.status == 400 and reason in refused.value.sentence

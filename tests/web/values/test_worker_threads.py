@@ -13,7 +13,7 @@ def refuse(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_the_threads_there_are_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_threads_take_over_when_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     with WorkerThreads(2) as pool:
         first = pool.submit(go.wait, 60)
@@ -23,7 +23,7 @@ def test_the_threads_there_are_take_over(monkeypatch: pytest.MonkeyPatch) -> Non
         assert first.result(60) and second.result(60) == "done"
 
 
-def test_work_that_was_refused_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_work_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     with WorkerThreads(2) as pool:
         with monkeypatch.context() as patched:

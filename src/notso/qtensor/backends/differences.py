@@ -30,19 +30,19 @@ Work = Callable[[Backend, np.random.Generator], Host]
 def differing_operations(one: Backend, other: Backend, formats: Iterable[Format]) -> list[str]:
     """Return the names of operations with different results. Raises the backends' errors."""
     found = []
-    for name, work in _works(formats):
+    for name, work in _workloads(formats):
         ours, theirs = (work(backend, np.random.default_rng(1)) for backend in (one, other))
         if ours.tobytes() != theirs.tobytes():
             found.append(name)
     return found
 
 
-def _works(formats: Iterable[Format]) -> Iterator[tuple[str, Work]]:
+def _workloads(formats: Iterable[Format]) -> Iterator[tuple[str, Work]]:
     for format in formats:
         for rows in ROWS:
-            yield f"{format} of {rows} rows", lambda b, rng, f=format, n=rows: _products(b, rng, f, n)  # type: ignore[misc]
+            yield f"{format} of {rows} rows", lambda b, rng, f=format, n=rows: _run_products(b, rng, f, n)  # type: ignore[misc]
     for kept in KEPT:
-        yield f"attention over {kept}", lambda b, rng, kept=kept: _attention(b, rng, kept)  # type: ignore[misc]
+        yield f"attention over {kept}", lambda b, rng, kept=kept: _run_attention(b, rng, kept)  # type: ignore[misc]
 
 
 def _weight(backend: Backend, rng: np.random.Generator, format: Format, name: str) -> Array:
@@ -54,7 +54,7 @@ def _floats(rng: np.random.Generator, *shape: int) -> Host:
     return rng.standard_normal(shape, np.float32)
 
 
-def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: int) -> Host:
+def _run_products(backend: Backend, rng: np.random.Generator, format: Format, rows: int) -> Host:
     first, second = (_weight(backend, rng, format, name) for name in ("first", "second"))
     x = backend.upload(_floats(rng, rows, INPUTS))
     norm = RMSNorm(backend.upload(_floats(rng, INPUTS)), EPS)
@@ -71,7 +71,7 @@ def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: 
     return np.concatenate([backend.download(each).reshape(-1) for each in (embedded, *outs)])
 
 
-def _attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
+def _run_attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
     # Tests rows that cross a tile boundary, and then a recorded step of a few rows, in which a backend may fuse
     # operations.
     (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, kept)

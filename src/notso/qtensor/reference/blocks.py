@@ -32,7 +32,7 @@ STRETCHES = np.linspace(-1.0, 1.0, 9)
 SIGNED_STRETCHES = np.linspace(-1.0, 3.0, 13)
 
 
-def as_half(x: Floats) -> Floats:
+def round_to_half(x: Floats) -> Floats:
     """Return `x` rounded to float16, as float32."""
     return x.astype(np.float16).astype(np.float32)
 
@@ -43,9 +43,9 @@ def _reciprocal(x: Floats) -> Floats:
     return np.where(usable, 1 / np.where(usable, x, np.float32(1)), np.float32(0)).astype(np.float32)
 
 
-def symmetric(scale: Floats, x: Floats, low: int, high: int) -> tuple[Floats, Integers]:
+def quantize_symmetric(scale: Floats, x: Floats, low: int, high: int) -> tuple[Floats, Integers]:
     """Return float16 scales (n,) and q = x / scale, rounded and clipped to low..high."""
-    d = as_half(scale)
+    d = round_to_half(scale)
     return d, np.clip(np.rint(x * _reciprocal(d)[:, None]), low, high).astype(np.int32)
 
 
@@ -80,31 +80,31 @@ def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
     return best_scale.astype(np.float32), best_minimum.astype(np.float32)
 
 
-def super_blocks(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats, Integers, Integers, Integers]:
+def quantize_super_blocks(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats, Integers, Integers, Integers]:
     """Return d, dmin (n,), scales, mins (n, 8) in 0..63, q in 0..top for x, w (n, 256)."""
     columns, weights = _columns(x, 32), _columns(w, 32)
     scale, minimum = (part.reshape(-1, 8) for part in _fit_with_minimum(columns, weights, top))
-    d, scales = symmetric(scale.max(axis=1) / np.float32(63), scale, 0, 63)
+    d, scales = quantize_symmetric(scale.max(axis=1) / np.float32(63), scale, 0, 63)
     # Fit the minimum again, to compensate in part for the rounding of the scale.
     stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
     q = np.clip(np.rint((columns + minimum.reshape(-1)) * _reciprocal(stored)), 0, top)
     fitted = (weights * (stored * q - columns)).sum(axis=0) * _reciprocal(weights.sum(axis=0))
     minimum = np.where(stored > 0, np.maximum(fitted, 0), minimum.reshape(-1)).astype(np.float32).reshape(-1, 8)
-    dmin, mins = symmetric(minimum.max(axis=1) / np.float32(63), minimum, 0, 63)
-    q = _integers(columns, d, dmin, scales, mins, top)
-    d, dmin = _refit(columns, weights, d, dmin, scales, mins, q)
-    q = _integers(columns, d, dmin, scales, mins, top)
+    dmin, mins = quantize_symmetric(minimum.max(axis=1) / np.float32(63), minimum, 0, 63)
+    q = _quantized_values(columns, d, dmin, scales, mins, top)
+    d, dmin = _refit_scales(columns, weights, d, dmin, scales, mins, q)
+    q = _quantized_values(columns, d, dmin, scales, mins, top)
     return d, dmin, scales, mins, q.T.astype(np.int32).reshape(len(x), 256)
 
 
-def _integers(x: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, top: int) -> Floats:
+def _quantized_values(x: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, top: int) -> Floats:
     stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
     minimum = (dmin[:, None] * mins.astype(np.float32)).reshape(-1)
     q: Floats = np.clip(np.rint((x + minimum) * _reciprocal(stored)), 0, top)
     return q
 
 
-def _refit(
+def _refit_scales(
     x: Floats, w: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, q: Floats
 ) -> tuple[Floats, Floats]:
     # Fits d and dmin of each super-block by least squares in double precision; the integers are fixed. The results are
@@ -129,12 +129,12 @@ def _refit(
     fitted_d = np.where(alone, sx / np.where(alone, ss, 1), fitted_d)
     usable = (fitted_d > 0) & (fitted_d < 2 * d) & (alone | (solvable & (fitted_dmin > 0) & (fitted_dmin < 2 * dmin)))
     return (
-        np.where(usable, as_half(np.where(usable, fitted_d, 0).astype(np.float32)), d),
-        np.where(usable & ~alone, as_half(np.where(usable & ~alone, fitted_dmin, 0).astype(np.float32)), dmin),
+        np.where(usable, round_to_half(np.where(usable, fitted_d, 0).astype(np.float32)), d),
+        np.where(usable & ~alone, round_to_half(np.where(usable & ~alone, fitted_dmin, 0).astype(np.float32)), dmin),
     )
 
 
-def signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integers]:
+def quantize_signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integers]:
     """Return d (n,), scales (n, 16) in -128..127, q in -32..31 for x, w (n, 256)."""
     groups, weights = _columns(x, 16), _columns(w, 16)
     extreme = np.take_along_axis(groups, np.abs(groups).argmax(axis=0)[None], axis=0)[0]
@@ -151,18 +151,18 @@ def signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integer
         best_gain, best_scale = np.where(better, gain, best_gain), np.where(better, scale, best_scale)
     scale = best_scale.reshape(-1, 16)
     largest = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)[:, 0]
-    d, scales = symmetric(largest / np.float32(-128), scale, -128, 127)
-    q = _signed_integers(groups, d, scales)
+    d, scales = quantize_symmetric(largest / np.float32(-128), scale, -128, 127)
+    q = _signed_quantized_values(groups, d, scales)
     steps = scales.astype(np.float64)
     qx = (steps * (q * wx).sum(axis=0).astype(np.float64).reshape(-1, 16)).sum(axis=1)
     qq = (steps * steps * (weights * q * q).sum(axis=0).astype(np.float64).reshape(-1, 16)).sum(axis=1)
     fitted = qx / np.where(qq > 0, qq, 1)
     usable = (qq > 0) & (np.abs(fitted) < 2 * np.abs(d)) & (np.sign(fitted) == np.sign(d))
-    d = np.where(usable, as_half(np.where(usable, fitted, 0).astype(np.float32)), d)
-    return d, scales, _signed_integers(groups, d, scales).T.astype(np.int32).reshape(len(x), 256)
+    d = np.where(usable, round_to_half(np.where(usable, fitted, 0).astype(np.float32)), d)
+    return d, scales, _signed_quantized_values(groups, d, scales).T.astype(np.int32).reshape(len(x), 256)
 
 
-def _signed_integers(x: Floats, d: Floats, scales: Integers) -> Floats:
+def _signed_quantized_values(x: Floats, d: Floats, scales: Integers) -> Floats:
     stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
     q: Floats = np.clip(np.rint(x * _reciprocal(stored)), -32, 31)
     return q
@@ -221,7 +221,7 @@ class Q8x32Blocks(NamedTuple):
 # Bytes to integers and scales
 
 
-def _half(b: Bytes, start: int) -> Floats:
+def _read_half(b: Bytes, start: int) -> Floats:
     return np.ascontiguousarray(b[:, start : start + 2]).view("<f2")[:, 0].astype(np.float32)
 
 
@@ -246,7 +246,9 @@ def _unpack_nibbles(qs: Integers, width: int) -> Integers:
 def unpack_q4_k(b: Bytes) -> SuperBlocks:
     """Unpack (n, 144): d[2] dmin[2] scales[12] qs[128]."""
     scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
-    return SuperBlocks(_half(b, 0), _half(b, 2), scales, mins, _unpack_nibbles(b[:, 16:].astype(np.int32), 32))
+    return SuperBlocks(
+        _read_half(b, 0), _read_half(b, 2), scales, mins, _unpack_nibbles(b[:, 16:].astype(np.int32), 32)
+    )
 
 
 def unpack_q5_k(b: Bytes) -> SuperBlocks:
@@ -255,7 +257,7 @@ def unpack_q5_k(b: Bytes) -> SuperBlocks:
     scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
     low = _unpack_nibbles(b[:, 48:].astype(np.int32), 32)
     bits = b[:, None, 16:48].astype(np.int32) >> np.arange(8)[:, None] & 1
-    return SuperBlocks(_half(b, 0), _half(b, 2), scales, mins, low + 16 * bits.reshape(len(b), 256))
+    return SuperBlocks(_read_half(b, 0), _read_half(b, 2), scales, mins, low + 16 * bits.reshape(len(b), 256))
 
 
 def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
@@ -264,64 +266,66 @@ def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
     low = _unpack_nibbles(b[:, :128].astype(np.int32), 64)
     pairs = b[:, 128:192].astype(np.int32).reshape(-1, 2, 1, 32) >> 2 * np.arange(4)[:, None] & 3
     scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.int32)
-    return SignedSuperBlocks(_half(b, 208), scales, (low | pairs.reshape(len(b), 256) << 4) - 32)
+    return SignedSuperBlocks(_read_half(b, 208), scales, (low | pairs.reshape(len(b), 256) << 4) - 32)
 
 
 def unpack_q8_0(b: Bytes) -> SmallBlocks:
     """Unpack (n, 34): d[2] qs[32] (int8)."""
     q = np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.int32)
-    return SmallBlocks(_half(b, 0), np.zeros(len(b), np.float32), q)
+    return SmallBlocks(_read_half(b, 0), np.zeros(len(b), np.float32), q)
 
 
 def unpack_q4_0(b: Bytes) -> SmallBlocks:
     """Unpack (n, 18): d[2] qs[16]; q is a nibble minus 8."""
-    return SmallBlocks(_half(b, 0), np.zeros(len(b), np.float32), _unpack_nibbles(b[:, 2:].astype(np.int32), 16) - 8)
+    return SmallBlocks(
+        _read_half(b, 0), np.zeros(len(b), np.float32), _unpack_nibbles(b[:, 2:].astype(np.int32), 16) - 8
+    )
 
 
 def unpack_q4_1(b: Bytes) -> SmallBlocks:
     """Unpack (n, 20): d[2] m[2] qs[16]."""
-    return SmallBlocks(_half(b, 0), _half(b, 2), _unpack_nibbles(b[:, 4:].astype(np.int32), 16))
+    return SmallBlocks(_read_half(b, 0), _read_half(b, 2), _unpack_nibbles(b[:, 4:].astype(np.int32), 16))
 
 
 # Bytes to values
 
 
-def _from_super(blocks: SuperBlocks) -> Floats:
+def _dequantize_super(blocks: SuperBlocks) -> Floats:
     scale = blocks.d[:, None] * blocks.scales.astype(np.float32)
     minimum = blocks.dmin[:, None] * blocks.mins.astype(np.float32)
     q = blocks.q.reshape(-1, 8, 32).astype(np.float32)
     return scale[:, :, None] * q - minimum[:, :, None]
 
 
-def _from_signed(blocks: SignedSuperBlocks) -> Floats:
+def _dequantize_signed(blocks: SignedSuperBlocks) -> Floats:
     scale = blocks.d[:, None] * blocks.scales.astype(np.float32)
     return scale[:, :, None] * blocks.q.reshape(-1, 16, 16).astype(np.float32)
 
 
-def _from_small(blocks: SmallBlocks) -> Floats:
+def _dequantize_small(blocks: SmallBlocks) -> Floats:
     return blocks.d[:, None] * blocks.q.astype(np.float32) + blocks.m[:, None]
 
 
-def _from_bf16(b: Bytes) -> Floats:
+def _dequantize_bf16(b: Bytes) -> Floats:
     upper = np.ascontiguousarray(b).view("<u2")[:, 0].astype(np.uint32) << 16
     return upper.view(np.float32)
 
 
 _NUMBERS: dict[Format, Callable[[Bytes], Floats]] = {
     F32: lambda b: np.ascontiguousarray(b).view("<f4").astype(np.float32),
-    F16: lambda b: _half(b, 0),
-    BF16: _from_bf16,
-    Q4_0: lambda b: _from_small(unpack_q4_0(b)),
-    Q4_1: lambda b: _from_small(unpack_q4_1(b)),
-    Q8_0: lambda b: _from_small(unpack_q8_0(b)),
-    Q4_K: lambda b: _from_super(unpack_q4_k(b)),
-    Q5_K: lambda b: _from_super(unpack_q5_k(b)),
-    Q6_K: lambda b: _from_signed(unpack_q6_k(b)),
+    F16: lambda b: _read_half(b, 0),
+    BF16: _dequantize_bf16,
+    Q4_0: lambda b: _dequantize_small(unpack_q4_0(b)),
+    Q4_1: lambda b: _dequantize_small(unpack_q4_1(b)),
+    Q8_0: lambda b: _dequantize_small(unpack_q8_0(b)),
+    Q4_K: lambda b: _dequantize_super(unpack_q4_k(b)),
+    Q5_K: lambda b: _dequantize_super(unpack_q5_k(b)),
+    Q6_K: lambda b: _dequantize_signed(unpack_q6_k(b)),
 }
 
 
-def _numbers(format: Format, b: Bytes) -> Floats:
-    return _NUMBERS[format](b) if format in _NUMBERS else unpacked_blocks.numbers_of(format, b)
+def _dequantize_blocks(format: Format, b: Bytes) -> Floats:
+    return _NUMBERS[format](b) if format in _NUMBERS else unpacked_blocks.dequantize_blocks(format, b)
 
 
 def split_blocks(format: Format, rows: Bytes) -> Bytes:
@@ -339,7 +343,7 @@ def dequantize(format: Format, rows: Bytes) -> Floats:
     step = CHUNK_VALUES // format.block_values
     with np.errstate(all="ignore"):
         for i in range(0, len(blocks), step):
-            out[i : i + step] = _numbers(format, blocks[i : i + step]).reshape(-1, format.block_values)
+            out[i : i + step] = _dequantize_blocks(format, blocks[i : i + step]).reshape(-1, format.block_values)
     return out.reshape(*rows.shape[:-1], rows.shape[-1] // format.block_bytes * format.block_values)
 
 
@@ -365,19 +369,19 @@ def _pack_nibbles(q: Integers, width: int) -> Bytes:
 
 
 def _pack_q4_k(x: Floats, w: Floats) -> Bytes:
-    d, dmin, scales, mins, q = super_blocks(x, w, 15)
+    d, dmin, scales, mins, q = quantize_super_blocks(x, w, 15)
     return np.concatenate([_half_bytes(d), _half_bytes(dmin), pack_scales(scales, mins), _pack_nibbles(q, 32)], axis=1)
 
 
 def _pack_q5_k(x: Floats, w: Floats) -> Bytes:
-    d, dmin, scales, mins, q = super_blocks(x, w, 31)
+    d, dmin, scales, mins, q = quantize_super_blocks(x, w, 31)
     fifth = (q.reshape(-1, 8, 32) >> 4 << np.arange(8)[:, None]).sum(axis=1).astype(np.uint8)
     head = [_half_bytes(d), _half_bytes(dmin), pack_scales(scales, mins)]
     return np.concatenate([*head, fifth, _pack_nibbles(q & 15, 32)], axis=1)
 
 
 def _pack_q6_k(x: Floats, w: Floats) -> Bytes:
-    d, scales, q = signed_super_blocks(x, w)
+    d, scales, q = quantize_signed_super_blocks(x, w)
     raised = q + 32
     high = (raised.reshape(-1, 2, 4, 32) >> 4 << 2 * np.arange(4)[:, None]).sum(axis=2).reshape(-1, 64)
     scale_bytes = scales.astype(np.int8).view(np.uint8)
@@ -385,21 +389,21 @@ def _pack_q6_k(x: Floats, w: Floats) -> Bytes:
 
 
 def _pack_q8_0(x: Floats) -> Bytes:
-    d, q = symmetric(np.abs(x).max(axis=1) / np.float32(127), x, -127, 127)
+    d, q = quantize_symmetric(np.abs(x).max(axis=1) / np.float32(127), x, -127, 127)
     return np.concatenate([_half_bytes(d), q.astype(np.int8).view(np.uint8)], axis=1)
 
 
 def _pack_q4_0(x: Floats) -> Bytes:
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)[:, 0]
-    d, q = symmetric(
+    d, q = quantize_symmetric(
         extreme / np.float32(-8), x, -8, 7
     )  # the value of largest magnitude becomes -8, because there is no +8
     return np.concatenate([_half_bytes(d), _pack_nibbles(q + 8, 16)], axis=1)
 
 
 def _pack_q4_1(x: Floats) -> Bytes:
-    low = as_half(x.min(axis=1))
-    d, q = symmetric((x.max(axis=1) - low) / np.float32(15), x - low[:, None], 0, 15)
+    low = round_to_half(x.min(axis=1))
+    d, q = quantize_symmetric((x.max(axis=1) - low) / np.float32(15), x - low[:, None], 0, 15)
     return np.concatenate([_half_bytes(d), _half_bytes(low), _pack_nibbles(q, 16)], axis=1)
 
 
@@ -444,7 +448,7 @@ def quantize(
     flat = x.reshape(-1, format.block_values)
     out = np.empty((len(flat), format.block_bytes), np.uint8)
     if format in _SEARCHED:
-        weights = _weights(importance, x.shape[-1]).reshape(-1, format.block_values)
+        weights = _importance_weights(importance, x.shape[-1]).reshape(-1, format.block_values)
         step = SEARCHED_VALUES // format.block_values
         for i in range(0, len(flat), step):
             part = flat[i : i + step]
@@ -457,7 +461,7 @@ def quantize(
     return out.reshape(*x.shape[:-1], bytes_per_row)
 
 
-def _weights(importance: npt.NDArray[np.float32] | None, columns: int) -> Floats:
+def _importance_weights(importance: npt.NDArray[np.float32] | None, columns: int) -> Floats:
     if importance is None:
         return np.ones(columns, np.float32)
     if importance.shape != (columns,) or not np.isfinite(importance).all() or importance.min() < 0:
@@ -486,23 +490,23 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
         return np.stack([large.d, large.dmin], axis=1)
     if format not in _SCALE_FIELDS:
         return _NUMBERS[format](blocks).reshape(-1, 1)
-    return np.stack([_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)
+    return np.stack([_read_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)
 
 
 def quantize_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
     """Quantize activations (M, K) float32 in blocks of 256. Raises OperandError for incomplete blocks."""
     # d = max|x| / 127, q = x * (127 / max|x|) rounded half to even, in float32. A block with max|x| < 1e-30 is zero; a
     # block with NaN or infinity gets d = NaN and q = 0, so that the result is NaN.
-    d, q = _to_bytes(x, 256)
+    d, q = _quantize_activations(x, 256)
     return Q8KBlocks(d, q, q.reshape(len(x), -1, 16, 16).sum(axis=3, dtype=np.int16))
 
 
 def quantize_q8x32(x: npt.NDArray[np.float32]) -> Q8x32Blocks:
     """Quantize in blocks of 32. Raises OperandError for incomplete blocks."""
-    return Q8x32Blocks(*_to_bytes(x, 32))
+    return Q8x32Blocks(*_quantize_activations(x, 32))
 
 
-def _to_bytes(x: npt.NDArray[np.float32], together: int) -> tuple[Floats, npt.NDArray[np.int8]]:
+def _quantize_activations(x: npt.NDArray[np.float32], together: int) -> tuple[Floats, npt.NDArray[np.int8]]:
     if x.ndim != 2 or x.shape[1] % together or x.dtype != np.float32:
         wanted = f"float32 (M, K) with K a multiple of {together}"
         raise OperandError(f"activations must be {wanted}, not {x.dtype} {x.shape}")

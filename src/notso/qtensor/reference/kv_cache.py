@@ -31,7 +31,7 @@ Halves = npt.NDArray[np.float16]
 Integers = npt.NDArray[np.int32]
 
 
-class Rounded(NamedTuple):
+class RoundedVectors(NamedTuple):
     """Rotated vectors in a cache format: value = level * scale."""
 
     levels: Integers  # (..., D), -127..127
@@ -56,14 +56,14 @@ def rotate(x: Floats) -> Floats:
     return np.asarray(y, np.float32)
 
 
-def round_vectors(x: Floats, bits: int) -> Rounded:
+def round_vectors(x: Floats, bits: int) -> RoundedVectors:
     """Rotate x (..., D) and round it to 8, 4 or 3 bits."""
     with np.errstate(all="ignore"):
         turned = rotate(x)
-        return _to_bytes(turned) if bits == 8 else _to_levels(turned, bits)
+        return _round_to_bytes(turned) if bits == 8 else _to_levels(turned, bits)
 
 
-def _to_bytes(x: Floats) -> Rounded:
+def _round_to_bytes(x: Floats) -> RoundedVectors:
     # scale = half(max|x| / 127), level = x * (1 / scale) rounded half to even. With NaN or infinity, the scale is NaN.
     top = np.where(np.isfinite(x).all(axis=-1), np.abs(x).max(axis=-1), np.float32(np.nan))
     scales = (top / np.float32(127)).astype(np.float16)
@@ -71,10 +71,10 @@ def _to_bytes(x: Floats) -> Rounded:
     usable = (step > 0) & np.isfinite(step)
     inverse = np.float32(1) / np.where(usable, step, np.float32(1))
     levels = np.rint(np.clip(x * inverse[..., None], -127, 127))
-    return Rounded(np.where(usable[..., None], levels, 0).astype(np.int32), scales)
+    return RoundedVectors(np.where(usable[..., None], levels, 0).astype(np.int32), scales)
 
 
-def _to_levels(x: Floats, bits: int) -> Rounded:
+def _to_levels(x: Floats, bits: int) -> RoundedVectors:
     # Rounds to the nearest levels of the table, scaled to the standard deviation of x. With
     # scale = sum x^2 / sum x level, the dot product of x and its rounded vector equals the dot product of x with
     # itself, so rounding does not bias scores. The scale is stored in half precision.
@@ -94,7 +94,7 @@ def _to_levels(x: Floats, bits: int) -> Rounded:
     levels = table[numbers]
     scales = np.where(usable, squares / np.where(usable, fold16_chain(x, levels), np.float32(1)), np.float32(0))
     scales = np.where(np.isfinite(squares), scales, np.float32(np.nan))
-    return Rounded(levels.astype(np.int32), scales.astype(np.float16))
+    return RoundedVectors(levels.astype(np.int32), scales.astype(np.float16))
 
 
 def fold16_chain(a: Floats, b: Floats) -> Floats:
@@ -123,14 +123,17 @@ def exp2(x: Floats) -> Floats:
     return np.ldexp(p, np.nan_to_num(whole).astype(np.int32))
 
 
-def attention(q: Floats, keys: Rounded, values: Rounded, start: int, scale: float) -> Floats:
+def attention(q: Floats, keys: RoundedVectors, values: RoundedVectors, start: int, scale: float) -> Floats:
     """Return causal attention of q (L, H, D) from position `start` over keys and values (S, KH, D)."""
     # Operations are ordered as in ByteAttentionTask in native/kernel_table.h.
     out = np.empty_like(q)
     head = np.arange(q.shape[1]) // (q.shape[1] // keys.levels.shape[1])
     for row in range(len(q)):
         seen = start + row + 1
-        k, v = (Rounded(part.levels[:seen, head].swapaxes(0, 1), part.scales[:seen, head].T) for part in (keys, values))
+        k, v = (
+            RoundedVectors(part.levels[:seen, head].swapaxes(0, 1), part.scales[:seen, head].T)
+            for part in (keys, values)
+        )
         with np.errstate(all="ignore"):
             out[row] = _attend(q[row], k, v, np.float32(scale))
     return out
@@ -142,7 +145,7 @@ class _State(NamedTuple):
     o: Floats  # (H, D)
 
 
-def _attend(q: Floats, k: Rounded, v: Rounded, scale: np.float32) -> Floats:
+def _attend(q: Floats, k: RoundedVectors, v: RoundedVectors, scale: np.float32) -> Floats:
     # q (H, D), k and v (H, S, D) -> (H, D).
     turned = rotate(q)
     top = np.where(np.isfinite(turned).all(axis=-1), np.abs(turned).max(axis=-1), np.float32(np.nan))
@@ -155,11 +158,11 @@ def _attend(q: Floats, k: Rounded, v: Rounded, scale: np.float32) -> Floats:
         tile = np.s_[:, begin : begin + TILE]
         dots = np.einsum("hsd,hd->hs", k.levels[tile].astype(np.float64), query).astype(np.float32)
         scores = dots * (k.scales[tile].astype(np.float32) * unit[:, None])
-        state = _tile(scores, Rounded(v.levels[tile], v.scales[tile]), state)
+        state = _attend_tile(scores, RoundedVectors(v.levels[tile], v.scales[tile]), state)
     return rotate(state.o / state.total[:, None])
 
 
-def _tile(s: Floats, v: Rounded, before: _State) -> _State:
+def _attend_tile(s: Floats, v: RoundedVectors, before: _State) -> _State:
     # Scores s (H, n) and values v (H, n, D) of one tile.
     peak = np.maximum(before.peak, s.max(axis=-1))
     correction = exp2(before.peak - peak)
@@ -184,19 +187,19 @@ Numbers = npt.NDArray[np.intp]
 BITS: dict[str, tuple[int, int]] = {name: (bits.key, bits.value) for name, bits in KV_FORMATS.items() if name != "f16"}
 
 
-def take(block: Bytes, format: str, kv_heads: int, head_dim: int) -> tuple[Rounded, Rounded]:
+def unpack_block(block: Bytes, format: str, kv_heads: int, head_dim: int) -> tuple[RoundedVectors, RoundedVectors]:
     """Return keys and values (128, KH, D) of a block (KH, bytes per head) in a format other than f16."""
     heads = block.reshape(kv_heads, -1)
-    keys, values, scales = _parts(heads, format, head_dim)
+    keys, values, scales = _split_heads(heads, format, head_dim)
     key_bits, value_bits = BITS[format]
-    k = _levels(unpack_groups(keys, head_dim // 4, TILE, key_bits), key_bits).transpose(2, 0, 1, 3)
-    v = _levels(unpack_groups(values, TILE // 4, head_dim, value_bits), value_bits).transpose(1, 3, 0, 2)
+    k = _decode_levels(unpack_groups(keys, head_dim // 4, TILE, key_bits), key_bits).transpose(2, 0, 1, 3)
+    v = _decode_levels(unpack_groups(values, TILE // 4, head_dim, value_bits), value_bits).transpose(1, 3, 0, 2)
     both = scales.copy().view(np.float16).reshape(kv_heads, 2, TILE)
     shape = TILE, kv_heads, head_dim
-    return Rounded(k.reshape(shape), both[:, 0].T), Rounded(v.reshape(shape), both[:, 1].T)
+    return RoundedVectors(k.reshape(shape), both[:, 0].T), RoundedVectors(v.reshape(shape), both[:, 1].T)
 
 
-def take_halves(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Floats, Floats]:
+def unpack_half_block(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Floats, Floats]:
     """Return keys and values of an f16 block as float32."""
     halves = block.view(np.float16).reshape(kv_heads, 2, -1).astype(np.float32)
     keys = halves[:, 0].reshape(kv_heads, head_dim, TILE).transpose(2, 0, 1)
@@ -214,7 +217,7 @@ def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[A
             halves[:, 0].reshape(kv_heads, dim, TILE)[:, :, slot] = k[row]
             halves[:, 1].reshape(kv_heads, TILE, dim)[:, slot] = v[row]
             continue
-        keys, values, scales = _parts(heads, format, dim)
+        keys, values, scales = _split_heads(heads, format, dim)
         for part, x, bits, groups, lanes in (
             (keys, k[row], BITS[format][0], dim // 4, TILE),
             (values, v[row], BITS[format][1], TILE // 4, dim),
@@ -229,7 +232,7 @@ def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[A
             scales.view(np.float16).reshape(kv_heads, 2, TILE)[:, int(part is values), slot] = rounded.scales
 
 
-def _parts(heads: Bytes, format: str, dim: int) -> tuple[Bytes, Bytes, Bytes]:
+def _split_heads(heads: Bytes, format: str, dim: int) -> tuple[Bytes, Bytes, Bytes]:
     key_bytes, value_bytes = (TILE * dim * bits // 8 for bits in BITS[format])
     return tuple(np.split(heads, [key_bytes, key_bytes + value_bytes], axis=1))  # type: ignore[return-value]
 
@@ -265,5 +268,5 @@ def pack_groups(numbers: Numbers, bits: int) -> Bytes:
     return packed.astype(np.uint8)
 
 
-def _levels(numbers: Numbers, bits: int) -> npt.NDArray[np.int32]:
+def _decode_levels(numbers: Numbers, bits: int) -> npt.NDArray[np.int32]:
     return (numbers - 128 if bits == 8 else np.array(LEVELS[bits])[numbers]).astype(np.int32)

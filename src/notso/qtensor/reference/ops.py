@@ -26,7 +26,7 @@ Layout: TypeAlias = Literal["pairs", "halves"]
 ROW_CHUNK = 512  # weight rows per chunk
 
 
-def _need(condition: bool, message: str) -> None:
+def _require_operand(condition: bool, message: str) -> None:
     if not condition:
         raise OperandError(message)
 
@@ -55,8 +55,10 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
 def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats:
     """Return dequantized rows `ids` (L,) of `weight`. Raises OperandError."""
     ids = np.asarray(ids)
-    _need(ids.ndim == 1, f"row indices must be one-dimensional, not {ids.shape}")
-    _need(not ids.size or (ids.min() >= 0 and ids.max() < weight.rows), f"row indices must be in 0..{weight.rows - 1}")
+    _require_operand(ids.ndim == 1, f"row indices must be one-dimensional, not {ids.shape}")
+    _require_operand(
+        not ids.size or (ids.min() >= 0 and ids.max() < weight.rows), f"row indices must be in 0..{weight.rows - 1}"
+    )
     return blocks.dequantize(weight.format, weight.row_data()[ids])
 
 
@@ -84,9 +86,9 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     #   others       Q2_K like Q4_K, Q5_1 like Q4_1, the rest like Q6_K (blocks of 256 values) or Q8_0 (blocks of 32);
     #                `unpacked_blocks.py` unpacks them
     _check_matmul(x, weight)
-    _need(not weight.format.is_float, f"{weight.format.name} has no integer blocks")
+    _require_operand(not weight.format.is_float, f"{weight.format.name} has no integer blocks")
     x = np.ascontiguousarray(x)
-    _need(x.shape[1] % 256 == 0, f"{x.shape[1]} values are not a multiple of 256")
+    _require_operand(x.shape[1] % 256 == 0, f"{x.shape[1]} values are not a multiple of 256")
     out = np.empty((len(x), weight.rows), np.float32)
     small = blocks.quantize_q8x32(x) if weight.format.block_values == 32 else None
     large = blocks.quantize_q8k(x) if small is None else None
@@ -94,13 +96,13 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
         stop = min(start + ROW_CHUNK, weight.rows)
         packed = blocks.split_blocks(weight.format, weight.row_data(start, stop))
         if small is not None:
-            out[:, start:stop] = _small_sums(small, weight.format, packed, stop - start)
+            out[:, start:stop] = _small_block_sums(small, weight.format, packed, stop - start)
         elif large is not None:
-            out[:, start:stop] = _super_sums(large, weight.format, packed, stop - start)
+            out[:, start:stop] = _super_block_sums(large, weight.format, packed, stop - start)
     return out
 
 
-def _super_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
+def _super_block_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
     if format == Q6_K:
         d, scales, q = blocks.unpack_q6_k(packed)
         dmin, mins = np.zeros_like(d), np.zeros_like(scales[:, :8])
@@ -121,7 +123,7 @@ def _super_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows:
     return acc
 
 
-def _small_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
+def _small_block_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
     known = {Q8_0: blocks.unpack_q8_0, Q4_0: blocks.unpack_q4_0, Q4_1: blocks.unpack_q4_1}
     unpacked = known[format](packed) if format in known else UNPACK_32[format](packed)
     d, m, q = (part.reshape(rows, -1, *part.shape[1:]) for part in unpacked)
@@ -152,8 +154,10 @@ def matmul(x: Floats, weight: QTensor) -> Floats:
 
 
 def _check_matmul(x: Floats, weight: QTensor) -> None:
-    _need(x.ndim == 2 and x.dtype == np.float32, f"input must be float32 (M, K), not {x.dtype} {x.shape}")
-    _need(x.shape[1] == weight.cols, f"input has {x.shape[1]} columns, but tensor {weight.name!r} has {weight.cols}")
+    _require_operand(x.ndim == 2 and x.dtype == np.float32, f"input must be float32 (M, K), not {x.dtype} {x.shape}")
+    _require_operand(
+        x.shape[1] == weight.cols, f"input has {x.shape[1]} columns, but tensor {weight.name!r} has {weight.cols}"
+    )
 
 
 # Elementwise
@@ -161,7 +165,7 @@ def _check_matmul(x: Floats, weight: QTensor) -> None:
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """Return weight * x / sqrt(mean(x^2) + eps); x (..., C), weight (C,)."""
-    _need(weight.shape == x.shape[-1:], f"weight {weight.shape} does not match {x.shape}")
+    _require_operand(weight.shape == x.shape[-1:], f"weight {weight.shape} does not match {x.shape}")
     wide = x.astype(np.float64)
     scale = 1 / np.sqrt(np.square(wide).mean(axis=-1, keepdims=True) + eps)
     result: Doubles = wide * scale * weight
@@ -170,7 +174,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
 
 def silu_mul(gate: Floats, up: Floats) -> Floats:
     """Return gate / (1 + exp(-gate)) * up."""
-    _need(gate.shape == up.shape, f"shapes {gate.shape} and {up.shape} differ")
+    _require_operand(gate.shape == up.shape, f"shapes {gate.shape} and {up.shape} differ")
     wide = gate.astype(np.float64)
     with np.errstate(over="ignore"):
         result: Doubles = wide / (1 + np.exp(-wide)) * up
@@ -179,7 +183,7 @@ def silu_mul(gate: Floats, up: Floats) -> Floats:
 
 def add(a: Floats, b: Floats) -> Floats:
     """Return a + b in float32."""
-    _need(a.shape == b.shape, f"shapes {a.shape} and {b.shape} differ")
+    _require_operand(a.shape == b.shape, f"shapes {a.shape} and {b.shape} differ")
     return np.asarray(a + b, np.float32)
 
 
@@ -195,7 +199,7 @@ def _softmax(x: Doubles) -> Doubles:
 
 def argmax(x: Floats) -> npt.NDArray[np.int64]:
     """Return the index of the first maximum."""
-    _need(x.ndim > 0 and x.shape[-1] > 0, "argmax needs at least one value")
+    _require_operand(x.ndim > 0 and x.shape[-1] > 0, "argmax needs at least one value")
     return np.asarray(np.argmax(x, axis=-1), np.int64)
 
 
@@ -204,7 +208,7 @@ def argmax(x: Floats) -> npt.NDArray[np.int64]:
 
 def inverse_frequencies(size: int, theta: float) -> Doubles:
     """Return theta^(-2i / size) (Su et al., RoFormer)."""
-    _need(size > 0 and size % 2 == 0, f"a rotated head must have an even size, not {size}")
+    _require_operand(size > 0 and size % 2 == 0, f"a rotated head must have an even size, not {size}")
     return theta ** (-2 * np.arange(size // 2, dtype=np.float64) / size)
 
 
@@ -235,9 +239,13 @@ def rope(
     """Rotate x (L, H, D) by positions * frequencies (D / 2,)."""
     # "pairs" rotates (2i, 2i + 1), as in GGUF files; "halves" rotates (i, i + D / 2). `scale`, used by YaRN, multiplies
     # cos and sin.
-    _need(x.ndim == 3 and positions.shape == x.shape[:1], f"input {x.shape} and positions {positions.shape} disagree")
-    _need(frequencies.shape == (x.shape[2] // 2,), f"{len(frequencies)} frequencies do not fit size {x.shape[2]}")
-    _need(layout in ("pairs", "halves"), f"layout {layout!r} is neither 'pairs' nor 'halves'")
+    _require_operand(
+        x.ndim == 3 and positions.shape == x.shape[:1], f"input {x.shape} and positions {positions.shape} disagree"
+    )
+    _require_operand(
+        frequencies.shape == (x.shape[2] // 2,), f"{len(frequencies)} frequencies do not fit size {x.shape[2]}"
+    )
+    _require_operand(layout in ("pairs", "halves"), f"layout {layout!r} is neither 'pairs' nor 'halves'")
     angles = (positions[:, None] * frequencies)[:, None, :]
     cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
     half = x.shape[2] // 2
@@ -252,10 +260,16 @@ def rope(
 def attention(q: Floats, k: Floats, v: Floats, start: int, scale: float | None = None) -> Floats:
     """Return causal attention of q (L, H, D) from position `start` over k, v (S, KH, D)."""
     # Query head h reads key head h // (H / KH). Keys beyond start + L are ignored. `scale` defaults to 1 / sqrt(D).
-    _need(q.ndim == 3 and k.ndim == 3 and k.shape == v.shape, f"shapes {q.shape}, {k.shape}, {v.shape} disagree")
+    _require_operand(
+        q.ndim == 3 and k.ndim == 3 and k.shape == v.shape, f"shapes {q.shape}, {k.shape}, {v.shape} disagree"
+    )
     length, heads, size = q.shape
-    _need(k.shape[2] == size and heads % k.shape[1] == 0, f"query heads {q.shape[1:]} do not fit keys {k.shape[1:]}")
-    _need(start >= 0 and start + length <= len(k), f"positions {start}..{start + length - 1} are outside {len(k)} keys")
+    _require_operand(
+        k.shape[2] == size and heads % k.shape[1] == 0, f"query heads {q.shape[1:]} do not fit keys {k.shape[1:]}"
+    )
+    _require_operand(
+        start >= 0 and start + length <= len(k), f"positions {start}..{start + length - 1} are outside {len(k)} keys"
+    )
     factor = 1 / math.sqrt(size) if scale is None else scale
     group = heads // k.shape[1]
     out = np.empty_like(q)

@@ -95,7 +95,7 @@ def random_blocks(format: Format, count: int, rng: np.random.Generator, std: flo
         return quantize(format, numbers)
     out = random_bytes(rng, count * format.block_bytes).reshape(count, format.block_bytes)
     if format in HALVES and format in _OTHERS:
-        put_halves(format, out, _random_halves(format, count, rng, std))
+        write_halves(format, out, _random_halves(format, count, rng, std))
         return out
     pick = rng.integers(0, POOL, count, dtype=np.uint16)
     start, heads = _scale_pool(format, rng, std)
@@ -103,7 +103,7 @@ def random_blocks(format: Format, count: int, rng: np.random.Generator, std: flo
     return out
 
 
-def put_halves(format: Format, packed: Bytes, halves: Floats) -> None:
+def write_halves(format: Format, packed: Bytes, halves: Floats) -> None:
     """Write half-precision numbers (n, numbers per block) into blocks."""
     bits = halves.astype("<f2").view("<u2")
     for start, column in zip(HALVES[format], bits.T, strict=True):

@@ -172,20 +172,20 @@ class Unpacked32(NamedTuple):
     q: Integers  # (n, 32) int32
 
 
-def _half(b: Bytes, start: int) -> Floats:
+def _read_half(b: Bytes, start: int) -> Floats:
     return np.ascontiguousarray(b[:, start : start + 2]).view("<f2")[:, 0].astype(np.float32)
 
 
-def _words(b: Bytes, start: int, count: int, kind: str) -> Integers:
+def _read_words(b: Bytes, start: int, count: int, kind: str) -> Integers:
     size = np.dtype(kind).itemsize
     return np.ascontiguousarray(b[:, start : start + size * count]).view(kind).astype(np.int64)
 
 
-def _no_min(b: Bytes) -> Floats:
+def _zero_minimum(b: Bytes) -> Floats:
     return np.zeros(len(b), np.float32)
 
 
-def _without_mins(d: Floats, scales: Integers, q: Integers) -> Unpacked256:
+def _without_minimum(d: Floats, scales: Integers, q: Integers) -> Unpacked256:
     n = len(d)
     return Unpacked256(
         d, np.zeros(n, np.float32), scales.reshape(n, 16), np.zeros((n, 16), np.int32), q.reshape(n, 256)
@@ -213,7 +213,7 @@ def _signs(bits: Integers) -> Integers:
     return 1 - 2 * (bits[:, :, None] >> np.arange(8) & 1)
 
 
-def _even(seven: Integers) -> Integers:
+def _restore_parity_bit(seven: Integers) -> Integers:
     # Only seven of eight sign bits are stored. The eighth is chosen so that the number of set bits is even.
     parity: Integers = seven
     for shift in (4, 2, 1):
@@ -223,29 +223,29 @@ def _even(seven: Integers) -> Integers:
 
 
 def _fifth_bits(b: Bytes, start: int) -> Integers:
-    return (_words(b, start, 1, "<u4") >> np.arange(32) & 1).astype(np.int32) << 4
+    return (_read_words(b, start, 1, "<u4") >> np.arange(32) & 1).astype(np.int32) << 4
 
 
 def _q5_0(b: Bytes) -> Unpacked32:
-    return Unpacked32(_half(b, 0), _no_min(b), (_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16)
+    return Unpacked32(_read_half(b, 0), _zero_minimum(b), (_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16)
 
 
 def _q5_1(b: Bytes) -> Unpacked32:
-    return Unpacked32(_half(b, 0), _half(b, 2), _nibbles(b[:, 8:]) | _fifth_bits(b, 4))
+    return Unpacked32(_read_half(b, 0), _read_half(b, 2), _nibbles(b[:, 8:]) | _fifth_bits(b, 4))
 
 
 def _iq4_nl(b: Bytes) -> Unpacked32:
-    return Unpacked32(_half(b, 0), _no_min(b), LEVELS_IQ4[_nibbles(b[:, 2:])])
+    return Unpacked32(_read_half(b, 0), _zero_minimum(b), LEVELS_IQ4[_nibbles(b[:, 2:])])
 
 
 def _mxfp4(b: Bytes) -> Unpacked32:
     d = np.ldexp(np.float32(1), b[:, 0].astype(np.int32) - 128).astype(np.float32)
-    return Unpacked32(d, _no_min(b), LEVELS_MXFP4[_nibbles(b[:, 1:])])
+    return Unpacked32(d, _zero_minimum(b), LEVELS_MXFP4[_nibbles(b[:, 1:])])
 
 
 def _q2_k(b: Bytes) -> Unpacked256:
     scales = b[:, :16].astype(np.int32)
-    return Unpacked256(_half(b, 80), _half(b, 82), scales & 15, scales >> 4, _pairs(b[:, 16:80]))
+    return Unpacked256(_read_half(b, 80), _read_half(b, 82), scales & 15, scales >> 4, _pairs(b[:, 16:80]))
 
 
 def _q3_k(b: Bytes) -> Unpacked256:
@@ -253,74 +253,78 @@ def _q3_k(b: Bytes) -> Unpacked256:
     s = b[:, 96:108].astype(np.int32)
     low = np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], axis=1)
     top = (s[:, None, 8:] >> 2 * np.arange(4)[:, None] & 3).reshape(len(b), 16)
-    return _without_mins(_half(b, 108), (low | top << 4) - 32, _pairs(b[:, 32:96]) + 4 * high - 4)
+    return _without_minimum(_read_half(b, 108), (low | top << 4) - 32, _pairs(b[:, 32:96]) + 4 * high - 4)
 
 
 def _iq4_xs(b: Bytes) -> Unpacked256:
-    high = _words(b, 2, 1, "<u2") >> 2 * np.arange(8) & 3
+    high = _read_words(b, 2, 1, "<u2") >> 2 * np.arange(8) & 3
     scales = (_nibble_pairs(b[:, 4:8]) | high << 4) - 32
-    return _without_mins(_half(b, 0), np.repeat(scales, 2, axis=1), LEVELS_IQ4[_nibbles(b[:, 8:])])
+    return _without_minimum(_read_half(b, 0), np.repeat(scales, 2, axis=1), LEVELS_IQ4[_nibbles(b[:, 8:])])
 
 
-def _by_seven(words: Integers) -> Integers:
+def _unpack_sign_groups(words: Integers) -> Integers:
     # (n, 8) words, each with four groups of seven sign bits -> signs (n, 32, 8).
-    return _signs(_even(words[:, :, None] >> 7 * np.arange(4) & 127).reshape(len(words), 32))
+    return _signs(_restore_parity_bit(words[:, :, None] >> 7 * np.arange(4) & 127).reshape(len(words), 32))
 
 
 def _iq2_xxs(b: Bytes) -> Unpacked256:
-    words = _words(b, 2, 16, "<u4").reshape(-1, 8, 2)
+    words = _read_words(b, 2, 16, "<u4").reshape(-1, 8, 2)
     rows = grid("IQ2_XXS")[(words[:, :, :1] >> 8 * np.arange(4) & 255).reshape(len(b), 32)]
     scales = np.repeat(2 * (words[:, :, 1] >> 28) + 1, 2, axis=1)
-    return _without_mins(_half(b, 0) / np.float32(8), scales, rows * _by_seven(words[:, :, 1]))
+    return _without_minimum(_read_half(b, 0) / np.float32(8), scales, rows * _unpack_sign_groups(words[:, :, 1]))
 
 
 def _iq2_xs(b: Bytes) -> Unpacked256:
-    words = _words(b, 2, 32, "<u2")
+    words = _read_words(b, 2, 32, "<u2")
     rows = grid("IQ2_XS")[words & 511]
-    return _without_mins(
-        _half(b, 0) / np.float32(8), 2 * _nibble_pairs(b[:, 66:74]) + 1, rows * _signs(_even(words >> 9))
+    return _without_minimum(
+        _read_half(b, 0) / np.float32(8),
+        2 * _nibble_pairs(b[:, 66:74]) + 1,
+        rows * _signs(_restore_parity_bit(words >> 9)),
     )
 
 
 def _iq2_s(b: Bytes) -> Unpacked256:
     high = (b[:, 66:74, None].astype(np.int64) >> 2 * np.arange(4) & 3).reshape(len(b), 32)
     rows = grid("IQ2_S")[b[:, 2:34] | high << 8]
-    return _without_mins(
-        _half(b, 0) / np.float32(8), 2 * _nibble_pairs(b[:, 74:82]) + 1, rows * _signs(b[:, 34:66].astype(np.int64))
+    return _without_minimum(
+        _read_half(b, 0) / np.float32(8),
+        2 * _nibble_pairs(b[:, 74:82]) + 1,
+        rows * _signs(b[:, 34:66].astype(np.int64)),
     )
 
 
 def _iq3_xxs(b: Bytes) -> Unpacked256:
-    words = _words(b, 66, 8, "<u4")
+    words = _read_words(b, 66, 8, "<u4")
     rows = grid("IQ3_XXS")[b[:, 2:66]].reshape(len(b), 32, 8)
     scales = np.repeat(2 * (words >> 28) + 1, 2, axis=1)
-    return _without_mins(_half(b, 0) / np.float32(4), scales, rows * _by_seven(words))
+    return _without_minimum(_read_half(b, 0) / np.float32(4), scales, rows * _unpack_sign_groups(words))
 
 
 def _iq3_s(b: Bytes) -> Unpacked256:
     high = (b[:, 66:74, None].astype(np.int64) >> np.arange(8) & 1).reshape(len(b), 64)
     rows = grid("IQ3_S")[b[:, 2:66] | high << 8].reshape(len(b), 32, 8)
     scales = np.repeat(2 * _nibble_pairs(b[:, 106:110]) + 1, 2, axis=1)
-    return _without_mins(_half(b, 0), scales, rows * _signs(b[:, 74:106].astype(np.int64)))
+    return _without_minimum(_read_half(b, 0), scales, rows * _signs(b[:, 74:106].astype(np.int64)))
 
 
 def _iq1_s(b: Bytes) -> Unpacked256:
-    words = _words(b, 34, 8, "<u2")
+    words = _read_words(b, 34, 8, "<u2")
     high = (words[:, :, None] >> 3 * np.arange(4) & 7).reshape(len(b), 32)
     shift = np.where(words & 0x8000, -1, 1).repeat(4, axis=1)
     scales = np.repeat(2 * (words >> 12 & 7) + 1, 2, axis=1)
-    return _without_mins(
-        _half(b, 0) / np.float32(8), scales, 8 * grid("IQ1_S")[b[:, 2:34] | high << 8] + shift[:, :, None]
+    return _without_minimum(
+        _read_half(b, 0) / np.float32(8), scales, 8 * grid("IQ1_S")[b[:, 2:34] | high << 8] + shift[:, :, None]
     )
 
 
 def _iq1_m(b: Bytes) -> Unpacked256:
     high = _nibble_pairs(b[:, 32:48])
-    words = _words(b, 48, 4, "<u2")
+    words = _read_words(b, 48, 4, "<u2")
     half = (words >> 12 << 4 * np.arange(4)).sum(axis=1).astype("<u2").view("<f2").astype(np.float32)
     shift = np.where(high & 8, -1, 1)
     scales = 2 * (words[:, :, None] >> 3 * np.arange(4) & 7) + 1
-    return _without_mins(
+    return _without_minimum(
         half / np.float32(8), scales, 8 * grid("IQ1_S")[b[:, :32] | (high & 7) << 8] + shift[:, :, None]
     )
 
@@ -333,11 +337,11 @@ def _trits(b: Bytes, digits: int) -> Integers:
 
 def _tq1_0(b: Bytes) -> Unpacked256:
     q = np.concatenate([_trits(b[:, :32], 5), _trits(b[:, 32:48], 5), _trits(b[:, 48:52], 4)], axis=1)
-    return _without_mins(_half(b, 52), np.ones((len(b), 16), np.int32), q)
+    return _without_minimum(_read_half(b, 52), np.ones((len(b), 16), np.int32), q)
 
 
 def _tq2_0(b: Bytes) -> Unpacked256:
-    return _without_mins(_half(b, 64), np.ones((len(b), 16), np.int32), _pairs(b[:, :64]) - 1)
+    return _without_minimum(_read_half(b, 64), np.ones((len(b), 16), np.int32), _pairs(b[:, :64]) - 1)
 
 
 # Functions that unpack (n, block_bytes) uint8.
@@ -364,7 +368,7 @@ UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
 }
 
 
-def numbers_of(format: Format, b: Bytes) -> Floats:
+def dequantize_blocks(format: Format, b: Bytes) -> Floats:
     """Return the dequantized values as float32, rounded after every operation."""
     if format in UNPACK_32:
         small = UNPACK_32[format](b)

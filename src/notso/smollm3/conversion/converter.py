@@ -1,6 +1,6 @@
 """Conversion of a Hugging Face folder to a GGUF file for this engine and llama.cpp.
 
-Rows are quantized in several threads and written in order. If the user gives a folder as the model, `kept_conversion`
+Rows are quantized in several threads and written in order. If the user gives a folder as the model, `cached_conversion`
 converts it once and keeps the file in the user's cache folder.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import platformdirs
 
-from notso.qtensor import Format, GGUFFile, GGUFWriter, NotsoError, QTensor, name_file
+from notso.qtensor import Format, GGUFFile, GGUFWriter, NotsoError, QTensor, set_error_path
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.conversion.hf_config import CONFIG, Entries, config_entries, end_tokens, read_object
 from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
@@ -40,7 +40,7 @@ def require_whole_blocks(columns: int, format: Format) -> None:
         )
 
 
-def packed(
+def quantize_chunks(
     rows: Iterable[Floats], format: Format, name: str, importance: Floats | None = None, threads: int | None = None
 ) -> Iterator[Bytes]:
     """Yield each chunk of `rows` as the bytes of its quantized blocks. Raises OperandError."""
@@ -96,13 +96,13 @@ def convert(
     try:
         return _convert(folder, out, mix, progress, threads)
     except NotsoError as error:
-        name_file(error, folder)
+        set_error_path(error, folder)
         raise
 
 
 def _convert(folder: Path, out: Path, mix: str, progress: Progress | None, threads: int | None) -> int:
     config = read_object(folder, CONFIG)
-    entries = _general(folder, mix) | config_entries(config)
+    entries = _general_entries(folder, mix) | config_entries(config)
     entries |= folder_tokenizer(folder, config["vocab_size"], end_tokens(folder, config))
     head_dim = entries[f"{ARCHITECTURE}.rope.dimension_count"][0]
     with HFFolder(folder) as source, new_model_file(out) as writer:
@@ -112,7 +112,7 @@ def _convert(folder: Path, out: Path, mix: str, progress: Progress | None, threa
 
         def blocks(tensor: FolderTensor, format: Format) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
             nonlocal written
-            for data in packed(tensor.chunks(), format, tensor.name, threads=threads):
+            for data in quantize_chunks(tensor.chunks(), format, tensor.name, threads=threads):
                 yield data
                 written += data.size
                 if progress is not None:
@@ -128,7 +128,7 @@ def _convert(folder: Path, out: Path, mix: str, progress: Progress | None, threa
     return writer.tensor_bytes
 
 
-def _general(folder: Path, mix: str) -> Entries:
+def _general_entries(folder: Path, mix: str) -> Entries:
     return {
         "general.architecture": (ARCHITECTURE, "string"),
         "general.type": ("model", "string"),
@@ -145,18 +145,18 @@ MIX = "Q4_K_M"  # output type of cached conversions
 Announce = Callable[[Path, Path], AbstractContextManager[Progress]]
 
 
-def _quietly(folder: Path, target: Path) -> AbstractContextManager[Progress]:
+def _no_progress(folder: Path, target: Path) -> AbstractContextManager[Progress]:
     return nullcontext(lambda done, total: None)
 
 
-def kept_conversion(folder: Path, announce: Announce = _quietly) -> Path:
+def cached_conversion(folder: Path, announce: Announce = _no_progress) -> Path:
     """Return a folder's cached GGUF file, converting a new or changed folder. Raises the errors of `convert`."""
     target = _target(folder.resolve())
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         with announce(folder, target) as report:
             convert(folder, target, MIX, report)
-        _forget_earlier(target)
+        _delete_outdated(target)
     return target
 
 
@@ -169,7 +169,7 @@ def _target(folder: Path) -> Path:
     return platformdirs.user_cache_path("notso") / "converted" / f"{folder.name}-{where}-{what}-{MIX}.gguf"
 
 
-def _forget_earlier(target: Path) -> None:
+def _delete_outdated(target: Path) -> None:
     # Deletes the cached conversions of earlier states of the folder.
     kept_for = target.name.removesuffix(f"-{MIX}.gguf").rpartition("-")[0]
     for older in target.parent.glob("*.gguf"):

@@ -256,19 +256,19 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be JSON objects")
     for name, value in given.items():
-        if name not in YARN_COMPUTED and value not in _OFF and _kind(given) in ("default", "yarn"):
+        if name not in YARN_COMPUTED and value not in _OFF and _rope_type(given) in ("default", "yarn"):
             raise ModelFileError(f"{CONFIG}: RoPE scaling field {quoted(name)} is not supported")
     if given.get("partial_rotary_factor") not in (None, 1.0):
         raise ModelFileError(f"{CONFIG}: partial_rotary_factor must be 1, not {quoted(given['partial_rotary_factor'])}")
     return {"rope_theta": config.get("rope_theta"), **given}
 
 
-def _kind(rope: Mapping[str, Any]) -> Any:
+def _rope_type(rope: Mapping[str, Any]) -> Any:
     return rope.get("rope_type", rope.get("type", "default"))
 
 
 def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
-    kind = _kind(rope)
+    kind = _rope_type(rope)
     if kind == "default":
         return {}
     if kind != "yarn":
@@ -285,7 +285,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
     if "factor" not in rope:
         raise ModelFileError(f"{CONFIG}: RoPE scaling field factor is missing")
     factor = context / original if rope["factor"] is None else _number("factor", rope["factor"])
-    _within("rope.scaling.factor", "factor", factor)
+    _check_range("rope.scaling.factor", "factor", factor)
     usual = yarn_attention_factor(factor)
     attention = rope.get("attention_factor")
     if attention is not None:
@@ -306,12 +306,12 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
         f"{prefix}.original_context_length": (original, "uint32"),
     }
     if attention != usual:
-        _within("rope.scaling.attn_factor", "attention_factor", attention / usual)
+        _check_range("rope.scaling.attn_factor", "attention_factor", attention / usual)
         entries[f"{prefix}.attn_factor"] = attention / usual, "float32"
     for name in ("beta_fast", "beta_slow"):
         given = rope.get(name)
         if given:  # as in transformers, 0 means unset
-            _within(f"rope.scaling.yarn_{name}", name, _number(name, given))
+            _check_range(f"rope.scaling.yarn_{name}", name, _number(name, given))
             entries[f"{prefix}.yarn_{name}"] = float(given), "float32"
     truncate = rope.get("truncate", YarnRamp().truncate)
     if truncate not in (True, False, None):
@@ -321,7 +321,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
     return entries
 
 
-def _within(key: str, name: str, value: float) -> None:
+def _check_range(key: str, name: str, value: float) -> None:
     low, high = FLOAT_LIMITS[key]
     if not low <= value <= high:
         raise ModelFileError(f"{CONFIG}: RoPE scaling field {name} is out of range")

@@ -87,7 +87,7 @@ class HFFolder:
         """Return all tensors in GGUF order. Raises ModelFileError if one is missing or unknown."""
         left = dict(self._tensors)
 
-        def take(name: str, source: str, head_rows: int = 0) -> FolderTensor:
+        def pop_tensor(name: str, source: str, head_rows: int = 0) -> FolderTensor:
             tensor = left.pop(f"{source}.weight", None)
             if tensor is None:
                 raise ModelFileError(f"the folder has no tensor {source}.weight")
@@ -100,13 +100,13 @@ class HFFolder:
         # As in transformers, lm_head is used as the embedding if a tied model has no embed_tokens.
         if embed is None and head is not None and is_tied:
             left["model.embed_tokens.weight"] = embed = head
-        found = [take("token_embd", "model.embed_tokens")]
+        found = [pop_tensor("token_embd", "model.embed_tokens")]
         for layer in range(config["num_hidden_layers"]):
             for role, module in _LAYER.items():
                 rows = head_dim if role in ("attn_q", "attn_k") else 0
-                found.append(take(f"blk.{layer}.{role}", f"model.layers.{layer}.{module}", rows))
-        found.append(take("output_norm", "model.norm"))
-        if head is not None and not (is_tied and embed is not None and _equal(head, embed)):
+                found.append(pop_tensor(f"blk.{layer}.{role}", f"model.layers.{layer}.{module}", rows))
+        found.append(pop_tensor("output_norm", "model.norm"))
+        if head is not None and not (is_tied and embed is not None and _tensors_equal(head, embed)):
             found.append(FolderTensor("output", head))
         elif head is None and not is_tied:
             raise ModelFileError("the folder has no tensor lm_head.weight")
@@ -126,7 +126,7 @@ class HFFolder:
         self._open.close()
 
 
-def _equal(one: QTensor, other: QTensor) -> bool:
+def _tensors_equal(one: QTensor, other: QTensor) -> bool:
     if one.shape != other.shape:
         return False
     return all(

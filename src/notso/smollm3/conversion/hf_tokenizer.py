@@ -71,7 +71,7 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
     if len(tokens) > vocab:
         raise ModelFileError(f"{TOKENIZER_FILE} has {len(tokens):,} tokens, but the embedding has {vocab:,} rows")
     config = read_object(folder, TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES, is_optional=True)
-    _check(config)
+    _check_config(config)
     _mark_special(config, found)
     if "eos_token" in config or "bos_token" in config:
         _name_special(config, found, ends)
@@ -87,24 +87,24 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
         raise ModelFileError(
             f"the folder has no chat template, neither next to {TOKENIZER_FILE} nor in {TOKENIZER_CONFIG}"
         )
-    _refuse_named_templates(folder, config)
+    _reject_named_templates(folder, config)
     found |= {"tokenizer.ggml.model": "gpt2", "tokenizer.chat_template": template}
-    _compare(folder / TOKENIZER_FILE, found, _added_of(config))
+    _compare_tokenizers(folder / TOKENIZER_FILE, found, _added_tokens(config))
     # The vocabulary must have as many tokens as the embedding has rows.
     tokens += [f"[PAD{number}]" for number in range(len(tokens), vocab)]
     kinds += [UNUSED] * (vocab - len(kinds))
     found["tokenizer.ggml.add_bos_token"] = False
-    return {key: (value, _type_of(key, value)) for key, value in found.items()}
+    return {key: (value, _entry_type(key, value)) for key, value in found.items()}
 
 
-def _type_of(key: str, value: Any) -> str:
+def _entry_type(key: str, value: Any) -> str:
     if isinstance(value, list):
         of = "string" if isinstance(value[0] if value else "", str) else "int32"
         return f"array of {'uint32' if key == END_IDS_KEY else of}"
     return {bool: "bool", str: "string", int: "uint32"}[type(value)]
 
 
-def _check(config: Mapping[str, Any]) -> None:
+def _check_config(config: Mapping[str, Any]) -> None:
     if config.get("tokenizer_class") not in CLASSES:
         raise ModelFileError(
             f"{TOKENIZER_CONFIG}: tokenizer_class is {quoted(config['tokenizer_class'])}, which may split text "
@@ -115,28 +115,28 @@ def _check(config: Mapping[str, Any]) -> None:
             raise ModelFileError(f"{TOKENIZER_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
 
 
-def _text_of(name: str, token: Any) -> str:
+def _token_text(name: str, token: Any) -> str:
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str) or not text:
         raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} contains {quoted(token)}, which is not a token")
     return text
 
 
-def _named(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = [(name, _text_of(name, config[name])) for name in SPECIAL if config.get(name) is not None]
+def _special_tokens(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = [(name, _token_text(name, config[name])) for name in SPECIAL if config.get(name) is not None]
     for name in SPECIAL_LISTS:
         given = config.get(name) or []
         given = list(given.values()) if isinstance(given, dict) else given
         if not isinstance(given, list):
             raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} must be a list of tokens, not {quoted(given)}")
-        found += [(name, _text_of(name, each)) for each in given]
+        found += [(name, _token_text(name, each)) for each in given]
     return found
 
 
 def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     ids = {text: index for index, text in enumerate(tokens)}
-    for name, text in _named(config):
+    for name, text in _special_tokens(config):
         # Only tokenizer.json gives tokens their ids, so every special token must be defined there.
         if text not in ids:
             raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is not a token of {TOKENIZER_FILE}")
@@ -145,7 +145,7 @@ def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
     if not isinstance(added, dict) or not all(isinstance(each, dict) for each in added.values()):
         raise ModelFileError(f"{TOKENIZER_CONFIG}: added_tokens_decoder must be an object of tokens")
     for index, token in added.items():
-        text = _text_of("added_tokens_decoder", token)
+        text = _token_text("added_tokens_decoder", token)
         if str(ids.get(text)) != index:
             raise ModelFileError(
                 f"{TOKENIZER_CONFIG}: added_tokens_decoder gives {quoted(text)} the id {quoted(index)}, but "
@@ -153,7 +153,7 @@ def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
             )
 
 
-def _added_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _added_tokens(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {token["content"]: token for token in (config.get("added_tokens_decoder") or {}).values()}
 
 
@@ -163,7 +163,7 @@ def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequen
     for key, name in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
         found.pop(f"tokenizer.ggml.{key}_token_id", None)
         if config.get(name) is not None:
-            found[f"tokenizer.ggml.{key}_token_id"] = ids[_text_of(name, config[name])]
+            found[f"tokenizer.ggml.{key}_token_id"] = ids[_token_text(name, config[name])]
     if "tokenizer.ggml.eos_token_id" not in found and ends:
         found["tokenizer.ggml.eos_token_id"] = ends[0]
 
@@ -178,7 +178,7 @@ def _template(config: Mapping[str, Any]) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def _refuse_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
+def _reject_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
     # If a request has tools, transformers uses a template named tool_use in place of the default one.
     given = config.get("chat_template")
     in_list = isinstance(given, list) and any(
@@ -188,7 +188,7 @@ def _refuse_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
         raise ModelFileError("the folder has a separate chat template for tools (tool_use), which is not supported")
 
 
-def _compare(path: Path, found: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> None:
+def _compare_tokenizers(path: Path, found: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> None:
     ours = Tokenizer.from_gguf(found)
     try:
         theirs = tokenizers.Tokenizer.from_buffer(read_regular(path, MAX_JSON_BYTES))

@@ -46,9 +46,9 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
     windows = [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
     if not windows:
         raise InvalidRequestError(f"the text has {len(ids):,} tokens; at least one window of {window} is required")
-    watch = _Watch(CPU.configured(threads))
+    watch = _RecordingBackend(CPU.configured(threads))
     backend = cast(Backend, watch)  # __getattr__ provides the other operations
-    weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
+    weights = SmolLM3Weights.from_tensors(file.tensors, config).to_device(backend)
     model = SmolLM3(config, weights, KVCache(backend, config, window))
     # The output head's inputs are measured, but its product is skipped, because no logits are needed.
     watch.skipped = weights.lm_head
@@ -64,7 +64,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
 
 
 @dataclass
-class _Watch:
+class _RecordingBackend:
     # A CPU backend that also accumulates the squared inputs of matrix products.
     backend: CPU
     sums: dict[str, Doubles] = field(default_factory=dict)
@@ -75,23 +75,23 @@ class _Watch:
         return getattr(self.backend, name)
 
     def matmul(self, x: Array, weight: Weight, out: Array, *, norm: RMSNorm | None = None) -> None:
-        self._see(x, [weight], norm)
+        self._record_inputs(x, [weight], norm)
         if weight is not self.skipped:
             self.backend.matmul(x, weight, out, norm=norm)
 
     def matmul_many(self, x: Array, products: Sequence[tuple[Weight, Array]], *, norm: RMSNorm | None = None) -> None:
-        self._see(x, [weight for weight, _ in products], norm)
+        self._record_inputs(x, [weight for weight, _ in products], norm)
         self.backend.matmul_many(x, products, norm=norm)
 
     def matmul_add(self, x: Array, weight: Weight, out: Array) -> None:
-        self._see(x, [weight])
+        self._record_inputs(x, [weight])
         self.backend.matmul_add(x, weight, out)
 
     def matmul_gated(self, x: Array, gate: Weight, up: Weight, out: Array, *, norm: RMSNorm | None = None) -> None:
-        self._see(x, [gate, up], norm)
+        self._record_inputs(x, [gate, up], norm)
         self.backend.matmul_gated(x, gate, up, out, norm=norm)
 
-    def _see(self, x: Array, weights: Sequence[Weight], norm: RMSNorm | None = None) -> None:
+    def _record_inputs(self, x: Array, weights: Sequence[Weight], norm: RMSNorm | None = None) -> None:
         squares = np.square(self.backend.download(x), dtype=np.float64)
         if norm is not None:
             squares /= squares.mean(axis=1, keepdims=True) + norm.eps

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from notso.qtensor import FORMATS_BY_NAME, Format, GGUFFile, GGUFWriter, QTensor
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.conversion.converter import convert, new_model_file, packed, require_whole_blocks
+from notso.smollm3.conversion.converter import convert, new_model_file, quantize_chunks, require_whole_blocks
 from notso.smollm3.conversion.hf_folder import CHUNK_VALUES, HFFolder
 from notso.smollm3.conversion.importance import Importance, importance
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
@@ -50,7 +50,7 @@ def quantize(
         return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
     floats = out.with_name(f".{out.name}.{os.getpid()}.floats")
     try:  # measuring importance requires a GGUF file
-        convert(source, floats, _type_of(source), lambda done, total: progress("joining", done, total), threads)
+        convert(source, floats, _common_format(source), lambda done, total: progress("joining", done, total), threads)
         return _quantize_file(floats, out, mix, text, threads, progress)
     finally:
         floats.unlink(missing_ok=True)
@@ -83,7 +83,7 @@ def _quantize_file(
             def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
                 nonlocal written
                 columns = measured.of.get(tensor.name) if measured is not None else None
-                for data in packed(_rows(tensor), format, tensor.name, columns, threads):
+                for data in quantize_chunks(_rows(tensor), format, tensor.name, columns, threads):
                     yield data
                     written += data.size
                     progress("writing", written, writer.tensor_bytes)
@@ -116,7 +116,7 @@ def _rows(tensor: QTensor) -> Iterator[npt.NDArray[np.float32]]:
         yield tensor.dequantize(start, min(start + step, tensor.rows))
 
 
-def _type_of(folder: Path) -> str:
+def _common_format(folder: Path) -> str:
     with HFFolder(folder) as found:
         formats = found.formats()
     return formats.pop() if len(formats) == 1 and formats <= FORMATS_BY_NAME.keys() else "F32"

@@ -89,7 +89,7 @@ class EngineMeter:
         """Return the seconds to the first token of a prompt with `depth` cached and 16 new tokens."""
         prompt = self.prompt(depth, NEW_TURN_TOKENS)  # fills the cache if necessary
         asked = time.perf_counter()
-        return self.watched(prompt, 1).times[0] - asked
+        return self.run_watched(prompt, 1).times[0] - asked
 
     def sampling_s(self, params: SamplingParams) -> float:
         logits = self._engine.logits(self.random_ids(SHORT_TOKENS))[-1]
@@ -115,13 +115,13 @@ class EngineMeter:
         )
 
     def _prefill(self, tokens: int, depth: int) -> float:
-        usage = self.watched(self.prompt(depth, tokens), 1).usage
+        usage = self.run_watched(self.prompt(depth, tokens), 1).usage
         # Tokens of `depth` that were not cached were prefilled as well, so the time is scaled to `tokens`.
         return usage.prompt_ms / 1000 * tokens / max(1, usage.prompt_tokens - usage.cached_tokens)
 
     def _decode(self, tokens: int, depth: int) -> list[float]:
         prompt = self.prompt(depth, 1) if depth else self.random_ids(SHORT_TOKENS)
-        return self.watched(prompt, tokens + 1).steps[:tokens]
+        return self.run_watched(prompt, tokens + 1).steps[:tokens]
 
     def _batch(self, sequences: int, tokens: int) -> list[float]:
         # Only the steps of the last sequence to start are timed, while all the others run.
@@ -143,7 +143,7 @@ class EngineMeter:
             raise EngineError(f"{sequences} sequences did not run concurrently: increase max_num_seqs")
         return last.steps[:tokens]
 
-    def watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
+    def run_watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
         watch = GenerationWatch(self._engine.submit(prompt, self._params(max_tokens=tokens)))
         watch.finish()
         if len(watch.times) != tokens:
@@ -167,7 +167,7 @@ class EngineMeter:
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
-        self.watched([*ids[: 2 * BLOCK_TOKENS], *self.random_ids(1)], 1)
+        self.run_watched([*ids[: 2 * BLOCK_TOKENS], *self.random_ids(1)], 1)
 
         def copy() -> None:
             pool, parent = engine._pool, engine._salt(RequestOptions()).root
@@ -195,11 +195,11 @@ class GenerationWatch:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._seen = 0
-        self._lock = threading.Lock()  # both the subscribing thread and the engine thread may call `_note`
+        self._lock = threading.Lock()  # both the subscribing thread and the engine thread may call `_record_times`
         self.times: list[float] = []
-        generation.subscribe(self._note)
+        generation.subscribe(self._record_times)
 
-    def _note(self) -> None:
+    def _record_times(self) -> None:
         now = time.perf_counter()
         with self._lock:
             for event in self._generation.read(self._seen):
@@ -384,7 +384,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
             peer.tune(plan.tasks)
         report("waiting until the weights are copied to memory", 0, 1)
         engine.wait_for_placement(WAIT_SECONDS)
-        rounds = _Rounds(engine, plan, report, peer)
+        rounds = _BenchmarkRun(engine, plan, report, peer)
         rounds.run()
         result: dict[str, Any] = {
             "machine": describe_machine(),
@@ -414,7 +414,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     return result
 
 
-class _Rounds:
+class _BenchmarkRun:
     def __init__(self, engine: Engine, plan: BenchmarkPlan, report: Progress, peer: PeerProcess | None) -> None:
         self._engine = engine
         self._plan = plan
@@ -443,7 +443,7 @@ class _Rounds:
                     (f"{self._peer.name}: {_name(task)}", partial(self._measure_peer, self._peer, task))
                 )
         measurements += [
-            (f"first token at {depth:,}", partial(self._measure_first, depth)) for depth in self.first_token
+            (f"first token at {depth:,}", partial(self._measure_first_token, depth)) for depth in self.first_token
         ]
         total = self._plan.repeats * len(measurements)
         for turn in range(total):
@@ -459,7 +459,7 @@ class _Rounds:
         for task, samples in measured.items():
             row = {**_labels(task), **samples.summary("tok_s")}
             if task[0] == "decode" and measured is self.ours:
-                row |= self._beside_the_ceiling(task, samples)
+                row |= self._ceiling_shares(task, samples)
             found[task[0]].append(row)
         return found
 
@@ -476,7 +476,7 @@ class _Rounds:
         about = {"name": peer.name, "version": peer.version, "load_s": _rounded(peer.load_s)}
         return {"peer": {**about, **rows, "memory": {"rss_mb": _rounded(peer.resident_mb())}}, "ratio": ratio}
 
-    def _beside_the_ceiling(self, task: Task, samples: Samples) -> dict[str, float]:
+    def _ceiling_shares(self, task: Task, samples: Samples) -> dict[str, float]:
         depth = max(task[2], SHORT_TOKENS) + self._plan.decode_tokens // 2
         kv_bytes = depth * kv_bytes_per_token(self._engine.config, self._engine.info.kv_format)  # type: ignore[arg-type]
         token_bytes = self._weight_bytes + kv_bytes
@@ -506,7 +506,7 @@ class _Rounds:
         }
         self.in_order.values.append(best[1])
         self.bandwidth.values.append(max(best.values()))
-        self.products.values.append(2 * ceilings.byte_products() / 1e12)
+        self.products.values.append(2 * ceilings.byte_product_rate() / 1e12)
         del buffer
         time.sleep(CALM_SECONDS)
 
@@ -523,7 +523,7 @@ class _Rounds:
     def _measure_peer(self, peer: PeerProcess, task: Task) -> None:
         self.theirs[task].values.append(_rate(task, peer.measure(task)))
 
-    def _measure_first(self, depth: int) -> None:
+    def _measure_first_token(self, depth: int) -> None:
         self.first_token[depth].values.append(1000 * self._meter.first_token_s(depth))
 
 

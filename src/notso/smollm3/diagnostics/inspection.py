@@ -122,7 +122,7 @@ class Inspection:
 
     def as_dict(self, *, tensors: bool = True) -> dict[str, Any]:
         """Return JSON values, with non-finite numbers as text."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = _to_json(asdict(self))
         if not tensors:
             del plain["tensors"]
         return plain
@@ -160,7 +160,7 @@ def inspect_file(path: str | Path) -> Inspection:
 def _entry(file: GGUFFile, key: str) -> Entry:
     type_name, length = file.metadata_types[key], file.metadata.array_length(key)
     if length is not None:
-        shown = tuple(_short(item) for item in file.metadata[key]) if length <= MAX_SHOWN_ITEMS else None
+        shown = tuple(_shorten(item) for item in file.metadata[key]) if length <= MAX_SHOWN_ITEMS else None
         return Entry(key, type_name, shown, length)
     value = file.metadata[key]
     if isinstance(value, str):
@@ -168,7 +168,7 @@ def _entry(file: GGUFFile, key: str) -> Entry:
     return Entry(key, type_name, value, None)
 
 
-def _short(item: Scalar) -> Scalar:
+def _shorten(item: Scalar) -> Scalar:
     return item[: MAX_SHOWN_TEXT - 1] + "…" if isinstance(item, str) and len(item) > MAX_SHOWN_TEXT else item
 
 
@@ -250,11 +250,11 @@ def _cache_plan(kv_format: KVFormat, config: SmolLM3Config, weight_bytes: int, m
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -124,20 +124,20 @@ def _second_half(engine: Engine, ids: Sequence[int]) -> Floats:
 def _log_probabilities(logits: Floats, ids: Sequence[int]) -> Doubles:
     wanted = np.array(ids[len(ids) // 2 + 1 :])
     return np.concatenate(
-        [_log_softmax(logits[at])[np.arange(len(wanted[at])), wanted[at]] for at in _pieces(len(logits))]
+        [_log_softmax(logits[at])[np.arange(len(wanted[at])), wanted[at]] for at in _row_slices(len(logits))]
     )
 
 
 def _divergences(found: Floats, wanted: Floats) -> Doubles:
     # KL(base | model).
     rows = []
-    for at in _pieces(len(found)):
+    for at in _row_slices(len(found)):
         ours, theirs = _log_softmax(found[at]), _log_softmax(wanted[at])
         rows.append((np.exp(theirs) * (theirs - ours)).sum(axis=1))
     return np.concatenate(rows)
 
 
-def _pieces(rows: int) -> list[slice]:
+def _row_slices(rows: int) -> list[slice]:
     return [slice(at, at + ROWS_AT_ONCE) for at in range(0, rows, ROWS_AT_ONCE)]
 
 

@@ -135,8 +135,8 @@ def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress 
         digest = None
         if hash_file:
             digest = registry.sha256_of(path, lambda _what, done, total: report("hashing", done, total))
-            registry.remember_hash(path, digest)
-        known = registry.known_by_hash(digest) if digest else None
+            registry.store_hash(path, digest)
+        known = registry.find_by_hash(digest) if digest else None
         structure, prompts = _structure_problem(file), _prompt_problem(file)
         total = sum(tensor.nbytes for tensor in file.tensors.values())
         done, checks = 0, []

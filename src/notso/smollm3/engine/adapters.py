@@ -23,7 +23,7 @@ class Adapters:
         self._config = config
         self._core = core
         self._backend = backend
-        self._one_at_a_time = threading.Lock()
+        self._change_lock = threading.Lock()
         self._loaded: dict[str, tuple[Adapter, AdapterInfo]] = {}
 
     @property
@@ -42,7 +42,7 @@ class Adapters:
     def add(self, source: AdapterSource) -> AdapterInfo:
         """Load an adapter. Raises InvalidRequestError if the name is taken, ModelFileError, OutOfMemoryError or
         EngineError."""
-        with self._one_at_a_time:
+        with self._change_lock:
             if source.name.lower() in {name.lower() for name in self._loaded}:
                 raise InvalidRequestError(f"adapter {source.name} is already loaded", param="adapter")
             if len(self._loaded) >= MAX_ADAPTERS:
@@ -58,12 +58,12 @@ class Adapters:
                     available_bytes=limit.available_bytes,
                 )
 
-            def put() -> Adapter:
-                adapter = read.on(self._backend)
+            def load_on_device() -> Adapter:
+                adapter = read.to_device(self._backend)
                 self._core.runner.add_adapter(adapter)
                 return adapter
 
-            adapter = self._core.call(put)
+            adapter = self._core.call(load_on_device)
             count = sum(map(len, read.layers))
             info = AdapterInfo(source.name, source.path, source.scale, read.rank, read.nbytes, count, read.digest.hex())
             self._loaded[source.name] = adapter, info
@@ -71,7 +71,7 @@ class Adapters:
 
     def remove(self, name: str) -> None:
         """Remove an adapter; running requests keep it. Raises InvalidRequestError."""
-        with self._one_at_a_time:
+        with self._change_lock:
             if name not in self._loaded:
                 raise InvalidRequestError("the adapter is not loaded", param="adapter")
             adapter, _ = self._loaded.pop(name)

@@ -24,7 +24,7 @@ class BlockMover:
             return
         void = set[Sequence]()
         if self._offload is not None:
-            self._offload.expect(plan.loads)
+            self._offload.prefetch(plan.loads)
         for kind, moves in groupby(plan.moves, type):
             group = list(moves)
             if kind is BlockLoad:
@@ -41,7 +41,7 @@ class BlockMover:
             if load.sequence in void:
                 continue
             if is_there:
-                self._scheduler.loaded(load)
+                self._scheduler.on_block_loaded(load)
             else:
-                self._scheduler.load_failed(load)
+                self._scheduler.on_load_failed(load)
                 void.add(load.sequence)

@@ -19,10 +19,10 @@ from notso.smollm3.values.engine_config import EngineConfig
 
 T = TypeVar("T")
 
-_lost: dict[str, str] = {}  # devices that failed in this process and are not used again -> reason
+_excluded: dict[str, str] = {}  # devices that failed in this process and are not used again -> reason
 
 
-def on_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
+def run_on_selected_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
     """Call `use(backend, note)` with the selected device and return its result; `note`: why no GPU is used, or "".
 
     With "auto", the CPU is used if `use` fails on the GPU. Raises DeviceError or OutOfMemoryError if a named device
@@ -32,7 +32,7 @@ def on_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
     if config.device == "cpu" or (config.device == "auto" and not has_cuda_driver()):
         return use(CPU.configured(config.threads), "")
     number = int(wanted.partition(":")[2] or 0)
-    note = _lost.get(f"cuda:{number}", "")
+    note = _excluded.get(f"cuda:{number}", "")
     if not note:
         try:
             return use(CUDA(number), "")
@@ -43,9 +43,9 @@ def on_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
     return use(CPU.configured(config.threads), note)
 
 
-def give_up(backend: Backend, error: DeviceError) -> None:
+def exclude_device(backend: Backend, error: DeviceError) -> None:
     """Exclude a device for the lifetime of the process."""
-    _lost[backend.name.partition(" ")[0]] = str(error)
+    _excluded[backend.name.partition(" ")[0]] = str(error)
 
 
 def weights_bytes(file: GGUFFile, backend: Backend) -> int:
@@ -53,7 +53,7 @@ def weights_bytes(file: GGUFFile, backend: Backend) -> int:
     return sum(backend.weight_bytes(tensor) for tensor in file.tensors.values())
 
 
-def require_same_bits(file: GGUFFile, backend: Backend, threads: int | None) -> None:
+def require_equal_results(file: GGUFFile, backend: Backend, threads: int | None) -> None:
     """Raise DeviceError if a device's results differ from the CPU's."""
     if backend.name == "cpu":
         return

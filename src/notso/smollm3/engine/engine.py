@@ -15,15 +15,20 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import Backend, DeviceLostError, GGUFFile, NotsoError, give_back_freed, name_file
+from notso.qtensor import Backend, DeviceLostError, GGUFFile, NotsoError, release_freed_memory, set_error_path
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.adapters import Adapters
-from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
+from notso.smollm3.engine.device_choice import (
+    exclude_device,
+    require_equal_results,
+    run_on_selected_device,
+    weights_bytes,
+)
 from notso.smollm3.engine.engine_core import CLOSED, ContextLogits, EngineCore, WorkSignal
 from notso.smollm3.engine.input_processor import InputProcessor
-from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
+from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, plan_file, step_rows, store_kv_format_choice
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
-from notso.smollm3.engine.receipts import ModelDigest, ReceiptCheck, opened, options_of, receipt_of
+from notso.smollm3.engine.receipts import ModelDigest, ReceiptCheck, build_receipt, open_receipt, receipt_options
 from notso.smollm3.engine.receipts import sealed as seal
 from notso.smollm3.engine.request import Request
 from notso.smollm3.errors import (
@@ -48,14 +53,14 @@ from notso.smollm3.scheduling.block_pool import BlockPool, CacheSalt, cache_salt
 from notso.smollm3.scheduling.ngram_drafter import StepLatency
 from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
-from notso.smollm3.text.prompt import PromptWriter, checked_ids
+from notso.smollm3.text.prompt import PromptWriter, validate_ids
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
 from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings
 from notso.smollm3.values.events import Completion, Event
 from notso.smollm3.values.messages import Message, Priority
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate, StoredReading
-from notso.smollm3.values.request_options import AnswerSettings, PromptInput, RequestOptions, settings_of
+from notso.smollm3.values.request_options import AnswerSettings, PromptInput, RequestOptions, apply_settings
 from notso.smollm3.values.sampling_params import SamplingParams
 from notso.text_file import NotTextError, read_text
 
@@ -74,9 +79,9 @@ def model_path(model: str | None) -> Path:
         raise ModelFileError("the name of the model is empty")
     path = Path(model).expanduser()
     if (path / "config.json").is_file():
-        from notso.smollm3.conversion.converter import kept_conversion  # loaded for folders only
+        from notso.smollm3.conversion.converter import cached_conversion  # loaded for folders only
 
-        return kept_conversion(path)
+        return cached_conversion(path)
     if path.exists() or path.is_absolute() or path.suffix == ".gguf":
         return path  # clearly a path; if the file is missing, opening it raises an error that says so
     return resolve_model(model) or demo_path()
@@ -114,11 +119,11 @@ class Engine:
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
         there = weights_bytes(file, backend)
         plan = plan_file(file, self.config, config, there, backend.memory(mapped_bytes=there))
-        require_same_bits(file, backend, config.threads)
+        require_equal_results(file, backend, config.threads)
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.release()
-        give_back_freed()  # building the tokenizer briefly takes hundreds of megabytes
-        template = _template_of(file, self.tokenizer, config.chat_template_file)
+        release_freed_memory()  # building the tokenizer briefly takes hundreds of megabytes
+        template = _load_template(file, self.tokenizer, config.chat_template_file)
         self._prompts = PromptWriter(template, self.tokenizer)
         sampling = sampling_defaults(file.metadata)
         self._context_tokens = plan.context_tokens
@@ -140,7 +145,7 @@ class Engine:
             windows=self._pool.windows,
             large_pages=plan.kv_bytes >= LARGE_CACHE_BYTES,
         )
-        weights = weights.on(backend)
+        weights = weights.to_device(backend)
         self._placement = WeightPlacement(file, weights, signal, backend, wanted=config.weights)
         rows = step_rows(self.config, plan.context_tokens)
         self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
@@ -152,7 +157,7 @@ class Engine:
         arithmetic = version(content_identity(file)).hex()
         if config.cache_dir is not None:
             folder = Path(config.cache_dir)
-            keep_choice(file, self.config, config, plan)
+            store_kv_format_choice(file, self.config, config, plan)
             self._identity = IdentityWorker(file, folder)
             known = self._identity.identity
             self._offload = KVOffload(
@@ -173,15 +178,15 @@ class Engine:
             arithmetic,
             None if config.cache_dir is None else Path(config.cache_dir) / "quotes",
         )
-        self._when_lost: list[Callable[[], None]] = []
-        lost = partial(_lost, backend, self._when_lost)
+        self._lost_callbacks: list[Callable[[], None]] = []
+        lost = partial(_handle_device_loss, backend, self._lost_callbacks)
         self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency, lost)
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
-        self._end = weakref.finalize(self, _end, self._core, self._placement, self._identity, file)
+        self._shut_down = weakref.finalize(self, _shut_down, self._core, self._placement, self._identity, file)
         self.adapters = Adapters(self.config, self._core, backend)
         self._placement.start()
         if self._identity is not None and self._offload is not None:
-            self._identity.start(self._core.is_idle, partial(_adopt, self._core, self._offload, version))
+            self._identity.start(self._core.is_idle, partial(_adopt_identity, self._core, self._offload, version))
         self.info = model_info(
             file,
             self.config,
@@ -227,10 +232,10 @@ class Engine:
                 return cls(file, config, backend, note, find_processor)
             except NotsoError as error:
                 template = config.chat_template_file if isinstance(error, TemplateError) else None
-                name_file(error, template or path)
+                set_error_path(error, template or path)
                 raise
 
-        return on_device(config, load)
+        return run_on_selected_device(config, load)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"on {self.info.device}"
@@ -274,7 +279,7 @@ class Engine:
         self._require_open()
         if self._offload is None:
             return StoredReading(0, 0)
-        return StoredReading(*self._offload.readings.stored(reading_digest(owner, scope, name)))
+        return StoredReading(*self._offload.readings.stored_size(reading_digest(owner, scope, name)))
 
     def forget_reading(self, name: str, *, scope: str | None = None, owner: str = "") -> None:
         """Remove a pinned reading from memory and disk, except blocks that another reading contains.
@@ -294,12 +299,12 @@ class Engine:
     def close(self) -> None:
         """Release file and cache; running generations end."""
         self._closed = True
-        self._end()
+        self._shut_down()
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         # If the GPU fails, each callback is called once, on the engine's thread, and must not block. Afterwards,
         # running answers end with an error. If the model is then loaded again, it runs on the CPU.
-        self._when_lost.append(callback)
+        self._lost_callbacks.append(callback)
 
     def __enter__(self) -> Engine:
         return self
@@ -315,13 +320,13 @@ class Engine:
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; invalid UTF-8 becomes U+FFFD. Raises InvalidRequestError."""
-        return self.tokenizer.decode(self._checked(ids), skip_control=False)
+        return self.tokenizer.decode(self._validate_ids(ids), skip_control=False)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return [self.tokenizer.decode([id], skip_control=False) for id in self._checked(ids)]
+        return [self.tokenizer.decode([id], skip_control=False) for id in self._validate_ids(ids)]
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        return checked_ids(ids, self.config.vocab_size) if len(ids) else []
+    def _validate_ids(self, ids: Sequence[int]) -> list[int]:
+        return validate_ids(ids, self.config.vocab_size) if len(ids) else []
 
     def render(self, messages: ChatInput, options: RequestOptions | None = None) -> str:
         """Return the prompt that the template renders."""
@@ -341,7 +346,7 @@ class Engine:
         self._require_open()
         options = options or RequestOptions()
         prompt = self._prompts.write(messages, options, most_tokens=self._inputs.context_of(options))
-        ids, salt = prompt.ids, self._inputs.salted(self._salt(options), prompt, messages, options)
+        ids, salt = prompt.ids, self._inputs.salt_with_prefix(self._salt(options), prompt, messages, options)
         cached = self._core.call(lambda: self._scheduler.cached_length(salt, ids))
         per_token = self._core.prompt_s_per_token
         seconds = per_token * (len(ids) - cached) if per_token else None
@@ -352,7 +357,7 @@ class Engine:
     def logits(self, ids: Sequence[int], *, adapter: str | None = None) -> Floats:
         """Return logits (L, vocab) float32 after each id, starting with an empty context."""
         self._require_open()
-        tokens = checked_ids(ids, self.config.vocab_size)
+        tokens = validate_ids(ids, self.config.vocab_size)
         if len(tokens) > self._context_tokens:
             raise ContextLengthError(len(tokens), self._context_tokens)
         return self._context_logits.compute(tokens, self.adapters.of(adapter))
@@ -378,7 +383,7 @@ class Engine:
             raise InvalidRequestError("a receipt needs the seed and the tokens of the answer", param="replay")
         request = self._request(messages, params, asked)
         adapter = self.adapters.of(asked.adapter)
-        receipt = receipt_of(request, asked, self._facts(adapter))
+        receipt = build_receipt(request, asked, self._facts(adapter))
         return seal(receipt) if sealed else receipt
 
     def check_receipt(self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None) -> ReceiptCheck:
@@ -390,7 +395,7 @@ class Engine:
         """
         self._require_open()
         try:
-            return self._check_receipt(opened(receipt, transcript))
+            return self._check_receipt(open_receipt(receipt, transcript))
         except InvalidRequestError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -411,7 +416,7 @@ class Engine:
                     raise InvalidRequestError(f"the receipt belongs to another {name.replace('_', ' ')}", param=name)
         if receipt["arithmetic"] != ARITHMETIC:
             raise InvalidRequestError("the receipt belongs to another version of the arithmetic", param="arithmetic")
-        request, check = self._inputs.redraw(receipt, options_of(receipt), adapter)
+        request, check = self._inputs.build_verification(receipt, receipt_options(receipt), adapter)
         if receipt["answer"]["ids"]:
             self._core.submit(request)
             request.generation.result()
@@ -454,7 +459,7 @@ class Engine:
     ) -> AnswerStream:
         """Start an answer as `chat` does, and return an iterator over its events. Raises the same errors; the
         error of a failed answer is raised during iteration."""
-        sampling, asked = settings_of(params, options, settings)
+        sampling, asked = apply_settings(params, options, settings)
         return AnswerStream(self.submit(conversation(messages, *more), sampling, asked))
 
     def batch(
@@ -472,7 +477,7 @@ class Engine:
         """
         if isinstance(conversations, str | Mapping | Message):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
-        sampling, asked = settings_of(params, options, settings)
+        sampling, asked = apply_settings(params, options, settings)
         begins = [self.prepare(conversation(each), sampling, asked) for each in conversations]
         begun: list[Generation] = []
         try:
@@ -499,7 +504,7 @@ class Engine:
         A model trained for conversations may end a text immediately; use `chat` for an answer. Raises the same errors
         as `chat`.
         """
-        sampling, asked = settings_of(params, options, settings)
+        sampling, asked = apply_settings(params, options, settings)
         with AnswerStream(self.submit(text, sampling, asked)) as answer:
             return answer.result()
 
@@ -593,7 +598,7 @@ class Engine:
             FutureWarning,
             stacklevel=2,
         )
-        return _not_empty(events)
+        return _reject_empty_answer(events)
 
     def _events(self, request: Request, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
         self._require_open()
@@ -628,7 +633,7 @@ def _turns(messages: ChatInput) -> Sequence[Message]:
     return conversation(messages)
 
 
-def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
+def _reject_empty_answer(events: Generator[Event, None, None]) -> Iterator[Event]:
     # Without a chat template, a model trained for conversations often ends a text immediately. Without an error, this
     # would look like an empty answer.
     tokens = 0
@@ -642,7 +647,7 @@ def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
             yield event
 
 
-def _template_of(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> ChatTemplate | None:
+def _load_template(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> ChatTemplate | None:
     # Raises TemplateError.
     if path is None:
         return ChatTemplate.from_gguf(file.metadata, tokenizer)
@@ -657,18 +662,20 @@ def _template_of(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> Chat
         raise TemplateError(f"{path}: {error}") from error
 
 
-def _lost(backend: Backend, callbacks: list[Callable[[], None]], error: DeviceLostError) -> None:
-    give_up(backend, error)
+def _handle_device_loss(backend: Backend, callbacks: list[Callable[[], None]], error: DeviceLostError) -> None:
+    exclude_device(backend, error)
     for callback in callbacks:
         callback()
 
 
-def _adopt(core: EngineCore, offload: KVOffload, version: Callable[[bytes], bytes], identity: ModelIdentity) -> None:
+def _adopt_identity(
+    core: EngineCore, offload: KVOffload, version: Callable[[bytes], bytes], identity: ModelIdentity
+) -> None:
     with suppress(EngineError):  # the engine was closed meanwhile
         core.post(lambda: offload.adopt(version(identity.current), map(version, identity.earlier)))
 
 
-def _end(core: EngineCore, placement: WeightPlacement, identity: IdentityWorker | None, file: GGUFFile) -> None:
+def _shut_down(core: EngineCore, placement: WeightPlacement, identity: IdentityWorker | None, file: GGUFFile) -> None:
     try:
         core.require_process()
     except EngineError:  # a forked child has no threads to stop, and does not hold the cache folder's lock

@@ -64,7 +64,7 @@ NEAR_PLACES = 16
 PROGRESS_S = 0.25  # seconds between progress events of a prompt
 
 
-def notify_places(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
+def notify_queue_positions(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
     """Notify waiting requests of new positions in the queue."""
     for place, sequence in enumerate(queue, start=1):
         request = requests[sequence]
@@ -151,7 +151,7 @@ class EngineCore:
         self._inbox_lock = threading.Lock()
         self._closing = self._ended = False
         self._process = os.getpid()
-        self._when_lost = when_lost
+        self._on_device_lost = when_lost
         self._is_stuck = False  # no request can continue until new work arrives
         self._requests: dict[Sequence, Request] = {}
         self._prompt_s_per_token = 0.0
@@ -175,12 +175,12 @@ class EngineCore:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError if the engine has ended."""
         request.submitted = time.perf_counter()
-        self.post(lambda: self._take(request))
+        self.post(lambda: self._add_request(request))
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or on the
         engine's thread."""
-        self.refuse_own_thread()
+        self.reject_engine_thread()
         future: Future[T] = Future()
 
         def run() -> None:
@@ -192,7 +192,7 @@ class EngineCore:
         self.post(run)
         return future.result()
 
-    def refuse_own_thread(self) -> None:
+    def reject_engine_thread(self) -> None:
         """Raise EngineError on the engine's thread, to prevent deadlock."""
         if threading.current_thread() is self._thread:
             raise EngineError("a subscriber's callback must not wait for the engine")
@@ -230,7 +230,7 @@ class EngineCore:
             if self._ended:
                 raise EngineError(CLOSED)
             self._inbox.append(work)
-            self.background.disturb()
+            self.background.record_activity()
         self._signal.wake()
 
     # On the engine's thread
@@ -239,19 +239,19 @@ class EngineCore:
         try:
             self._run_steps()
         finally:
-            self._finish()
+            self._shut_down()
 
     def _run_steps(self) -> None:
         while not self._closing:
             has_steps = self._requests and not self._is_stuck
             has_work = self._inbox or has_steps or self._closing
-            self._signal.wait(0.0 if has_work else self.background.nap_s(is_idle=not self._requests))
+            self._signal.wait(0.0 if has_work else self.background.idle_wait_s(is_idle=not self._requests))
             self._is_stuck = False
             try:
                 self.runner.adopt_migrated()
                 while self._inbox:
                     self._inbox.popleft()()
-                self._poll_control_flags()
+                self._apply_reader_requests()
                 self._steps += 1
                 if self._offload is not None and (not self._requests or self._steps % OFFLOAD_STEPS == 0):
                     self._offload.work()
@@ -260,27 +260,29 @@ class EngineCore:
                 else:
                     self.background.work(lambda: not (self._inbox or self._closing))
             except DeviceLostError as error:
-                self._lose(error)
+                self._handle_device_loss(error)
             except Exception as error:
                 _log.exception("a step failed")
                 self._fail_all(error)
 
-    def _lose(self, error: DeviceLostError) -> None:
+    def _handle_device_loss(self, error: DeviceLostError) -> None:
         _log.error("the device failed: %s", str(error))  # a traceback's frames would keep device memory alive
         self._closing = True
         with self._inbox_lock:
             self._ended = True
-        self._when_lost(error)  # called before requests fail, so that their retries wait for the next engine
+        self._on_device_lost(error)  # called before requests fail, so that their retries wait for the next engine
         self._fail_all(EngineLostError(GPU_FAILED))
         if self._offload is not None:
-            self._offload.abandon()
+            self._offload.discard_offers()
 
-    def _finish(self) -> None:
+    def _shut_down(self) -> None:
         # Even if an error occurs, waiting callers must be released and the cache folder must be unlocked.
         self._closing = True
         with self._inbox_lock:
             self._ended = True  # rejects new work from here on
-        last: list[Callable[[], None]] = [partial(self._end, it, "cancelled") for it in self._requests.values()]
+        last: list[Callable[[], None]] = [
+            partial(self._finish_request, it, "cancelled") for it in self._requests.values()
+        ]
         last += self._inbox
         last.append(partial(self._fail_all, EngineError(CLOSED)))
         for work in last:
@@ -292,60 +294,60 @@ class EngineCore:
         if self._offload is not None:
             self._offload.close()
 
-    def _take(self, request: Request) -> None:
+    def _add_request(self, request: Request) -> None:
         if request.is_over and request.output.tokens:  # the replayed answer is already complete
             request.generation.write([*request.initial_events, *request.first_events()])
             self._requests[request.sequence] = request
-            self._end(request, "length")
+            self._finish_request(request, "length")
             return
         self._requests[request.sequence] = request
-        self.background.prefix_warmup.sent(request.sequence)
+        self.background.prefix_warmup.cancel_draft(request.sequence)
         if request.initial_events:
             request.generation.write(request.initial_events)
         if self._closing:
-            self._end(request, "cancelled")
+            self._finish_request(request, "cancelled")
         else:
             self.scheduler.add(request.sequence)
 
-    def _poll_control_flags(self) -> None:
+    def _apply_reader_requests(self) -> None:
         for request in list(self._requests.values()):
             if request.generation.stop_requested:
-                self._end(request, "cancelled")
+                self._finish_request(request, "cancelled")
             elif request.generation.answer_requested and request.read and request.output.in_reasoning:
                 request.generation.write(request.close_reasoning())
-                self._end_if_over(request)
+                self._finish_if_done(request)
 
     def _step(self) -> None:
         plan = self.scheduler.schedule(self._prompt_tokens(self._draft_tokens()), self.runner.max_rows)
-        notify_places(self.scheduler.queue(), self._requests)
+        notify_queue_positions(self.scheduler.queue(), self._requests)
         self._mover.move(plan)
         self._is_stuck = not (plan or plan.preempted)
         if not plan.chunks:
             return
         for chunk in plan.chunks:
-            self._begin(self._requests[chunk.sequence], chunk)
+            self._start_request(self._requests[chunk.sequence], chunk)
         started = time.perf_counter()
-        logits = self.runner.run(plan.chunks, lambda layer: self._go_on(plan, layer))
+        logits = self.runner.run(plan.chunks, lambda layer: self._should_continue(plan, layer))
         if logits is None:
             return  # cancelled
-        self._count(plan, time.perf_counter() - started)
-        self._pool(plan)
+        self._record_step(plan, time.perf_counter() - started)
+        self._pool_hidden_states(plan)
         self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks), plan.rows)
         for chunk, rows in zip(plan.chunks, logits, strict=True):
             request = self._requests[chunk.sequence]
             try:
-                self._after(request, chunk, rows)
+                self._process_chunk(request, chunk, rows)
             except NotsoError as error:
                 self._fail(request, error)
             except Exception as error:
                 request.generation.context.run(_log.exception, "generation failed")
-                self._fail(request, EngineError(_internal(error)))
+                self._fail(request, EngineError(_internal_error(error)))
 
-    def _pool(self, plan: Plan) -> None:
+    def _pool_hidden_states(self, plan: Plan) -> None:
         for chunk in plan.chunks:
             pooling = self._requests[chunk.sequence].pooling
             if chunk.scores and pooling is not None:
-                pooling.take(chunk.start, self.runner.hidden_states(chunk))
+                pooling.consume(chunk.start, self.runner.hidden_states(chunk))
 
     def _draft_tokens(self) -> int:
         # Proposes draft tokens (see ngram_drafter), unless prompts need the rows. Returns the number of rows of the
@@ -371,7 +373,7 @@ class EngineCore:
         decode_s = self._latency.seconds(decoding) if decoding <= MAX_SAMPLED else 0.0
         return self._prefill_budget.tokens(decoding, room, decode_s, self._prompt_s_per_token)
 
-    def _begin(self, request: Request, chunk: Chunk) -> None:
+    def _start_request(self, request: Request, chunk: Chunk) -> None:
         if request.started_at:
             return
         request.started_at = request.notified = time.perf_counter()
@@ -382,7 +384,7 @@ class EngineCore:
         begins = progress(request, chunk.start, self._prompt_s_per_token)
         request.generation.write([*request.first_events(), begins])
 
-    def _go_on(self, plan: Plan, layer: int) -> bool:
+    def _should_continue(self, plan: Plan, layer: int) -> bool:
         # Called between layers. Reports progress; returns False if the step is no longer needed.
         now = time.perf_counter()
         share = layer / len(self.runner.weights.layers)
@@ -393,10 +395,10 @@ class EngineCore:
             self._requests[chunk.sequence].generation.stop_requested for chunk in plan.chunks
         )
 
-    def _after(self, request: Request, chunk: Chunk, logits: Floats) -> None:
+    def _process_chunk(self, request: Request, chunk: Chunk, logits: Floats) -> None:
         now = time.perf_counter()
         if chunk.scores and request.scores is not None:
-            entries = request.scores.take(chunk.start, logits[: chunk.count])
+            entries = request.scores.consume(chunk.start, logits[: chunk.count])
             request.generation.write([Event("prompt", logprobs=entries)] if entries else [])
             logits = logits[chunk.count - 1 :]
         if not chunk.samples:
@@ -410,7 +412,7 @@ class EngineCore:
                 request.generation.write([Event("embedding", embedding=request.pooling.embedding())])
         if request.is_over:  # nothing to generate
             self.scheduler.advance(chunk)
-            self._end_if_over(request)
+            self._finish_if_done(request)
             return
         events, right, before = list[Event](), 0, len(request.sequence.tokens)
         for row, draft in zip(logits, [*chunk.drafts, None], strict=True):
@@ -430,18 +432,18 @@ class EngineCore:
                 break
             right += 1
         self.scheduler.advance(chunk, right)
-        request.accept(len(chunk.drafts), right)
+        request.record_acceptance(len(chunk.drafts), right)
         self._totals.generated_tokens_total += right + 1
         self._totals.drafted_tokens_total += len(chunk.drafts)
         self._totals.accepted_tokens_total += right
         request.generation.write([*events, *request.token_event(before)])
-        self._end_if_over(request)
+        self._finish_if_done(request)
 
-    def _end_if_over(self, request: Request) -> None:
+    def _finish_if_done(self, request: Request) -> None:
         if request.is_over:
-            self._end(request, "length")
+            self._finish_request(request, "length")
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def _finish_request(self, request: Request, reason: FinishReason) -> None:
         events = list(request.output.finish(reason))
         events += [
             Event("usage", usage=request.usage()),
@@ -449,21 +451,21 @@ class EngineCore:
                 "end",
                 finish_reason=request.output.finish_reason,
                 stop=request.output.stopped_by,
-                logprobs=request.output.untold,
+                logprobs=request.output.unreported_logprobs,
             ),
         ]
-        self._leave(request, events)
+        self._remove_request(request, events)
         self.background.prefix_warmup.note(request)
 
     def _fail(self, request: Request, error: NotsoError) -> None:
-        self._leave(request, [Event("error", error=error)])
+        self._remove_request(request, [Event("error", error=error)])
 
     def _fail_all(self, error: Exception) -> None:
         failure = error if isinstance(error, ModelError) else EngineError(FAILED)
         for request in list(self._requests.values()):
             self._fail(request, failure)
 
-    def _leave(self, request: Request, events: list[Event]) -> None:
+    def _remove_request(self, request: Request, events: list[Event]) -> None:
         if self._requests.pop(request.sequence, None) is None:
             return
         try:
@@ -473,10 +475,10 @@ class EngineCore:
         except Exception:
             # Clients must still receive the last events.
             request.generation.context.run(_log.exception, "the blocks of a request could not be released")
-        self.background.disturb()
+        self.background.record_activity()
         request.generation.write(events, last=True)
 
-    def _count(self, plan: Plan, seconds: float) -> None:
+    def _record_step(self, plan: Plan, seconds: float) -> None:
         self._totals.steps_total += 1
         if any(chunk.scores for chunk in plan.chunks):
             return  # scoring takes longer than other steps of the same size
@@ -509,37 +511,37 @@ class BackgroundWork:
         self._cache = runner.cache
         self._offload = offload
         self._has_memory = False
-        self._quiet_since = time.monotonic()
+        self._idle_since = time.monotonic()
         self.prefix_warmup = PrefixWarmup(runner, scheduler, offload, mover)
 
-    def disturb(self) -> None:
+    def record_activity(self) -> None:
         """Record activity. Thread-safe."""
-        self._quiet_since = time.monotonic()
+        self._idle_since = time.monotonic()
         self._has_memory = False
 
-    def nap_s(self, is_idle: bool) -> float:
+    def idle_wait_s(self, is_idle: bool) -> float:
         nap = LONGEST_NAP_S
         if (is_idle and not self._has_memory) or (self._offload is not None and self._offload.has_work):
             nap = TICK_S
         if not is_idle:
             return nap
         if not self._runner.has_captured_steps:
-            nap = min(nap, max(TICK_S, QUIET_S - self._quiet_s))
-        return min(nap, self.prefix_warmup.due_s(self._quiet_s))
+            nap = min(nap, max(TICK_S, QUIET_S - self._idle_s))
+        return min(nap, self.prefix_warmup.due_s(self._idle_s))
 
     def work(self, go_on: Callable[[], bool]) -> None:
         """Do one increment of idle work. A prefill polls `go_on`, and stops when it returns False."""
         if not self._has_memory:
             blocks = 0 if self._offload is None else self._offload.ready_blocks
             self._has_memory = not self._cache.touch_idle(blocks)
-        if not self.prefix_warmup.due_s(self._quiet_s):
+        if not self.prefix_warmup.due_s(self._idle_s):
             self.prefix_warmup.read(go_on)
-        elif not self._runner.has_captured_steps and self._quiet_s >= QUIET_S:
-            self._runner.capture_ahead()
+        elif not self._runner.has_captured_steps and self._idle_s >= QUIET_S:
+            self._runner.capture_next_step()
 
     @property
-    def _quiet_s(self) -> float:
-        return time.monotonic() - self._quiet_since
+    def _idle_s(self) -> float:
+        return time.monotonic() - self._idle_since
 
 
 class ContextLogits:
@@ -556,24 +558,24 @@ class ContextLogits:
 
     def compute(self, tokens: list[int], adapter: Adapter | None = None) -> Floats:
         """Return logits (L, vocab) float32. Raises EngineError if the cache has no room or the engine ends."""
-        self._core.refuse_own_thread()
+        self._core.reject_engine_thread()
         out = np.empty((len(tokens), self._vocab_size), np.float32)
         sequence = Sequence(tokens, adapter=adapter)
         with self._turn:
             sequence.batch_index = self._batch_index
             try:
-                self._core.call(lambda: self._take_blocks(sequence))
+                self._core.call(lambda: self._allocate_blocks(sequence))
                 at = 0
                 while at < len(tokens):
                     at = self._core.call(lambda start=at: self._compute_piece(sequence, start, out))  # type: ignore[misc]
             finally:
                 with suppress(EngineError):  # if the engine has ended, there is nothing to free
-                    self._core.call(lambda: self._give_back(sequence))
+                    self._core.call(lambda: self._free_blocks(sequence))
         return out
 
     # On the engine's thread
 
-    def _take_blocks(self, sequence: Sequence) -> None:
+    def _allocate_blocks(self, sequence: Sequence) -> None:
         pool = self._core.scheduler.pool
         try:
             for _ in range(0, len(sequence.tokens), BLOCK_TOKENS):
@@ -591,11 +593,11 @@ class ContextLogits:
         out[start:end] = rows[0] if rows else np.nan
         return end
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _free_blocks(self, sequence: Sequence) -> None:
         for block in sequence.blocks:
             self._core.scheduler.pool.free(block)
 
 
-def _internal(error: Exception) -> Sentence:
+def _internal_error(error: Exception) -> Sentence:
     name = type(error).__name__
     return Sentence(f"internal error: {name}", "engine_internal", name=name)

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any, cast
 
 from notso.smollm3.engine.engine_core import WorkSignal
-from notso.smollm3.engine.receipts import Redraw, params_of, replay_of
+from notso.smollm3.engine.receipts import ReceiptVerifier, receipt_params, receipt_replay
 from notso.smollm3.engine.request import MeanPooling, Request, ids_digest
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.output_processor import OutputProcessor, PromptScores, token_logprob
-from notso.smollm3.sampling.grammar import Grammars
+from notso.smollm3.sampling.grammar import GrammarCompiler
 from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_for, logits_processors_for
 from notso.smollm3.sampling.quoted_fields import quoted_fields
-from notso.smollm3.sampling.quotes import Pinned, Quotes
+from notso.smollm3.sampling.quotes import PinnedReading, QuoteManager
 from notso.smollm3.sampling.sampler import NO_BREAKERS, Sampler, SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, NO_SALT, CacheSalt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter, StepLatency
 from notso.smollm3.scheduling.sequence import PRIORITIES
 from notso.smollm3.scheduling.sequence import Sequence as ScheduledSequence
-from notso.smollm3.text.prompt import GENERATION_TOKENS, Prompt, PromptWriter, checked_ids
+from notso.smollm3.text.prompt import GENERATION_TOKENS, Prompt, PromptWriter, validate_ids
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import Message
@@ -64,8 +64,8 @@ class InputProcessor:
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
-        self._grammars = Grammars(tokenizer)
-        self.quotes = Quotes(tokenizer, quote_folder)
+        self._grammars = GrammarCompiler(tokenizer)
+        self.quotes = QuoteManager(tokenizer, quote_folder)
         self._breakers = SequenceBreakers(tokenizer)
         self._context_tokens = context_tokens
         self._document_tokens = document_tokens
@@ -89,14 +89,14 @@ class InputProcessor:
         *,
         written: Prompt | None = None,
     ) -> Request:
-        """Build a request. salt: see `salted`. written: the prompt, if already rendered. Raises InvalidRequestError,
-        ContextLengthError or TemplateError."""
+        """Build a request. salt: see `salt_with_prefix`. written: the prompt, if already rendered. Raises
+        InvalidRequestError, ContextLengthError or TemplateError."""
         params = params.with_defaults(self._sampling)
-        prompt = written or self._fitting_prompt(asked, params, options)
+        prompt = written or self._prompt_within_context(asked, params, options)
         tokenizer = self._tokenizer
         is_plain = isinstance(asked, str) or options.is_plain
         room = self.context_of(options) - len(prompt.ids)
-        pinned = _pinned(asked, options)
+        pinned = _pinned_reading(asked, options)
         options, fields = quoted_fields(options, self.quotes, pinned)
         structured_output = structured_output_for(
             options,
@@ -110,18 +110,18 @@ class InputProcessor:
         structured_output = self.quotes.output(options.sources, structured_output, prompt.started, pinned)
         is_structured = structured_output is not None and structured_output.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)
-        _require_end(params, is_structured, tokenizer.vocab_size)
+        _check_stop_parameters(params, is_structured, tokenizer.vocab_size)
         scores = self._scores(prompt.ids, options.prompt_logprobs)
         top, dropped = options.top_logprobs, prompt.dropped_messages
         request = Request(
             sequence=ScheduledSequence(
                 prompt.ids,
-                salt=self.salted(salt, prompt, asked, options),
+                salt=self.salt_with_prefix(salt, prompt, asked, options),
                 adapter=adapter,
                 scored=options.prompt_logprobs is not None or options.embedding,
                 priority=PRIORITIES[options.priority],
                 conversation=conversation_digest(options.owner, options.conversation),
-                reading=reading_of(options),
+                reading=prefix_reading_digest(options),
                 owner=options.owner,
             ),
             generation=Generation(self._signal.wake),
@@ -135,7 +135,7 @@ class InputProcessor:
                 is_plain,
                 one_call=not options.parallel_tool_calls,
                 is_structured=is_structured,
-                calls_are_held=structured_output is not None and structured_output.holds_calls,
+                calls_are_held=structured_output is not None and structured_output.constrains_tool_calls,
                 offered=tool_names(options.tools or ()),
                 stop_token_ids=params.stop_token_ids,
                 min_tokens=params.min_tokens,
@@ -158,28 +158,28 @@ class InputProcessor:
             origin=self._origin(prompt.ids, adapter) if options.token_ids or options.replay is not None else "",
         )
         if options.replay is not None:
-            checked_ids(options.replay.ids or (0,), tokenizer.vocab_size)
+            validate_ids(options.replay.ids or (0,), tokenizer.vocab_size)
             request.replay(options.replay)
         return request
 
-    def redraw(
+    def build_verification(
         self, receipt: Mapping[str, Any], options: RequestOptions, adapter: Adapter | None
-    ) -> tuple[Request, Redraw]:
+    ) -> tuple[Request, ReceiptVerifier]:
         """Return a request that computes the logits of the answer in a receipt (the record of an answer), and the
         Redraw that samples the answer again.
 
         Raises InvalidRequestError or ContextLengthError.
         """
-        told, answer = receipt["prompt"], replay_of(receipt)
-        ids, started = checked_ids(told["ids"], self._tokenizer.vocab_size), told["started"]
-        checked_ids(answer.ids or (0,), self._tokenizer.vocab_size)
+        told, answer = receipt["prompt"], receipt_replay(receipt)
+        ids, started = validate_ids(told["ids"], self._tokenizer.vocab_size), told["started"]
+        validate_ids(answer.ids or (0,), self._tokenizer.vocab_size)
         whole = [*ids, *answer.ids[:-1]]
         if len(whole) > self._context_tokens:
             raise ContextLengthError(len(whole), self._context_tokens)
         goes_on = started is not None or options.is_plain
         prompt = Prompt(ids, goes_on, started=started or "", may_think=not goes_on and self._prompts.may_think(ids))
-        request = self.write(ids, params_of(receipt), options, NO_SALT, adapter, written=prompt)
-        check = Redraw(request, answer, receipt["answer"]["finish_reason"])
+        request = self.write(ids, receipt_params(receipt), options, NO_SALT, adapter, written=prompt)
+        check = ReceiptVerifier(request, answer, receipt["answer"]["finish_reason"])
         only = RequestOptions(prompt_only=True, is_plain=True, priority="background")
         reading = self.write(whole, SamplingParams(), only, NO_SALT, adapter, written=Prompt(whole, goes_on=True))
         reading.scores, reading.sequence.scored, reading.sequence.scored_from = check, True, len(ids) - 1
@@ -188,19 +188,21 @@ class InputProcessor:
     def draft(
         self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions, salt: CacheSalt
     ) -> tuple[list[int], int, CacheSalt]:
-        """Return the ids of an unsent prompt, the position of its last turn, and its salt (see `salted`). Raises the
-        same errors as `write`, and InvalidRequestError if the last message is not the user's."""
+        """Return the ids of an unsent prompt, the position of its last turn, and its salt (see `salt_with_prefix`).
+        Raises the same errors as `write`, and InvalidRequestError if the last message is not the user's."""
         has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
         if not has_words or messages[-1].role != "user" or options.continue_last:
             raise InvalidRequestError("only a user message can be prefilled in advance", param="messages")
-        prompt = self._fitting_prompt(messages, params, options)
+        prompt = self._prompt_within_context(messages, params, options)
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
-        return prompt.ids, turn_at, self.salted(salt, prompt, messages, options)
+        return prompt.ids, turn_at, self.salt_with_prefix(salt, prompt, messages, options)
 
     def context_of(self, options: RequestOptions) -> int:
         return self._document_tokens if options.prefix is not None else self._context_tokens
 
-    def salted(self, salt: CacheSalt, prompt: Prompt, asked: PromptInput, options: RequestOptions) -> CacheSalt:
+    def salt_with_prefix(
+        self, salt: CacheSalt, prompt: Prompt, asked: PromptInput, options: RequestOptions
+    ) -> CacheSalt:
         """Return `salt` with the number of blocks that lie entirely within the fixed prefix of `options`."""
         if options.prefix is None:
             return salt
@@ -224,10 +226,10 @@ class InputProcessor:
 
     def _sampler(self, params: SamplingParams) -> Sampler:
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        breakers = self._breakers.of(params.dry_sequence_breakers) if params.repeats_are_dried else NO_BREAKERS
+        breakers = self._breakers.of(params.dry_sequence_breakers) if params.uses_dry else NO_BREAKERS
         return Sampler(params, seed, self._tokenizer.vocab_size, breakers)
 
-    def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
+    def _prompt_within_context(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
         prompt = self._prompt(asked, params, options)
         needed = len(prompt.ids) + (0 if options.prompt_only else 1)
         if needed > self.context_of(options):
@@ -243,13 +245,13 @@ class InputProcessor:
             return Prompt(self._tokenizer.encode(asked), goes_on=True)
         if not isinstance(asked[0], Message):
             options.require_for_prompt(is_text=False)
-            ids = checked_ids(cast(Sequence[int], asked), self._tokenizer.vocab_size)
+            ids = validate_ids(cast(Sequence[int], asked), self._tokenizer.vocab_size)
             return Prompt(ids, options.is_plain, may_think=not options.is_plain and self._prompts.may_think(ids))
-        return self._prompts.write_for(
+        return self._prompts.write_within_context(
             cast(Sequence[Message], asked),
             options,
             context_tokens=self.context_of(options),
-            kept_free=self._kept_free(params, options),
+            kept_free=self._reserved_tokens(params, options),
         )
 
     def _next_ids(
@@ -260,7 +262,7 @@ class InputProcessor:
             return None
         messages = tuple(cast(Sequence[Message], asked))
         keep = any(message.keep_reasoning for message in messages)
-        kept_free = self._kept_free(params, options) if options.when_full == "drop_oldest" else 1
+        kept_free = self._reserved_tokens(params, options) if options.when_full == "drop_oldest" else 1
         most = self.context_of(options) - kept_free
 
         def write(answer: Message) -> list[int]:
@@ -270,7 +272,7 @@ class InputProcessor:
 
         return write
 
-    def _kept_free(self, params: SamplingParams, options: RequestOptions) -> int:
+    def _reserved_tokens(self, params: SamplingParams, options: RequestOptions) -> int:
         # At most half of the context is kept free. Many clients set max_tokens to more than the context, which would
         # leave no room for earlier messages.
         context = self.context_of(options)
@@ -280,7 +282,7 @@ class InputProcessor:
         return NgramDrafter(ids[-DRAFT_HISTORY_TOKENS:], never=self._never_drafted, latency=latency)
 
 
-def reading_of(options: RequestOptions) -> bytes | None:
+def prefix_reading_digest(options: RequestOptions) -> bytes | None:
     """Return the digest of the reading that pins a prompt's fixed prefix, or None."""
     prefix = options.prefix
     if prefix is None or prefix.reading is None:
@@ -288,15 +290,15 @@ def reading_of(options: RequestOptions) -> bytes | None:
     return reading_digest(options.owner, prefix.scope, prefix.reading)
 
 
-def _pinned(asked: PromptInput, options: RequestOptions) -> Pinned | None:
-    reading, prefix = reading_of(options), options.prefix
+def _pinned_reading(asked: PromptInput, options: RequestOptions) -> PinnedReading | None:
+    reading, prefix = prefix_reading_digest(options), options.prefix
     if reading is None or prefix is None or isinstance(asked, str) or prefix.message >= len(asked):
         return None
     message = asked[prefix.message]
-    return Pinned(reading, message.content[: prefix.characters]) if isinstance(message, Message) else None
+    return PinnedReading(reading, message.content[: prefix.characters]) if isinstance(message, Message) else None
 
 
-def _require_end(params: SamplingParams, is_structured: bool, vocab_size: int) -> None:
+def _check_stop_parameters(params: SamplingParams, is_structured: bool, vocab_size: int) -> None:
     if max(params.stop_token_ids, default=0) >= vocab_size:
         raise InvalidRequestError(f"stop_token_ids must be below {vocab_size}", param="stop_token_ids")
     for name in ("ignore_eos", "min_tokens"):

@@ -14,7 +14,14 @@ from pathlib import Path
 from notso.qtensor import MIB, GGUFFile, MemoryLimit, available_memory, reserved_blocks
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import OutOfMemoryError, Sentence
-from notso.smollm3.kv.kv_cache import KV_FORMATS, WINDOW_FORMAT, KVFormat, has_fine_weights, keep_format, kept_format
+from notso.smollm3.kv.kv_cache import (
+    KV_FORMATS,
+    WINDOW_FORMAT,
+    KVFormat,
+    has_fine_weights,
+    load_kv_format,
+    store_kv_format,
+)
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import EngineConfig, KVChoice
@@ -150,18 +157,18 @@ def plan_engine(
         limit = MemoryLimit(f"{limit.source}, next to the loaded models,", left)
     planner = _Planner(config, weights_bytes, limit)
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
-    formats = auto_formats(context_tokens or usual, fine_weights, kept) if kv == "auto" else (kv,)
-    counts = [max_num_seqs] if max_num_seqs is not None else _halved(DEFAULT_SEQUENCES)
+    formats = kv_format_candidates(context_tokens or usual, fine_weights, kept) if kv == "auto" else (kv,)
+    counts = [max_num_seqs] if max_num_seqs is not None else _halvings(DEFAULT_SEQUENCES)
     if beside_bytes is not None:
         formats, counts = formats[:1], counts[:1]
         context_tokens = context_tokens or usual
     for kv_format in formats:
-        context = context_tokens or planner.context_up_to(usual, kv_format, counts[-1])
+        context = context_tokens or planner.fitting_context(usual, kv_format, counts[-1])
         for sequences in counts:
             plan = planner.plan(context, kv_format, sequences, reduced=context_tokens is None and context < usual)
             if plan.needed_bytes <= plan.limit.available_bytes:
                 return planner.with_documents(planner.with_shared_blocks(plan), most_document_tokens)
-    raise planner.refusal(context_tokens or min(usual, CONTEXT_FLOOR_TOKENS), formats, counts[-1])
+    raise planner.out_of_memory_error(context_tokens or min(usual, CONTEXT_FLOOR_TOKENS), formats, counts[-1])
 
 
 def largest_context(
@@ -218,7 +225,7 @@ class _Planner:
             return plan
         return self.plan(plan.context_tokens, plan.kv_format, plan.max_num_seqs, blocks=blocks, reduced=plan.reduced)
 
-    def context_up_to(self, usual: int, kv_format: KVFormat, sequences: int) -> int:
+    def fitting_context(self, usual: int, kv_format: KVFormat, sequences: int) -> int:
         fits = min(usual, self.largest_context(kv_format, sequences))
         return fits if fits == usual else max(fits, min(CONTEXT_FLOOR_TOKENS, usual))
 
@@ -235,7 +242,7 @@ class _Planner:
                 high = middle
         return low * CONTEXT_STEP_TOKENS
 
-    def refusal(self, context: int, formats: Sequence[KVFormat], sequences: int) -> OutOfMemoryError:
+    def out_of_memory_error(self, context: int, formats: Sequence[KVFormat], sequences: int) -> OutOfMemoryError:
         plan = self.plan(context, formats[-1], sequences)
         sizes = {kv_format: self.largest_context(kv_format, sequences) for kv_format in (*formats, *_LADDER)}
         best = max(formats, key=lambda kv_format: sizes[kv_format])
@@ -271,7 +278,7 @@ class _Planner:
         return BLOCK_TOKENS * kv_bytes_per_token(self.config, kv_format)
 
 
-def auto_formats(context: int, fine_weights: bool, kept: KVFormat | None) -> tuple[KVFormat, ...]:
+def kv_format_candidates(context: int, fine_weights: bool, kept: KVFormat | None) -> tuple[KVFormat, ...]:
     """Return the KV formats that "auto" tries, best first."""
     is_long = context > K8V8_UP_TO_TOKENS
     if fine_weights:
@@ -293,19 +300,19 @@ def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: 
         limit=limit,
         beside_bytes=asked.beside_bytes,
         fine_weights=has_fine_weights(file.tensors.values()),
-        kept=kept_format(folder, file, asked.context_tokens) if folder is not None else None,
+        kept=load_kv_format(folder, file, asked.context_tokens) if folder is not None else None,
     )
 
 
-def keep_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan: EnginePlan) -> None:
+def store_kv_format_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan: EnginePlan) -> None:
     """Store the chosen KV format, unless it was chosen because memory is short."""
     if asked.cache_dir is None or asked.kv != "auto":
         return
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
     fine_weights = has_fine_weights(file.tensors.values())
-    if plan.kv_format == auto_formats(asked.context_tokens or usual, fine_weights, None)[0]:
-        keep_format(Path(asked.cache_dir), file, asked.context_tokens, plan.kv_format)
+    if plan.kv_format == kv_format_candidates(asked.context_tokens or usual, fine_weights, None)[0]:
+        store_kv_format(Path(asked.cache_dir), file, asked.context_tokens, plan.kv_format)
 
 
-def _halved(count: int) -> list[int]:
+def _halvings(count: int) -> list[int]:
     return [count >> shift for shift in range(count.bit_length())]

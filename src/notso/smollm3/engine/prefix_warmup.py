@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Note:
+class _PendingPrefill:
     # A pending prefill.
     # write: renders the ids to prefill.
     # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft. Blocks of
@@ -78,12 +78,12 @@ class PrefixWarmup:
         self._scheduler = scheduler
         self._offload = offload
         self._mover = mover
-        self._notes: deque[_Note] = deque()
+        self._notes: deque[_PendingPrefill] = deque()
         self._steps = 0
         self._served: dict[bytes, int] = {}  # last step of each owner with pending work
-        self._drafts: OrderedDict[bytes, _Note] = OrderedDict()
+        self._drafts: OrderedDict[bytes, _PendingPrefill] = OrderedDict()
         # Last draft of each owner, prefilled or not. Owners are identified by their salts.
-        self._typed: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
+        self._last_drafts: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
 
     def note(self, request: Request) -> None:
         sequence = request.sequence
@@ -93,8 +93,8 @@ class PrefixWarmup:
             return
         for other in [other for other in self._notes if other.prompt == sequence.prompt]:
             self._notes.remove(other)  # the answer was regenerated
-        write = partial(_written, sequence, request.generation, request.next_ids)
-        note = _Note(
+        write = partial(_render_next_prompt, sequence, request.generation, request.next_ids)
+        note = _PendingPrefill(
             sequence.salt, sequence.adapter, sequence.conversation, write, sequence.tokens, prompt=sequence.prompt
         )
         if len(self._notes) == MOST_NOTES:
@@ -108,20 +108,22 @@ class PrefixWarmup:
     ) -> None:
         """Schedule the prefill of a draft; `turn_at`: token at which its last turn starts."""
         owner = salt.owner
-        spent, before = self._typed.pop(owner, ([], 0))
+        spent, before = self._last_drafts.pop(owner, ([], 0))
         self._drafts.pop(owner, None)
         if len(ids) > MOST_TOKENS:
             return
         ids = ids[:-1]  # the last token is computed when its logits are needed
-        self._drafts[owner] = _Note(salt, adapter, conversation, lambda: ids, spent, kept=before // BLOCK_TOKENS)
-        self._typed[owner] = ids, turn_at
-        if len(self._typed) > MOST_NOTES:
-            owner, _ = self._typed.popitem(last=False)
+        self._drafts[owner] = _PendingPrefill(
+            salt, adapter, conversation, lambda: ids, spent, kept=before // BLOCK_TOKENS
+        )
+        self._last_drafts[owner] = ids, turn_at
+        if len(self._last_drafts) > MOST_NOTES:
+            owner, _ = self._last_drafts.popitem(last=False)
             self._drafts.pop(owner, None)
 
-    def sent(self, sequence: Sequence) -> None:
+    def cancel_draft(self, sequence: Sequence) -> None:
         if sequence.priority < PRIORITIES["background"]:
-            self._typed.pop(sequence.salt.owner, None)
+            self._last_drafts.pop(sequence.salt.owner, None)
             self._drafts.pop(sequence.salt.owner, None)
 
     def clear(self, conversation: bytes | None = None) -> None:
@@ -130,9 +132,9 @@ class PrefixWarmup:
                 self._notes.remove(note)
         for owner, draft in list(self._drafts.items()):
             if conversation in (None, draft.conversation):
-                del self._drafts[owner], self._typed[owner]
+                del self._drafts[owner], self._last_drafts[owner]
         if conversation is None:
-            self._typed.clear()
+            self._last_drafts.clear()
 
     def due_s(self, quiet_s: float) -> float:
         # Drafts are not delayed: the page sends them when the user pauses.
@@ -141,11 +143,11 @@ class PrefixWarmup:
         return max(0.0, QUIET_S - quiet_s) if self._notes else float("inf")
 
     def read(self, go_on: Callable[[], bool]) -> None:
-        note = self._next()
+        note = self._next_pending()
         is_over = True  # also after an exception, so that the prefill is not retried
         try:
             note.ids = note.ids or note.write()
-            if self._is_worth_it(note):
+            if self._is_worthwhile(note):
                 is_over = self._step(note, go_on)
         finally:
             if is_over and note.prompt is None:
@@ -153,7 +155,7 @@ class PrefixWarmup:
             elif is_over:
                 self._notes.remove(note)
 
-    def _next(self) -> _Note:
+    def _next_pending(self) -> _PendingPrefill:
         # Returns the newest note of the least recently served owner. Drafts precede notes for finished answers.
         waiting = [*reversed(self._drafts.values() if self._drafts else self._notes)]
         note = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
@@ -163,7 +165,7 @@ class PrefixWarmup:
         self._served[note.salt.owner] = self._steps
         return note
 
-    def _step(self, note: _Note, go_on: Callable[[], bool]) -> bool:
+    def _step(self, note: _PendingPrefill, go_on: Callable[[], bool]) -> bool:
         sequence = Sequence(
             note.ids,
             salt=note.salt,
@@ -191,7 +193,7 @@ class PrefixWarmup:
             if note.prompt is None:
                 self._deprioritize(note)  # copying from an obsolete block marked it as recently used
 
-    def _is_worth_it(self, note: _Note) -> bool:
+    def _is_worthwhile(self, note: _PendingPrefill) -> bool:
         # A prefill may evict at most one block of other conversations.
         pool, ids = self._scheduler.pool, note.ids
         if not ids or self._scheduler.cached_length(note.salt, [*ids, -1]) == len(ids):
@@ -202,7 +204,7 @@ class PrefixWarmup:
             lacking -= self._deprioritize(note)
         return lacking <= 1
 
-    def _deprioritize(self, note: _Note) -> int:
+    def _deprioritize(self, note: _PendingPrefill) -> int:
         # Makes the note's obsolete blocks the next ones to evict, and returns their number.
         pool, is_draft = self._scheduler.pool, note.prompt is None
         wanted = set(pool.chain(note.salt, note.ids, with_rest=is_draft))
@@ -210,7 +212,9 @@ class PrefixWarmup:
         return pool.deprioritize([block for block in chain[note.kept :] if block not in wanted])
 
 
-def _written(sequence: Sequence, generation: Generation, next_ids: Callable[[Message], list[int]]) -> list[int]:
+def _render_next_prompt(
+    sequence: Sequence, generation: Generation, next_ids: Callable[[Message], list[int]]
+) -> list[int]:
     if len(sequence.tokens) > MOST_TOKENS:
         return []
     events = generation.read()

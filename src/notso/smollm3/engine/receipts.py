@@ -49,7 +49,7 @@ class ModelDigest:
             return self._sha256
 
 
-def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
+def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the open receipt of an answer that `request` replayed; `facts`: fields that identify the model."""
     params, defaults = request.sampler.params, SamplingParams()
     given = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
@@ -60,7 +60,7 @@ def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, An
     record = {
         "notso_receipt": VERSION,
         "form": "open",
-        "program": _release(),
+        "program": _package_version(),
         "arithmetic": ARITHMETIC,
         **facts,
         "seed": request.sampler.seed,
@@ -107,16 +107,16 @@ class ReceiptCheck:
     tokens: int = 0
 
 
-def opened(receipt: Any, transcript: Any = None) -> dict[str, Any]:
+def open_receipt(receipt: Any, transcript: Any = None) -> dict[str, Any]:
     """Verify the hashes of a receipt and its transcript; return the open receipt.
 
     Raises InvalidRequestError; `param` names the part that does not match.
     """
-    record = _checked(receipt, "receipt")
+    record = _validate_receipt(receipt, "receipt")
     if record["form"] == "sealed":
         if transcript is None:
             raise InvalidRequestError("a sealed receipt can be checked only with its transcript", param="transcript")
-        whole = _checked(transcript, "transcript")
+        whole = _validate_receipt(transcript, "transcript")
         if whole["form"] != "open":
             raise InvalidRequestError("the transcript must be an open receipt of the answer", param="transcript")
         for name, value in sealed(whole).items():
@@ -133,7 +133,7 @@ def opened(receipt: Any, transcript: Any = None) -> dict[str, Any]:
     return record
 
 
-def params_of(receipt: Mapping[str, Any]) -> SamplingParams:
+def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling parameters of an open receipt. Raises InvalidRequestError."""
     names = {each.name for each in fields(SamplingParams)}
     given = dict(receipt["sampling"])
@@ -150,7 +150,7 @@ def params_of(receipt: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**given, given=tuple(names - {"given"}))
 
 
-def options_of(receipt: Mapping[str, Any]) -> RequestOptions:
+def receipt_options(receipt: Mapping[str, Any]) -> RequestOptions:
     """Return the request options of an open receipt. Raises InvalidRequestError."""
     record = receipt["options"]
     choice, grammar = record["tool_choice"], record["grammar"]
@@ -167,8 +167,8 @@ def options_of(receipt: Mapping[str, Any]) -> RequestOptions:
     )
 
 
-class Redraw:
-    """Samples an answer again from the recomputed logits that `take` receives."""
+class ReceiptVerifier:
+    """Samples an answer again from the recomputed logits that `consume` receives."""
 
     def __init__(self, request: Request, answer: Replay, finish_reason: str) -> None:
         self._request = request
@@ -177,7 +177,7 @@ class Redraw:
         self._first = len(request.sequence.prompt) - 1
         self.found: ReceiptCheck | None = None
 
-    def take(self, start: int, logits: Floats) -> tuple[()]:
+    def consume(self, start: int, logits: Floats) -> tuple[()]:
         for position, row in enumerate(logits, start):
             if self.found is None and position - self._first == self._request.output.tokens:
                 self._check(row)
@@ -200,20 +200,24 @@ class Redraw:
         if at == len(ids):
             return
         if request.is_over:
-            return self._differ(at, f"the answer ends before token {at}")
+            return self._record_mismatch(at, f"the answer ends before token {at}")
         if at in self._answer.closed_at:
             if not request.output.in_reasoning:
-                return self._differ(at, f"token {at} is recorded as the end of the reasoning, which had already ended")
+                return self._record_mismatch(
+                    at, f"token {at} is recorded as the end of the reasoning, which had already ended"
+                )
             request.close_reasoning()
             written = request.sequence.tokens[self._first + 1 + at :]
             for place, (token, told) in enumerate(zip_longest(written, ids[at : at + len(written)]), at):
                 if token != told:
-                    return self._differ(place, f"token {place} is recorded as the end of the reasoning, but is not")
+                    return self._record_mismatch(
+                        place, f"token {place} is recorded as the end of the reasoning, but is not"
+                    )
             return None
-        token = request.draw(row)
+        token = request.choose_token(row)
         if token != ids[at]:
-            return self._differ(at, f"token {at} is {ids[at]}, but the model samples {token}")
-        request.take(token)
+            return self._record_mismatch(at, f"token {at} is {ids[at]}, but the model samples {token}")
+        request.consume(token)
         after = request.output.tokens
         if (
             request.reasoning_is_over
@@ -221,14 +225,14 @@ class Redraw:
             and after < len(ids)
             and after not in self._answer.closed_at
         ):
-            self._differ(after, f"the reasoning continues at token {after}, where it had to end")
+            self._record_mismatch(after, f"the reasoning continues at token {after}, where it had to end")
         return None
 
-    def _differ(self, at: int, problem: str) -> None:
+    def _record_mismatch(self, at: int, problem: str) -> None:
         self.found = ReceiptCheck(problem, at, len(self._answer.ids))
 
 
-def _checked(receipt: Any, name: str) -> dict[str, Any]:
+def _validate_receipt(receipt: Any, name: str) -> dict[str, Any]:
     wanted = ("form", "model", "seed", "sampling", "limit", "thinking_budget", "prompt", "options", "answer", "digest")
     if not isinstance(receipt, dict) or receipt.get("notso_receipt") != VERSION:
         raise InvalidRequestError(f"the {name} is not a receipt of version {VERSION}", param=name)
@@ -248,14 +252,14 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _release() -> str:
+def _package_version() -> str:
     try:
         return version("notso-smollm3-bot")
     except PackageNotFoundError:
         return "unknown"
 
 
-def replay_of(receipt: Mapping[str, Any]) -> Replay:
+def receipt_replay(receipt: Mapping[str, Any]) -> Replay:
     """Return the answer of an open receipt. Raises InvalidRequestError."""
     answer = receipt["answer"]
     return Replay(tuple(answer["ids"]), tuple(answer["closed_at"]))

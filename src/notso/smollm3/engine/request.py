@@ -37,7 +37,7 @@ class MeanPooling:
         self._done = 0
         self._sum = np.zeros(hidden_size, np.float64)
 
-    def take(self, start: int, states: Floats) -> None:
+    def consume(self, start: int, states: Floats) -> None:
         """Add states (rows, hidden) of the tokens from `start` on, except those computed again after a preemption."""
         new = states[max(self._done - start, 0) :]
         self._sum += new.sum(axis=0, dtype=np.float64)
@@ -55,7 +55,7 @@ class MeanPooling:
 class Scores(Protocol):
     """Receives the logits of a scored prompt."""
 
-    def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]: ...
+    def consume(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]: ...
 
 
 @dataclass(eq=False)
@@ -123,7 +123,9 @@ class Request:
     def reasoning_is_over(self) -> bool:
         if not self.output.in_reasoning:
             return False
-        if self.structured_output is not None and self.structured_output.must_answer(self.left, len(self.closing)):
+        if self.structured_output is not None and self.structured_output.must_end_reasoning(
+            self.left, len(self.closing)
+        ):
             return True
         budget = self.thinking_budget
         spent = budget is not None and self.output.reasoning_tokens >= budget
@@ -131,13 +133,13 @@ class Request:
 
     def sample(self, logits: Floats) -> tuple[int, list[Event]]:
         """Sample a token from logits (V,) and append it; return the token and its events."""
-        token = self.draw(logits)
-        return token, self.take(token, None if self.describe is None else self.describe(logits, token))
+        token = self.choose_token(logits)
+        return token, self.consume(token, None if self.describe is None else self.describe(logits, token))
 
-    def draw(self, logits: Floats) -> int:
+    def choose_token(self, logits: Floats) -> int:
         sequence, structured_output = self.sequence, self.structured_output
         in_reasoning = self.output.in_reasoning
-        restricted = logits if self.processors is None else self.processors.change(logits, sequence.tokens)
+        restricted = logits if self.processors is None else self.processors.apply_to(logits, sequence.tokens)
         if structured_output is not None:
             restricted = structured_output.restrict(restricted, in_reasoning)
         if self.answer_end is not None:
@@ -149,11 +151,11 @@ class Request:
             token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
         return token
 
-    def take(self, token: int, entry: TokenLogprob | None = None) -> list[Event]:
+    def consume(self, token: int, entry: TokenLogprob | None = None) -> list[Event]:
         """Append a sampled token; return its events."""
         answer, structured_output, left = self.output, self.structured_output, self.left - 1
         self.sequence.tokens.append(token)
-        if structured_output is not None and structured_output.take(token, answer.in_reasoning, left):
+        if structured_output is not None and structured_output.consume(token, answer.in_reasoning, left):
             answer.begin(calls=token == structured_output.call_tag)
         events = list(answer.push(token, entry))
         if structured_output is not None and (structured_output.is_over or (not left and structured_output.is_whole)):
@@ -179,7 +181,7 @@ class Request:
                     raise InvalidRequestError("replay: the tokens that end the reasoning differ", param="replay")
                 continue
             try:
-                self.replayed_events += self.take(replay.ids[at])
+                self.replayed_events += self.consume(replay.ids[at])
             except (ValueError, RuntimeError) as error:
                 raise InvalidRequestError(f"replay: token {at} is not possible here", param="replay") from error
         if self.output.tokens != len(replay.ids):
@@ -205,7 +207,7 @@ class Request:
         events: list[Event] = []
         start = len(self.sequence.tokens)
         self.closed_at.append(self.output.tokens)
-        self.output.cut_character()
+        self.output.drop_partial_character()
         for token in self.closing:
             if self.is_over:
                 break
@@ -213,11 +215,11 @@ class Request:
             events += self.output.push(token, None if self.describe is None else self.describe(None, token))
         return [*events, *self.token_event(start, is_forced=True)]
 
-    def accept(self, drafted: int, right: int) -> None:
+    def record_acceptance(self, drafted: int, right: int) -> None:
         self.drafted += drafted
         self.accepted += right
         if self.drafter is not None:
-            self.drafter.accept(drafted, right)
+            self.drafter.record_acceptance(drafted, right)
             self.drafter.extend(self.sequence.tokens[self.drafter_length :])
         self.drafter_length = len(self.sequence.tokens)
 

@@ -35,7 +35,7 @@ MAX_REDIRECTS = 5  # usually there is one, from the Hub to its content network
 
 
 @contextlib.contextmanager
-def followed(
+def stream_following_redirects(
     session: httpx2.Client,
     method: str,
     url: str,
@@ -129,7 +129,7 @@ _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class DownloadedFile:
     """A verified file, and the numbers of bytes transferred."""
 
     path: Path
@@ -181,7 +181,7 @@ def pull(
     progress: Progress | None = None,
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
     sleep: Callable[[float], None] = time.sleep,
-) -> Pulled:
+) -> DownloadedFile:
     """Download `file` unless it is cached, and verify it. `force` ignores the cache and partial files.
 
     Raises DownloadError; a partial file is kept for resuming unless its hash is wrong.
@@ -190,7 +190,7 @@ def pull(
     # Must be set before huggingface_hub is imported, or the library sends telemetry.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if not force and (present := registry.find_local(file)) is not None:
-        return _prove_present(file, present, report)
+        return _verify_cached(file, present, report)
     if offline or is_offline():
         raise DownloadError(
             Sentence(
@@ -202,11 +202,11 @@ def pull(
     arriving = part_path(file)
     try:
         arriving.parent.mkdir(parents=True, exist_ok=True)
-        with _only_one(file):
+        with _download_lock(file):
             if force:
                 arriving.unlink(missing_ok=True)
             _require_space(file, free_bytes)
-            url = _locate(file)
+            url = _resolve_url(file)
             with _Part(arriving, file, report) as part:
                 resumed_at = part.size
                 _fetch(url, part, report, sleep)
@@ -221,7 +221,7 @@ def pull(
                             file=file.filename,
                         )
                     )
-            path = _put_in_place(file, arriving)
+            path = _install_file(file, arriving)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpaceError(
@@ -232,8 +232,8 @@ def pull(
                 )
             ) from error
         raise DownloadError(f"{file.filename} cannot be stored: {error.strerror or error}") from error
-    registry.remember_hash(path, file.sha256)
-    return Pulled(path, file.sha256, file.size_bytes, downloaded, resumed_at)
+    registry.store_hash(path, file.sha256)
+    return DownloadedFile(path, file.sha256, file.size_bytes, downloaded, resumed_at)
 
 
 class _Interrupted(Exception):
@@ -294,8 +294,8 @@ class _Part:
         self.received += len(chunk)
 
 
-def _prove_present(file: KnownFile, path: Path, report: Progress) -> Pulled:
-    sha256 = registry.remembered_hash(path)
+def _verify_cached(file: KnownFile, path: Path, report: Progress) -> DownloadedFile:
+    sha256 = registry.stored_hash(path)
     if sha256 != file.sha256:
         sha256 = registry.sha256_of(path, report)
         if sha256 != file.sha256:
@@ -303,12 +303,12 @@ def _prove_present(file: KnownFile, path: Path, report: Progress) -> Pulled:
                 f"{path} does not match its published SHA-256: expected {file.sha256}, got {sha256}; "
                 "download it again with --force"
             )
-        registry.remember_hash(path, sha256)
-    return Pulled(path, sha256, file.size_bytes, 0, 0)
+        registry.store_hash(path, sha256)
+    return DownloadedFile(path, sha256, file.size_bytes, 0, 0)
 
 
 @contextlib.contextmanager
-def _only_one(wanted: KnownFile) -> Iterator[None]:
+def _download_lock(wanted: KnownFile) -> Iterator[None]:
     # huggingface_hub locks the same path, so it does not download the file at the same time.
     folder = registry.hub_cache() / ".locks" / registry.repository_folder(wanted).name
     folder.mkdir(parents=True, exist_ok=True)
@@ -339,7 +339,7 @@ def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
         )
 
 
-def _locate(file: KnownFile) -> str:
+def _resolve_url(file: KnownFile) -> str:
     import httpx2
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -350,13 +350,15 @@ def _locate(file: KnownFile) -> str:
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
         # The Hub's redirect to another host already contains the file's size and ETag, so it is not followed.
-        with followed(get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False) as response:
+        with stream_following_redirects(
+            get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False
+        ) as response:
             if response.status_code >= 400:
                 raise DownloadError(f"{endpoint} refused {file.filename}: {_status(response)}")
-            size, etag = _offered(response)
+            size, etag = _parse_size_and_etag(response)
     except (httpx2.HTTPError, OSError) as error:
         raise DownloadError(
-            Sentence(f"{endpoint} cannot be reached: {_reason(error)}", "download_unreachable", host=endpoint)
+            Sentence(f"{endpoint} cannot be reached: {_error_line(error)}", "download_unreachable", host=endpoint)
         ) from error
     if size is not None and size != file.size_bytes:
         raise DownloadError(
@@ -370,7 +372,7 @@ def _locate(file: KnownFile) -> str:
     return url
 
 
-def _offered(response: httpx2.Response) -> tuple[int | None, str]:
+def _parse_size_and_etag(response: httpx2.Response) -> tuple[int | None, str]:
     # In the Hub's redirects, the X-Linked headers contain the file's size and ETag.
     headers = response.headers
     size = str(headers.get("X-Linked-Size") or (not response.is_redirect and headers.get("Content-Length")) or "")
@@ -388,7 +390,7 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
             _transfer(url, part, report)
             reason = "the server sent fewer bytes than announced"
         except (_Interrupted, httpx2.HTTPError) as error:
-            reason = _reason(error)
+            reason = _error_line(error)
         if part.complete:
             return
         failures = 1 if part.received > before else failures + 1
@@ -414,7 +416,7 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
     if part.size:
         headers["Range"] = f"bytes={part.size}-"
     # Every request starts at the Hub, because the Hub redirects to signed URLs, which expire.
-    with followed(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+    with stream_following_redirects(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         if response.status_code in _TRANSIENT_STATUS:
             raise _Interrupted(_status(response))
         if response.status_code == 416:
@@ -431,7 +433,7 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
             report("downloading", part.size, part.total)
 
 
-def _put_in_place(file: KnownFile, arrived: Path) -> Path:
+def _install_file(file: KnownFile, arrived: Path) -> Path:
     blob, snapshot = registry.blob_path(file), registry.snapshot_path(file)
     arrived.replace(blob)
     snapshot.parent.mkdir(parents=True, exist_ok=True)
@@ -447,6 +449,6 @@ def _status(response: httpx2.Response) -> str:
     return f"HTTP {response.status_code} {response.reason_phrase}".strip()
 
 
-def _reason(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__

@@ -61,13 +61,13 @@ def is_smollm3(path: Path) -> bool:
 def stored_models() -> list[StoredModel]:
     """Return the SmolLM3 files in stores, without duplicates."""
     found: dict[Path, StoredModel] = {}
-    for model in (*_of_ollama(), *_of_folders()):
+    for model in (*_ollama_models(), *_folder_models()):
         if is_smollm3(model.path):
             found.setdefault(model.path.resolve(), model)
     return list(found.values())
 
 
-def _of_ollama() -> Iterator[StoredModel]:
+def _ollama_models() -> Iterator[StoredModel]:
     asked = os.environ.get("OLLAMA_MODELS")
     # Ollama names files by hash, and stores manifests as registry/namespace/model/tag.
     roots = [Path(asked)] if asked else [_home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
@@ -92,7 +92,7 @@ def _ollama_blob(root: Path, manifest: Path) -> Path | None:
     return root / "blobs" / f"sha256-{digest}" if kind == "sha256" and digest.isalnum() else None
 
 
-def _of_folders() -> Iterator[StoredModel]:
+def _folder_models() -> Iterator[StoredModel]:
     # LM Studio stores publisher/repository/file; llama.cpp has a single folder.
     home = _home()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
@@ -284,7 +284,7 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
         for path in cached
         if path.is_file() and ("smollm3" in path.name.lower() or is_smollm3(path))
     ]
-    models += [_described_by(each.name, each.path, each.store) for each in stored_models()]
+    models += [_describe_stored(each.name, each.path, each.store) for each in stored_models()]
     for folder in folders:
         models += [_describe(path, "folder") for path in sorted(folder.glob("*.gguf")) if path.is_file()]
     return models
@@ -308,7 +308,7 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
     return digest.hexdigest()
 
 
-def known_by_hash(sha256: str) -> KnownFile | None:
+def find_by_hash(sha256: str) -> KnownFile | None:
     """Return the known file with this hash, or None."""
     return next((file for file in KNOWN_FILES if file.sha256 == sha256), None)
 
@@ -316,7 +316,7 @@ def known_by_hash(sha256: str) -> KnownFile | None:
 _writing_ledger = threading.Lock()
 
 
-def remember_hash(path: Path, sha256: str) -> None:
+def store_hash(path: Path, sha256: str) -> None:
     """Store a hash by path, size and modification time."""
     target = _ledger_path()
     # The lock serializes writers in this process only. An entry can be lost if another process writes at the same time,
@@ -330,7 +330,7 @@ def remember_hash(path: Path, sha256: str) -> None:
         temporary.replace(target)
 
 
-def remembered_hash(path: Path) -> str | None:
+def stored_hash(path: Path) -> str | None:
     """Return the stored hash, or None if it is missing or the file has changed."""
     entry = _read_ledger().get(str(path.resolve()))
     if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != _fingerprint(path):
@@ -338,7 +338,7 @@ def remembered_hash(path: Path) -> str | None:
     return str(entry[2])
 
 
-def _described_by(name: str, path: Path, where: Store) -> LocalModel:
+def _describe_stored(name: str, path: Path, where: Store) -> LocalModel:
     # Ollama names files by hash, so the name in the store replaces the file name.
     found = _describe(path, where)
     return replace(found, name=name, quantization=found.quantization or quantization_in(name.replace(":", "-")) or "")
@@ -346,8 +346,8 @@ def _described_by(name: str, path: Path, where: Store) -> LocalModel:
 
 def _describe(path: Path, where: Where) -> LocalModel:
     size = path.stat().st_size
-    sha256 = remembered_hash(path)
-    known = known_by_hash(sha256) if sha256 else None
+    sha256 = stored_hash(path)
+    known = find_by_hash(sha256) if sha256 else None
     same_name = next((file for file in KNOWN_FILES if file.filename == path.name), None)
     verified: Verified = "no"
     if known is not None:
@@ -398,7 +398,7 @@ OWNERS = {
 }
 
 
-def fetched_model(name: str) -> LocalModel:
+def find_fetched_model(name: str) -> LocalModel:
     """Return a model in the Hugging Face cache by name or path. Raises InvalidRequestError."""
     wanted = {name.strip().lower()}
     with contextlib.suppress(InvalidRequestError):

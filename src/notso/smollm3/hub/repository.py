@@ -48,7 +48,7 @@ def find_cached(name: str) -> Path | None:
     return found.get(wanted)
 
 
-def file_named(name: str, *, offline: bool = False) -> KnownFile:
+def find_hub_file(name: str, *, offline: bool = False) -> KnownFile:
     """Return an official file, or look up `owner/repository[:QUANTIZATION]` on the Hub.
 
     Raises InvalidRequestError or DownloadError.
@@ -61,10 +61,10 @@ def file_named(name: str, *, offline: bool = False) -> KnownFile:
     if offline:
         raise DownloadError(f"the files of {name.strip()} cannot be listed, because the network is disabled")
     repository, _, quantization = name.strip().partition(":")
-    return _choice(repository, quantization, _listing(repository))
+    return _select_file(repository, quantization, _fetch_listing(repository))
 
 
-def _listing(repository: str) -> Mapping[str, Any]:
+def _fetch_listing(repository: str) -> Mapping[str, Any]:
     import httpx2
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -73,7 +73,9 @@ def _listing(repository: str) -> Mapping[str, Any]:
     url = f"{endpoint}/api/models/{quote(repository)}/revision/main?blobs=true"
     received = b""
     try:
-        with download.followed(get_session(), "GET", url, headers=build_hf_headers(), timeout=TIMEOUT_S) as response:
+        with download.stream_following_redirects(
+            get_session(), "GET", url, headers=build_hf_headers(), timeout=TIMEOUT_S
+        ) as response:
             if response.status_code in (401, 403, 404):
                 raise DownloadError(
                     f"{endpoint} has no repository {repository}, or it is private; log in with `hf auth login`"
@@ -95,13 +97,13 @@ def _listing(repository: str) -> Mapping[str, Any]:
     return listing
 
 
-def _choice(repository: str, quantization: str, listing: Mapping[str, Any]) -> KnownFile:
+def _select_file(repository: str, quantization: str, listing: Mapping[str, Any]) -> KnownFile:
     commit = listing.get("sha")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise DownloadError(f"the Hub returned no commit hash for {repository}")
     found = {}
     for each in listing["siblings"]:
-        file = _file(repository, commit, each)
+        file = _parse_file(repository, commit, each)
         if file is not None:
             found[file.quantization.upper() or file.filename.upper()] = file
     if not found:
@@ -113,7 +115,7 @@ def _choice(repository: str, quantization: str, listing: Mapping[str, Any]) -> K
     return found[wanted]
 
 
-def _file(repository: str, commit: str, given: Any) -> KnownFile | None:
+def _parse_file(repository: str, commit: str, given: Any) -> KnownFile | None:
     # Returns None unless the file is a complete model whose size and hash the Hub reports.
     name, lfs = (given.get("rfilename"), given.get("lfs")) if isinstance(given, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(lfs, dict):

@@ -126,7 +126,7 @@ def write_file(path: Path, parts: Sequence[bytes], *, flush: bool) -> None:
 
 def read_block(path: Path, name: BlockName, cache_version: bytes, content: Sequence[memoryview]) -> list[int]:
     """Read a block into `content`; return its tokens. Raises OSError or DamagedBlockError."""
-    with _opened(path) as file:
+    with _open_file(path) as file:
         header, tokens, checksum = _read_header(file, name, cache_version, sum(len(part) for part in content))
         left = list(content)
         while left:
@@ -144,17 +144,17 @@ def read_block(path: Path, name: BlockName, cache_version: bytes, content: Seque
 
 def read_tokens(path: Path, name: BlockName, cache_version: bytes, content_bytes: int) -> list[int]:
     """Return the tokens of a block without verifying its checksum. Raises OSError or DamagedBlockError."""
-    with _opened(path) as file:
+    with _open_file(path) as file:
         return array("i", _read_header(file, name, cache_version, content_bytes)[1]).tolist()
 
 
-def announce(path: Path) -> None:
+def prefetch_file(path: Path) -> None:
     """Ask the system to read a file into its page cache. Raises OSError."""
-    with _opened(path) as file:
+    with _open_file(path) as file:
         read_ahead(file.fileno())
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_file(path: Path) -> BinaryIO:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: never wait to open a named pipe
     return os.fdopen(os.open(path, flags), "rb", buffering=0)
 

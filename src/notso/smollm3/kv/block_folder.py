@@ -35,7 +35,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from notso.smollm3.kv.block_file import BlockName, DamagedBlockError, write_file
-from notso.smollm3.scheduling.block_pool import outlives
+from notso.smollm3.scheduling.block_pool import survives_eviction
 from notso.system.files import lock, sync_folder
 
 MAGIC = b"NOTSO-C1"
@@ -98,7 +98,7 @@ class ConversationLog:
         if conversation not in self._of.setdefault(name, set()):
             self._append(name, conversation, 0)
 
-    def use(self, conversation: bytes) -> None:
+    def mark_used(self, conversation: bytes) -> None:
         name = next((name for name, conversations in self._of.items() if conversation in conversations), None)
         if name is not None and next(reversed(self._used), None) != conversation:
             self._append(name, conversation, 0)
@@ -122,7 +122,7 @@ class ConversationLog:
             if conversation in conversations:
                 conversations.discard(conversation)
                 self._is_stale = True
-                if not outlives(conversations, conversation):
+                if not survives_eviction(conversations, conversation):
                     del self._of[name]
                     left.append(name)
         return left
@@ -200,7 +200,7 @@ class BlockFolder:
         self._versions = {BlockName.model_of(cache_version): cache_version}
         self._owner = FolderLock(path / "lock")
         self._has_warned = False
-        self._looked = 0.0
+        self._refreshed_at = 0.0
         self._changed = 0
         self._has_changed = False
 
@@ -233,7 +233,7 @@ class BlockFolder:
     def rescan(self) -> None:
         if not self.is_writer:
             with suppress(OSError):
-                self._scan_changed()
+                self._rescan_if_changed()
                 with self.lock:
                     self.log.read({BlockName.parse(text) for text in self.files})
 
@@ -287,22 +287,22 @@ class BlockFolder:
             except OSError as error:
                 _log.debug("%s could not be removed: %s", text, error)
 
-    def look_again(self) -> None:
+    def refresh_folder(self) -> None:
         """Become the writer if the previous writer has ended; otherwise, rescan. At most once per LOOK_AGAIN_S."""
         now = time.monotonic()
-        if self.is_writer or now - self._looked < LOOK_AGAIN_S:
+        if self.is_writer or now - self._refreshed_at < LOOK_AGAIN_S:
             return
-        self._looked = now
+        self._refreshed_at = now
         try:
             if self._owner.acquire():
                 self._clear_index()
                 self._scan(sweep=True)
             else:
-                self._scan_changed()
+                self._rescan_if_changed()
         except OSError as error:
             _log.debug("%s could not be listed: %s", self.path, error)
 
-    def _scan_changed(self) -> None:
+    def _rescan_if_changed(self) -> None:
         changed = self.path.stat().st_mtime_ns
         if changed != self._changed or self._has_changed:
             # After a change, the folder is scanned once more, because files added within the same clock tick do not

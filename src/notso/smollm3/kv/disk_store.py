@@ -27,15 +27,15 @@ from pathlib import Path
 from notso.smollm3.kv.block_file import (
     BlockName,
     DamagedBlockError,
-    announce,
     encode_block,
     file_bytes,
+    prefetch_file,
     read_block,
     read_tokens,
     write_file,
 )
 from notso.smollm3.kv.block_folder import BlockFolder
-from notso.smollm3.scheduling.block_pool import ANONYMOUS, outlives
+from notso.smollm3.scheduling.block_pool import ANONYMOUS, survives_eviction
 from notso.system.files import sync_folder
 from notso.system.processes import lower_thread_priority
 
@@ -101,7 +101,7 @@ class DiskStore:
         try:
             self._folder.open()
         except OSError as error:
-            self._turn_off(error)
+            self._disable(error)
             return
         self._start_writer()
         if not self._folder.is_writer:
@@ -126,10 +126,10 @@ class DiskStore:
         with self._wake:
             return sum(len(queued.content) for queued in self._queue.values())
 
-    def use(self, conversation: bytes) -> None:
+    def mark_used(self, conversation: bytes) -> None:
         with self._wake:
             if self.is_writing:
-                self._folder.log.use(conversation)
+                self._folder.log.mark_used(conversation)
                 self._wake.notify_all()
 
     def by_use(self) -> list[bytes]:
@@ -146,12 +146,12 @@ class DiskStore:
         return len(self._folder.known)
 
     def has(self, hash: bytes) -> bool:
-        self._look_again()
+        self._refresh_folder()
         with self._wake:
             return (hash, False) in self._folder.known or (hash, False) in self._queue
 
     def partial(self, parent_hash: bytes) -> list[int]:
-        self._look_again()
+        self._refresh_folder()
         with self._wake:
             if queued := self._queue.get((parent_hash, True)):
                 return list(queued.tokens)
@@ -193,7 +193,7 @@ class DiskStore:
                 return False
             if not is_partial and ((hash, False) in self._folder.known or (hash, False) in self._queue):
                 for conversation in conversations:
-                    self.belongs_to(hash, conversation)
+                    self.record_owner(hash, conversation)
                 return True
             waiting = sum(len(queued.content) for other, queued in self._queue.items() if other != (hash, is_partial))
             if waiting + len(content) > self._queue_bytes or file_bytes(len(tokens), len(content)) > self.budget_bytes:
@@ -203,7 +203,7 @@ class DiskStore:
             self._wake.notify_all()
         return True
 
-    def belongs_to(self, hash: bytes, conversation: bytes) -> None:
+    def record_owner(self, hash: bytes, conversation: bytes) -> None:
         with self._wake:
             queued, name = self._queue.get((hash, False)), self._folder.known.get((hash, False))
             if queued is not None:
@@ -216,21 +216,21 @@ class DiskStore:
         self._folder.rescan()
         with self._wake:
             names = self._folder.log.evict(conversation)
-            for queued in self._queued():
+            for queued in self._unwritten_blocks():
                 if conversation in queued.conversations:
                     queued.conversations.discard(conversation)
-                    if not outlives(queued.conversations, conversation):
+                    if not survives_eviction(queued.conversations, conversation):
                         queued.conversations.clear()
             self._drop_evicted()
             self._wake.notify_all()
         for name in names:
             self._folder.unlink(str(name), at_once=True)
 
-    def _queued(self) -> list[_QueuedBlock]:
+    def _unwritten_blocks(self) -> list[_QueuedBlock]:
         return [*self._queue.values(), *([] if self._writing is None else [self._writing])]
 
     def _drop_evicted(self) -> None:
-        # If the block being written was evicted, `_done` removes its file.
+        # If the block being written was evicted, `_finish_write` removes its file.
         for at, queued in list(self._queue.items()):
             if not queued.conversations:
                 del self._queue[at]
@@ -267,17 +267,17 @@ class DiskStore:
                 self._folder.files.move_to_end(str(name))
         return held == list(tokens)
 
-    def expect(self, hash: bytes, *, is_partial: bool = False) -> None:
+    def prefetch(self, hash: bytes, *, is_partial: bool = False) -> None:
         with self._wake:
             name = self._folder.known.get((hash, is_partial))
         if name is not None:
             with suppress(OSError):  # `read_into` will report it
-                announce(self.folder / str(name))
+                prefetch_file(self.folder / str(name))
 
     def remove(self, tag: bytes) -> None:
         self._folder.rescan()
         with self._wake:
-            for queued in self._queued():
+            for queued in self._unwritten_blocks():
                 if queued.name.has_tag(tag):
                     queued.conversations.clear()
             self._drop_evicted()
@@ -302,9 +302,9 @@ class DiskStore:
             self._writer.join(timeout_s)
         self._folder.close()
 
-    def _look_again(self) -> None:
+    def _refresh_folder(self) -> None:
         # Becomes the writer if the engine that wrote to the folder has ended.
-        self._folder.look_again()
+        self._folder.refresh_folder()
         self._start_writer()
 
     # Writer thread
@@ -335,9 +335,9 @@ class DiskStore:
                 self._folder.log.save(records, is_rewrite)
                 size = 0 if queued is None else self._write(queued)
             except (OSError, MemoryError) as error:
-                self._turn_off(error)
+                self._disable(error)
             if queued is not None:
-                self._done((queued.name.hash, queued.name.is_partial), queued, size)
+                self._finish_write((queued.name.hash, queued.name.is_partial), queued, size)
             with self._wake:
                 self._writing, self._is_at_work = None, False
                 self._wake.notify_all()
@@ -349,12 +349,12 @@ class DiskStore:
     def _write(self, queued: _QueuedBlock) -> int:
         parts = encode_block(queued.name, queued.cache_version, queued.tokens, queued.content)
         size = sum(len(part) for part in parts)
-        if not self._make_room(size):
+        if not self._ensure_space(size):
             return 0
         write_file(self.folder / str(queued.name), parts, flush=not self._closing)
         return size
 
-    def _done(self, at: tuple[bytes, bool], queued: _QueuedBlock, size: int) -> None:
+    def _finish_write(self, at: tuple[bytes, bool], queued: _QueuedBlock, size: int) -> None:
         with self._wake:
             if self._queue.get(at) is queued:
                 del self._queue[at]
@@ -372,9 +372,9 @@ class DiskStore:
             try:
                 sync_folder(self.folder)
             except OSError as error:
-                self._turn_off(error)
+                self._disable(error)
 
-    def _make_room(self, size: int) -> bool:
+    def _ensure_space(self, size: int) -> bool:
         # Raises OSError if evicting all files is not enough.
         while True:
             status = os.statvfs(self.folder)
@@ -390,7 +390,7 @@ class DiskStore:
                 raise OSError(f"the disk has less than {(self._free_bytes + size) // MIB:,} MiB left")
             self._folder.unlink(oldest)
 
-    def _turn_off(self, error: OSError | MemoryError) -> None:
+    def _disable(self, error: OSError | MemoryError) -> None:
         with self._wake:
             first, self._problem = self._problem is None, str(error)
             self._queue.clear()

@@ -44,13 +44,13 @@ def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
     return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
 
 
-def kept_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> KVFormat | None:
+def load_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> KVFormat | None:
     """Return the KV format stored for a file, or None."""
     found = _read(folder).get(_key(file, context_tokens))
     return next((each for each in KV_FORMATS if each == found), None)
 
 
-def keep_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
+def store_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
     """Store the KV format for a file; drop the oldest entries."""
     kept, key = _read(folder), _key(file, context_tokens)
     if kept.get(key) == kv_format:

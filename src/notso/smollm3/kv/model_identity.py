@@ -95,7 +95,7 @@ class IdentityWorker:
         if sha256 is None:
             return
         entry = _Entry(self._sampled, sha256)
-        _remember(self._folder, entry)
+        _store_digest(self._folder, entry)
         self.identity = _identity(sha256, [*_read(self._folder), entry])
         when_known(self.identity)
 
@@ -116,7 +116,7 @@ class IdentityWorker:
         return None
 
     def _is_open_file(self, descriptor: int) -> bool:
-        return file_marks(os.fstat(descriptor)) == file_marks(self._status)
+        return stat_fingerprint(os.fstat(descriptor)) == stat_fingerprint(self._status)
 
 
 def _identity(sha256: str, known: list[_Entry]) -> ModelIdentity:
@@ -124,7 +124,7 @@ def _identity(sha256: str, known: list[_Entry]) -> ModelIdentity:
     return ModelIdentity(b"sha256" + bytes.fromhex(sha256), tuple(map(bytes.fromhex, sorted(earlier))))
 
 
-def _remember(folder: Path, entry: _Entry) -> None:
+def _store_digest(folder: Path, entry: _Entry) -> None:
     draft = folder / f".{FILE}.{os.getpid()}"
     with _writing:
         kept = [*(each for each in _read(folder) if each.sampled != entry.sampled), entry][-MAX_ENTRIES:]
@@ -165,16 +165,16 @@ SAMPLE_BYTES = 1024
 DIGEST_BYTES = 32
 
 
-def file_marks(status: os.stat_result) -> tuple[int, ...]:
+def stat_fingerprint(status: os.stat_result) -> tuple[int, ...]:
     """Return values that change if a file is written to, replaced or copied."""
     # The modification time can be set to any value, but the time of the last status change cannot.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def sampled_identity(file: GGUFFile) -> bytes:
-    """Return 32 bytes that identify an unchanged model file by its `file_marks` and samples of each tensor."""
+    """Return 32 bytes that identify an unchanged model file by its `stat_fingerprint` and samples of each tensor."""
     # Hashing two gigabytes would delay the first answer; see IdentityWorker for the digest of the whole content.
-    return content_identity(file, repr(file_marks(file.status)).encode())
+    return content_identity(file, repr(stat_fingerprint(file.status)).encode())
 
 
 def content_identity(file: GGUFFile, marks: bytes = b"") -> bytes:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Offer:
+class _PendingBlock:
     # A block to write to disk. It is written only if it still holds `tokens` in the same context (`parent_hash`).
     hash: bytes
     parent_hash: bytes
@@ -77,43 +77,43 @@ class KVOffload:
         self._has_room = file_bytes(BLOCK_TOKENS, cache.block_bytes) <= self._files.budget_bytes
         if cache.window_bytes:
             self._has_room &= file_bytes(BLOCK_TOKENS, cache.window_bytes) <= for_windows
-        self.readings = Readings(
+        self.readings = PinnedReadings(
             folder / "readings", cache_version, cache.block_bytes, cache.window_bytes, library_bytes
         )
         chats = [files for files in (self._files, self._windows, self._former) if files is not None]
         self._chats = chats
         self._of_chats = self._files, self._windows
         self._stores = [*chats, *self.readings.stores]
-        self._offers: dict[int, _Offer] = {}  # by block: a new offer replaces an older one
+        self._offers: dict[int, _PendingBlock] = {}  # by block: a new offer replaces an older one
         # (hash, is_partial) of a block that could not be loaded -> time until which it is ignored
-        self._lacking: dict[tuple[bytes, bool], float] = {}
+        self._missing_until: dict[tuple[bytes, bool], float] = {}
 
     def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
         """Use another cache version; see `DiskStore.adopt`."""
-        self._lacking.clear()
+        self._missing_until.clear()
         versions = list(earlier)
         for files in self._stores:
             files.adopt(cache_version, versions)
 
     def has(self, hash: bytes) -> bool:
-        return not self._is_lacking(hash) and (self._files.has(hash) or self.readings.files.has(hash))
+        return not self._is_missing(hash) and (self._files.has(hash) or self.readings.files.has(hash))
 
     def partial(self, parent_hash: bytes) -> list[int]:
-        return [] if self._is_lacking(parent_hash, is_partial=True) else self._files.partial(parent_hash)
+        return [] if self._is_missing(parent_hash, is_partial=True) else self._files.partial(parent_hash)
 
     def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
         return self._windows is not None and (is_first or is_partial)
 
-    def _is_lacking(self, hash: bytes, *, is_partial: bool = False) -> bool:
-        until = self._lacking.get((hash, is_partial))
+    def _is_missing(self, hash: bytes, *, is_partial: bool = False) -> bool:
+        until = self._missing_until.get((hash, is_partial))
         if until is not None and time.monotonic() >= until:
-            del self._lacking[hash, is_partial]
+            del self._missing_until[hash, is_partial]
             until = None
         return until is not None
 
-    def expect(self, loads: list[BlockLoad]) -> None:
+    def prefetch(self, loads: list[BlockLoad]) -> None:
         for load in loads:
-            self._expect(load.hash, is_partial=load.is_partial)
+            self._prefetch_block(load.hash, is_partial=load.is_partial)
         if not loads or loads[-1].is_partial:
             return
         sequence, hash = loads[-1].sequence, loads[-1].hash
@@ -123,13 +123,13 @@ class KVOffload:
             hash = block_hash(parent_hash, sequence.tokens[at : at + BLOCK_TOKENS])
             if not self.has(hash):
                 break
-            self._expect(hash)
+            self._prefetch_block(hash)
 
-    def _expect(self, hash: bytes, *, is_partial: bool = False) -> None:
+    def _prefetch_block(self, hash: bytes, *, is_partial: bool = False) -> None:
         if not is_partial and self.readings.files.has(hash):
-            self.readings.files.expect(hash)
+            self.readings.files.prefetch(hash)
         else:
-            self._files.expect(hash, is_partial=is_partial)
+            self._files.prefetch(hash, is_partial=is_partial)
 
     @property
     def ready_blocks(self) -> int:
@@ -141,11 +141,13 @@ class KVOffload:
         # Checksums and page faults take more time than the disk, so several threads are used.
         at_once = min(MOST_READERS, usable_processors(), len(loads))
         if at_once < 2:
-            return [self._load_or_note(load) for load in loads]
+            return [self._load_or_mark_missing(load) for load in loads]
         with ThreadPoolExecutor(at_once, thread_name_prefix="notso-kv-offload") as readers:
-            results = [None if self._has_window(load) else readers.submit(self._load_or_note, load) for load in loads]
+            results = [
+                None if self._has_window(load) else readers.submit(self._load_or_mark_missing, load) for load in loads
+            ]
             return [
-                self._load_or_note(load) if result is None else result.result()
+                self._load_or_mark_missing(load) if result is None else result.result()
                 for load, result in zip(loads, results, strict=True)
             ]
 
@@ -153,14 +155,14 @@ class KVOffload:
         # Windows are loaded on the engine's thread, the only one that accesses the map of windows.
         return self.needs_window(is_first=load.sequence.blocks[0] == load.block, is_partial=load.is_partial)
 
-    def _load_or_note(self, load: BlockLoad) -> bool:
+    def _load_or_mark_missing(self, load: BlockLoad) -> bool:
         try:
             found = self._load(load)
         except Exception:  # not fatal: the block can be recomputed
             _log.exception("a cached block could not be loaded")
             found = False
         if not found:
-            self._lacking[load.hash, load.is_partial] = time.monotonic() + LACKING_S
+            self._missing_until[load.hash, load.is_partial] = time.monotonic() + LACKING_S
         return found
 
     def _load(self, load: BlockLoad) -> bool:
@@ -191,39 +193,41 @@ class KVOffload:
             return
         if sequence.is_evicted:
             return
-        pinned = self._pinned(sequence)
+        pinned = self._reserve_pinned_blocks(sequence)
         at = 0
         for index, (hash, block) in enumerate(zip(sequence.hashes, sequence.blocks, strict=False)):
             parent_hash = sequence.parent_hash(index)
             tokens = sequence.tokens[at : at + BLOCK_TOKENS]
             if index < pinned:
                 if not self.readings.files.has(hash):
-                    self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0, is_pinned=True)
+                    self._offers[block] = _PendingBlock(
+                        hash, parent_hash, tokens, block, False, at == 0, is_pinned=True
+                    )
                 elif sequence.reading is not None:
-                    self.readings.belongs_to(hash, sequence.reading)
+                    self.readings.record_owner(hash, sequence.reading)
             elif not self.has(hash):
                 offered = self._offers.get(block)
                 if self._has_room and (offered is None or offered.hash != hash):  # keep an equal one: it may be pinned
-                    self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0)
+                    self._offers[block] = _PendingBlock(hash, parent_hash, tokens, block, False, at == 0)
             else:
                 for files, kept_by in product(self._chats, sequence.kept_by(index)):
                     if kept_by is not None:
-                        files.belongs_to(hash, kept_by)
+                        files.record_owner(hash, kept_by)
             at += BLOCK_TOKENS
         parent_hash = sequence.next_parent
         tokens = sequence.tokens[at : sequence.computed]
         if tokens and self._has_room:
             block = sequence.blocks[len(sequence.hashes)]
-            self._offers[block] = _Offer(parent_hash, parent_hash, tokens, block, True, True)
+            self._offers[block] = _PendingBlock(parent_hash, parent_hash, tokens, block, True, True)
 
-    def _pinned(self, sequence: Sequence) -> int:
+    def _reserve_pinned_blocks(self, sequence: Sequence) -> int:
         # Makes room for the blocks to pin, and returns their number.
         if sequence.reading is None or not self.readings.is_writing:
             return 0
         hashes = sequence.hashes[: sequence.salt.shared_blocks]
         offered = {offer.hash for offer in self._offers.values() if offer.is_pinned}
         lacking = [hash for hash in hashes if hash not in offered and not self.readings.files.has(hash)]
-        has_room = self.readings.make_room(sequence.reading, len(hashes), len(offered) + len(lacking))
+        has_room = self.readings.evict_for(sequence.reading, len(hashes), len(offered) + len(lacking))
         return len(hashes) if has_room else 0
 
     @property
@@ -241,12 +245,12 @@ class KVOffload:
         offer = next(iter(self._offers.values()))
         is_reused = self._pool.find(offer.parent_hash, offer.tokens) != offer.block
         is_evicted = not self._pool.conversations(offer.block)
-        if not (is_reused or is_evicted or self._put(offer)):
+        if not (is_reused or is_evicted or self._queue_offer(offer)):
             return False
         del self._offers[offer.block]
         return True
 
-    def _put(self, offer: _Offer) -> bool:
+    def _queue_offer(self, offer: _PendingBlock) -> bool:
         files, windows = (self.readings.files, self.readings.windows) if offer.is_pinned else self._of_chats
         if not files.is_writing:
             return True
@@ -259,10 +263,10 @@ class KVOffload:
         content = self._cache.read_block(offer.block)
         if not self._store(files, offer, content):
             return False
-        self._lacking.pop((offer.hash, offer.is_partial), None)
+        self._missing_until.pop((offer.hash, offer.is_partial), None)
         return True
 
-    def _store(self, files: DiskStore, offer: _Offer, content: bytes) -> bool:
+    def _store(self, files: DiskStore, offer: _PendingBlock, content: bytes) -> bool:
         conversations = self._pool.conversations(offer.block)
         if offer.is_pinned:
             conversations = frozenset(filter(is_reading, conversations))
@@ -279,7 +283,7 @@ class KVOffload:
             else:
                 files.evict(conversation)
 
-    def abandon(self) -> None:
+    def discard_offers(self) -> None:
         # The device was lost, so the contents of offered blocks cannot be read.
         self._offers.clear()
 
@@ -292,7 +296,7 @@ class KVOffload:
             files.close()
 
 
-class Readings:
+class PinnedReadings:
     """Pinned readings of all models on disk. `windows` is None if the KV format has none."""
 
     def __init__(
@@ -318,16 +322,16 @@ class Readings:
         """Return the window of a first block, or None."""
         return None if self.windows is None else self.windows.get(hash, tokens)
 
-    def belongs_to(self, hash: bytes, reading: bytes) -> None:
+    def record_owner(self, hash: bytes, reading: bytes) -> None:
         for files in self.stores:
-            files.belongs_to(hash, reading)
+            files.record_owner(hash, reading)
 
-    def stored(self, reading: bytes) -> tuple[int, int]:
+    def stored_size(self, reading: bytes) -> tuple[int, int]:
         """Return the number of a reading's blocks, and their size in bytes, including windows."""
         blocks, *windows = (files.sizes(reading) for files in self.stores)
         return len(blocks), sum(blocks) + sum(map(sum, windows))
 
-    def make_room(self, reading: bytes, blocks: int, unwritten: int) -> bool:
+    def evict_for(self, reading: bytes, blocks: int, unwritten: int) -> bool:
         """Evict other readings to make room for `unwritten` blocks of a reading that has `blocks` blocks in total.
 
         Return False if this is impossible.
@@ -339,7 +343,7 @@ class Readings:
                 self._has_warned = True
             return False
         for files in self.stores:
-            files.use(reading)
+            files.mark_used(reading)
         others = iter([each for each in self.files.by_use() if each != reading])
         while unwritten and self._used_bytes + unwritten * block + window > self._budget_bytes:
             oldest = next(others, None)

@@ -42,12 +42,12 @@ class InputBatch:
         self.gated = backend.empty(rows, config.intermediate_size)
         self.last = backend.empty(sampled, hidden)
         self.logits = backend.empty(sampled, config.vocab_size)
-        # Rows that use an adapter, and the arrays that `open_for_adapters` allocates for them.
+        # Rows that use an adapter, and the arrays that `allocate_adapter_buffers` allocates for them.
         self.adapted: tuple[AdaptedRows, ...] = ()
         self.inner: Array | None = None  # products A x of several matrices, concatenated
         self.up: Array | None = None  # up projection, which is stored only in steps with adapters
 
-    def open_for_adapters(self) -> None:
+    def allocate_adapter_buffers(self) -> None:
         if self.up is None:
             rows = self.x.shape[0]
             self.inner = self.backend.empty(1, rows * MOST_INNER * MAX_RANK).reshape(rows * MOST_INNER * MAX_RANK)

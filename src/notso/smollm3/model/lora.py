@@ -54,7 +54,7 @@ class Adapter:
     rank: int  # largest rank in the file
     layers: tuple[Mapping[str, LowRank], ...]  # per layer, by field name of `LayerWeights`
 
-    def on(self, backend: Backend) -> Adapter:
+    def to_device(self, backend: Backend) -> Adapter:
         layers = tuple(
             {role: replace(pair, a=backend.weight(pair.a), b=backend.weight(pair.b)) for role, pair in layer.items()}
             for layer in self.layers
@@ -157,7 +157,7 @@ class PeftConfig:
             settings = None
         if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
             raise ModelFileError("adapter_config.json must be a JSON object whose peft_type is LORA")
-        _refuse_unknown(settings)
+        _reject_unknown(settings)
         for key in ("lora_alpha", "r"):
             if not _is_number(settings.get(key)):
                 raise ModelFileError("lora_alpha and r must be numbers, and r must be at least 1")
@@ -166,25 +166,28 @@ class PeftConfig:
             lora_alpha=float(settings["lora_alpha"]),
             use_rslora=bool(settings.get("use_rslora")),
             draws_missing=settings.get("init_lora_weights", True) in _RANDOM,
-            adapts=_targets(settings),
-            _ranks=[(matches, _rank("rank_pattern", value)) for matches, value in _patterns(settings, "rank_pattern")],
-            _alphas=_patterns(settings, "alpha_pattern"),
+            adapts=_target_filter(settings),
+            _ranks=[
+                (matches, _rank("rank_pattern", value))
+                for matches, value in _compile_patterns(settings, "rank_pattern")
+            ],
+            _alphas=_compile_patterns(settings, "alpha_pattern"),
         )
 
     def rank(self, module: str) -> int:
-        return int(_first(self._ranks, module, self.r))
+        return int(_first_match(self._ranks, module, self.r))
 
     def scale(self, module: str) -> float:
-        alpha, rank = float(_first(self._alphas, module, self.lora_alpha)), self.rank(module)
+        alpha, rank = float(_first_match(self._alphas, module, self.lora_alpha)), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
 
-def _refuse_unknown(settings: Mapping[str, Any]) -> None:
+def _reject_unknown(settings: Mapping[str, Any]) -> None:
     for key, value in settings.items():
         if key in CHOICES:
             known = value.lower() if key == "init_lora_weights" and isinstance(value, str) else value
             if not any(known is choice or (isinstance(choice, str) and known == choice) for choice in CHOICES[key]):
-                raise ModelFileError(f"{key}: {quoted(value)} is not supported{_advice(key)}")
+                raise ModelFileError(f"{key}: {quoted(value)} is not supported{_unsupported_hint(key)}")
         elif key in REFUSED:
             if value not in _OFF:
                 raise ModelFileError(f"{key}: {REFUSED[key]} is not supported")
@@ -192,13 +195,13 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
             raise ModelFileError(f"{quoted(key)}: unknown setting, which could change the results")
 
 
-def _advice(key: str) -> str:
+def _unsupported_hint(key: str) -> str:
     if key != "init_lora_weights":
         return ""
     return ": it changes the base model; save the adapter as plain LoRA, with path_initial_model_for_weight_conversion"
 
 
-def _targets(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
+def _target_filter(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
     wanted, layers = settings.get("target_modules"), settings.get("layers_to_transform")
     pattern = settings.get("layers_pattern")
     if isinstance(wanted, str) and (layers is not None or pattern):
@@ -209,12 +212,12 @@ def _targets(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
         layers = [layers]
     if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
         raise ModelFileError(f"layers_to_transform must be a list of layers, not {quoted(layers)}")
-    if pattern and not _names_layers(pattern):
+    if pattern and not _matches_layer_list(pattern):
         layers = [-1]  # no module list has that name, so PEFT adapts nothing
-    excluded = _names("exclude_modules", settings.get("exclude_modules"), none=False)
+    excluded = _module_matcher("exclude_modules", settings.get("exclude_modules"), none=False)
     if isinstance(wanted, str) and wanted.lower() == "all-linear":
         wanted = None  # every matrix of a layer; the head is excluded
-    targeted = _names("target_modules", wanted, none=True)
+    targeted = _module_matcher("target_modules", wanted, none=True)
     whole = frozenset(wanted) if isinstance(wanted, list) else frozenset()
 
     def adapted(module: str, layer: int) -> bool:
@@ -225,7 +228,7 @@ def _targets(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
     return adapted
 
 
-def _names_layers(pattern: Any) -> bool:
+def _matches_layer_list(pattern: Any) -> bool:
     names = [pattern] if isinstance(pattern, str) else pattern
     plain = re.compile(r"[\w.]+", re.ASCII)
     if not isinstance(names, list) or not all(isinstance(name, str) and plain.fullmatch(name) for name in names):
@@ -233,28 +236,28 @@ def _names_layers(pattern: Any) -> bool:
     return any(name in _LAYER_NAMES for name in names)
 
 
-def _names(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
+def _module_matcher(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
     # `value` is a list of names or suffixes, or a regular expression for whole names. `none`: result if it is empty.
     if value is None or (key == "exclude_modules" and value in _OFF):
         return lambda module: none
     if isinstance(value, str):
-        return _expression(key, value)
+        return _compile_expression(key, value)
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ModelFileError(f"{key} must be a list of modules, not {quoted(value)}")
     exact, ends = frozenset(value), tuple(f".{name}" for name in value)
     return lambda module: module in exact or module.endswith(ends)
 
 
-def _patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Callable[[str], bool], Any]]:
+def _compile_patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Callable[[str], bool], Any]]:
     given = settings.get(key) or {}
     if not isinstance(given, dict) or len(given) > MAX_PATTERNS:
         raise ModelFileError(f"{key} must be an object of at most {MAX_PATTERNS:,} entries")
     if not all(map(_is_number, given.values())):
         raise ModelFileError(f"{key} must have numbers as values")
-    return [(_expression(key, rf"(?:.*\.)?(?:{name})"), value) for name, value in given.items()]
+    return [(_compile_expression(key, rf"(?:.*\.)?(?:{name})"), value) for name, value in given.items()]
 
 
-def _expression(key: str, pattern: str) -> Callable[[str], bool]:
+def _compile_expression(key: str, pattern: str) -> Callable[[str], bool]:
     # Nested character sets are rejected because Rust interprets them and Python, which PEFT uses, does not.
     if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
@@ -268,7 +271,7 @@ def _expression(key: str, pattern: str) -> Callable[[str], bool]:
     return fits.isinstance_python
 
 
-def _first(patterns: Sequence[tuple[Callable[[str], bool], Any]], module: str, default: Any) -> Any:
+def _first_match(patterns: Sequence[tuple[Callable[[str], bool], Any]], module: str, default: Any) -> Any:
     return next((value for matches, value in patterns if matches(module)), default)
 
 
@@ -310,28 +313,28 @@ def read_adapter(
 
     Raises AdapterFileError, or OutOfMemoryError for more than `available_bytes`.
     """
-    tensors = _Tensors(name, config, {}, available_bytes)
+    tensors = _TensorCollector(name, config, {}, available_bytes)
     try:
         if not path.exists():
             raise ModelFileError("no such file")
         factor = (_from_peft if path.is_dir() else _from_gguf)(path, tensors, scale)
-        return _adapter(name, config, tensors.found, factor)
+        return _build_adapter(name, config, tensors.found, factor)
     except (ModelFileError, QTensorError) as error:
-        raise _at_fault(path, f"{path.name}: {error}") from None
+        raise _adapter_error(path, f"{path.name}: {error}") from None
     except OSError as error:
         within = Path(str(error.filename or path)).name  # a file within a folder
         place = path.name if within == path.name else f"{path.name}: {within}"
-        raise _at_fault(path, f"{place} cannot be read: {error.strerror}") from None
+        raise _adapter_error(path, f"{place} cannot be read: {error.strerror}") from None
 
 
-def _at_fault(path: Path, message: str) -> AdapterFileError:
+def _adapter_error(path: Path, message: str) -> AdapterFileError:
     error = AdapterFileError(message)
     error.path = str(path)
     return error
 
 
 @dataclass(slots=True)
-class _Tensors:
+class _TensorCollector:
     # Tensors are checked before they are copied, because a sparse file can declare more than the available memory.
     name: str
     config: SmolLM3Config
@@ -339,7 +342,7 @@ class _Tensors:
     available_bytes: int | None
     nbytes: int = 0
 
-    def take(self, place: Place, tensor: QTensor, *, head_dim: int = 0) -> None:
+    def add_tensor(self, place: Place, tensor: QTensor, *, head_dim: int = 0) -> None:
         # `head_dim`: head dimension if the rows of each head must be reordered, else 0.
         layer, role, part = place
         if layer >= self.config.num_hidden_layers:
@@ -359,10 +362,10 @@ class _Tensors:
                 needed_bytes=self.nbytes,
                 available_bytes=self.available_bytes,
             )
-        self.found[place] = _in_pairs(tensor, head_dim) if head_dim else _copy(tensor)
+        self.found[place] = _interleave_rope_rows(tensor, head_dim) if head_dim else _copy(tensor)
 
 
-def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> Factor:
+def _from_gguf(path: Path, tensors: _TensorCollector, scale: float) -> Factor:
     with GGUFFile.open(path) as file:
         found = {key: file.metadata.get(key) for key in ("general.type", "general.architecture", "adapter.type")}
         if found["general.type"] != "adapter" or found["adapter.type"] != "lora":
@@ -381,11 +384,11 @@ def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> Factor:
             place = _GGUF_NAME.fullmatch(tensor.name)
             if place is None or place[2] not in _ROLES:
                 raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
-            tensors.take((int(place[1]), _ROLES[place[2]], place[3]), tensor)
+            tensors.add_tensor((int(place[1]), _ROLES[place[2]], place[3]), tensor)
     return lambda layer, role, rank: scale * alpha / rank if alpha else scale
 
 
-def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
+def _from_peft(folder: Path, tensors: _TensorCollector, scale: float) -> Factor:
     peft = PeftConfig.parse(read_regular(folder / PEFT_CONFIG, MAX_CONFIG_BYTES))
     left_out = 0
     with SafetensorsFile(folder / PEFT_WEIGHTS) as file:
@@ -393,7 +396,7 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
             if any(part in tensor.name for part in _TRAINING_ONLY):
                 continue
             named = _PEFT_NAME.fullmatch(tensor.name)
-            if named is None or named[3] not in MATRICES or named[1] != _module(int(named[2]), named[3]):
+            if named is None or named[3] not in MATRICES or named[1] != _module_name(int(named[2]), named[3]):
                 raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
             module, layer, role, part = named[1], int(named[2]), named[3], named[4].lower()
             if not peft.adapts(module, layer):
@@ -407,7 +410,7 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
                     f"{peft.rank(module)}"
                 )
             turned = part == "b" and role in ("q_proj", "k_proj")
-            tensors.take((layer, role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
+            tensors.add_tensor((layer, role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
     if left_out:
         _log.warning(
             "adapter %s: %d tensors belong to modules excluded by its %s and are ignored, as in PEFT",
@@ -418,19 +421,19 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
     if peft.draws_missing:
         for layer in range(tensors.config.num_hidden_layers):
             for role in MATRICES:
-                if peft.adapts(_module(layer, role), layer) and (layer, role, "a") not in tensors.found:
+                if peft.adapts(_module_name(layer, role), layer) and (layer, role, "a") not in tensors.found:
                     raise ModelFileError(
                         f"layer {layer}, {role}: tensors are missing, and init_lora_weights would set them at random"
                     )
-    return lambda layer, role, rank: scale * peft.scale(_module(layer, role))
+    return lambda layer, role, rank: scale * peft.scale(_module_name(layer, role))
 
 
-def _module(layer: int, role: str) -> str:
+def _module_name(layer: int, role: str) -> str:
     block = "mlp" if role in ("gate_proj", "up_proj", "down_proj") else "self_attn"
     return f"model.layers.{layer}.{block}.{role}"
 
 
-def _in_pairs(tensor: QTensor, head_dim: int) -> QTensor:
+def _interleave_rope_rows(tensor: QTensor, head_dim: int) -> QTensor:
     # Convert to the row order of GGUF files, where rotated pairs are adjacent.
     if len(tensor.shape) != 2 or tensor.rows % head_dim:
         raise ModelFileError(f"{quoted(tensor.name)} does not consist of heads of {head_dim} rows")
@@ -442,17 +445,17 @@ def _copy(tensor: QTensor) -> QTensor:
     return QTensor(tensor.name, tensor.format, tensor.shape, tensor.data.copy())
 
 
-def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], factor: Factor) -> Adapter:
+def _build_adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], factor: Factor) -> Adapter:
     layers: list[dict[str, LowRank]] = [{} for _ in range(config.num_hidden_layers)]
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     nbytes = most = 0
-    for layer, role, a, b in _pairs(tensors):
+    for layer, role, a, b in _matrix_pairs(tensors):
         rank = a.shape[0]
         if b.shape[1] != rank:
             raise ModelFileError(f"layer {layer}, {role}: A {a.shape} and B {b.shape} have different ranks")
         padding = -rank % RANK_STEP
-        a, b = _widened(a, padding, 0), _widened(b, 0, padding)
-        pair = LowRank(_times(a, factor(layer, role, rank)), _times(b, 1.0), rank + padding)
+        a, b = _pad_matrix(a, padding, 0), _pad_matrix(b, 0, padding)
+        pair = LowRank(_scale_tensor(a, factor(layer, role, rank)), _scale_tensor(b, 1.0), rank + padding)
         layers[layer][role] = pair
         for part in (pair.a, pair.b):
             digest.update(f"{layer} {role} {part.format} {part.shape}".encode())
@@ -464,7 +467,7 @@ def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], fa
     return Adapter(name, digest.digest(), nbytes, most, tuple(layers))
 
 
-def _pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, QTensor]]:
+def _matrix_pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, QTensor]]:
     for layer, role in sorted({place[:2] for place in tensors}):
         a, b = tensors.get((layer, role, "a")), tensors.get((layer, role, "b"))
         if a is None or b is None:
@@ -472,7 +475,7 @@ def _pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, Q
         yield layer, role, a, b
 
 
-def _widened(tensor: QTensor, rows: int, columns: int) -> QTensor:
+def _pad_matrix(tensor: QTensor, rows: int, columns: int) -> QTensor:
     # Zero padding does not change the products.
     if not rows and not columns:
         return tensor
@@ -482,7 +485,7 @@ def _widened(tensor: QTensor, rows: int, columns: int) -> QTensor:
     return QTensor(tensor.name, tensor.format, (height + rows, width + columns), padded.reshape(-1))
 
 
-def _times(tensor: QTensor, factor: float) -> QTensor:
+def _scale_tensor(tensor: QTensor, factor: float) -> QTensor:
     with np.errstate(over="ignore", invalid="ignore"):
         values: Floats = tensor.dequantize() * np.float32(factor)
         if not np.isfinite(values).all():

@@ -80,7 +80,7 @@ class ModelRunner:
             return [sorted_logits[order.index(number)] for number in range(len(chunks))]
         rows = sum(chunk.rows for chunk in chunks)
         wanted = [chunk.sampled_rows for chunk in chunks]
-        adapted = _adapted(chunks)
+        adapted = _adapter_rows(chunks)
         is_lasting = all(each.end - each.begin == rows and each.adapter in self._adapters for each in adapted)
         once = once or any(chunk.scores for chunk in chunks)  # shapes of scored prompts rarely repeat
         for chunk in chunks:
@@ -91,7 +91,7 @@ class ModelRunner:
         if step is None:
             step = self._step.part(rows, sum(wanted))
             step.adapted = adapted
-        _fill(step, chunks, wanted)
+        _fill_batch(step, chunks, wanted)
         if program is not None:
             self._captured.move_to_end(shape)
             program.run()
@@ -119,7 +119,7 @@ class ModelRunner:
         states *= download(self.weights.norm) / scale
         return states.astype(np.float32)
 
-    def capture_ahead(self) -> None:
+    def capture_next_step(self) -> None:
         # Captures one step per call. None is captured while weights are migrating, because adopting a migrated layer
         # invalidates all captured steps.
         # `has_captured_steps` is set once all likely steps (a token, or the last tokens of a prompt) are captured, or a
@@ -138,7 +138,7 @@ class ModelRunner:
             raise
 
     def add_adapter(self, adapter: Adapter) -> None:
-        self._step.open_for_adapters()
+        self._step.allocate_adapter_buffers()
         self._adapters.add(adapter)
 
     def remove_adapter(self, adapter: Adapter) -> None:
@@ -159,7 +159,7 @@ def _adapter_key(chunk: Chunk) -> tuple[str, int]:
     return ("", 0) if adapter is None else (adapter.name, id(adapter))
 
 
-def _adapted(chunks: Sequence[Chunk]) -> tuple[AdaptedRows, ...]:
+def _adapter_rows(chunks: Sequence[Chunk]) -> tuple[AdaptedRows, ...]:
     found: list[AdaptedRows] = []
     row = sampled = 0
     for adapter, those in groupby(chunks, key=lambda chunk: chunk.sequence.adapter):
@@ -172,7 +172,7 @@ def _adapted(chunks: Sequence[Chunk]) -> tuple[AdaptedRows, ...]:
     return tuple(found)
 
 
-def _fill(step: InputBatch, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:
+def _fill_batch(step: InputBatch, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:
     ends = zip(accumulate(chunk.rows for chunk in chunks), wanted, strict=True)
     step.fill(
         token_ids=[token for chunk in chunks for token in chunk.tokens],

@@ -58,13 +58,13 @@ class WeightPlacement:
         self._is_asked = wanted in ("packed", "hugepages")
         self._ready: deque[tuple[int, LayerWeights | Weight]] = deque()
         self._stopping = threading.Event()
-        self._taken = threading.Event()
+        self._copy_adopted = threading.Event()
         self._total = len(weights.layers) + 1
         self._adopted = 0
         self.finished = threading.Event()
         self._thread: threading.Thread | None = None
         size = sum(tensor.nbytes for tensor in file.tensors.values())
-        if wanted == "mmap" or (wanted == "auto" and not _pays(size, backend)):
+        if wanted == "mmap" or (wanted == "auto" and not _is_copy_worthwhile(size, backend)):
             self.finished.set()
             return
         self._thread = threading.Thread(
@@ -112,7 +112,7 @@ class WeightPlacement:
             for weight in old:
                 self._file.release(self._file.tensors[weight.name])
             self._adopted += 1
-        self._taken.set()
+        self._copy_adopted.set()
         if self._adopted == self._total:
             self.finished.set()
         return replace(weights, layers=tuple(layers))
@@ -126,30 +126,30 @@ class WeightPlacement:
             for index, layer in enumerate(weights.layers):
                 if self._stopping.is_set():
                     return
-                self._offer(index, _copied(layer, arena))
+                self._publish_copy(index, _copy_layer(layer, arena))
             (embed_tokens,) = arena.copy(weights.embed_tokens)
             self._layout = arena.layout
-            self._offer(_HEAD, embed_tokens)
+            self._publish_copy(_HEAD, embed_tokens)
         except (QTensorError, MemoryError) as error:
             _log.warning("weights stay in the mapped file: %s", error)
             self.finished.set()
 
-    def _offer(self, index: int, copy: LayerWeights | Weight) -> None:
+    def _publish_copy(self, index: int, copy: LayerWeights | Weight) -> None:
         # Waits until the copy is adopted, because the memory plan has room for the copy of only one layer at a time.
         self._ready.append((index, copy))
         self._signal.wake()
         while self._ready and not self._stopping.is_set():
-            self._taken.wait(0.05)
-            self._taken.clear()
+            self._copy_adopted.wait(0.05)
+            self._copy_adopted.clear()
             self._signal.wake()
 
 
-def _copied(layer: LayerWeights, arena: WeightArena) -> LayerWeights:
+def _copy_layer(layer: LayerWeights, arena: WeightArena) -> LayerWeights:
     # The norms, a few kilobytes, are not copied. Matrices are placed in the order in which a step reads them.
     copies = [copy for names in READ_TOGETHER for copy in arena.copy(*(getattr(layer, name) for name in names))]
     return replace(layer, **dict(zip(MATRICES, copies, strict=True)))
 
 
-def _pays(size_bytes: int, backend: Backend) -> bool:
+def _is_copy_worthwhile(size_bytes: int, backend: Backend) -> bool:
     enough = backend.memory().available_bytes >= size_bytes + SPARE_BYTES
     return size_bytes >= WORTHWHILE_BYTES and backend.has_weight_arena and enough

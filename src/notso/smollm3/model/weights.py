@@ -96,7 +96,7 @@ class SmolLM3Weights:
     norm: Array
     lm_head: Weight
 
-    def on(self, backend: Backend) -> SmolLM3Weights:
+    def to_device(self, backend: Backend) -> SmolLM3Weights:
         embed = backend.weight(self.embed_tokens)
         return SmolLM3Weights(
             embed,

@@ -26,7 +26,7 @@ def require_process(process: int) -> None:
         )
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
@@ -34,7 +34,7 @@ class Generation:
     """Events of one answer, for any number of readers in any thread. All events are kept."""
 
     # changed: called by `stop` and `answer_now` to wake the engine.
-    def __init__(self, changed: Callable[[], None] = _nothing) -> None:
+    def __init__(self, changed: Callable[[], None] = _no_op) -> None:
         self.id = uuid4().hex
         # The engine logs in the caller's context, so that its log records contain the ids of the caller's request.
         self.context = contextvars.copy_context()
@@ -111,7 +111,7 @@ class Generation:
             self._finished = self._finished or last
             listeners = list(self._listeners)
             if last:  # references to a finished log must not keep the engine alive
-                self._engine_changed, self._listeners = _nothing, []
+                self._engine_changed, self._listeners = _no_op, []
             self._condition.notify_all()
         for notify in listeners:
             try:

@@ -28,7 +28,7 @@ class Lookahead:
     def add(self, text: str) -> None:
         self.text += text
 
-    def give(self, length: int) -> Span:
+    def pop_text(self, length: int) -> Span:
         given = Span(self.text[:length], self.start)
         self.drop(length)
         return given
@@ -65,16 +65,16 @@ class StopStrings:
 
     def push(self, text: str) -> tuple[Span, bool]:
         if self.matched is not None:
-            return self._lookahead.give(0), True
+            return self._lookahead.pop_text(0), True
         self._lookahead.add(text)
         pending = self._lookahead.text
         found = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if found:
             end, start = min(found)
-            shown, self.matched = self._lookahead.give(start), pending[start:end]
+            shown, self.matched = self._lookahead.pop_text(start), pending[start:end]
             self._lookahead.drop(len(self._lookahead.text))
             return shown, True
-        return self._lookahead.give(len(pending) - self._pending_length(pending)), False
+        return self._lookahead.pop_text(len(pending) - self._pending_length(pending)), False
 
     def _pending_length(self, text: str) -> int:
         # In the sorted list, a stop string that starts with `end` is at the position at which `end` would be inserted.
@@ -86,9 +86,9 @@ class StopStrings:
                 return len(end)
         return 0
 
-    def skip(self, text: str) -> Span:
+    def pass_through(self, text: str) -> Span:
         self._lookahead.add(text)
-        return self._lookahead.give(len(self._lookahead.text))
+        return self._lookahead.pop_text(len(self._lookahead.text))
 
     def finish(self) -> Span:
-        return self._lookahead.give(len(self._lookahead.text))
+        return self._lookahead.pop_text(len(self._lookahead.text))

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from notso.smollm3.output.lookahead import Span, StopStrings
-from notso.smollm3.output.reasoning_parser import Piece, ReasoningParser, opens_thinking
-from notso.smollm3.output.tool_parser import CallPart, ToolCallParser
+from notso.smollm3.output.reasoning_parser import Piece, ReasoningParser, ends_in_reasoning
+from notso.smollm3.output.tool_parser import ToolCallParser, ToolCallPart
 from notso.smollm3.sampling.sampler import Floats, likeliest, log_probabilities
 from notso.smollm3.text.tokenizer import Tokenizer, TokenStream
 from notso.smollm3.values.events import Event, EventKind, FinishReason, TokenLogprob
@@ -20,9 +20,9 @@ def token_logprob(tokenizer: Tokenizer, logits: Floats | None, token: int, alter
     """Return a token's log probability from logits (V,). Raises EngineError if they are not finite."""
     # Tokens that the engine inserts, such as `</think>`, have no logits; their probability is 1.
     if logits is None:
-        return _entry(tokenizer, token, 0.0)
+        return _make_entry(tokenizer, token, 0.0)
     values = log_probabilities(logits)
-    entry = partial(_entry, tokenizer)
+    entry = partial(_make_entry, tokenizer)
     top = tuple(entry(other, float(values[other])) for other in likeliest(values, alternatives))
     return entry(token, float(values[token]), top)
 
@@ -36,11 +36,11 @@ class PromptScores:
         self._alternatives = alternatives
         self._reported = 0
 
-    def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]:
+    def consume(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]:
         """Return unreported entries from logits (rows, V) of the positions from `start` on. Raises EngineError."""
         entries = []
         if self._reported == 0:
-            entries.append(_entry(self._tokenizer, self._prompt[0], math.nan))
+            entries.append(_make_entry(self._tokenizer, self._prompt[0], math.nan))
             self._reported = 1
         for at, row in enumerate(logits, start + 1):
             if self._reported <= at < len(self._prompt):
@@ -49,7 +49,7 @@ class PromptScores:
         return tuple(entries)
 
 
-def _entry(tokenizer: Tokenizer, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+def _make_entry(tokenizer: Tokenizer, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
     return TokenLogprob(tokenizer.token_text(token), tuple(tokenizer.token_bytes(token)), logprob, top, token)
 
 
@@ -75,12 +75,12 @@ class LogprobAlignment:
     def rest(self) -> list[TokenLogprob]:
         return [entry for _, _, entry in self._tokens if entry is not None]
 
-    def take_rest(self) -> list[TokenLogprob]:
+    def pop_remaining(self) -> list[TokenLogprob]:
         rest = self.rest()
         self._tokens = deque((start, length, None) for start, length, _ in self._tokens)
         return rest
 
-    def take(self, span: Span) -> list[Share]:
+    def consume(self, span: Span) -> list[Share]:
         """Return the shares of a span and of the hidden text before it. Spans must be in order."""
         shares: list[Share] = []
         end = span.start + len(span)
@@ -131,14 +131,14 @@ class OutputProcessor:
         self._characters = TokenStream(tokenizer)
         tags = (None, None) if is_plain else (tokenizer.think_open_id, tokenizer.think_close_id)
         self._thinking = ReasoningParser(
-            *tags, opens_thinking(prompt, *tags), goes_on or is_plain, answer_apart=is_structured
+            *tags, ends_in_reasoning(prompt, *tags), goes_on or is_plain, answer_apart=is_structured
         )
         self._stops = StopStrings(stop)
         self._calls = ToolCallParser(calls_are_held, offered) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
-        # Each log probability is emitted once, with the first shown character of its token. Entries of
-        # hidden tokens (tags, tool calls, stop strings) are emitted with the next shown text, or stay in `untold` if no
+        # Each log probability is emitted once, with the first shown character of its token. Entries of hidden tokens
+        # (tags, tool calls, stop strings) are emitted with the next shown text, or stay in `unreported_logprobs` if no
         # text follows.
         self._decoded, self._text_alignment = LogprobAlignment(), LogprobAlignment()
         self.finish_reason: FinishReason | None = None
@@ -153,16 +153,16 @@ class OutputProcessor:
             self._decoded.add(0, logprob)
             return
         if token == self._tokenizer.think_close_id:
-            self.cut_character()
+            self.drop_partial_character()
         was_reasoning = self._thinking.in_reasoning
         text = self._characters.push(token)
         self._decoded.add(len(text), logprob)
         pieces = self._thinking.feed(token, text)
         self.reasoning_tokens += was_reasoning or self._thinking.in_reasoning
-        yield from self._pieces(pieces)
-        if was_reasoning and not self._thinking.in_reasoning and (untold := self._decoded.take_rest()):
+        yield from self._process_pieces(pieces)
+        if was_reasoning and not self._thinking.in_reasoning and (unreported_logprobs := self._decoded.pop_remaining()):
             # The closing tag counts as reasoning, so its log probability must not be reported with the answer's text.
-            yield self._event("reasoning", "", untold)
+            yield self._event("reasoning", "", unreported_logprobs)
 
     @property
     def in_reasoning(self) -> bool:
@@ -173,10 +173,10 @@ class OutputProcessor:
         return self._stops.matched
 
     @property
-    def untold(self) -> tuple[TokenLogprob, ...]:
+    def unreported_logprobs(self) -> tuple[TokenLogprob, ...]:
         return (*self._text_alignment.rest(), *self._decoded.rest())
 
-    def cut_character(self) -> None:
+    def drop_partial_character(self) -> None:
         if self._thinking.in_reasoning:
             self._characters.drop()
 
@@ -196,27 +196,27 @@ class OutputProcessor:
             leftover = self._characters.finish()
             self._decoded.add(len(leftover), None)
             pieces = self._thinking.feed(-1, leftover) if leftover else []
-            yield from self._pieces([*pieces, *self._thinking.finish()])
+            yield from self._process_pieces([*pieces, *self._thinking.finish()])
         if not self._is_cut:
             yield from self._text(self._stops.finish())
         if self._calls is not None and not (self._called and self._one_call):
-            yield from self._answer_pieces(self._calls.finish())
+            yield from self._answer_events(self._calls.finish())
         if self._called and self.finish_reason == "stop":
             self.finish_reason = "tool_calls"
 
     # True after a stop string or the only allowed tool call. The rest of the answer yields no events.
     _is_cut = False
 
-    def _pieces(self, pieces: Sequence[Piece]) -> Iterator[Event]:
+    def _process_pieces(self, pieces: Sequence[Piece]) -> Iterator[Event]:
         for kind, text in pieces:
-            shares = self._decoded.take(text)
+            shares = self._decoded.consume(text)
             if kind == "reasoning":
                 yield self._event("reasoning", text, [entry for _, entry in shares])
                 continue
             for length, entry in shares:
                 self._text_alignment.add(length, entry)
             is_early = self.tokens <= self._min_tokens
-            shown, matched = (self._stops.skip(text), False) if is_early else self._stops.push(text)
+            shown, matched = (self._stops.pass_through(text), False) if is_early else self._stops.push(text)
             yield from self._text(shown)
             if matched:
                 self._is_cut = True
@@ -226,11 +226,11 @@ class OutputProcessor:
 
     def _text(self, text: Span) -> Iterator[Event]:
         if self._calls is not None:
-            yield from self._answer_pieces(self._calls.push(text))
+            yield from self._answer_events(self._calls.push(text))
         elif text:
-            yield from self._answer_pieces([text])
+            yield from self._answer_events([text])
 
-    def _answer_pieces(self, pieces: Sequence[Span | ToolCall | CallPart]) -> Iterator[Event]:
+    def _answer_events(self, pieces: Sequence[Span | ToolCall | ToolCallPart]) -> Iterator[Event]:
         for piece in pieces:
             if isinstance(piece, ToolCall):
                 self._called = True
@@ -239,11 +239,11 @@ class OutputProcessor:
                     self._is_cut = True
                     self.finish_reason = "stop"
                     return
-            elif isinstance(piece, CallPart):
+            elif isinstance(piece, ToolCallPart):
                 begun = ToolCall(piece.id, piece.name, "")
                 yield Event("tool_call_part", piece.text, begun_call=begun, tokens=self.tokens)
             elif piece:
-                yield self._event("text", piece, [entry for _, entry in self._text_alignment.take(piece)])
+                yield self._event("text", piece, [entry for _, entry in self._text_alignment.consume(piece)])
 
     def _event(self, kind: EventKind, text: str, entries: Sequence[TokenLogprob | None]) -> Event:
         logprobs = tuple(entry for entry in entries if entry is not None)

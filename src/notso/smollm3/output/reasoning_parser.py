@@ -58,10 +58,10 @@ class ReasoningParser:
 
     def feed(self, token: int, text: str) -> list[Piece]:
         if token == self._open_id:
-            pieces = self._before_tag(text, OPEN)
-            self._open()
+            pieces = self._flush_before_tag(text, OPEN)
+            self._enter_reasoning()
         elif token == self._close_id:
-            pieces = self._before_tag(text, CLOSE)
+            pieces = self._flush_before_tag(text, CLOSE)
             if self._state is _State.REASONING:
                 self._state = _State.BEFORE
         else:
@@ -76,7 +76,7 @@ class ReasoningParser:
         """Return the rest of the text without a truncated tag."""
         return self._flush(len(self._lookahead.text), cut_off=True)
 
-    def _before_tag(self, text: str, tag: str) -> list[Piece]:
+    def _flush_before_tag(self, text: str, tag: str) -> list[Piece]:
         before = text.removesuffix(tag)
         pieces = self._scan(before)
         pieces += self._flush(len(self._lookahead.text), cut_off=False)
@@ -84,7 +84,7 @@ class ReasoningParser:
         self._lookahead.drop(len(self._lookahead.text))
         return pieces
 
-    def _open(self) -> None:
+    def _enter_reasoning(self) -> None:
         self._state = _State.REASONING
         self._fresh = True
 
@@ -93,22 +93,22 @@ class ReasoningParser:
         pieces: list[Piece] = []
         while self._lookahead.text:
             if self._state is _State.BEFORE:
-                goes_on = self._scan_before()
+                goes_on = self._scan_start()
             elif self._state is _State.REASONING:
                 goes_on = self._scan_reasoning(pieces)
             else:
                 goes_on = False
-                pieces.append(("text", self._lookahead.give(len(self._lookahead.text))))
+                pieces.append(("text", self._lookahead.pop_text(len(self._lookahead.text))))
             if not goes_on:
                 break
         return pieces
 
-    def _scan_before(self) -> bool:
+    def _scan_start(self) -> bool:
         begins = self._lookahead.text.lstrip()
         spaces = len(self._lookahead.text) - len(begins)
         if begins.startswith(OPEN):
             self._lookahead.drop(spaces + len(OPEN))
-            self._open()
+            self._enter_reasoning()
         elif begins.startswith(CLOSE):
             self._lookahead.drop(spaces + len(CLOSE))
         elif pending_length(begins, (OPEN, CLOSE)) == len(begins):
@@ -135,7 +135,7 @@ class ReasoningParser:
             return True
         shown = before[: len(before) - pending_length(before, (CLOSE,))].rstrip("\n")
         if shown:
-            pieces.append(("reasoning", self._lookahead.give(len(shown))))
+            pieces.append(("reasoning", self._lookahead.pop_text(len(shown))))
             self._fresh = False
         return False
 
@@ -148,19 +148,19 @@ class ReasoningParser:
             text = text[:-tag]
         if self._state is _State.REASONING:
             text = text.rstrip("\n")
-            pieces = self._shown("reasoning", text) if not (self._fresh and text.isspace()) else []
+            pieces = self._pop_piece("reasoning", text) if not (self._fresh and text.isspace()) else []
         else:
             shown = text.lstrip("\n")
             self._lookahead.drop(len(text) - len(shown))
-            pieces = self._shown("text", shown) if not shown.isspace() else []
+            pieces = self._pop_piece("text", shown) if not shown.isspace() else []
         self._lookahead.drop(end - self._lookahead.start)
         return pieces
 
-    def _shown(self, kind: Literal["reasoning", "text"], text: str) -> list[Piece]:
-        return [(kind, self._lookahead.give(len(text)))] if text else []
+    def _pop_piece(self, kind: Literal["reasoning", "text"], text: str) -> list[Piece]:
+        return [(kind, self._lookahead.pop_text(len(text)))] if text else []
 
 
-def opens_thinking(prompt: Sequence[int], open_id: int | None, close_id: int | None) -> bool:
+def ends_in_reasoning(prompt: Sequence[int], open_id: int | None, close_id: int | None) -> bool:
     """Return whether the prompt ends inside reasoning."""
     tags = (token for token in reversed(prompt) if token in (open_id, close_id))
     return next(tags, close_id) == open_id and open_id is not None

@@ -27,7 +27,7 @@ _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*+"), "arguments": (?=\{)')
 
 
 @dataclass(frozen=True, slots=True)
-class CallPart:
+class ToolCallPart:
     """Next part of an unfinished call's arguments; the final ToolCall has the same `id`."""
 
     id: str
@@ -47,41 +47,41 @@ class ToolCallParser:
     def __init__(self, in_parts: bool = False, offered: Collection[str] | None = None) -> None:
         self._in_parts = in_parts
         self._offered = offered
-        self._arguments: _Arguments | None = None
+        self._arguments: _ArgumentsReader | None = None
         self._lookahead = Lookahead()
         self._in_call = False
         # Offset of the call's body in the lookahead. If the body is not a call, the tag is returned as text, too.
         self._body = 0
         self._after_call = False
 
-    def push(self, text: str) -> list[Span | ToolCall | CallPart]:
+    def push(self, text: str) -> list[Span | ToolCall | ToolCallPart]:
         self._lookahead.add(text)
-        pieces: list[Span | ToolCall | CallPart] = []
+        pieces: list[Span | ToolCall | ToolCallPart] = []
         while (piece := self._next_in_call() if self._in_call else self._next_in_text()) is not None:
             _append(pieces, piece)
         if self._in_parts and self._in_call and (part := self._next_part()) is not None:
             pieces.append(part)
         return pieces
 
-    def finish(self) -> list[Span | ToolCall | CallPart]:
+    def finish(self) -> list[Span | ToolCall | ToolCallPart]:
         """Return the rest of the text; a last call may lack its closing tag."""
-        pieces: list[Span | ToolCall | CallPart] = []
+        pieces: list[Span | ToolCall | ToolCallPart] = []
         call = self._call(self._lookahead.text[self._body :]) if self._in_call else None
-        given = self._lookahead.give(len(self._lookahead.text))
+        given = self._lookahead.pop_text(len(self._lookahead.text))
         if call is not None or self._arguments is None:
             _append(pieces, call or given)
         self._in_call = False
         return pieces
 
-    def _next_part(self) -> CallPart | None:
+    def _next_part(self) -> ToolCallPart | None:
         body = self._lookahead.text[self._body :]
         if self._arguments is None:
             head = _HEAD.match(body)
             if head is None:
                 return None
-            self._arguments = _Arguments(_new_id(), json.loads(head[1]), head.end())
-        text = self._arguments.more(body)
-        return CallPart(self._arguments.id, self._arguments.name, text) if text else None
+            self._arguments = _ArgumentsReader(_new_id(), json.loads(head[1]), head.end())
+        text = self._arguments.read_more(body)
+        return ToolCallPart(self._arguments.id, self._arguments.name, text) if text else None
 
     def _call(self, body: str) -> ToolCall | None:
         call = parse_call(body)
@@ -100,21 +100,21 @@ class ToolCallParser:
         if tag:
             text = before.rstrip("\n")
             self._body, self._in_call, self._arguments = len(before) - len(text) + len(OPEN), True, None
-            return self._lookahead.give(len(text))
+            return self._lookahead.pop_text(len(text))
         certain = pending[: len(pending) - pending_length(pending, [OPEN])].rstrip("\n")
-        return self._lookahead.give(len(certain)) if certain else None
+        return self._lookahead.pop_text(len(certain)) if certain else None
 
     def _next_in_call(self) -> Span | ToolCall | None:
         body = self._lookahead.text[self._body :]
         begins = body.lstrip()
         if begins and begins[0] != "{":
             self._in_call = False
-            return self._lookahead.give(self._body)
-        end = _end_of_call(body)
+            return self._lookahead.pop_text(self._body)
+        end = _find_call_end(body)
         if end is None:
             return None
         call, self._arguments = self._call(body[:end]), None
-        given = self._lookahead.give(self._body + end + len(CLOSE))
+        given = self._lookahead.pop_text(self._body + end + len(CLOSE))
         self._in_call, self._after_call = False, call is not None
         return call or given
 
@@ -123,7 +123,7 @@ def parse_call(body: str) -> ToolCall | None:
     """Parse the text between tags; return None if it is not a call."""
     # The name must be a nonempty string. The arguments must be an object, {} by default; they keep their original text.
     try:
-        members = _members(body.strip())
+        members = _parse_members(body.strip())
     except (ValueError, RecursionError):
         return None
     name, _ = members.get("name", (None, ""))
@@ -137,7 +137,7 @@ def _new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class _Arguments:
+class _ArgumentsReader:
     def __init__(self, id: str, name: str, start: int) -> None:
         self.id = id
         self.name = name
@@ -146,7 +146,7 @@ class _Arguments:
         self._in_text = False
         self._over = False
 
-    def more(self, body: str) -> str:
+    def read_more(self, body: str) -> str:
         start = self._at
         while not self._over and self._at < len(body):
             character = body[self._at]
@@ -165,7 +165,7 @@ class _Arguments:
         return body[start : self._at]
 
 
-def _end_of_call(text: str) -> int | None:
+def _find_call_end(text: str) -> int | None:
     if CLOSE not in text:
         return None
     for found in _JSON_STRING_OR_CLOSE.finditer(text):
@@ -178,23 +178,23 @@ def _end_of_call(text: str) -> int | None:
     return None
 
 
-def _members(text: str) -> dict[str, tuple[Any, str]]:
+def _parse_members(text: str) -> dict[str, tuple[Any, str]]:
     if not isinstance(DECODER.decode(text), dict):
         raise ValueError("not an object")
     members = {}
-    position = _after_space(text, 1)
+    position = _skip_space(text, 1)
     while text[position] != "}":
         key, position = DECODER.raw_decode(text, position)
-        start = _after_space(text, _after_space(text, position) + 1)
+        start = _skip_space(text, _skip_space(text, position) + 1)
         value, position = DECODER.raw_decode(text, start)
         members[key] = (value, text[start:position])
-        position = _after_space(text, position)
+        position = _skip_space(text, position)
         if text[position] == ",":
-            position = _after_space(text, position + 1)
+            position = _skip_space(text, position + 1)
     return members
 
 
-def _after_space(text: str, position: int) -> int:
+def _skip_space(text: str, position: int) -> int:
     found = _JSON_SPACE.match(text, position)
     return found.end() if found else position
 
@@ -203,7 +203,7 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _append(pieces: list[Span | ToolCall | CallPart], piece: Span | ToolCall) -> None:
+def _append(pieces: list[Span | ToolCall | ToolCallPart], piece: Span | ToolCall) -> None:
     last = pieces[-1] if pieces else None
     if isinstance(piece, Span) and isinstance(last, Span):
         pieces[-1] = Span(last + piece, last.start)

@@ -34,9 +34,9 @@ _LETTER = re.compile(
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]": "]", "-": "-", "^": "^", "/": "/"}
 
 
-def lark_of_gbnf(source: str, param: str) -> str:
+def gbnf_to_lark(source: str, param: str) -> str:
     """Translate to Lark. Raises InvalidRequestError, which names the line."""
-    return _Translation(source, param).lark()
+    return _GbnfTranslator(source, param).lark()
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +49,7 @@ class _Node:
     can_end: bool = False  # matches some finite text
 
 
-class _Translation:
+class _GbnfTranslator:
     def __init__(self, source: str, param: str) -> None:
         self._source = source
         self._param = param
@@ -58,7 +58,7 @@ class _Translation:
         while at < len(source):
             found = _TOKEN.match(source, at)
             if found is None:
-                raise self._fault(at, f"{source[at]!r} is not allowed here")
+                raise self._syntax_error(at, f"{source[at]!r} is not allowed here")
             if found.lastgroup != "space":
                 self._tokens.append((str(found.lastgroup), found.group(), at))
             at = found.end()
@@ -74,36 +74,38 @@ class _Translation:
         self._skip_lines()
         while self._kind != "end":
             at = self._tokens[self._at][2]
-            name = self._take("name")
+            name = self._expect("name")
             self._skip_lines()
-            self._take("is")
+            self._expect("is")
             self._skip_lines()
             if name in bodies:
-                raise self._fault(at, f"rule {name} is defined twice")
-            bodies[name] = self._options(0)
+                raise self._syntax_error(at, f"rule {name} is defined twice")
+            bodies[name] = self._parse_alternatives(0)
             bodies[name].text = name
             if self._kind not in ("line", "end"):
-                raise self._fault(self._tokens[self._at][2], f"{self._tokens[self._at][1]!r} is not allowed here")
+                raise self._syntax_error(
+                    self._tokens[self._at][2], f"{self._tokens[self._at][1]!r} is not allowed here"
+                )
             self._skip_lines()
         for name in (*self._rules, "root"):
             if name not in bodies:
-                raise self._refusal(f"rule {name[:80]} is not defined")
-        self._find_ends()
+                raise self._grammar_error(f"rule {name[:80]} is not defined")
+        self._mark_terminating()
         if not bodies["root"].can_end:
-            raise self._refusal("it matches no text: root never ends")
-        lines = [f"start: {self._rule('root')}"]
-        written = (f"{self._rule(name)}: {_written(body)}" for name, body in bodies.items() if body.can_end)
+            raise self._grammar_error("it matches no text: root never ends")
+        lines = [f"start: {self._rule_name('root')}"]
+        written = (f"{self._rule_name(name)}: {_node_to_lark(body)}" for name, body in bodies.items() if body.can_end)
         return "\n".join((*lines, *written))
 
-    def _made(self, node: _Node) -> _Node:
+    def _register_node(self, node: _Node) -> _Node:
         for part in node.parts:
             part.parent = node
         node.missing = len(node.parts) if node.kind == "sequence" else 1
-        if node.kind == "text" or (node.kind == "sequence" and not node.parts) or _may_be_left_out(node):
+        if node.kind == "text" or (node.kind == "sequence" and not node.parts) or _is_optional(node):
             self._ending.append(node)
         return node
 
-    def _find_ends(self) -> None:
+    def _mark_terminating(self) -> None:
         # Marks the nodes that can end, from the texts upward. Rules that never end must be left out, because llguidance
         # would expand them forever in the middle of an answer.
         while self._ending:
@@ -121,10 +123,10 @@ class _Translation:
     def _kind(self) -> str:
         return self._tokens[self._at][0]
 
-    def _take(self, kind: str) -> str:
+    def _expect(self, kind: str) -> str:
         found, text, at = self._tokens[self._at]
         if found != kind:
-            raise self._fault(at, f"{kind if kind != 'is' else '::='} is missing")
+            raise self._syntax_error(at, f"{kind if kind != 'is' else '::='} is missing")
         self._at += 1
         return text
 
@@ -132,20 +134,20 @@ class _Translation:
         while self._kind == "line":
             self._at += 1
 
-    def _rule(self, name: str) -> str:
+    def _rule_name(self, name: str) -> str:
         return self._rules.setdefault(name, f"r{len(self._rules)}")
 
-    def _options(self, nested: int) -> _Node:
+    def _parse_alternatives(self, nested: int) -> _Node:
         if nested > MAX_NESTED:
-            raise self._fault(self._tokens[self._at][2], f"groups are nested more than {MAX_NESTED} levels deep")
-        options = [self._sequence(nested)]
+            raise self._syntax_error(self._tokens[self._at][2], f"groups are nested more than {MAX_NESTED} levels deep")
+        options = [self._parse_sequence(nested)]
         while self._tokens[self._at][1] == "|":
             self._at += 1
             self._skip_lines()
-            options.append(self._sequence(nested))
-        return self._made(_Node("options", parts=options))
+            options.append(self._parse_sequence(nested))
+        return self._register_node(_Node("options", parts=options))
 
-    def _sequence(self, nested: int) -> _Node:
+    def _parse_sequence(self, nested: int) -> _Node:
         parts: list[_Node] = []
         repeats = 0
         while True:
@@ -154,79 +156,79 @@ class _Translation:
                 self._skip_lines()
             elif kind == "repeat":
                 if not parts:
-                    raise self._fault(at, f"{text} has nothing to repeat")
+                    raise self._syntax_error(at, f"{text} has nothing to repeat")
                 repeats += 1
                 if repeats > MAX_NESTED:
-                    raise self._fault(at, f"more than {MAX_NESTED} repetition operators in a row")
+                    raise self._syntax_error(at, f"more than {MAX_NESTED} repetition operators in a row")
                 self._at += 1
-                parts[-1] = self._made(_Node("repeat", "".join(text.split()), [parts[-1]]))
+                parts[-1] = self._register_node(_Node("repeat", "".join(text.split()), [parts[-1]]))
             elif kind in ("name", "text", "set") or text in ("(", "."):
                 self._at += 1
                 repeats = 0
-                parts.append(self._part(kind, text, at, nested))
+                parts.append(self._parse_part(kind, text, at, nested))
             else:
-                return self._made(_Node("sequence", parts=parts))
+                return self._register_node(_Node("sequence", parts=parts))
 
-    def _part(self, kind: str, text: str, at: int, nested: int) -> _Node:
+    def _parse_part(self, kind: str, text: str, at: int, nested: int) -> _Node:
         if kind == "name":
-            self._rule(text)
-            node = _Node("name", text=self._rule(text))
+            self._rule_name(text)
+            node = _Node("name", text=self._rule_name(text))
             self._uses.setdefault(text, []).append(node)
             return node
         if text == "(":
-            inner = self._options(nested + 1)
+            inner = self._parse_alternatives(nested + 1)
             if self._tokens[self._at][1] != ")":
-                raise self._fault(self._tokens[self._at][2], ") is missing")
+                raise self._syntax_error(self._tokens[self._at][2], ") is missing")
             self._at += 1
             return inner
-        return self._made(_Node("text", self._terminal(kind, text, at)))
+        return self._register_node(_Node("text", self._terminal_to_lark(kind, text, at)))
 
-    def _terminal(self, kind: str, text: str, at: int) -> str:
+    def _terminal_to_lark(self, kind: str, text: str, at: int) -> str:
         if kind == "set":
-            return self._set(text[1:-1], at)
+            return self._set_to_lark(text[1:-1], at)
         if text == ".":
             return "/(?s:.)/"
-        letters = self._letters(text[1:-1], at)
+        letters = self._parse_letters(text[1:-1], at)
         return f"({' '.join(json.dumps(letter, ensure_ascii=False) for letter, _ in letters)})" if letters else '""'
 
-    def _set(self, text: str, at: int) -> str:
+    def _set_to_lark(self, text: str, at: int) -> str:
         # Characters are written as code points, so that none has a special meaning.
         is_negated = text.startswith("^")
-        letters = self._letters(text[is_negated:], at)
+        letters = self._parse_letters(text[is_negated:], at)
         if not letters:
-            raise self._fault(at, "the set is empty")
+            raise self._syntax_error(at, "the set is empty")
         shown = "".join(
             "-" if letter == "-" and not is_escaped and 0 < place < len(letters) - 1 else f"\\x{{{ord(letter):x}}}"
             for place, (letter, is_escaped) in enumerate(letters)
         )
         return f"/[{'^' if is_negated else ''}{shown}]/"
 
-    def _letters(self, text: str, at: int) -> list[tuple[str, bool]]:
+    def _parse_letters(self, text: str, at: int) -> list[tuple[str, bool]]:
         letters = []
         for found in _LETTER.finditer(text):
             number = found["x"] or found["u"] or found["U"]
             plain = found["plain"]
             if plain is not None and plain not in _ESCAPED:
-                raise self._fault(at, f"\\{plain} is not an escape")
+                raise self._syntax_error(at, f"\\{plain} is not an escape")
             if number is not None and (int(number, 16) > 0x10FFFF or 0xD800 <= int(number, 16) < 0xE000):
-                raise self._fault(at, f"{found.group()} is not a character")
+                raise self._syntax_error(at, f"{found.group()} is not a character")
             letter = chr(int(number, 16)) if number else _ESCAPED[plain] if plain else found["self"]
             letters.append((letter, found["self"] is None))
         return letters
 
-    def _fault(self, at: int, what: str) -> InvalidRequestError:
+    def _syntax_error(self, at: int, what: str) -> InvalidRequestError:
         line = self._source.count("\n", 0, at) + 1
-        return self._refusal(f"line {line}: {what}")
+        return self._grammar_error(f"line {line}: {what}")
 
-    def _refusal(self, why: str) -> InvalidRequestError:
+    def _grammar_error(self, why: str) -> InvalidRequestError:
         return InvalidRequestError(f"the grammar is refused: {why}", param=self._param)
 
 
-def _may_be_left_out(node: _Node) -> bool:
+def _is_optional(node: _Node) -> bool:
     return node.kind == "repeat" and (node.text in "*?" or node.text.startswith(("{0,", "{0}")))
 
 
-def _written(node: _Node) -> str:
+def _node_to_lark(node: _Node) -> str:
     # Omits parts that never end. Not recursive, because repetitions can be nested beyond the interpreter's recursion
     # limit.
     order, open_nodes = list[_Node](), [node]

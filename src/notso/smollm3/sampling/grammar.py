@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.gbnf import lark_of_gbnf
+from notso.smollm3.sampling.gbnf import gbnf_to_lark
 from notso.smollm3.sampling.schemas.json_schema import (
     MAX_CHARACTERS,
     MAX_INTERSECTED,
     checked_schema,
     enforced_schema,
 )
-from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, looks_around
-from notso.smollm3.sampling.shortest_end import ShortestEnd
+from notso.smollm3.sampling.schemas.patterns import PatternError, has_lookaround, library_pattern
+from notso.smollm3.sampling.shortest_end import ShortestEndingSearch
 from notso.smollm3.sampling.token_limit import MAX_DIGITS, JsonState, Pieces, TokenLimit, grammar_extent, number_digits
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
@@ -109,12 +109,12 @@ class Matcher:
         if not self.may_end:
             allowed[self._ends] = False
         if self.is_json:
-            allowed = self._without_long_numbers(allowed)
+            allowed = self._mask_long_numbers(allowed)
         if not allowed.any():
             raise InvalidRequestError("the grammar leads to a state without an allowed token", param=self._param)
         return allowed
 
-    def _without_long_numbers(self, allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def _mask_long_numbers(self, allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         left = MAX_DIGITS - self._state.digits
         if self._state.in_string or left >= self._longest_number:
             return allowed
@@ -125,16 +125,16 @@ class Matcher:
     def _longest_number(self) -> int:
         return int(self._digits.max(initial=0))
 
-    def take(self, token: int, left: int | None = None) -> None:
+    def consume(self, token: int, left: int | None = None) -> None:
         self._matcher.consume_token(token)
         if self._limit is not None and left is not None:
-            self._limit.take(token, left)
-        self._state = self._state.behind(self._texts[token])
+            self._limit.consume(token, left)
+        self._state = self._state.state_after(self._texts[token])
         self._require_no_error()
 
-    def takes_all(self, tokens: Sequence[int]) -> bool:
+    def try_consume_all(self, tokens: Sequence[int]) -> bool:
         """Consume tokens; return False if they violate the grammar."""
-        self._state = self._state.behind(b"".join(self._texts[token] for token in tokens))
+        self._state = self._state.state_after(b"".join(self._texts[token] for token in tokens))
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def distance(self, most: int) -> int | None:
@@ -153,9 +153,9 @@ class Matcher:
             return True
         return limit.permits(self._matcher, token, left, self._state)
 
-    def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
+    def remaining_choices(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
         """Return the tokens to choose from after `token` was rejected; None: all other tokens."""
-        return None if self._limit is None else self._limit.left_to_choose(token, left)
+        return None if self._limit is None else self._limit.remaining_choices(token, left)
 
     def _token_limit(self) -> TokenLimit | None:
         if self._limit is None and self._make_limit is not None:
@@ -164,11 +164,11 @@ class Matcher:
 
     def _require_no_error(self) -> None:
         if self._matcher.is_error():
-            reason = f"the answer can no longer follow its grammar: {_sentence(self._matcher.get_error())}"
+            reason = f"the answer can no longer follow its grammar: {_readable_error(self._matcher.get_error())}"
             raise InvalidRequestError(reason, param=self._param)
 
 
-class Grammars:
+class GrammarCompiler:
     """Creates matchers for one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -180,34 +180,34 @@ class Grammars:
         self._spellings: dict[str, dict[bytes, list[int]]] = {}
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._known_pieces: Pieces | None = None
-        self._known_ends: ShortestEnd | None = None
+        self._known_ends: ShortestEndingSearch | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
         """Return a matcher for the first part, which can refer to other parts by name.
 
         Control tokens are masked, except `tags` and end tokens. Raises InvalidRequestError with `param`.
         """
-        made = self._made(parts)
+        made = self._create_matcher(parts)
         if made.is_error():
-            reason = _sentence(made.get_error())
+            reason = _readable_error(made.get_error())
             if reason.startswith(_UNSATISFIABLE) and "json_schema" in parts[0]:
-                reason = self._without_value(parts[0]["json_schema"])
+                reason = self._describe_unsatisfiable(parts[0]["json_schema"])
             raise InvalidRequestError(f"the grammar is refused: {reason}", param=param)
         permitted = self._permitted.copy()
         permitted[list(tags)] = True
         is_json = "json_schema" in parts[0] or len(parts) > 1
         limit = partial(self._limit, parts, tags)
-        matcher = Matcher(made, permitted, self._pieces(), param, is_json=is_json, limit=limit)
+        matcher = Matcher(made, permitted, self._vocabulary_pieces(), param, is_json=is_json, limit=limit)
         try:
             matcher.allowed()
         except InvalidRequestError as error:
             raise InvalidRequestError(f"the grammar is refused: {error}", param=param) from None
         return matcher
 
-    def _made(self, parts: Sequence[Part]) -> llguidance.LLMatcher:
+    def _create_matcher(self, parts: Sequence[Part]) -> llguidance.LLMatcher:
         import llguidance
 
-        vocabulary, text = self._library_vocabulary(), json.dumps({"grammars": list(parts)})
+        vocabulary, text = self._llguidance_tokenizer(), json.dumps({"grammars": list(parts)})
         make = partial(
             llguidance.LLMatcher,
             vocabulary,
@@ -220,30 +220,30 @@ class Grammars:
                 verbose_errors=False,
             ),
         )
-        return make() if len(text) < DEEP_CHARACTERS else _on_a_deep_stack(make)
+        return make() if len(text) < DEEP_CHARACTERS else _run_with_large_stack(make)
 
-    def _without_value(self, schema: Mapping[str, Any]) -> str:
+    def _describe_unsatisfiable(self, schema: Mapping[str, Any]) -> str:
         # llguidance names only the outermost property, so each part is tested separately, from the outside inward.
         around = {name: schema[name] for name in ("$defs", "x-guidance") if name in schema}
         part, pointer, tries = schema, "", 0
-        places = _places(part, around)
+        places = _subschemas(part, around)
         while tries < MAX_PLACES and (place := next(places, None)) is not None:
             tries += 1
             end, inner = place
-            made = self._made([{"json_schema": {**inner, **around}}])
+            made = self._create_matcher([{"json_schema": {**inner, **around}}])
             if made.is_error() and made.get_error().startswith(_UNSATISFIABLE):
                 part, pointer = inner, pointer + end
-                places = _places(part, around)
+                places = _subschemas(part, around)
         shown = json.dumps({name: each for name, each in part.items() if name not in around}, ensure_ascii=False)
-        return f"no value satisfies {pointer or 'the schema'}: {_cut(shown)}"
+        return f"no value satisfies {pointer or 'the schema'}: {_shorten(shown)}"
 
     def _limit(self, parts: Sequence[Part], tags: Sequence[int]) -> TokenLimit:
         with self._lock:
             if self._known_ends is None:
-                self._known_ends = ShortestEnd(self._tokenizer)
-        return TokenLimit(self._known_ends, grammar_extent(parts), tags, self._pieces())
+                self._known_ends = ShortestEndingSearch(self._tokenizer)
+        return TokenLimit(self._known_ends, grammar_extent(parts), tags, self._vocabulary_pieces())
 
-    def _pieces(self) -> Pieces:
+    def _vocabulary_pieces(self) -> Pieces:
         with self._lock:
             if self._known_pieces is None:
                 texts = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
@@ -258,9 +258,9 @@ class Grammars:
 
     def prepare(self) -> None:
         """Prepare the vocabulary for llguidance, which takes a third of a second for the 3B model."""
-        self._library_vocabulary()
+        self._llguidance_tokenizer()
 
-    def _library_vocabulary(self) -> llguidance.LLTokenizer:
+    def _llguidance_tokenizer(self) -> llguidance.LLTokenizer:
         import llguidance
 
         with self._lock:
@@ -299,7 +299,7 @@ def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
     return found
 
 
-def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
+def grammar_part(grammar: Grammar, param: str = "grammar") -> Part:
     """Return the grammar of a request as a Part. Raises InvalidRequestError."""
     most = MAX_CHARACTERS if grammar.kind == "json_schema" else MAX_GRAMMAR_CHARACTERS
     if len(grammar.source) > most:
@@ -315,7 +315,7 @@ def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
     if grammar.kind == "regex":
         return _regex_part(grammar.source, param)
     if grammar.kind == "gbnf":
-        return {"lark_grammar": lark_of_gbnf(grammar.source, param)}
+        return {"lark_grammar": gbnf_to_lark(grammar.source, param)}
     if grammar.kind == "choice":
         return _choice_part(grammar.source, param)
     return {"lark_grammar": _checked_lark(grammar.source, param)}
@@ -325,11 +325,11 @@ def _regex_part(source: str, param: str) -> Part:
     import llguidance
 
     try:
-        if looks_around(source):  # llguidance does not support lookarounds
+        if has_lookaround(source):  # llguidance does not support lookarounds
             source = library_pattern(f"^(?:{source})$").removeprefix("^").removesuffix("$")
     except PatternError as error:
         if _LOOK_AROUND.search(source):
-            raise InvalidRequestError(f"the regular expression {error}: {_cut(source)}", param=param) from None
+            raise InvalidRequestError(f"the regular expression {error}: {_shorten(source)}", param=param) from None
         # llguidance may support syntax that is invalid in ECMA-262, so it gets the pattern unchanged.
     return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
@@ -366,7 +366,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
         parameters = {"properties": {}, "additionalProperties": False}
     try:
         schema = enforced_schema(parameters, "tools").schema
-        if len(_written(parameters)) > MAX_CHARACTERS:
+        if len(_schema_to_json(parameters)) > MAX_CHARACTERS:
             raise InvalidRequestError(f"they are longer than {MAX_CHARACTERS:,} characters", param="tools")
         if schema.get("type", "object") != "object":
             raise InvalidRequestError("arguments must be an object", param="tools")
@@ -375,7 +375,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
     return schema_part({"type": "object", **schema})
 
 
-def _places(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _subschemas(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     # Yields the direct parts of a schema with their JSON pointers relative to it.
     if "$ref" in schema:
         yield "", root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
@@ -386,11 +386,11 @@ def _places(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tupl
             yield end, each
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
-def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
+def _run_with_large_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
     # Only one such thread runs at a time, so that large grammars occupy at most one core.
     made: Future[llguidance.LLMatcher] = Future()
 
@@ -411,14 +411,14 @@ def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLM
     return made.result()
 
 
-def _written(schema: object) -> str:
+def _schema_to_json(schema: object) -> str:
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"they are not JSON: {error}", param="tools") from None
 
 
-def _sentence(error: str) -> str:
+def _readable_error(error: str) -> str:
     # Replaces messages of llguidance that users would not understand, and shortens others to their first line.
     if "lookarounds not supported" in error:
         return "^ and $ are supported only at the start and the end of a pattern"

@@ -23,7 +23,7 @@ class LogitsProcessors:
     def __init__(self, functions: Sequence[tuple[str, RowFunction]]) -> None:
         self._functions = functions
 
-    def change(self, logits: Floats, tokens: Sequence[int]) -> Floats:
+    def apply_to(self, logits: Floats, tokens: Sequence[int]) -> Floats:
         """Return the processed logits (V,). Raises what processors raise, or EngineError if a result is invalid."""
         history = np.asarray(tokens, np.int32).data.cast("B")
         for name, function in self._functions:

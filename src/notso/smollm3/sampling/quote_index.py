@@ -136,15 +136,15 @@ class QuoteIndex:
         # Text that cannot be quoted is replaced by 0xFF. This byte does not occur in UTF-8, so no quotation crosses it.
         content = bytearray(written.encode("utf-8", "replace"))
         if escaped:  # the JSON grammar does not allow numeric escapes
-            _bar(content, b"\\u00", 6)
+            _mask_bytes(content, b"\\u00", 6)
         for bar in (CLOSE, *barred):
-            _bar(content, bar, len(bar))
+            _mask_bytes(content, bar, len(bar))
         self.content = bytes(content) + b"\xff" * (QUOTE_BYTES + 2 * BLOCK_BYTES)
         self._bytes = np.frombuffer(self.content, np.uint8)
         self._words = np.ndarray((len(self.content) - 8,), ">u8", self.content, 0, (1,))
         self._blocks = np.ndarray((len(self.content) - BLOCK_BYTES,), f"V{BLOCK_BYTES}", self.content, 0, (1,))
         if places is None:
-            places = self._found_places(text, len(content), limits, escaped=escaped) if text else NO_PLACES
+            places = self._find_places(text, len(content), limits, escaped=escaped) if text else NO_PLACES
         self.places = places
         self.starts, self.shortest, self.longest, self.ends = places
         self._sampled = self._words[self.starts[::SAMPLED]].astype(np.uint64)
@@ -153,7 +153,7 @@ class QuoteIndex:
     def whole(self) -> Interval:
         return Interval(0, len(self.starts))
 
-    def narrowed(self, found: Interval, text: bytes) -> Interval:
+    def narrow_interval(self, found: Interval, text: bytes) -> Interval:
         """Return the places of an interval at which the quotation continues with `text`."""
         content, starts, depth = self.content, self.starts, found.depth
         low, high, size = found.low, found.high, len(text)
@@ -174,7 +174,7 @@ class QuoteIndex:
                 high = middle
         return Interval(first, low, depth + size)
 
-    def agreeing(self, found: Interval, texts: TokenTexts, among: npt.NDArray[np.intp]) -> Flags:
+    def matching_tokens(self, found: Interval, texts: TokenTexts, among: npt.NDArray[np.intp]) -> Flags:
         """Return, as a mask (n,), which of the tokens `among` can continue a quotation at `found`."""
         # Binary search for all texts at once, 8 bytes at a time.
         at, sizes = texts.at[among], texts.sizes[among]
@@ -237,7 +237,7 @@ class QuoteIndex:
         at = self.starts[found.low : found.high] + found.depth
         return self._words[at].astype(np.uint64), at, rooms
 
-    def _found_places(self, text: str, size: int, limits: QuoteLimits, *, escaped: bool) -> Places:
+    def _find_places(self, text: str, size: int, limits: QuoteLimits, *, escaped: bool) -> Places:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         classes = _classes(points)
         begins = _word_starts(classes)
@@ -314,7 +314,7 @@ class QuoteIndex:
         return order[~tied]
 
 
-def _bar(content: bytearray, text: bytes, size: int) -> None:
+def _mask_bytes(content: bytearray, text: bytes, size: int) -> None:
     # Replaces `size` bytes at each occurrence of `text`. A regular expression would block other threads for
     # longer.
     at = content.find(text)

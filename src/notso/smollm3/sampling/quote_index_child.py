@@ -11,7 +11,7 @@ from dataclasses import astuple
 import numpy as np
 
 from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Places, QuoteIndex, QuoteLimits
-from notso.system.confinement import Child, ConfinedWorkError, Limits, serve_one
+from notso.system.confinement import ConfinedProcess, ConfinedWorkError, Limits, serve_confined
 
 PROGRAM = "from notso.smollm3.sampling.quote_index_child import main; main()"
 MIB = 1 << 20
@@ -20,10 +20,10 @@ LIMITS = Limits(cpu_s=120, memory_bytes=4096 * MIB, wall_s=600, answer_bytes=512
 _TYPES = (np.int32, np.uint16, np.uint16, np.int32)
 
 
-def places_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
+def compute_places(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
     """Return the positions where quotations can start and end, memory-mapped. Raises ConfinedWorkError."""
-    request = request_of(text, limits, barred, escaped=escaped)
-    child = Child(["-c", PROGRAM], request, LIMITS)
+    request = encode_request(text, limits, barred, escaped=escaped)
+    child = ConfinedProcess(["-c", PROGRAM], request, LIMITS)
     try:
         with tempfile.TemporaryFile() as file:
             for piece in child.pieces():
@@ -34,17 +34,17 @@ def places_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escape
         raise ConfinedWorkError(f"the index cannot be stored: {error.strerror}") from None
     finally:
         child.kill()
-    return unpacked(mapped, len(request))
+    return deserialize_places(mapped, len(request))
 
 
 def main() -> None:
     """Read a request from stdin and write the places to stdout."""
     # Imports and loads everything before the process is confined.
-    work(request_of("What is used is loaded before everything is forbidden. " * 40, PROSE, [CLOSE], escaped=True))
-    serve_one(work, LIMITS)
+    work(encode_request("What is used is loaded before everything is forbidden. " * 40, PROSE, [CLOSE], escaped=True))
+    serve_confined(work, LIMITS)
 
 
-def request_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> bytes:
+def encode_request(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> bytes:
     """Build a request to the child process."""
     given = {"limits": astuple(limits), "barred": [each.hex() for each in barred], "escaped": escaped}
     head = json.dumps(given).encode()
@@ -57,16 +57,16 @@ def work(request: bytes) -> bytes:
     given = json.loads(request[4:size])
     barred = [bytes.fromhex(each) for each in given["barred"]]
     text = request[size:].decode("utf-8", "surrogatepass")
-    return packed(QuoteIndex(text, QuoteLimits(*given["limits"]), barred, escaped=given["escaped"]).places)
+    return serialize_places(QuoteIndex(text, QuoteLimits(*given["limits"]), barred, escaped=given["escaped"]).places)
 
 
-def packed(places: Places) -> bytes:
-    """Serialize places for `unpacked`."""
+def serialize_places(places: Places) -> bytes:
+    """Serialize places for `deserialize_places`."""
     counts = np.array([len(places.starts), len(places.ends)], np.int64)
     return b"".join(each.tobytes() for each in (counts, places.starts, places.ends, places.shortest, places.longest))
 
 
-def unpacked(data: mmap.mmap | memoryview | bytes, size: int) -> Places:
+def deserialize_places(data: mmap.mmap | memoryview | bytes, size: int) -> Places:
     """Deserialize the places of a text of `size` bytes. Raises ConfinedWorkError if they are invalid."""
     if len(data) < 16:
         raise ConfinedWorkError("the index is too short")

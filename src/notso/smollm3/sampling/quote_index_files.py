@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from notso.smollm3.sampling.quote_index import Places
-from notso.smollm3.sampling.quote_index_child import packed, unpacked
+from notso.smollm3.sampling.quote_index_child import deserialize_places, serialize_places
 from notso.system.confinement import ConfinedWorkError
 
 BUDGET_BYTES = 512 << 20
@@ -57,7 +57,7 @@ class QuoteIndexFiles:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 made = make()
-                body = packed(made)
+                body = serialize_places(made)
                 self._make_room(HEAD_BYTES + len(body))
                 file.write(MAGIC + _digest(body))
                 file.write(body)
@@ -105,7 +105,7 @@ def _read(path: Path, size: int) -> Places | None:
         if mapped[:HEAD_BYTES] == MAGIC + _digest(body):
             with contextlib.suppress(OSError):
                 os.utime(path)  # marks the file as recently used
-            return unpacked(body, size)
+            return deserialize_places(body, size)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, ConfinedWorkError):  # ValueError: the file is empty

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.quote_index import QuoteIndex, QuoteLimits
-from notso.smollm3.sampling.quotes import Ids, Pinned, Quotation, Quotes, QuoteVocabulary
+from notso.smollm3.sampling.quotes import Ids, PinnedReading, Quotation, QuoteManager, QuoteVocabulary
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource, RequestOptions
 
@@ -62,7 +62,7 @@ class JsonPosition:
     def expects_value(self) -> bool:
         return self._string is None and not (self._containers and self._containers[-1][1])
 
-    def take(self, text: bytes) -> None:
+    def consume(self, text: bytes) -> None:
         for byte in text:
             if self._string is not None:
                 self._take_in_string(self._string, byte)
@@ -121,17 +121,17 @@ class QuotedFields:
                 narrowed[self._opening] = False
             return narrowed
         permitted = np.zeros_like(allowed)
-        permitted[self._open.continuing(np.where(allowed, logits[: len(allowed)], -np.inf))] = True
+        permitted[self._open.allowed_tokens(np.where(allowed, logits[: len(allowed)], -np.inf))] = True
         may_be_empty = self._is_empty and self._field is not None and self._field.may_be_empty
         if may_be_empty or (not self._is_empty and self._open.may_end):
             permitted[self._closers] = True
         return allowed & permitted
 
-    def take(self, text: bytes) -> None:
+    def consume(self, text: bytes) -> None:
         if self._open is not None and not text.startswith(b'"'):
-            self._open.take(text)
+            self._open.consume(text)
             self._is_empty = False
-        self._position.take(text)
+        self._position.consume(text)
         if not self._position.in_value_string:
             self._open = self._field = None
         elif self._open is None and (field := self._field_at(self._position.path)) is not None:
@@ -139,30 +139,30 @@ class QuotedFields:
             self._open = Quotation(field.index, self._vocabulary)
 
     def _field_at(self, path: Path) -> QuotedField | None:
-        for part in _parts_at(self._schema, self._schema, path):
+        for part in _subschemas_at(self._schema, self._schema, path):
             if (field := self._fields.get(id(part))) is not None:
                 return field
         return None
 
     @cached_property
     def _closers(self) -> Ids:
-        return self._tokens(lambda text: _CLOSER.fullmatch(text) is not None)
+        return self._matching_tokens(lambda text: _CLOSER.fullmatch(text) is not None)
 
     @cached_property
     def _opening(self) -> Ids:
-        return self._tokens(lambda text: _OPENS_AND_GOES_ON.search(text) is not None)
+        return self._matching_tokens(lambda text: _OPENS_AND_GOES_ON.search(text) is not None)
 
     @cached_property
     def _values_within(self) -> Ids:
-        return self._tokens(lambda text: _VALUE_WITHIN.search(text) is not None)
+        return self._matching_tokens(lambda text: _VALUE_WITHIN.search(text) is not None)
 
-    def _tokens(self, matches: Any) -> Ids:
+    def _matching_tokens(self, matches: Any) -> Ids:
         quoting = ((text, each) for text, each in self._vocabulary.ids.items() if b'"' in text)
         return np.array([each for text, each in quoting if matches(text)], np.intp)
 
 
 def quoted_fields(
-    options: RequestOptions, quotes: Quotes, pinned: Pinned | None = None
+    options: RequestOptions, quotes: QuoteManager, pinned: PinnedReading | None = None
 ) -> tuple[RequestOptions, QuotedFields | None]:
     """Return options with x-quote-of removed from the schema, and the constraint on quoting strings, or None.
 
@@ -179,18 +179,18 @@ def quoted_fields(
         raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with tools", param="grammar")
     fields = {
         id(part): _field(part, options.sources, quotes, pinned)
-        for part in _objects(schema)
+        for part in _walk_objects(schema)
         if isinstance(part.get(QUOTE_OF), str)
     }
     if not fields:
         return options, None
-    source = json.dumps(_without_limits(schema), ensure_ascii=False)
+    source = json.dumps(_strip_quote_keywords(schema), ensure_ascii=False)
     plain = replace(options, grammar=Grammar("json_schema", source), sources=())
     return plain, QuotedFields(quotes.vocabulary, schema, fields)
 
 
 def _field(
-    part: Mapping[str, Any], sources: Sequence[QuoteSource], quotes: Quotes, pinned: Pinned | None
+    part: Mapping[str, Any], sources: Sequence[QuoteSource], quotes: QuoteManager, pinned: PinnedReading | None
 ) -> QuotedField:
     types = part.get("type")
     named = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
@@ -210,7 +210,7 @@ def _field(
     return QuotedField(index, part.get("default") == "" or not index.whole.high)
 
 
-def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+def _walk_objects(schema: Any) -> Iterator[dict[str, Any]]:
     left = [schema]
     while left:
         each = left.pop()
@@ -221,31 +221,33 @@ def _objects(schema: Any) -> Iterator[dict[str, Any]]:
             left += each
 
 
-def _without_limits(schema: Any) -> Any:
+def _strip_quote_keywords(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_without_limits(each) for each in schema]
+        return [_strip_quote_keywords(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     left_out = {QUOTE_OF, "maxLength"} if isinstance(schema.get(QUOTE_OF), str) else set()
-    return {name: _without_limits(value) for name, value in schema.items() if name not in left_out}
+    return {name: _strip_quote_keywords(value) for name, value in schema.items() if name not in left_out}
 
 
-def _parts_at(document: Any, schema: Any, path: Path, seen: frozenset[int] = frozenset()) -> Iterator[dict[str, Any]]:
+def _subschemas_at(
+    document: Any, schema: Any, path: Path, seen: frozenset[int] = frozenset()
+) -> Iterator[dict[str, Any]]:
     if not isinstance(schema, dict) or (id(schema) in seen):
         return
     seen |= {id(schema)}
     for keyword in ("allOf", "anyOf", "oneOf"):
         for inner in schema.get(keyword) or ():
-            yield from _parts_at(document, inner, path, seen)
+            yield from _subschemas_at(document, inner, path, seen)
     for keyword in ("then", "else"):
-        yield from _parts_at(document, schema.get(keyword), path, seen)
+        yield from _subschemas_at(document, schema.get(keyword), path, seen)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         target = document
         for name in reference.split("/")[1:]:
             name = name.replace("~1", "/").replace("~0", "~")
             target = target.get(name) if isinstance(target, dict) else None
-        yield from _parts_at(document, target, path, seen)
+        yield from _subschemas_at(document, target, path, seen)
     if not path:
         yield schema
         return
@@ -255,4 +257,4 @@ def _parts_at(document: Any, schema: Any, path: Path, seen: frozenset[int] = fro
         inner = prefix[first] if first < len(prefix) else schema.get("items")
     else:
         inner = (schema.get("properties") or {}).get(first, schema.get("additionalProperties"))
-    yield from _parts_at(document, inner, rest)
+    yield from _subschemas_at(document, inner, rest)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Interval, Keys, Places, QuoteIndex, QuoteLimits, TokenTexts
-from notso.smollm3.sampling.quote_index_child import places_of
+from notso.smollm3.sampling.quote_index_child import compute_places
 from notso.smollm3.sampling.quote_index_files import QuoteIndexFiles
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.sampling.structured_output import StructuredOutput
@@ -88,7 +88,7 @@ class QuoteVocabulary:
         """Texts of the tokens that begin with a space, without that space."""
         return self.tokens.behind(b" ")
 
-    def beginnings(self, index: QuoteIndex, found: Interval, lead: bytes) -> Ids:
+    def matching_prefixes(self, index: QuoteIndex, found: Interval, lead: bytes) -> Ids:
         """Return the tokens that are prefixes of the text at any place of an interval, possibly with duplicates.
 
         lead: up to one byte to prepend to each text.
@@ -106,10 +106,10 @@ class QuoteVocabulary:
         cut = (distinct[:, None] >> unread << unread | sizes)[room[:, None] >= sizes.astype(np.int32)]
         place = np.minimum(np.searchsorted(self._short, cut), len(self._short) - 1)
         ids = self._short_ids[place[self._short[place] == cut]]
-        longer = np.array(self._long_beginnings(index, distinct, first, at, rooms, lead), np.intp)
+        longer = np.array(self._long_prefixes(index, distinct, first, at, rooms, lead), np.intp)
         return np.append(ids, longer)
 
-    def _long_beginnings(
+    def _long_prefixes(
         self, index: QuoteIndex, distinct: Keys, first: Ids, at: Ints, rooms: Ints, lead: bytes
     ) -> list[int]:
         ids, left = list[int](), LOOKUPS
@@ -140,23 +140,23 @@ class Quotation:
     def may_end(self) -> bool:
         return not self._lead and self._found.depth > 0 and self._index.may_end(self._found)
 
-    def continuing(self, logits: Floats) -> Ids:
+    def allowed_tokens(self, logits: Floats) -> Ids:
         """Return tokens (n,) that continue the quotation. At more than NARROW places, only likely ones are returned."""
         vocabulary, found = self._vocabulary, self._found
         if found.high - found.low > NARROW:
-            among = _likeliest(logits[: vocabulary.size], LIKELIEST)
+            among = _top_tokens(logits[: vocabulary.size], LIKELIEST)
             texts = vocabulary.spaced_tokens if self._lead else vocabulary.tokens
-            agreeing = among[self._index.agreeing(found, texts, among)]
-            if len(agreeing):
-                return agreeing
+            matching_tokens = among[self._index.matching_tokens(found, texts, among)]
+            if len(matching_tokens):
+                return matching_tokens
             found = Interval(found.low, found.low + FIRST_PLACES, found.depth)
-        return vocabulary.beginnings(self._index, found, self._lead)
+        return vocabulary.matching_prefixes(self._index, found, self._lead)
 
-    def take(self, text: bytes) -> None:
+    def consume(self, text: bytes) -> None:
         if text and self._lead:
             text, self._lead = text[1:], b""
         if text:
-            self._found = self._index.narrowed(self._found, text)
+            self._found = self._index.narrow_interval(self._found, text)
 
 
 class QuotedOutput(StructuredOutput):
@@ -179,11 +179,11 @@ class QuotedOutput(StructuredOutput):
         self._is_half_closed = False  # the last token was the first byte of CLOSE, but may be part of the quotation
         self._tail = b""
         self._left = 1 << 31
-        self._follow(started.encode())
+        self._track_marks(started.encode())
 
     @property
-    def holds_calls(self) -> bool:
-        return self._inner is not None and self._inner.holds_calls
+    def constrains_tool_calls(self) -> bool:
+        return self._inner is not None and self._inner.constrains_tool_calls
 
     @property
     def is_quoting(self) -> bool:
@@ -191,17 +191,21 @@ class QuotedOutput(StructuredOutput):
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         if self._open is not None and not in_reasoning:
-            return _only(logits, self._allowed(self._open, logits))
+            return _mask_except(logits, self._allowed(self._open, logits))
         restricted = logits if self._inner is None else self._inner.restrict(logits, in_reasoning)
         if in_reasoning or self._in_call:
             return restricted
         if OPEN.search(self._tail):
-            allowed = self._beginning().continuing(restricted) if self._may_open(self._tail) else np.zeros(0, np.intp)
+            allowed = (
+                self._start_quotation().allowed_tokens(restricted)
+                if self._can_open_quotation(self._tail)
+                else np.zeros(0, np.intp)
+            )
             kept = restricted[allowed]
             restricted = restricted.copy()
             restricted[self._vocabulary.spaced] = -np.inf
             restricted[allowed] = kept
-        elif barred := self._marks_at_once():
+        elif barred := self._mark_completing_tokens():
             restricted = restricted.copy()
             restricted[barred] = -np.inf
         return restricted
@@ -213,7 +217,7 @@ class QuotedOutput(StructuredOutput):
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
         return logits if self._inner is None else self._inner.narrow(logits, token, left)
 
-    def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
+    def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
         self._left = self._left if left is None else left
         text = b"" if in_reasoning else self._vocabulary.texts[token]
         if self._open is not None and not in_reasoning:
@@ -223,13 +227,13 @@ class QuotedOutput(StructuredOutput):
                 self._is_half_closed = False
             else:
                 self._is_half_closed = text == CLOSE[:1] and self._open.may_end
-                self._open.take(text)
+                self._open.consume(text)
             return False
-        starts = self._inner is not None and self._inner.take(token, in_reasoning, left)
+        starts = self._inner is not None and self._inner.consume(token, in_reasoning, left)
         if self._in_call:
             self._tail = b""
         else:
-            self._follow(text)
+            self._track_marks(text)
         return starts
 
     def _allowed(self, quotation: Quotation, logits: Floats) -> Ids:
@@ -238,29 +242,29 @@ class QuotedOutput(StructuredOutput):
             closers = np.array([self._vocabulary.ids[CLOSE[1:]]], np.intp)
         if len(closers) and self._left < LAST_TOKENS:
             return closers
-        return np.concatenate((quotation.continuing(logits), closers))
+        return np.concatenate((quotation.allowed_tokens(logits), closers))
 
     @property
     def _in_call(self) -> bool:
         return self._inner is not None and self._inner.in_call
 
-    def _follow(self, text: bytes) -> None:
+    def _track_marks(self, text: bytes) -> None:
         if OPEN.search(self._tail) and text.startswith(b" "):
-            if self._may_open(self._tail):
-                self._open = self._beginning()
-                self._open.take(text)
+            if self._can_open_quotation(self._tail):
+                self._open = self._start_quotation()
+                self._open.consume(text)
             self._tail = b""
             return
         self._tail = (self._tail + text)[-MARK_BYTES:]
-        if self._may_open(self._tail, b" ") and self._tail.endswith(b" "):
-            self._open, self._tail = self._beginning(self._tail[:-1], b""), b""
+        if self._can_open_quotation(self._tail, b" ") and self._tail.endswith(b" "):
+            self._open, self._tail = self._start_quotation(self._tail[:-1], b""), b""
 
-    def _may_open(self, tail: bytes, behind: bytes = b"") -> bool:
+    def _can_open_quotation(self, tail: bytes, behind: bytes = b"") -> bool:
         found = OPEN.search(tail.removesuffix(behind))
         number = int(found[1]) if found else 0
         return 0 < number <= len(self._indices) and bool(self._index(number).whole.high) and self._left >= LEAST_LEFT
 
-    def _beginning(self, tail: bytes | None = None, lead: bytes = b" ") -> Quotation:
+    def _start_quotation(self, tail: bytes | None = None, lead: bytes = b" ") -> Quotation:
         found = OPEN.search(self._tail if tail is None else tail)
         index = self._index(int(found[1]) if found else 1)
         return Quotation(index, self._vocabulary, lead)
@@ -268,19 +272,19 @@ class QuotedOutput(StructuredOutput):
     def _index(self, number: int) -> QuoteIndex:
         return self._indices[number - 1]
 
-    def _marks_at_once(self) -> list[int]:
+    def _mark_completing_tokens(self) -> list[int]:
         # Returns the tokens that would complete `[[N: ` and continue after it.
         return [
             each
             for each in (self._vocabulary.marking if b"[" in self._tail else ())
             if (found := OPEN_WITHIN.search(written := self._tail + self._vocabulary.texts[each]))
             and found.end() > len(self._tail)
-            and not (found.end() == len(written) and self._may_open(written, b" "))
+            and not (found.end() == len(written) and self._can_open_quotation(written, b" "))
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class PinnedReading:
     """A pinned reading and its text. Index files of sources in this text are removed with the reading."""
 
     reading: bytes
@@ -290,7 +294,7 @@ class Pinned:
         return _on_one_line(source) in _on_one_line(self.text)
 
 
-class Quotes:
+class QuoteManager:
     """Creates QuotedOutputs, and caches the indexes of recent texts. Thread-safe."""
 
     # folder: for index files of long texts in pinned readings.
@@ -309,7 +313,7 @@ class Quotes:
         sources: Sequence[QuoteSource],
         inner: StructuredOutput | None,
         started: str,
-        pinned: Pinned | None = None,
+        pinned: PinnedReading | None = None,
     ) -> StructuredOutput | None:
         """Return the constraint of an answer that may quote `sources`."""
         if not sources or (inner is not None and inner.has_grammar):
@@ -318,7 +322,7 @@ class Quotes:
         return QuotedOutput(self._tokenizer, self.vocabulary, indices, inner, started)
 
     def index(
-        self, text: str, limits: QuoteLimits = PROSE, *, escaped: bool = False, pinned: Pinned | None = None
+        self, text: str, limits: QuoteLimits = PROSE, *, escaped: bool = False, pinned: PinnedReading | None = None
     ) -> QuoteIndex:
         """Return the index of a text; it is also stored in a file if the text is long and part of `pinned`."""
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(), limits, escaped
@@ -332,7 +336,7 @@ class Quotes:
         def places() -> Places:
             if len(text) > CHARACTERS_INDEXED_HERE:
                 with contextlib.suppress(ConfinedWorkError):  # falls back to indexing in this process
-                    return places_of(text, limits, barred, escaped=escaped)
+                    return compute_places(text, limits, barred, escaped=escaped)
             return QuoteIndex(text, limits, barred, escaped=escaped).places
 
         if self._files is None or pinned is None or len(text) < CHARACTERS_FILED or not pinned.has(text):
@@ -357,7 +361,7 @@ def _on_one_line(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def _likeliest(logits: Floats, count: int) -> Ids:
+def _top_tokens(logits: Floats, count: int) -> Ids:
     # Returns the tokens with the `count` largest logits. The logits are divided into rows of ROW. At least `count` rows
     # have a maximum at or above the count-th largest maximum, so logits below it cannot be among the largest.
     rows = len(logits) // ROW
@@ -373,7 +377,7 @@ def _key(text: bytes) -> int:
     return int.from_bytes(text.ljust(7, b"\0"), "big") << 8 | len(text)
 
 
-def _only(logits: Floats, ids: Ids) -> Floats:
+def _mask_except(logits: Floats, ids: Ids) -> Floats:
     restricted = np.full_like(logits, -np.inf)
     restricted[ids] = logits[ids]
     if not np.isfinite(restricted[ids]).any():  # other constraints mask all of them

@@ -45,20 +45,20 @@ MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 
 @dataclass(frozen=True, slots=True)
-class Breakers:
+class BreakerTokens:
     """Tokens that contain a sequence breaker, and token sequences that contain one, keyed by their last token."""
 
     single: frozenset[int] = frozenset()
     sequences: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
 
-NO_BREAKERS = Breakers()
+NO_BREAKERS = BreakerTokens()
 
 
-class Repetitions:
+class RepetitionFinder:
     """Finds earlier occurrences of the end of a growing history, for DRY."""
 
-    def __init__(self, params: SamplingParams, breakers: Breakers) -> None:
+    def __init__(self, params: SamplingParams, breakers: BreakerTokens) -> None:
         self._params = params
         self._breakers = breakers
         self._history: Tokens = ()
@@ -71,7 +71,7 @@ class Repetitions:
         if history is not self._history or len(history) < self._count:
             self._history = history
             self._clear()
-        self._take(history)
+        self._extend_history(history)
         return self._penalties()
 
     def _clear(self) -> None:
@@ -80,28 +80,29 @@ class Repetitions:
         self._tokens = np.empty(0, np.int64)
         self._lengths = np.empty(0, np.int64)  # [i]: length of the match that ends at i
 
-    def _take(self, history: Tokens) -> None:
+    def _extend_history(self, history: Tokens) -> None:
         before, self._count = self._count, len(history)
         if self._count > len(self._tokens):
             room = 2 * self._count
             self._tokens, self._lengths = (np.resize(array, room) for array in (self._tokens, self._lengths))
         self._tokens[before : self._count] = history[before:]
         if before == 0:
-            self._lengths[: self._count] = common_endings(history)
+            self._lengths[: self._count] = common_suffix_lengths(history)
             self._behind_break = next(
-                (back for back in range(self._count) if self._breaks(history, self._count - back)), self._count
+                (back for back in range(self._count) if self._ends_with_breaker(history, self._count - back)),
+                self._count,
             )
             return
         for end in range(before, self._count):
             token = self._tokens[end]
-            self._behind_break = 0 if self._breaks(history, end + 1) else self._behind_break + 1
+            self._behind_break = 0 if self._ends_with_breaker(history, end + 1) else self._behind_break + 1
             lengths = self._lengths
             # Matches move forward by one position; the match length at the end itself is 0.
             lengths[1 : end + 1] = np.where(self._tokens[1 : end + 1] == token, lengths[:end] + 1, 0)
             lengths[0] = int(self._tokens[0] == token)
             lengths[end] = 0
 
-    def _breaks(self, history: Tokens, end: int) -> bool:
+    def _ends_with_breaker(self, history: Tokens, end: int) -> bool:
         token = int(history[end - 1])
         if token in self._breakers.single:
             return True
@@ -128,7 +129,7 @@ class Repetitions:
         return tokens[listed].astype(np.intp), np.minimum(fall, MAX_PENALTY).astype(np.float32)
 
 
-def common_endings(history: Tokens) -> NDArray[np.int64]:
+def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
     """Return how many tokens up to each position equal the last tokens of the history."""
     # The Z algorithm, applied to the reversed history, in linear time.
     tokens = list(history)[::-1]
@@ -158,24 +159,24 @@ class SequenceBreakers:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._found: OrderedDict[tuple[str, ...], Breakers] = OrderedDict()
+        self._found: OrderedDict[tuple[str, ...], BreakerTokens] = OrderedDict()
         self._spelt: list[bytes] = []
         self._backwards: list[tuple[bytes, int]] = []
 
-    def of(self, texts: tuple[str, ...]) -> Breakers:
+    def of(self, texts: tuple[str, ...]) -> BreakerTokens:
         """Return the tokens of the breakers `texts`. Raises InvalidRequestError for invalid Unicode."""
         for text in texts:
             check_unicode(text, "dry_sequence_breakers")
         with self._lock:
             found = self._found.get(texts)
             if found is None:
-                found = self._found[texts] = self._look_up(texts)
+                found = self._found[texts] = self._find_breaker_tokens(texts)
                 if len(self._found) > CACHED_SETS:
                     self._found.popitem(last=False)
             self._found.move_to_end(texts)
             return found
 
-    def _look_up(self, texts: tuple[str, ...]) -> Breakers:
+    def _find_breaker_tokens(self, texts: tuple[str, ...]) -> BreakerTokens:
         if not self._spelt:
             self._spelt = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
             self._backwards = sorted((spelt[::-1], token) for token, spelt in enumerate(self._spelt))
@@ -185,11 +186,11 @@ class SequenceBreakers:
             single |= {token for token, spelt in enumerate(self._spelt) if whole in spelt}
             for cut in range(1, len(text)):
                 tail = self._tokenizer.encode(text[cut:])[:MAX_TAIL_TOKENS]
-                for head in self._ending_with(text[:cut].encode()):
+                for head in self._tokens_ending_with(text[:cut].encode()):
                     sequences.setdefault(tail[-1], set()).add((head, *tail))
-        return Breakers(frozenset(single), {last: tuple(sorted(each)) for last, each in sequences.items()})
+        return BreakerTokens(frozenset(single), {last: tuple(sorted(each)) for last, each in sequences.items()})
 
-    def _ending_with(self, end: bytes) -> list[int]:
+    def _tokens_ending_with(self, end: bytes) -> list[int]:
         backwards = end[::-1]
         first = bisect.bisect_left(self._backwards, (backwards, -1))
         tokens = []
@@ -281,7 +282,7 @@ class Sampler:
     """
 
     def __init__(
-        self, params: SamplingParams, seed: int, vocab_size: int | None = None, breakers: Breakers = NO_BREAKERS
+        self, params: SamplingParams, seed: int, vocab_size: int | None = None, breakers: BreakerTokens = NO_BREAKERS
     ) -> None:
         self.params = params
         self.seed = seed & _WORD
@@ -291,7 +292,7 @@ class Sampler:
         self._biases = np.array([bias for _, bias in biases], np.float32)
         self._filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         self._weakens = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
-        self._repetitions = Repetitions(params, breakers) if params.repeats_are_dried else None
+        self._repetitions = RepetitionFinder(params, breakers) if params.uses_dry else None
         self._penalises = self._weakens or self._repetitions is not None
         self._is_rare = params.typical_p < 1.0 or params.xtc_probability > 0.0
         if vocab_size is not None:
@@ -308,33 +309,33 @@ class Sampler:
         """
         if self.greedy and not self._penalises:
             return self._best_biased(logits)
-        logits = self._adjusted(logits, history)
-        best = _best(logits)
+        logits = self._apply_penalties(logits, history)
+        best = _finite_argmax(logits)
         if self.greedy:
             return best
         if self._is_rare:
-            choosing, crossing, _, _ = self._words(position)
-            ids, weights = apply_filters(self._weights(logits, logits[best]), self.params, _share(crossing))
-            return int(ids[_falls_on(np.cumsum(weights, dtype=np.float64), _share(choosing))])
+            choosing, crossing, _, _ = self._random_words(position)
+            ids, weights = apply_filters(self._weights(logits, logits[best]), self.params, _to_unit_interval(crossing))
+            return int(ids[_index_at(np.cumsum(weights, dtype=np.float64), _to_unit_interval(choosing))])
         sampled = self._sample_short_list(logits, logits[best], position) if self._filters else _UNSURE
         return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
 
     def _sample_short_list(self, logits: Floats, best: np.float32, position: int) -> int:
         # Computes only the weights above a limit. The other weights are bounded, which bounds the total. Usually the
         # nucleus ends at the same token for both bounds of the total. If not, the result is _UNSURE.
-        lowest, bound = self._limit(best, _SHORT_LIST_WEIGHT)
+        lowest, bound = self._weight_limit(best, _SHORT_LIST_WEIGHT)
         listed = logits >= lowest
         count = int(np.count_nonzero(listed))
         if count > _SHORT_LIST:
             return _UNSURE
         ids = np.flatnonzero(listed)
-        faintest, faint = self._limit(best, _FAINT_WEIGHT)
+        faintest, faint = self._weight_limit(best, _FAINT_WEIGHT)
         above = int(np.count_nonzero(logits >= faintest))
         rest = (above - count) * bound + (len(logits) - above) * faint
         index = self._sample_index(self._weights(logits[ids], best), position, bound, rest)
         return index if index == _UNSURE else int(ids[index])
 
-    def _limit(self, best: np.float32, weight: float) -> tuple[np.float32, float]:
+    def _weight_limit(self, best: np.float32, weight: float) -> tuple[np.float32, float]:
         # Returns the logit at which the weight is `weight`, and an upper bound on the weights of smaller logits that
         # allows for rounding to single precision.
         limit = best + np.float32(self.params.temperature * math.log(weight))
@@ -345,7 +346,7 @@ class Sampler:
         # their sum is at most `rest`, and they may be at any position.
         uniform = self._uniform(position)
         if not self._filters:
-            return _falls_on(np.cumsum(weights, dtype=np.float64), uniform)
+            return _index_at(np.cumsum(weights, dtype=np.float64), uniform)
         total = float(weights.sum(dtype=np.float64))
         least = most = self.params.top_p * total
         if rest:
@@ -353,8 +354,8 @@ class Sampler:
         ids = self._candidates(weights, most, bound)
         if ids is None:
             return _UNSURE if bound else self._sample_among_many(weights, least, uniform)
-        ids, sums = self._filtered(ids, weights, least, most)
-        return int(ids[_falls_on(sums, uniform)]) if len(ids) else _UNSURE
+        ids, sums = self._filter_candidates(ids, weights, least, most)
+        return int(ids[_index_at(sums, uniform)]) if len(ids) else _UNSURE
 
     def _sample_among_many(self, weights: Floats, nucleus_sum: float, uniform: float) -> int:
         end = nucleus_sum if self.params.top_p < 1.0 else None
@@ -365,7 +366,7 @@ class Sampler:
 
     def _best_biased(self, logits: Floats) -> int:
         # Avoids copying the logits unless the best token has a bias.
-        best = _best(logits)
+        best = _finite_argmax(logits)
         if not len(self._bias_ids):
             return best
         self._check_bias(len(logits))
@@ -375,10 +376,10 @@ class Sampler:
         if value > logits[best]:
             return rival
         if best in self.params.logit_bias:  # its bias may make it worse than a token without a bias
-            return _best(self._adjusted(logits, ()))
+            return _finite_argmax(self._apply_penalties(logits, ()))
         return min(best, rival) if value == logits[best] else best
 
-    def _adjusted(self, logits: Floats, history: Sequence[int] | NDArray[np.integer]) -> Floats:
+    def _apply_penalties(self, logits: Floats, history: Sequence[int] | NDArray[np.integer]) -> Floats:
         params = self.params
         if not self._penalises and not len(self._bias_ids):
             return logits
@@ -427,7 +428,7 @@ class Sampler:
             ids = ids[held >= np.partition(held, len(ids) - top_k)[len(ids) - top_k]]
         return ids
 
-    def _filtered(self, ids: Indices, weights: Floats, least: float, most: float) -> tuple[Indices, Doubles]:
+    def _filter_candidates(self, ids: Indices, weights: Floats, least: float, most: float) -> tuple[Indices, Doubles]:
         # Returns sorted ids and cumulative weights. The nucleus ends where the sum reaches a value between `least` and
         # `most`; if this does not determine the last token, the result is empty.
         params = self.params
@@ -448,9 +449,9 @@ class Sampler:
         return ids[:end], sums[:end]
 
     def _uniform(self, position: int) -> float:
-        return _share(self._words(position)[0])
+        return _to_unit_interval(self._random_words(position)[0])
 
-    def _words(self, position: int) -> tuple[int, int, int, int]:
+    def _random_words(self, position: int) -> tuple[int, int, int, int]:
         # Philox4x64-10 with key `seed` and counter `position + 1` (Salmon et al., "Parallel random numbers: as easy as
         # 1, 2, 3", 2011); one word for each random decision.
         a, b, c, d, key, other_key = position + 1, 0, 0, 0, self.seed, 0
@@ -461,18 +462,18 @@ class Sampler:
         return a, b, c, d
 
 
-def _share(word: int) -> float:
+def _to_unit_interval(word: int) -> float:
     return float(word >> 11) * 2.0**-53
 
 
-def _best(logits: Floats) -> int:
+def _finite_argmax(logits: Floats) -> int:
     best = int(logits.argmax())  # the first NaN, if any
     if not math.isfinite(logits[best]):
         raise EngineError(NOT_FINITE)
     return best
 
 
-def _falls_on(sums: Doubles, uniform: float) -> int:
+def _index_at(sums: Doubles, uniform: float) -> int:
     # `sums` are cumulative weights, `uniform` is in [0, 1).
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     # The product may round up to the sum, although uniform is below 1.

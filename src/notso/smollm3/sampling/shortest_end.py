@@ -43,10 +43,10 @@ _STRUCTURE = re.compile(rb'[",\]}]')
 _OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
 
 
-class Follower(Protocol):
+class MatcherProtocol(Protocol):
     """A grammar's matcher at the end of a text, such as `llguidance.LLMatcher`."""
 
-    def deep_copy(self) -> Follower: ...
+    def deep_copy(self) -> MatcherProtocol: ...
 
     def is_accepting(self) -> bool: ...
 
@@ -104,21 +104,21 @@ class Place(NamedTuple):
 class SearchMemory:
     """Results of searches in one grammar, by the set of allowed tokens."""
 
-    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)  # one byte of each kind, see `_kinds`
+    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)  # one byte of each kind, see `_byte_classes`
     ends: dict[int, bytes | None] = field(default_factory=dict)  # text that completes a string; None: not found
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
     # A continuation of the answer.
-    matcher: Follower
+    matcher: MatcherProtocol
     text: bytes
     costs: list[int]  # costs[n]: fewest tokens that spell the first n bytes of the text
     place: Place
     detours: int
 
 
-class ShortestEnd:
+class ShortestEndingSearch:
     """Searches for the shortest ending, in one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -142,7 +142,7 @@ class ShortestEnd:
 
     def tokens(
         self,
-        matcher: Follower,
+        matcher: MatcherProtocol,
         most: int,
         steps: int,
         *,
@@ -167,24 +167,24 @@ class ShortestEnd:
         start = _Node(matcher.deep_copy(), b"", [0], Place(in_string, escaped), 0)
         queue: list[tuple[int, float, int, int, _Node]] = [(0, 0.0, 0, next(ticket), start)]
         seen: dict[tuple[object, ...], float] = {}
-        rests = self._rests(known)
+        rests = self._suffixes(known)
         taken = 0
         while queue and taken < steps:
             taken += 1
             node = heapq.heappop(queue)[-1]
             if node.matcher.is_accepting():
                 if node.costs[-1] <= most:
-                    return self._spelled(node.text, node.costs), taken
+                    return self._tokens_for(node.text, node.costs), taken
                 continue
             for rest in rests if taken <= NEAR else ():
-                if (end := self._rest(node, rest)) is not None and end.costs[-1] <= most:
-                    return self._spelled(end.text, end.costs), taken
-            for each in self._following(node, tags, names, orders, texts, memory, seen):
+                if (end := self._try_suffix(node, rest)) is not None and end.costs[-1] <= most:
+                    return self._tokens_for(end.text, end.costs), taken
+            for each in self._successors(node, tags, names, orders, texts, memory, seen):
                 if each.costs[-1] <= most + 2 or each.costs[-1] >= _UNREACHABLE:
                     heapq.heappush(queue, (_detours(each), _estimate(each), -len(each.text), next(ticket), each))
         return None, taken
 
-    def _rests(self, known: bytes) -> list[tuple[bytes, list[int]]]:
+    def _suffixes(self, known: bytes) -> list[tuple[bytes, list[int]]]:
         found = []
         for place in itertools.islice(_STRUCTURE.finditer(known), MAX_RESTS):
             rest = known[place.start() :]
@@ -193,22 +193,22 @@ class ShortestEnd:
                 found.append((rest, tokens))
         return found
 
-    def _rest(self, node: _Node, rest: tuple[bytes, list[int]]) -> _Node | None:
+    def _try_suffix(self, node: _Node, rest: tuple[bytes, list[int]]) -> _Node | None:
         text, tokens = rest
         matcher = node.matcher.deep_copy()
         if matcher.try_consume_tokens(tokens) != len(tokens) or not matcher.is_accepting():
             return None
         whole = node.text + text
-        return _Node(matcher, whole, self._extended(node.costs, whole), node.place, node.detours)
+        return _Node(matcher, whole, self._extend_costs(node.costs, whole), node.place, node.detours)
 
     def cost(self, text: bytes) -> int:
         """Return the fewest tokens that spell a text without control tokens."""
-        return self._extended([0], text)[-1]
+        return self._extend_costs([0], text)[-1]
 
     def spell(self, text: bytes) -> list[int]:
-        return self._spelled(text, self._extended([0], text))
+        return self._tokens_for(text, self._extend_costs([0], text))
 
-    def _following(
+    def _successors(
         self,
         node: _Node,
         tags: Sequence[int],
@@ -220,10 +220,10 @@ class ShortestEnd:
     ) -> Iterator[_Node]:
         place = node.place
         is_name = not place.in_string and not place.run
-        named = self._required(node, names, orders) if is_name else []
+        named = self._required_name_nodes(node, names, orders) if is_name else []
         forced = bytes(node.matcher.compute_ff_bytes()).partition(b"\xff")[0]
         if forced:
-            behind = self._behind(node, _NAME_BEGINS.split(forced, maxsplit=1)[0])
+            behind = self._node_after(node, _NAME_BEGINS.split(forced, maxsplit=1)[0])
             yield from named or ([] if behind is None else [behind])
             return
         bits = bytes(node.matcher.compute_bitmask())
@@ -238,7 +238,7 @@ class ShortestEnd:
         seen[key] = worth
         for tag in tags:
             if bits[tag >> 3] >> (tag & 7) & 1:
-                yield from self._child(node, b"\xff[%d]" % tag, [tag])
+                yield from self._child_nodes(node, b"\xff[%d]" % tag, [tag])
         allowed = (np.frombuffer(bits, np.uint8)[self._byte_ids >> 3] >> (self._byte_ids & 7)) & 1
         listed = [self._bytes[index] for index in np.flatnonzero(allowed)]
         ends = [byte for byte in listed if byte == _QUOTE or (byte in _CLOSING and not place.in_string)]
@@ -252,39 +252,41 @@ class ShortestEnd:
             ends, others = [_COMMA], [byte for byte in listed if byte != _COMMA][:FEW_OTHERS]
         else:
             if place.in_string:
-                named += self._finished(node, kind, texts, memory)
+                named += self._finish_string(node, kind, texts, memory)
             yield from named
             if kind not in memory.kinds or not place.in_string:  # numbers with equal masks may continue differently
-                memory.kinds[kind] = self._kinds(node, listed)
+                memory.kinds[kind] = self._byte_classes(node, listed)
             ends, others = list(memory.kinds[kind]), []
             if named:
                 ends, others = [], ends
         for byte in ends:
-            yield from self._child(node, bytes([byte]), [self._single[byte]])
+            yield from self._child_nodes(node, bytes([byte]), [self._single[byte]])
         for byte in others:
-            yield from self._child(node, bytes([byte]), [self._single[byte]], detours=1)
+            yield from self._child_nodes(node, bytes([byte]), [self._single[byte]], detours=1)
 
-    def _required(self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]) -> list[_Node]:
+    def _required_name_nodes(
+        self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]
+    ) -> list[_Node]:
         # Returns the nodes after required names that are possible next. Of several names in one object, only the last
         # in its order is used.
-        found = {name: each for name in names if (each := self._behind(node, name)) is not None}
+        found = {name: each for name in names if (each := self._node_after(node, name)) is not None}
         if len(found) > 1:
             lasts = {max(found, key=order.__getitem__) for order in orders if found.keys() <= order.keys()}
             if lasts:
                 return [each for name, each in found.items() if name in lasts]
         return list(found.values())
 
-    def _finished(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
+    def _finish_string(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
         known = memory.ends.get(kind, b"")
-        if known and (behind := self._behind(node, known)) is not None:
+        if known and (behind := self._node_after(node, known)) is not None:
             return [behind]
         if known is not None:
-            memory.ends[kind] = next((text for text in texts if self._behind(node, text) is not None), None)
+            memory.ends[kind] = next((text for text in texts if self._node_after(node, text) is not None), None)
         found = memory.ends[kind]
-        behind = None if found is None else self._behind(node, found)
+        behind = None if found is None else self._node_after(node, found)
         return [] if behind is None else [behind]
 
-    def _kinds(self, node: _Node, listed: list[int]) -> tuple[int, ...]:
+    def _byte_classes(self, node: _Node, listed: list[int]) -> tuple[int, ...]:
         # Returns one byte of each kind. Bytes are of the same kind if the same tokens are allowed after them.
         found: dict[tuple[bool, int], int] = {}
         ascii_only = [byte for byte in listed if byte < 0x80] or listed
@@ -294,7 +296,7 @@ class ShortestEnd:
                 found.setdefault((matcher.is_accepting(), hash(bytes(matcher.compute_bitmask()))), byte)
         return tuple(found.values())
 
-    def _child(self, node: _Node, text: bytes, tokens: list[int], detours: int = 0) -> Iterator[_Node]:
+    def _child_nodes(self, node: _Node, text: bytes, tokens: list[int], detours: int = 0) -> Iterator[_Node]:
         matcher = node.matcher.deep_copy()
         if matcher.try_consume_tokens(tokens) != len(tokens):
             return
@@ -302,20 +304,20 @@ class ShortestEnd:
             costs = [*node.costs, *[_UNREACHABLE] * (len(text) - 1), node.costs[-1] + 1]
             yield _Node(matcher, node.text + text, costs, node.place, node.detours)
         else:
-            yield self._made(node, matcher, text, node.detours + detours)
+            yield self._make_node(node, matcher, text, node.detours + detours)
 
-    def _behind(self, node: _Node, text: bytes) -> _Node | None:
+    def _node_after(self, node: _Node, text: bytes) -> _Node | None:
         matcher, tokens = node.matcher.deep_copy(), [self._single.get(byte, -1) for byte in text]
         if -1 in tokens or matcher.try_consume_tokens(tokens) != len(tokens):
             return None
-        return self._made(node, matcher, text, node.detours)
+        return self._make_node(node, matcher, text, node.detours)
 
-    def _made(self, node: _Node, matcher: Follower, text: bytes, detours: int) -> _Node:
+    def _make_node(self, node: _Node, matcher: MatcherProtocol, text: bytes, detours: int) -> _Node:
         whole = node.text + text
         place = node.place.behind(whole, len(node.text))
-        return _Node(matcher, whole, self._extended(node.costs, whole), place, detours)
+        return _Node(matcher, whole, self._extend_costs(node.costs, whole), place, detours)
 
-    def _extended(self, costs: list[int], text: bytes) -> list[int]:
+    def _extend_costs(self, costs: list[int], text: bytes) -> list[int]:
         costs = list(costs)
         for end in range(len(costs), len(text) + 1):
             best = _UNREACHABLE
@@ -325,7 +327,7 @@ class ShortestEnd:
             costs.append(best)
         return costs
 
-    def _spelled(self, text: bytes, costs: list[int]) -> list[int]:
+    def _tokens_for(self, text: bytes, costs: list[int]) -> list[int]:
         found: list[int] = []
         end = len(text)
         while end:

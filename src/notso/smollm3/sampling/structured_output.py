@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.grammar import Grammars, Matcher, Part, answer_part, arguments_part
+from notso.smollm3.sampling.grammar import GrammarCompiler, Matcher, Part, arguments_part, grammar_part
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Tool
@@ -27,7 +27,7 @@ class FieldMask(Protocol):
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
         """Return the mask (V,) `allowed` without the tokens that this constraint forbids."""
 
-    def take(self, text: bytes) -> None: ...
+    def consume(self, text: bytes) -> None: ...
 
 
 class StructuredOutput:
@@ -68,7 +68,7 @@ class StructuredOutput:
         return self._matcher is not None
 
     @property
-    def holds_calls(self) -> bool:
+    def constrains_tool_calls(self) -> bool:
         return self._matcher is not None
 
     @property
@@ -106,7 +106,7 @@ class StructuredOutput:
         """Whether the answer so far is complete JSON."""
         return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
 
-    def must_answer(self, left: int, closing: int) -> bool:
+    def must_end_reasoning(self, left: int, closing: int) -> bool:
         """Return whether reasoning must end now, so that `closing` tokens and an answer fit in `left` tokens."""
         if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
             return False
@@ -129,7 +129,7 @@ class StructuredOutput:
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
         """Return logits (V,) from `restrict` after also masking `token`, which `permits` has rejected."""
-        ids = None if self._matcher is None else self._matcher.left_to_choose(token, left)
+        ids = None if self._matcher is None else self._matcher.remaining_choices(token, left)
         if ids is None:
             logits[token] = -np.inf
             return logits
@@ -144,7 +144,7 @@ class StructuredOutput:
             self._least = (self._matcher.distance(most),)
         return None if self._least is None else self._least[0]
 
-    def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
+    def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
         """Record a token, after which `left` tokens remain; return whether it starts the answer."""
         open_id, close_id = self._tags
         behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
@@ -158,9 +158,9 @@ class StructuredOutput:
                 return False
         first, self._started, self._may_think = not self._started, True, False
         if token not in self._ends:
-            self._matcher.take(token, left)
+            self._matcher.consume(token, left)
             if self._fields is not None:
-                self._fields.take(self._text_of(token))
+                self._fields.consume(self._text_of(token))
         return first
 
 
@@ -188,15 +188,15 @@ class StructuredCalls(StructuredOutput):
         self._fresh: Matcher | None = None
         _, opened, rest = started.rpartition(CALL_TAG)
         if opened and CALL_END not in rest:
-            self._open()
-            if self._call is None or not self._call.takes_all(tokenizer.encode(rest)):
+            self._open_call()
+            if self._call is None or not self._call.try_consume_all(tokenizer.encode(rest)):
                 if is_strict:
                     said = "the text so far does not match the tool's parameters"
                     raise InvalidRequestError(said, param="continue_last")
                 self._call = None
 
     @property
-    def holds_calls(self) -> bool:
+    def constrains_tool_calls(self) -> bool:
         return True
 
     @property
@@ -220,13 +220,13 @@ class StructuredCalls(StructuredOutput):
         restricted[barred] = -np.inf
         return restricted
 
-    def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
+    def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
         if self._call is not None:
-            self._call.take(token, left)
+            self._call.consume(token, left)
             if self._call.is_over:
                 self._call, self._tail = None, b""
         elif token == self.call_tag and not in_reasoning:
-            self._open()
+            self._open_call()
         else:
             written = b"" if in_reasoning else self._tail + self._tokenizer.token_bytes(token)
             self._tail = written[-len(CALL_TAG) :]
@@ -246,7 +246,7 @@ class StructuredCalls(StructuredOutput):
         return least is None or least <= left + 1
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        ids = None if self._call is None else self._call.left_to_choose(token, left)
+        ids = None if self._call is None else self._call.remaining_choices(token, left)
         if ids is None:
             narrowed = logits.copy()
             narrowed[token] = -np.inf
@@ -255,16 +255,16 @@ class StructuredCalls(StructuredOutput):
         narrowed[ids] = np.where(np.isfinite(logits[ids]), logits[ids], 0)
         return narrowed
 
-    def _open(self) -> None:
+    def _open_call(self) -> None:
         if self.call_tag is not None:
             self._call, self._tail = self._begin(), b""
-            self._call.take(self.call_tag)
+            self._call.consume(self.call_tag)
 
 
 def structured_output_for(
     options: RequestOptions,
     tokenizer: Tokenizer,
-    grammars: Grammars,
+    grammars: GrammarCompiler,
     *,
     may_think: bool,
     started: str,
@@ -287,24 +287,24 @@ def structured_output_for(
     if matcher is None:
         return StructuredOutput(tokenizer, None, masked=masked) if masked else None
     if started:
-        if not matcher.takes_all(tokenizer.encode(started)):
+        if not matcher.try_consume_all(tokenizer.encode(started)):
             raise InvalidRequestError("the text so far does not match the grammar", param="continue_last")
         if matcher.is_over:
             raise InvalidRequestError("the answer is already complete according to its grammar", param="continue_last")
     if fields is not None:
-        fields.take(started.encode())
+        fields.consume(started.encode())
     may_think = options.thinking and may_think
     return StructuredOutput(
         tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started), closing=closing, fields=fields
     )
 
 
-def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) -> Matcher | None:
+def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCompiler) -> Matcher | None:
     choice = options.tool_choice
     if choice == "required" or isinstance(choice, ToolName):
         if options.grammar is not None:
             raise InvalidRequestError("a required tool call cannot be combined with a grammar", param="grammar")
-        tools = _chosen(options.tools or (), choice)
+        tools = _select_tools(options.tools or (), choice)
         if tokenizer.tool_call_open_id is None:
             raise InvalidRequestError(
                 "this model has no token that begins a tool call, so tool calls cannot be required", param="tool_choice"
@@ -314,7 +314,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
         return _calls_matcher(start, tools, tokenizer, grammars, _arguments_parts(tools))
     if options.grammar is None:
         return None
-    answer = answer_part(options.grammar)
+    answer = grammar_part(options.grammar)
     if not options.tools or choice == "none" or tokenizer.tool_call_open_id is None:
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
@@ -324,11 +324,11 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
 
 
 def _calls_matcher(
-    start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: Grammars, parts: Sequence[Part]
+    start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: GrammarCompiler, parts: Sequence[Part]
 ) -> Matcher:
     # Raises InvalidRequestError that names the tool with unsupported parameters.
     try:
-        return grammars.matcher([_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
+        return grammars.matcher([_tool_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
     except InvalidRequestError:
         named = [part for part in parts if part.get("name") != "answer"]
         for tool, part in zip(tools, named, strict=True):
@@ -342,7 +342,7 @@ def _calls_matcher(
 
 
 def _structured_calls(
-    options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str
+    options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCompiler, started: str
 ) -> StructuredOutput | None:
     # Constrains calls to the names of the tools, and to their parameters if strict. Returns None if no tool is strict
     # and calls cannot be constrained, because the model has no token for them or a tool has no name.
@@ -365,7 +365,7 @@ def _structured_calls(
     return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started, is_strict=is_strict)
 
 
-def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
+def _select_tools(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
     if not tools:
         raise InvalidRequestError("tool_choice requires tools", param="tool_choice")
     if not isinstance(choice, ToolName):
@@ -376,7 +376,7 @@ def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
     return chosen[:1]
 
 
-def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part:
+def _tool_calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part:
     # Returns a Lark grammar of tool calls as the model writes them. The grammars of arguments are separate parts.
     opening, closing = (
         json.dumps(text) if token is None else f"<[{token}]>"

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.sampling.schemas.patterns import shortest_match
-from notso.smollm3.sampling.shortest_end import Follower, SearchMemory, ShortestEnd
+from notso.smollm3.sampling.shortest_end import MatcherProtocol, SearchMemory, ShortestEndingSearch
 from notso.smollm3.text.tokenizer import Tokenizer
 
 # The constants below are used in estimates.
@@ -91,14 +91,14 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
     total = Extent()
     for part in parts:
         if "json_schema" in part:
-            each = _Schemas(part["json_schema"], names, strings, formats, orders).extent
+            each = _SchemaExtents(part["json_schema"], names, strings, formats, orders).extent
         else:
-            each = _of_text(str(part.get("lark_grammar", "")), is_call=len(parts) > 1)
+            each = _text_grammar_extent(str(part.get("lark_grammar", "")), is_call=len(parts) > 1)
         total = Extent(*(one + other for one, other in zip(total, each, strict=True)))
     return GrammarExtent(total, tuple(names), tuple(strings), tuple(formats), tuple(orders))
 
 
-def _of_text(source: str, is_call: bool) -> Extent:
+def _text_grammar_extent(source: str, is_call: bool) -> Extent:
     # In a grammar of tool calls, this part has only literals; the arguments are in separate parts.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
@@ -114,15 +114,15 @@ def _repeats(pattern: str) -> int:
     return product
 
 
-def _member(name: object) -> bytes:
+def _member_text(name: object) -> bytes:
     return json.dumps(name, ensure_ascii=False).encode() + b":"
 
 
-def _text(value: object) -> float:
+def _value_tokens(value: object) -> float:
     return len(json.dumps(value)) / BYTES_PER_TOKEN + 2
 
 
-class _Schemas:
+class _SchemaExtents:
     def __init__(
         self,
         document: dict[str, Any],
@@ -138,9 +138,9 @@ class _Schemas:
         self._known: dict[int, Extent | None] = {}
         self._depth = 0
         self._names = names
-        self.extent = self._of(document)
+        self.extent = self._schema_extent(document)
 
-    def _of(self, schema: Any) -> Extent:
+    def _schema_extent(self, schema: Any) -> Extent:
         if not isinstance(schema, dict):
             return Extent(2, FREE_JUMP, math.inf) if schema else Extent()
         if id(schema) in self._known:
@@ -151,25 +151,25 @@ class _Schemas:
         self._known[id(schema)] = None
         self._depth += 1
         try:
-            found = self._known[id(schema)] = self._sum(schema)
+            found = self._known[id(schema)] = self._combined_extent(schema)
         finally:
             self._depth -= 1
         return found
 
-    def _sum(self, schema: dict[str, Any]) -> Extent:
-        parts = [self._own(schema)]
-        parts += (self._of(each) for each in schema.get("allOf", ()))
+    def _combined_extent(self, schema: dict[str, Any]) -> Extent:
+        parts = [self._own_extent(schema)]
+        parts += (self._schema_extent(each) for each in schema.get("allOf", ()))
         for keyword in ("anyOf", "oneOf"):
-            if options := [self._of(each) for each in schema.get(keyword, ())]:
+            if options := [self._schema_extent(each) for each in schema.get(keyword, ())]:
                 least, most = min(each.least for each in options), max(each.most for each in options)
                 parts.append(Extent(least, max(max(each.jump, each.least) for each in options), most))
         if "$ref" in schema:
-            parts.append(self._of(self._definitions.get(str(schema["$ref"]).rpartition("/")[2], True)))
+            parts.append(self._schema_extent(self._definitions.get(str(schema["$ref"]).rpartition("/")[2], True)))
         return Extent(*map(sum, zip(*parts, strict=True)))
 
-    def _own(self, schema: dict[str, Any]) -> Extent:
+    def _own_extent(self, schema: dict[str, Any]) -> Extent:
         if "const" in schema or "enum" in schema:
-            sizes = [_text(value) for value in schema.get("enum", (schema.get("const"),))]
+            sizes = [_value_tokens(value) for value in schema.get("enum", (schema.get("const"),))]
             return Extent(min(sizes), max(sizes), max(sizes))
         kinds = schema.get("type")
         kinds = {kinds} if isinstance(kinds, str) else set(kinds or ())
@@ -177,15 +177,15 @@ class _Schemas:
         size = 2.0 + schema.get("minLength", 0)
         if "pattern" in schema:
             size += self._pattern_size(str(schema["pattern"]))
-        self._note_text(schema)
+        self._record_string(schema)
         size += FORMAT_TOKENS * ("format" in schema) + (20 if kinds & {"number", "integer"} else 0)
         options = []
         if kinds - {"object", "array"}:
             options.append(Extent(size, size, size))
         if "object" in kinds or (not kinds and _OBJECT & schema.keys()):
-            options.append(self._object(schema))
+            options.append(self._object_extent(schema))
         if "array" in kinds or (not kinds and _ARRAY & schema.keys()):
-            options.append(self._array(schema))
+            options.append(self._array_extent(schema))
         if not kinds and not is_reference:
             options.append(Extent(size, max(size, FREE_JUMP), math.inf))
         if not options:
@@ -201,7 +201,7 @@ class _Schemas:
             self._sizes[pattern] = long if short is None else 2.0 * len(short) + 8
         return self._sizes[pattern]
 
-    def _note_text(self, schema: dict[str, Any]) -> None:
+    def _record_string(self, schema: dict[str, Any]) -> None:
         parts, left = [], [schema]
         while left:
             parts.append(left.pop())
@@ -212,30 +212,30 @@ class _Schemas:
         if schema.get("format") in _FORMAT_TEXTS:
             self._formats.setdefault(schema["format"])
 
-    def _object(self, schema: dict[str, Any]) -> Extent:
+    def _object_extent(self, schema: dict[str, Any]) -> Extent:
         required = set(schema.get("required", ()))
-        written = [_member(name) for name in (*schema.get("properties", ()), *schema.get("required", ()))]
+        written = [_member_text(name) for name in (*schema.get("properties", ()), *schema.get("required", ()))]
         if required and len(self._orders) < MAX_ORDERS:
             self._orders.append({name: number for number, name in reversed(list(enumerate(written[:MAX_NAMES])))})
         for name in schema.get("required", ()):
             if len(self._names) < MAX_NAMES:
-                self._names.setdefault(_member(name))
+                self._names.setdefault(_member_text(name))
         least, jump, most = 2.0, 0.0, 0.0
         for name, value in schema.get("properties", {}).items():
-            each, own = self._of(value), len(name) / BYTES_PER_TOKEN + 4
+            each, own = self._schema_extent(value), len(name) / BYTES_PER_TOKEN + 4
             least += own + each.least if name in required else 0
             jump, most = max(jump, own + each.jump, own + each.least), max(most, own + each.most)
         declared = schema.get("properties", {})
         least += sum(len(name) / BYTES_PER_TOKEN + 6 for name in required if name not in declared)
         others = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties", True)]
-        for each in map(self._of, others):
+        for each in map(self._schema_extent, others):
             jump, most = max(jump, each.jump + 4, each.least + 4), max(most, each.most + 4)
         least += schema.get("minProperties", 0) * 8
         return Extent(least, max(jump, least), least + most)
 
-    def _array(self, schema: dict[str, Any]) -> Extent:
-        first = [self._of(each) for each in schema.get("prefixItems", ())]
-        rest = self._of(schema.get("items", True))
+    def _array_extent(self, schema: dict[str, Any]) -> Extent:
+        first = [self._schema_extent(each) for each in schema.get("prefixItems", ())]
+        rest = self._schema_extent(schema.get("items", True))
         count = schema.get("minItems", 0)
         least = 2 + sum(each.least + 1 for each in first[:count]) + max(0, count - len(first)) * (rest.least + 1)
         listed = [*first, *([] if schema.get("items") is False else [rest])]
@@ -278,9 +278,9 @@ class _Ending(NamedTuple):
 
 
 class TokenLimit:
-    """Keeps one answer within its limit. Call `permits` with each sampled token, and `take` with each accepted one."""
+    """Keeps one answer within its limit. Call `permits` with each sampled token, `consume` with each accepted one."""
 
-    def __init__(self, ends: ShortestEnd, extent: GrammarExtent, tags: Sequence[int], pieces: Pieces) -> None:
+    def __init__(self, ends: ShortestEndingSearch, extent: GrammarExtent, tags: Sequence[int], pieces: Pieces) -> None:
         self._ends = ends
         self._extent = extent
         self._tags = tuple(tags)
@@ -301,14 +301,14 @@ class TokenLimit:
         """Estimated tokens of a short answer; errs on the high side."""
         return self._extent.extent.least
 
-    def distance(self, matcher: Follower, most: int, state: JsonState) -> int | None:
+    def distance(self, matcher: MatcherProtocol, most: int, state: JsonState) -> int | None:
         ending = self._first_ending(matcher, most, state)
         return None if ending is None else len(ending.tokens)
 
-    def permits(self, matcher: Follower, token: int, left: int, state: JsonState) -> bool:
+    def permits(self, matcher: MatcherProtocol, token: int, left: int, state: JsonState) -> bool:
         """Return whether `token`, which the grammar allows, leaves an ending of up to `left` tokens.
 
-        If so, `take` must be called with `token` before `permits` is called again.
+        If so, `consume` must be called with `token` before `permits` is called again.
         """
         if self._check_at is None:
             self._check_at = self._extent.next_check(left + 1, self._extent.extent.least)
@@ -320,14 +320,14 @@ class TokenLimit:
                 self._check_at = left // 2 if self._may_be_missed and self._retries else -1
                 self._retries -= 1
                 return True
-        ending = self._behind(matcher, self._ending, token, left, state)
+        ending = self._ending_after(matcher, self._ending, token, left, state)
         if ending is None:
             self._rejected.add(token)
             return False
         self._next = token, ending
         return True
 
-    def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
+    def remaining_choices(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
         """Return the tokens to choose from after `token` was rejected; None: all other tokens."""
         if self._ending is None or (len(self._rejected) < TRIES and len(self._ending.tokens) <= left):
             return None
@@ -343,7 +343,7 @@ class TokenLimit:
                 break
         return np.array(sorted(found - self._rejected) or [self._ending.tokens[0]], np.intp)
 
-    def take(self, token: int, left: int) -> None:
+    def consume(self, token: int, left: int) -> None:
         known, self._next = self._next, None
         self._rejected.clear()
         self._last_ending = self._ending or self._last_ending
@@ -351,30 +351,32 @@ class TokenLimit:
         if self._ending is not None:
             self._check_at = self._extent.next_check(left, len(self._ending.tokens))
 
-    def _behind(self, matcher: Follower, known: _Ending, token: int, left: int, state: JsonState) -> _Ending | None:
+    def _ending_after(
+        self, matcher: MatcherProtocol, known: _Ending, token: int, left: int, state: JsonState
+    ) -> _Ending | None:
         if known.tokens[:1] == (token,):
             rest = known.tokens[1:]
-            return self._ending_of(rest) if len(rest) <= left else None
+            return self._make_ending(rest) if len(rest) <= left else None
         text = self._texts[token]
         after = matcher.deep_copy()
         if not after.consume_token(token):
             return None
-        if len(known.tokens) <= left and self._leads_to_end(after, known.tokens):
+        if len(known.tokens) <= left and self._completes_answer(after, known.tokens):
             return known
         if text and known.text.startswith(text) and not self._has_tags(known):
             rest = tuple(self._ends.spell(known.text[len(text) :]))
-            if len(rest) <= left and self._leads_to_end(after, rest):
-                return self._ending_of(rest)
-        return self._search(after, left, STEPS, state.behind(text))
+            if len(rest) <= left and self._completes_answer(after, rest):
+                return self._make_ending(rest)
+        return self._search(after, left, STEPS, state.state_after(text))
 
     def _has_tags(self, ending: _Ending) -> bool:
         return any(tag in ending.tokens for tag in self._tags)
 
-    def _leads_to_end(self, matcher: Follower, tokens: Sequence[int]) -> bool:
+    def _completes_answer(self, matcher: MatcherProtocol, tokens: Sequence[int]) -> bool:
         after = matcher.deep_copy()
         return bool(after.try_consume_tokens(list(tokens)) == len(tokens) and after.is_accepting())
 
-    def _first_ending(self, matcher: Follower, most: int, state: JsonState) -> _Ending | None:
+    def _first_ending(self, matcher: MatcherProtocol, most: int, state: JsonState) -> _Ending | None:
         # Searches quickly for any ending. If the ending found is too long, searches for one of up to `most` tokens.
         far = int(HOPELESS * most) + MARGIN
         ending = self._search(matcher, far, FIRST_STEPS, state)
@@ -384,7 +386,7 @@ class TokenLimit:
         self._may_be_missed = False
         return ending
 
-    def _search(self, matcher: Follower, most: int, steps: int, state: JsonState) -> _Ending | None:
+    def _search(self, matcher: MatcherProtocol, most: int, steps: int, state: JsonState) -> _Ending | None:
         steps = min(steps, MAX_STEPS - self._spent)
         if most < 0 or steps <= 0:
             return None
@@ -404,7 +406,7 @@ class TokenLimit:
         )
         self._spent += spent
         self._may_be_missed = spent >= steps
-        return None if tokens is None else self._ending_of(tokens)
+        return None if tokens is None else self._make_ending(tokens)
 
     @cached_property
     def _string_ends(self) -> list[bytes]:
@@ -412,7 +414,7 @@ class TokenLimit:
         ends = {text[at:].encode() for text in texts for at in range(len(text))}
         return sorted(ends, key=lambda end: (len(end), end))[:MAX_STRING_ENDS]
 
-    def _ending_of(self, tokens: Sequence[int]) -> _Ending:
+    def _make_ending(self, tokens: Sequence[int]) -> _Ending:
         return _Ending(tuple(tokens), b"".join(self._texts[token] for token in tokens))
 
 
@@ -431,7 +433,7 @@ class JsonState(NamedTuple):
     escaped: bool = False
     digits: int = 0
 
-    def behind(self, text: bytes) -> JsonState:
+    def state_after(self, text: bytes) -> JsonState:
         in_string, escaped, digits = self
         for byte in text:
             if escaped:

@@ -125,7 +125,7 @@ class BlockPool:
     def touch(self, block: int, *conversations: bytes | None) -> None:
         self._unreferenced.pop(block, None)
         self._blocks[block].references += 1
-        self._note(block, conversations)
+        self._record_conversations(block, conversations)
 
     def free(self, block: int) -> None:
         entry = self._blocks[block]
@@ -145,11 +145,11 @@ class BlockPool:
         entry, known = self._blocks[block], tuple(tokens)
         equal = children.get(known)
         if equal is not None:
-            self._note(equal, conversations)
+            self._record_conversations(equal, conversations)
         elif entry.parent_hash is None:
             children[known] = block
             entry.parent_hash, entry.tokens = parent_hash, known
-            self._note(block, conversations)
+            self._record_conversations(block, conversations)
 
     def find(self, parent_hash: bytes, tokens: Sequence[int]) -> int | None:
         children = self._children.get(parent_hash)
@@ -211,7 +211,7 @@ class BlockPool:
         for block, entry in enumerate(self._blocks):
             if conversation in entry.conversations:
                 entry.conversations.discard(conversation)
-                if outlives(entry.conversations, conversation):
+                if survives_eviction(entry.conversations, conversation):
                     continue
                 if block in self._unreferenced:
                     self._evict(block)
@@ -258,7 +258,7 @@ class BlockPool:
         if window is not None:
             self._free_windows.append(window)
 
-    def _note(self, block: int, conversations: tuple[bytes | None, ...]) -> None:
+    def _record_conversations(self, block: int, conversations: tuple[bytes | None, ...]) -> None:
         self._blocks[block].conversations.update(each for each in conversations if each is not None)
 
     def _evict(self, block: int) -> None:
@@ -312,7 +312,7 @@ def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
     return _name_digest(f"{place} {reading}", _READING_BIT)
 
 
-def outlives(left: Collection[bytes], evicted: bytes) -> bool:
+def survives_eviction(left: Collection[bytes], evicted: bytes) -> bool:
     """Return whether a block is kept after `evicted` is removed; `left`: its other conversations and readings."""
     # If a reading is removed, only other readings keep its blocks. Conversations that used them do not.
     return any(map(is_reading, left)) if is_reading(evicted) else bool(left)

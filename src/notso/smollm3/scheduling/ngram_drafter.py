@@ -50,36 +50,36 @@ class StepLatency:
         weight, units = self._weight[rows], self._units
         self._seconds[rows] += (seconds - self._seconds[rows]) / (weight + 1)
         self._weight[rows] = min(weight + 1, LONGEST_MEMORY)
-        self._unit += (seconds / planned(rows) - self._unit) / (units + 1)
+        self._unit += (seconds / planned_cost(rows) - self._unit) / (units + 1)
         self._units = min(units + 1, LONGEST_MEMORY)
 
     def seconds(self, rows: int) -> float:
         """Return the expected seconds of a step with up to 64 rows, or 0 if unknown."""
-        expected, weight = self._unit * planned(rows), self._weight[rows]
+        expected, weight = self._unit * planned_cost(rows), self._weight[rows]
         return (PLANNED_WEIGHT * expected + weight * self._seconds[rows]) / (PLANNED_WEIGHT + weight)
 
-    def ratio(self, rows: int, more: int) -> float:
+    def relative_cost(self, rows: int, more: int) -> float:
         # Above 64 rows, the cost is assumed to be proportional to the number of rows.
         if rows + more > MAX_SAMPLED:
             return (rows + more) / rows
         if not self._units:
-            return planned(rows + more) / planned(rows)
+            return planned_cost(rows + more) / planned_cost(rows)
         return self.seconds(rows + more) / self.seconds(rows)
 
 
-def planned(rows: int) -> float:
+def planned_cost(rows: int) -> float:
     """Return the planned relative cost of up to 64 rows."""
     return _PLANNED_ROWS[rows]
 
 
-def _interpolated(rows: int) -> float:
+def _interpolate_cost(rows: int) -> float:
     known = list(PLANNED.items())
     enclosing = (pair for pair in pairwise(known) if rows <= pair[1][0])
     (low, at_low), (high, at_high) = next(enclosing, (known[-2], known[-1]))
     return at_low + (at_high - at_low) * (rows - low) / (high - low)
 
 
-_PLANNED_ROWS = [_interpolated(rows) for rows in range(MAX_SAMPLED + 1)]
+_PLANNED_ROWS = [_interpolate_cost(rows) for rows in range(MAX_SAMPLED + 1)]
 
 COMPARED_MATCH = 3  # of matches with at least this length, the longest is used; of shorter matches, the latest
 LONGEST_MATCH = 32  # longer matches are not more reliable
@@ -157,7 +157,7 @@ class NgramDrafter:
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
         """Return up to `limit` drafts, or none if not worthwhile; `rows`: rows of the step without the drafts."""
-        # The caller reports the outcome to `accept`.
+        # The caller reports the outcome to `record_acceptance`.
         limit = min(limit, self._most)
         if limit < 1:
             return []
@@ -172,7 +172,7 @@ class NgramDrafter:
             self._right[kind] += RECOVERY * (EXPECTED_RIGHT[kind] * self._tried[kind] - self._right[kind])
         return self._continuation(place, length)
 
-    def accept(self, drafted: int, accepted: int) -> None:
+    def record_acceptance(self, drafted: int, accepted: int) -> None:
         if drafted < 1:
             return
         tried = min(accepted + 1, drafted)
@@ -217,7 +217,7 @@ class NgramDrafter:
         for length in range(1, limit + 1):
             chance *= right
             tokens += chance
-            rate = tokens / (rows * self._latency.ratio(rows, length))
+            rate = tokens / (rows * self._latency.relative_cost(rows, length))
             if rate > gain:
                 best, gain = length, rate
         return best

@@ -66,7 +66,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def queue(self) -> list[Sequence]:
-        return _in_turn(self.waiting, Counter(each.owner for each in self.running))
+        return _fair_order(self.waiting, Counter(each.owner for each in self.running))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, which must fit in the cache."""
@@ -79,7 +79,7 @@ class Scheduler:
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence in self.running:
-            self._leave(sequence)
+            self._release(sequence)
 
     def schedule(self, prompt_tokens: int, max_rows: int) -> Plan:
         """Plan a step of up to `max_rows` rows: decoding sequences, then up to `prompt_tokens` prompt tokens."""
@@ -87,15 +87,15 @@ class Scheduler:
         # blocks.
         plan = Plan()
         self._admit(plan)
-        for sequence in _in_turn(self.running):
+        for sequence in _fair_order(self.running):
             room = max_rows - plan.rows
             if room > 0 and sequence.batch_index is not None and not _is_prefill(sequence):
                 self._plan_chunk(sequence, min(sequence.pending, room), plan)
         room = min(prompt_tokens, max_rows - plan.rows)
-        for sequence in self._prefills():
+        for sequence in self._ordered_prefills():
             if room < 1:
                 break
-            if sequence.batch_index is not None and not self._match(sequence, plan):
+            if sequence.batch_index is not None and not self._match_cached_blocks(sequence, plan):
                 most = self._scored_rows(plan) if sequence.is_scoring else sequence.unscored or room
                 rows = self._plan_chunk(sequence, min(sequence.pending, room, most), plan)
                 self._prefilled[sequence.owner] += rows
@@ -119,17 +119,17 @@ class Scheduler:
             self._register(sequence, len(sequence.hashes), parent_hash, tokens)
             sequence.hashes.append(block_hash(parent_hash, tokens))
 
-    def load_failed(self, load: BlockLoad) -> None:
+    def on_load_failed(self, load: BlockLoad) -> None:
         """Drop the block and all later blocks of the sequence; planned chunks become invalid."""
         sequence = load.sequence
         if sequence.batch_index is None or load.block not in sequence.blocks:
             return
         before = sequence.computed
-        self._cut(sequence, sequence.blocks.index(load.block))
+        self._truncate(sequence, sequence.blocks.index(load.block))
         if not sequence.returned:
             sequence.cached -= before - sequence.computed
 
-    def loaded(self, load: BlockLoad) -> None:
+    def on_block_loaded(self, load: BlockLoad) -> None:
         sequence = load.sequence
         if load.is_partial or load.block not in sequence.blocks:
             return
@@ -162,7 +162,7 @@ class Scheduler:
     def _admit(self, plan: Plan) -> None:
         for sequence in self.queue():
             while not self._free_indices or not self._fits(sequence):
-                gives_way = self._gives_way_to(sequence)
+                gives_way = self._preemption_candidate(sequence)
                 if gives_way is None:
                     return
                 self._preempt(gives_way, plan)
@@ -173,24 +173,28 @@ class Scheduler:
                     other.starvation_count += other.arrival < sequence.arrival
             sequence.batch_index = self._free_indices.pop()
             self.running.append(sequence)
-            self._match(sequence, plan)
+            self._match_cached_blocks(sequence, plan)
 
-    def _prefills(self) -> list[Sequence]:
+    def _ordered_prefills(self) -> list[Sequence]:
         # The owner with the fewest prefilled rows comes first, so that the long prompts of two owners take turns.
-        found = [each for each in _in_turn(self.running) if _is_prefill(each)]
+        found = [each for each in _fair_order(self.running) if _is_prefill(each)]
         going_on = {each.owner: self._prefilled[each.owner] for each in found if each.owner in self._prefilled}
         least = min(going_on.values(), default=0)
         self._prefilled = {each.owner: going_on.get(each.owner, least) for each in found}
-        return sorted(found, key=lambda each: (_urgency(each), self._prefilled[each.owner]))
+        return sorted(found, key=lambda each: (_effective_priority(each), self._prefilled[each.owner]))
 
-    def _gives_way_to(self, sequence: Sequence) -> Sequence | None:
+    def _preemption_candidate(self, sequence: Sequence) -> Sequence | None:
         # Returns the sequence to preempt for a waiting `sequence` whose owner has none running: the last sequence of
         # the owner with the most running sequences, if that owner has at least two.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
-        others = [each for each in self.running if running[each.owner] > 1 and _urgency(each) >= _urgency(sequence)]
-        return max(others, key=lambda each: (running[each.owner], _order(each)), default=None)
+        others = [
+            each
+            for each in self.running
+            if running[each.owner] > 1 and _effective_priority(each) >= _effective_priority(sequence)
+        ]
+        return max(others, key=lambda each: (running[each.owner], _sort_key(each)), default=None)
 
     def _fits(self, sequence: Sequence) -> bool:
         # Keeps one block available per running sequence, which may soon need it. If none is running, the sequence
@@ -198,7 +202,7 @@ class Scheduler:
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
         return needed + len(self.running) <= self.pool.available
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence) -> None:
         full = len(sequence.hashes)
         if full < len(sequence.blocks) and sequence.computed > full * BLOCK_TOKENS:
             partial = sequence.tokens[full * BLOCK_TOKENS : sequence.computed]
@@ -217,8 +221,8 @@ class Scheduler:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not sequence]
         for load in [load for load in plan.loads if load.sequence is sequence]:
             plan.moves.remove(load)
-            self.load_failed(load)  # the block has not been read yet
-        self._leave(sequence)
+            self.on_load_failed(load)  # the block has not been read yet
+        self._release(sequence)
         sequence.returned = sequence.started
         sequence.cached = sequence.cached if sequence.started else 0
         self.waiting.append(sequence)
@@ -248,7 +252,7 @@ class Scheduler:
         if not sequence.is_evicted:
             self.pool.register(sequence.blocks[index], parent_hash, tokens, *sequence.kept_by(index))
 
-    def _cut(self, sequence: Sequence, index: int) -> None:
+    def _truncate(self, sequence: Sequence, index: int) -> None:
         for block in sequence.blocks[index:]:
             self.pool.free(block)
         del sequence.blocks[index:], sequence.hashes[index:]
@@ -271,12 +275,12 @@ class Scheduler:
             try:
                 return self.pool.allocate()
             except OutOfBlocksError:
-                last = _in_turn(self.running)[-1]
+                last = _fair_order(self.running)[-1]
                 self._preempt(last, plan)
                 if last is sequence:
                     return None
 
-    def _match(self, sequence: Sequence, plan: Plan) -> bool:
+    def _match_cached_blocks(self, sequence: Sequence, plan: Plan) -> bool:
         # Assigns cached blocks to the sequence. Scored prompts get none, because they are computed completely. The last
         # token of other prompts is always computed, because its logits are needed. Returns True if the sequence was
         # preempted, or has to wait for the next step to load more blocks from disk.
@@ -329,7 +333,7 @@ class Scheduler:
         if self._offload is not None and self._offload.needs_window(
             is_first=not load.sequence.blocks, is_partial=load.is_partial
         ):
-            with suppress(OutOfBlocksError):  # without a window, the load fails and is reported to `load_failed`
+            with suppress(OutOfBlocksError):  # without a window, the load fails and is reported to `on_load_failed`
                 self.pool.open_window(load.block)
         plan.moves.append(load)
 
@@ -355,21 +359,21 @@ def _is_prefill(sequence: Sequence) -> bool:
     return sequence.pending > FEW_ROWS or sequence.is_scoring or sequence.unscored > 0
 
 
-def _in_turn(sequences: Iterable[Sequence], before: Counter[str] | None = None) -> list[Sequence]:
+def _fair_order(sequences: Iterable[Sequence], before: Counter[str] | None = None) -> list[Sequence]:
     counts = Counter(before)
     ranked = []
-    for sequence in sorted(sequences, key=_order):
-        ranked.append((_urgency(sequence), counts[sequence.owner], sequence.arrival, sequence))
+    for sequence in sorted(sequences, key=_sort_key):
+        ranked.append((_effective_priority(sequence), counts[sequence.owner], sequence.arrival, sequence))
         counts[sequence.owner] += 1
     return [each[-1] for each in sorted(ranked, key=lambda each: each[:-1])]
 
 
-def _urgency(sequence: Sequence) -> int:
+def _effective_priority(sequence: Sequence) -> int:
     return -1 if sequence.starvation_count > MAX_STARVATION else sequence.priority
 
 
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return (_urgency(sequence), sequence.arrival)
+def _sort_key(sequence: Sequence) -> tuple[int, int]:
+    return (_effective_priority(sequence), sequence.arrival)
 
 
 TILE_ROWS = 16  # kernels process rows in tiles, so step durations are recorded by number of tiles
@@ -395,7 +399,9 @@ class PrefillBudget:
         # decode_s: duration of a step that only decodes. token_s: time per token of a step that only prefills. Both
         # are 0 until measured.
         tiles = -(-(decoding + LEAST_TOKENS) // TILE_ROWS)
-        while tiles * TILE_ROWS - decoding < most and self._expected(tiles + 1, decode_s, token_s) <= self._step_s:
+        while (
+            tiles * TILE_ROWS - decoding < most and self._expected_seconds(tiles + 1, decode_s, token_s) <= self._step_s
+        ):
             tiles += 1
         return max(1, min(most, tiles * TILE_ROWS - decoding))
 
@@ -409,7 +415,7 @@ class PrefillBudget:
         for old in [old for old, at in self._timed.items() if self._steps - at > REMEMBERED_STEPS]:
             del self._seconds[old], self._timed[old]
 
-    def _expected(self, tiles: int, decode_s: float, token_s: float) -> float:
+    def _expected_seconds(self, tiles: int, decode_s: float, token_s: float) -> float:
         known = max((other for other in self._seconds if other <= tiles), default=0)
         if known:  # an additional tile is assumed to cost the average of the measured tiles
             seconds = self._seconds[known]

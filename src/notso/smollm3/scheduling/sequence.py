@@ -117,7 +117,7 @@ class Chunk:
 class BlockLoad:
     """Loading of block `hash` from disk or, if `is_partial`, of the partial block after block `hash`."""
 
-    # The engine reports the outcome to `Scheduler.loaded` or `Scheduler.load_failed`.
+    # The engine reports the outcome to `Scheduler.loaded` or `Scheduler.on_load_failed`.
     sequence: Sequence
     block: int
     hash: bytes

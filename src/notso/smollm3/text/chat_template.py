@@ -89,8 +89,8 @@ class ChatTemplate:
             _log.warning(
                 "the model's chat template is unknown (sha256 %s), so it runs in a separate process", self.sha256
             )
-        self._probe()
-        self.drops = self._probed_drops()
+        self._check_output()
+        self.drops = self._detect_dropped_parts()
 
     @classmethod
     def from_gguf(
@@ -105,7 +105,7 @@ class ChatTemplate:
         named = {f"{key}_token": _token_text(metadata, key, tokenizer) for key in ("bos", "eos")}
         return cls(source, tokenizer.specials, **named, known=KNOWN_TEMPLATES.keys())
 
-    def _probe(self) -> None:
+    def _check_output(self) -> None:
         question = f"probe {secrets.token_hex(8)}"  # the output must contain this text, which no template contains
         first = [Message("user", question)]
         later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
@@ -120,7 +120,7 @@ class ChatTemplate:
             if question not in printed:
                 raise TemplateError("the model's chat template omits the user's message")
 
-    def _probed_drops(self) -> tuple[str, ...]:
+    def _detect_dropped_parts(self) -> tuple[str, ...]:
         # Returns the parts of a conversation that the template silently drops.
         mark = f"probe {secrets.token_hex(8)}"
         system = Message("system", "/system_override")
@@ -169,7 +169,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> list[Run]:
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
-        return self._runs(conversation, date, check=False)[0]
+        return self._render_runs(conversation, date, check=False)[0]
 
     def encode(
         self,
@@ -184,12 +184,12 @@ class ChatTemplate:
     ) -> list[int]:
         """Return token ids. Raises the errors of `render`, and ContextLengthError if ids far exceed `most_tokens`."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
-        runs, skeleton = self._runs(conversation, date)
+        runs, skeleton = self._render_runs(conversation, date)
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs, most_tokens)
-        # The skeleton is the prompt with neutral content (see `_runs`). If its special tokens differ, the content has
-        # yielded special tokens, because this module has a bug or the template alters text.
+        # The skeleton is the prompt with neutral content (see `_render_runs`). If its special tokens differ, the
+        # content has yielded special tokens, because this module has a bug or the template alters text.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError(
@@ -197,7 +197,7 @@ class ChatTemplate:
             )
         return ids
 
-    def _runs(
+    def _render_runs(
         self, conversation: _Conversation, day: date | None, check: bool = True
     ) -> tuple[list[Run], Iterator[str]]:
         # With `check`, the second result yields the skeleton: the conversation, rendered with "x" in place of each
@@ -220,10 +220,10 @@ class ChatTemplate:
         given = (self._given | variables for variables in batch)
         try:
             if self._template is None:
-                yield from template_sandbox.render_apart(self.source, list(given), day)
+                yield from template_sandbox.render_in_child(self.source, list(given), day)
                 return
             for variables in given:
-                yield template_sandbox.render_here(self._template, variables, day)
+                yield template_sandbox.render_in_process(self._template, variables, day)
         except SandboxFailure as failure:
             raise _template_error(failure) from failure
 
@@ -250,7 +250,7 @@ class _Conversation:
             raise InvalidRequestError("tools must be a list", param="tools")
         fixed = thinking_set_by(messages[0].content) if messages[0].role == "system" else None
         thinks = bool(thinking) if fixed is None else fixed
-        self.turns = [(message.role, _pieces(message, thinks)) for message in messages]
+        self.turns = [(message.role, _message_pieces(message, thinks)) for message in messages]
         self.roles, self.first = [message.role for message in messages], messages[0].content
         self.tools = [_tool_json(tool) for tool in tools or ()]
         self.thinking = bool(thinking)
@@ -279,7 +279,7 @@ class _Conversation:
         return found
 
 
-def _pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
+def _message_pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
     if message.role not in ROLES:
         raise InvalidRequestError(f"role must be one of {', '.join(ROLES)}", param="messages")
     if not isinstance(message.content, str):

@@ -77,7 +77,7 @@ class PromptWriter:
             self._tokenizer.check_length([started.content], most_tokens)
         if started is None:
             return Prompt(ids, may_think=self.may_think(ids))
-        beginning = self._started_ids(started, options.thinking)
+        beginning = self._continued_ids(started, options.thinking)
         if not beginning:  # the message has only reasoning, and thinking is off
             return Prompt(ids, may_think=self.may_think(ids))
         return Prompt(ids + beginning, goes_on=True, started=started.content)
@@ -89,7 +89,7 @@ class PromptWriter:
         if not self.template.is_known:
             return []
         one, other = (
-            self._runs([*messages, Message("user", words)], options)
+            self._render_runs([*messages, Message("user", words)], options)
             for words in ("a", "1")  # texts that have no first token in common
         )
         same = common_length(one, other)
@@ -103,7 +103,7 @@ class PromptWriter:
         head = 1 if messages[0].role == "system" else 0
         earlier, last = [*messages[:head], *messages[head + prompt.dropped_messages : -1]], messages[-1]
         one, other = (
-            self._runs([*earlier, replace(last, content=words)], options)
+            self._render_runs([*earlier, replace(last, content=words)], options)
             for words in (last.content, f"a{last.content}")
         )
         same = common_length(one, other)
@@ -130,14 +130,14 @@ class PromptWriter:
         # Render the prefix with a different text after it: tokens that differ do not depend on the prefix alone.
         differs = "1" if content[prefix.characters :].startswith("a") else "a"
         cut = Message(messages[prefix.message].role, content[: prefix.characters] + differs)
-        other = self._tokenizer.encode_runs(self._runs([*earlier, cut, Message("user", differs)], options))
+        other = self._tokenizer.encode_runs(self._render_runs([*earlier, cut, Message("user", differs)], options))
         return common_length(prompt.ids, other)
 
     def may_think(self, ids: Sequence[int]) -> bool:
         special = (token for token in reversed(ids) if token in self._tokenizer.special_ids)
         return next(special, None) not in (self._tokenizer.think_close_id, self._tokenizer.think_open_id)
 
-    def write_for(
+    def write_within_context(
         self,
         messages: Sequence[Message],
         options: RequestOptions,
@@ -149,9 +149,9 @@ class PromptWriter:
         write = partial(self.write, options=options, most_tokens=context_tokens)
         if options.when_full == "stop":
             return write(messages)
-        return self.write_fitting(messages, write, context_tokens, kept_free)
+        return self.write_dropping_oldest(messages, write, context_tokens, kept_free)
 
-    def write_fitting(
+    def write_dropping_oldest(
         self,
         messages: Sequence[Message],
         write: Callable[[Sequence[Message]], Prompt],
@@ -193,10 +193,10 @@ class PromptWriter:
             raise ContextLengthError(len(prompt.ids) + 1, context_tokens)
         return replace(prompt, dropped_messages=starts[-1] - head if starts else 0)
 
-    def _runs(self, messages: Sequence[Message], options: RequestOptions) -> list[Run]:
+    def _render_runs(self, messages: Sequence[Message], options: RequestOptions) -> list[Run]:
         return self.template.runs(messages, thinking=options.thinking, tools=options.tools, date=options.date)
 
-    def _started_ids(self, started: Message, thinking: bool) -> list[int]:
+    def _continued_ids(self, started: Message, thinking: bool) -> list[int]:
         for text in (started.content, started.reasoning_content or ""):
             check_unicode(text, "messages")
         encode, open_id = self._tokenizer.encode, self._tokenizer.think_open_id
@@ -208,7 +208,7 @@ class PromptWriter:
         return ids
 
 
-def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+def validate_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     """Return token ids as a list. Raises InvalidRequestError."""
     if len(ids) == 0:
         raise InvalidRequestError("the prompt has no tokens", param="messages")

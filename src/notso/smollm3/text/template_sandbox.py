@@ -1,8 +1,8 @@
 """Sandboxed execution of chat templates.
 
 A template is a program from an untrusted file. It runs in jinja2's immutable sandbox, with plain values and the few
-functions that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_apart` runs
-unknown templates in a child process with hard limits; `render_here` is for known ones.
+functions that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_in_child` runs
+unknown templates in a child process with hard limits; `render_in_process` is for known ones.
 
 The child process runs this file by its path, so the file may import only notso.system from this project.
 """
@@ -27,7 +27,7 @@ from jinja2.utils import missing
 if __name__ == "__main__":  # a program started by path does not have this package in sys.path
     sys.path.append(str(Path(__file__).parents[3]))
 
-from notso.system.confinement import Child, ConfinedWorkError, Limits, Rights, confine
+from notso.system.confinement import ConfinedProcess, ConfinedWorkError, Limits, Rights, confine
 
 CHILD_LIMITS = Limits(cpu_s=1, memory_bytes=256 * 2**20, wall_s=30, answer_bytes=256 * 2**20)
 CHILD_OUTPUT_CHARACTERS = 2**20
@@ -93,19 +93,19 @@ def compile_template(source: str) -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     del environment.globals["lipsum"]
-    return _guarded(lambda: environment.from_string(source))
+    return _convert_errors(lambda: environment.from_string(source))
 
 
-def render_here(template: jinja2.Template, variables: Variables, day: date) -> str:
+def render_in_process(template: jinja2.Template, variables: Variables, day: date) -> str:
     """Render in this process with the date `day`. Raises SandboxFailure."""
-    return _guarded(lambda: template.render({**variables, "strftime_now": _clock(day)}))
+    return _convert_errors(lambda: template.render({**variables, "strftime_now": _strftime_for(day)}))
 
 
-def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str]:
+def render_in_child(source: str, batch: Sequence[Variables], day: date) -> list[str]:
     """Render each set of variables in a child process within CHILD_LIMITS. Raises SandboxFailure."""
     request = json.dumps({"source": source, "batch": list(batch), "day": day.isoformat()})
     try:
-        answer = json.loads(Child((str(Path(__file__).resolve()),), request.encode(), CHILD_LIMITS).answer())
+        answer = json.loads(ConfinedProcess((str(Path(__file__).resolve()),), request.encode(), CHILD_LIMITS).answer())
     except ConfinedWorkError as error:
         raise SandboxFailure(str(error)) from None
     if "failure" in answer:
@@ -130,17 +130,17 @@ def main() -> None:
 def _render_capped(template: jinja2.Template, variables: Variables, day: date) -> str:
     def collect() -> str:
         pieces, room = [], CHILD_OUTPUT_CHARACTERS
-        for piece in template.generate({**variables, "strftime_now": _clock(day)}):
+        for piece in template.generate({**variables, "strftime_now": _strftime_for(day)}):
             room -= len(piece)
             if room < 0:
                 raise SandboxFailure(f"it printed more than {CHILD_OUTPUT_CHARACTERS} characters")
             pieces.append(piece)
         return "".join(pieces)
 
-    return _guarded(collect)
+    return _convert_errors(collect)
 
 
-def _guarded(work: Callable[[], T]) -> T:
+def _convert_errors(work: Callable[[], T]) -> T:
     try:
         return work()
     except SandboxFailure:
@@ -166,7 +166,7 @@ def _raise_exception(message: object) -> None:
     raise jinja2.TemplateError(str(message))
 
 
-def _clock(day: date) -> Callable[[str], str]:
+def _strftime_for(day: date) -> Callable[[str], str]:
     # Names of days and months are English in every locale.
     moment = day if isinstance(day, datetime) else datetime(day.year, day.month, day.day)
     names = {

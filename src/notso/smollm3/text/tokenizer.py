@@ -59,13 +59,13 @@ class SpecialTexts:
         end = 0
         for found in self._beginning.finditer(text) if self._beginning else ():
             start = found.start()
-            special = self._at(text, start) if start >= end else None
+            special = self._match_at(text, start) if start >= end else None
             if special is not None:
                 runs += [Run(text[end:start], False)] * (start > end) + [Run(special, True)]
                 end = start + len(special)
         return runs + [Run(text[end:], False)] * (end < len(text))
 
-    def _at(self, text: str, start: int) -> str | None:
+    def _match_at(self, text: str, start: int) -> str | None:
         for length in self._lengths[text[start]]:
             piece = text[start : start + length]
             if piece in self._texts:
@@ -245,14 +245,14 @@ def _pipeline_from_json(path: Path, vocabulary: Vocabulary) -> tuple[TokenizerPi
         merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in data["model"]["merges"]]
         return pipeline, pipeline.encoder(vocabulary.ordinary, merges, "model.merges")
     except OSError as error:
-        raise _mismatch(path, error.strerror or "cannot be read") from error
+        raise _mismatch_error(path, error.strerror or "cannot be read") from error
     except (KeyError, TypeError) as error:
-        raise _mismatch(path, f"{type(error).__name__}: {error}") from error
+        raise _mismatch_error(path, f"{type(error).__name__}: {error}") from error
     except (ModelFileError, ValueError, AttributeError, RecursionError) as error:  # any malformed JSON
-        raise _mismatch(path, str(error)) from error
+        raise _mismatch_error(path, str(error)) from error
 
 
-def _mismatch(path: Path, said: str) -> ModelFileError:
+def _mismatch_error(path: Path, said: str) -> ModelFileError:
     return ModelFileError(f"{path.name} does not match the model file next to it; fix or remove {path.name}: {said}")
 
 
@@ -297,10 +297,10 @@ class EncodedTexts:
                 self._texts.move_to_end(text)
         new = [text for text in texts if text not in known]
         ids = dict(zip(new, encode(new), strict=True)) if new else {}
-        self._keep(ids)
+        self._cache_ids(ids)
         return [known[text] if text in known else ids[text] for text in texts]
 
-    def _keep(self, ids: dict[str, list[int]]) -> None:
+    def _cache_ids(self, ids: dict[str, list[int]]) -> None:
         with self._lock:
             for text, its_ids in ids.items():
                 size = _size(text, len(its_ids))

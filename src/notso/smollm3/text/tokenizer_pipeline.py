@@ -90,7 +90,7 @@ class TokenizerPipeline:
         """Parse a tokenizer.json. Raises ModelFileError, which names the unsupported part."""
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise ModelFileError("not a byte-level BPE tokenizer.json: there is no model")
-        _only(content, "tokenizer.json", _CHECKED_ELSEWHERE | {"normalizer", "pre_tokenizer", "model"})
+        _require_known_keys(content, "tokenizer.json", _CHECKED_ELSEWHERE | {"normalizer", "pre_tokenizer", "model"})
         _check_model(content["model"])
         _check_added(content.get("added_tokens"), content.get("normalizer"))
         _check_post_processor(content.get("post_processor"))
@@ -119,7 +119,7 @@ class TokenizerPipeline:
         return cls(pre_tokenizer, normalizer, flags.get("ignore_merges", False) is True)
 
     def entries(self) -> dict[str, str]:
-        known = next((name for name, each in _NAMED if each == self._plain()), NO_NAME)
+        known = next((name for name, each in _NAMED if each == self._canonical_form()), NO_NAME)
         found = {"tokenizer.ggml.pre": known}
         if self.normalizer is not None or known not in PRE_TOKENIZERS or not self.ignore_merges:
             parts = (self.normalizer, self.pre_tokenizer, self.ignore_merges)
@@ -142,7 +142,7 @@ class TokenizerPipeline:
         encoder.pre_tokenizer = made.pre_tokenizer
         return encoder
 
-    def _plain(self) -> tuple[Any, bool]:
+    def _canonical_form(self) -> tuple[Any, bool]:
         cut: Any = json.loads(json.dumps(self.pre_tokenizer))
         for each in (cut, *cut.get("pretokenizers", ())):
             if each["type"] == "ByteLevel":
@@ -170,7 +170,7 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
 _CHECKED_ELSEWHERE = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 
-def _only(part: Mapping[str, Any], what: str, known: set[str]) -> None:
+def _require_known_keys(part: Mapping[str, Any], what: str, known: set[str]) -> None:
     for key in part:
         if key not in known:
             raise ModelFileError(f"{what}: {quoted(key)} is not supported")
@@ -178,7 +178,7 @@ def _only(part: Mapping[str, Any], what: str, known: set[str]) -> None:
 
 def _check_model(model: Mapping[str, Any]) -> None:
     known = {"type", "vocab", "merges", "dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges"}
-    _only(model, "its model", known | {"continuing_subword_prefix", "end_of_word_suffix"})
+    _require_known_keys(model, "its model", known | {"continuing_subword_prefix", "end_of_word_suffix"})
     if model.get("type") != "BPE":
         raise ModelFileError(f"its model is {quoted(model.get('type'))}, not BPE")
     # Settings of the unknown token have no effect, because every byte has a token.
@@ -192,7 +192,7 @@ def _check_added(added: Any, normalizer: Any) -> None:
         raise ModelFileError("added_tokens must be a list")
     for token in added:
         known = {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
-        _only(token, f"added token {quoted(token.get('content'))}", known)
+        _require_known_keys(token, f"added token {quoted(token.get('content'))}", known)
         for flag in ("single_word", "lstrip", "rstrip"):
             if token.get(flag):
                 raise ModelFileError(f"added token {quoted(token.get('content'))}: {flag} is not supported")
@@ -222,12 +222,12 @@ def _check_pre_tokenizer(part: Any) -> None:
     if not isinstance(parts, list) or not parts or _kind(parts[-1]) != "ByteLevel":
         raise ModelFileError(f"its pre_tokenizer {quoted(_kind(part))} does not end with ByteLevel")
     for each in parts:
-        _check_cut(each)
+        _check_step(each)
     if [_kind(each) for each in parts].count("ByteLevel") > 1:
         raise ModelFileError("its pre_tokenizer has more than one ByteLevel")
 
 
-def _check_cut(part: Any) -> None:
+def _check_step(part: Any) -> None:
     match part:
         case {"type": "ByteLevel", "add_prefix_space": bool(), "use_regex": bool(), **rest} if _is_trim(rest):
             return
@@ -319,11 +319,11 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
     for key, text in (("bos", "<|begin_of_text|>"), ("eos", "<|im_end|>"), ("padding", "<|im_end|>")):
         if text in ids:
             entries[f"tokenizer.ggml.{key}_token_id"] = ids[text]
-    template = template_beside(path)
+    template = read_template_beside(path)
     return entries if template is None else entries | {"tokenizer.chat_template": template}
 
 
-def template_beside(path: Path) -> str | None:
+def read_template_beside(path: Path) -> str | None:
     """Return the chat template next to `path`, or None. Raises ModelFileError if it is unreadable."""
     try:
         return read_text(path.with_name(TEMPLATE_FILE), MAX_TEMPLATE_BYTES)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from notso.qtensor import F16, F32, Format, GGUFFile, GGUFWriter, QTensor
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
-from notso.smollm3.conversion.converter import packed, require_whole_blocks
+from notso.smollm3.conversion.converter import quantize_chunks, require_whole_blocks
 from notso.smollm3.model.lora import read_adapter
 from notso.smollm3.model.weights import FILE_TYPES, TENSOR_NAMES, format_in
 
@@ -83,7 +83,7 @@ def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: in
                 yield values
 
         def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
-            return packed(rows(tensor), format, tensor.name, threads=threads)
+            return quantize_chunks(rows(tensor), format, tensor.name, threads=threads)
 
         is_tied = "output.weight" not in file.tensors
         for name, tensor in file.tensors.items():

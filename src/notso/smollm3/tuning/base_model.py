@@ -27,7 +27,7 @@ def load(source: Path, dtype: Any) -> Any:
     return _from_gguf(source, dtype)
 
 
-def parameters_of(base: Path) -> int:
+def count_parameters(base: Path) -> int:
     """Return the number of parameters of a GGUF file."""
     with GGUFFile.open(base) as file:
         return sum(tensor.rows * tensor.cols for tensor in file.tensors.values())
@@ -80,11 +80,11 @@ def _from_gguf(source: Path, dtype: Any) -> Any:
         for index in range(config.num_hidden_layers):
             for role in (*MATRICES, *NORMS):
                 tensor = file.tensors[f"blk.{index}.{TENSOR_NAMES[role]}.weight"]
-                put(f"model.layers.{index}.{module_of(role)}", hf_rows(tensor, role, config.head_dim))
+                put(f"model.layers.{index}.{module_name(role)}", hf_rows(tensor, role, config.head_dim))
     return model
 
 
-def module_of(role: str) -> str:
+def module_name(role: str) -> str:
     """Return a role's module name in transformers."""
     if role in NORMS:
         return role

@@ -80,7 +80,7 @@ class TuningError(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingResult:
     """Result of training; losses are in nats per target token."""
 
     peft_folder: Path  # the adapter in PEFT's format
@@ -102,7 +102,7 @@ def require_libraries() -> None:
         raise TuningError(f"tuning requires more packages ({error}): {install_line('tune')}") from None
 
 
-def begun_on(folder: Path) -> date | None:
+def run_start_date(folder: Path) -> date | None:
     """Return the date on which a run was started, or None."""
     try:
         return date.fromisoformat(json.loads((folder / RUN_FILE).read_text("utf-8"))["day"])
@@ -122,7 +122,7 @@ def train(
     parameters: int,
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
-) -> Outcome:
+) -> TrainingResult:
     """Train in `folder`, resuming a run with the same `digest`. Raises TuningError if the folder contains another
     run, or if libraries are missing."""
     # load_base: takes a dtype and returns a transformers model. parameters: number of parameters of this model.
@@ -136,7 +136,7 @@ def train(
     disable_progress_bars()
     if threads is not None:
         torch.set_num_threads(threads)
-    state = _begin(folder, digest, day, recipe)
+    state = _open_run(folder, digest, day, recipe)
     gpu = torch.cuda.is_available()
     large = parameters > LARGE_PARAMETERS
     one_by_one = large or not gpu  # on a CPU, batches are not faster, and their padding costs time
@@ -191,7 +191,7 @@ def train(
         args=config,
         train_dataset=data([*learned] * recipe.epochs + [*rehearsed] * recipe.rehearsals),
         eval_dataset=data(held_out) if held_out else None,
-        processing_class=_padding_only(),
+        processing_class=_padding_tokenizer(),
         peft_config=lora,
         callbacks=[Reports()],
     )
@@ -216,7 +216,7 @@ def train(
     trainer.model.save_pretrained(unfinished)
     shutil.rmtree(folder / ADAPTER_FOLDER, ignore_errors=True)
     unfinished.replace(folder / ADAPTER_FOLDER)
-    return Outcome(
+    return TrainingResult(
         folder / ADAPTER_FOLDER,
         int(trainer.state.global_step),
         resumed_at,
@@ -226,7 +226,7 @@ def train(
     )
 
 
-def _begin(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str, Any]:
+def _open_run(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         known: dict[str, Any] = json.loads((folder / RUN_FILE).read_text("utf-8"))
@@ -258,7 +258,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
     return found
 
 
-def _padding_only() -> Any:
+def _padding_tokenizer() -> Any:
     # Rows are already tokenized; TRL requires a tokenizer, but uses it only for padding.
     import tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -83,20 +83,20 @@ class RowWriter:
         """
         messages, learned_from, options = _conversation(given)
         thinking = options.get("enable_thinking", True) is not False
-        asked = RequestOptions(thinking=thinking, tools=tools_of(given.get("tools")), date=self._day)
+        asked = RequestOptions(thinking=thinking, tools=parse_tools(given.get("tools")), date=self._day)
         ids: list[int] = []
         labels: list[int] = []
         for at, message in enumerate(messages):
             if message.role != "assistant":
                 continue
             before = self._prompts.write(messages[:at], asked).ids
-            whole = self._whole(messages[: at + 1], asked)
+            whole = self._conversation_ids(messages[: at + 1], asked)
             if before[: len(ids)] != ids or whole[: len(before)] != before:
                 raise ValueError("the template renders a message differently when another message follows")
             end = 1 + max((place for place, token in enumerate(whole) if token in self._ends), default=-1)
             if not end:
                 raise ValueError("the template writes no end token after an answer")
-            learns = at >= learned_from and (bool(message.reasoning_content) or not _thinks(messages, asked))
+            learns = at >= learned_from and (bool(message.reasoning_content) or not _uses_thinking(messages, asked))
             labels += [NOT_LEARNED] * (len(before) - len(ids))
             labels += whole[len(before) : end] if learns else [NOT_LEARNED] * (end - len(before))
             labels += [NOT_LEARNED] * (len(whole) - end)
@@ -106,7 +106,7 @@ class RowWriter:
             raise ValueError(f"there is no answer to train on within {self._max_tokens:,} tokens")
         return TrainingRow(ids[: learned[-1] + 1], labels[: learned[-1] + 1])
 
-    def _whole(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
+    def _conversation_ids(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
         # The prompts end with different user messages, so their common prefix is the rendered conversation without a
         # generation prompt.
         one, other = (self._prompts.write([*messages, Message("user", words)], asked).ids for words in ("a", "1"))
@@ -120,7 +120,7 @@ def _text_of(path: Path) -> str:
         raise InvalidRequestError(f"{path.name} {error}", param="data") from None
 
 
-def _thinks(messages: Sequence[Message], asked: RequestOptions) -> bool:
+def _uses_thinking(messages: Sequence[Message], asked: RequestOptions) -> bool:
     # If any answer of a conversation has reasoning, answers without it are not trained on.
     return asked.thinking and any(message.reasoning_content for message in messages)
 
@@ -132,15 +132,15 @@ def _conversation(given: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
     if not isinstance(options, dict):
         raise ValueError("chat_template_kwargs must be an object")
     if "messages" in given:
-        messages = list(messages_of(given["messages"], "messages"))
+        messages = list(parse_messages(given["messages"], "messages"))
         return messages, 0, options
     if "prompt" in given and "completion" in given:
-        prompt = list(messages_of(given["prompt"], "prompt"))
-        return [*prompt, *messages_of(given["completion"], "completion")], len(prompt), options
+        prompt = list(parse_messages(given["prompt"], "prompt"))
+        return [*prompt, *parse_messages(given["completion"], "completion")], len(prompt), options
     raise ValueError("a row needs messages, or a prompt and a completion")
 
 
-def messages_of(given: Any, name: str) -> Iterator[Message]:
+def parse_messages(given: Any, name: str) -> Iterator[Message]:
     """Yield parsed messages. Raises ValueError."""
     if not isinstance(given, list) or not given:
         raise ValueError(f"{name} must be a list of messages")
@@ -153,18 +153,18 @@ def messages_of(given: Any, name: str) -> Iterator[Message]:
             thoughts, _, text = text.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
         elif role == "assistant" and text.startswith(THINK_OPEN.rstrip() + THINK_CLOSE):
             text = text.removeprefix(THINK_OPEN.rstrip() + THINK_CLOSE)
-        calls = tuple(_call(call) for call in each.get("tool_calls") or ())
+        calls = tuple(_parse_tool_call(call) for call in each.get("tool_calls") or ())
         yield Message(role, text, thoughts or None, calls, keep_reasoning=bool(thoughts))
 
 
-def tools_of(given: Any) -> list[Any] | None:
+def parse_tools(given: Any) -> list[Any] | None:
     """Return a row's tools, or None. Raises ValueError."""
     if given is not None and (not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given)):
         raise ValueError("tools must be a list of objects")
     return given or None
 
 
-def _call(given: Any) -> ToolCall:
+def _parse_tool_call(given: Any) -> ToolCall:
     try:
         function = given["function"]
         arguments = function["arguments"]
@@ -190,7 +190,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
-class Conversation:
+class RehearsalConversation:
     """A conversation for the model to answer."""
 
     # An answer is generated after each user message, and after the last of successive tool results, unless an assistant
@@ -200,21 +200,21 @@ class Conversation:
     thinking: bool = False
     said: list[dict[str, Any]] = field(default_factory=list)
 
-    def is_asked(self) -> bool:
-        while self.messages and not self._waits():
+    def advance_to_question(self) -> bool:
+        while self.messages and not self._awaits_answer():
             if self.messages[0]["role"] == "tool" and not self.said[-1].get("tool_calls"):
                 return False  # this is the result of a call that the model did not make
             self.said.append(self.messages.pop(0))
-        return self._waits()
+        return self._awaits_answer()
 
-    def _waits(self) -> bool:
+    def _awaits_answer(self) -> bool:
         last = self.said[-1]["role"] if self.said else "system"
         following = self.messages[0]["role"] if self.messages else "user"
         answers_are_due = {"user": ("system", "user", "tool"), "tool": ("system", "user")}
         return following in answers_are_due.get(last, ())
 
 
-def read(text: str, name: str) -> list[Conversation]:
+def read(text: str, name: str) -> list[RehearsalConversation]:
     """Parse questions or JSON conversations, one per line. Raises InvalidRequestError, which names the line."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -225,21 +225,21 @@ def read(text: str, name: str) -> list[Conversation]:
             if line.startswith("{"):
                 given = json.loads(line)
             messages = given.get("messages")
-            list(messages_of(messages, "messages"))
+            list(parse_messages(messages, "messages"))
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
             thinks = (given.get("chat_template_kwargs") or {}).get("enable_thinking")
             # Ask with and without thinking, unless chat_template_kwargs selects one mode.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
-                found.append(Conversation(list(messages), tools_of(given.get("tools")), thinking))
+                found.append(RehearsalConversation(list(messages), parse_tools(given.get("tools")), thinking))
         except (ValueError, RecursionError, AttributeError) as error:
             raise InvalidRequestError(f"{name}, line {number}: {one_line(str(error))}", param="rehearse") from None
     return found
 
 
-def answered(
+def generate_answers(
     engine: Engine,
-    conversations: Sequence[Conversation],
+    conversations: Sequence[RehearsalConversation],
     max_tokens: int,
     day: date,
     progress: Progress = lambda what, done, total: None,
@@ -249,7 +249,7 @@ def answered(
     for start in range(0, len(conversations), AT_ONCE):
         progress("answering rehearsal questions", start, len(conversations))
         open_ones = list(conversations[start : start + AT_ONCE])
-        while open_ones := [each for each in open_ones if each.is_asked()]:
+        while open_ones := [each for each in open_ones if each.advance_to_question()]:
             asked = [_submit(engine, each, max_tokens, day) for each in open_ones]
             made = [_answer(generation, each.thinking) for generation, each in zip(asked, open_ones, strict=True)]
             for each, answer in zip(open_ones, made, strict=True):
@@ -265,9 +265,9 @@ def answered(
     return rows
 
 
-def _submit(engine: Engine, conversation: Conversation, max_tokens: int, day: date) -> Generation:
+def _submit(engine: Engine, conversation: RehearsalConversation, max_tokens: int, day: date) -> Generation:
     options = RequestOptions(thinking=conversation.thinking, tools=conversation.tools, date=day)
-    said = list(messages_of(conversation.said, "messages"))
+    said = list(parse_messages(conversation.said, "messages"))
     return engine.submit(said, SamplingParams(temperature=0, max_tokens=max_tokens), options)
 
 
@@ -292,7 +292,7 @@ def _answer(generation: Generation, thinking: bool) -> dict[str, Any] | None:
     return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
 
 
-def _row(conversation: Conversation, answer: dict[str, Any]) -> dict[str, Any]:
+def _row(conversation: RehearsalConversation, answer: dict[str, Any]) -> dict[str, Any]:
     row = {
         "prompt": list(conversation.said),
         "completion": [answer],

@@ -251,7 +251,7 @@ _SAMPLING = frozenset(PARAMETERS)
 _OPTIONS = frozenset(each.name for each in fields(RequestOptions))
 
 
-def settings_of(
+def apply_settings(
     params: SamplingParams | None, options: RequestOptions | None, settings: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
     """Return params and options with `settings` applied. Raises UnknownOptionError or InvalidRequestError."""

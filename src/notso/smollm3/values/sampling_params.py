@@ -353,7 +353,7 @@ class SamplingParams:
         return replace(self, **unset) if unset else self  # type: ignore[arg-type]
 
     @property
-    def repeats_are_dried(self) -> bool:
+    def uses_dry(self) -> bool:
         return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from notso.web.chat.services import ChatServices
-from notso.web.store.protocol import Chat, ChatBase, Shown, ShownChat, StoredMessage, TurnAccepted
-from notso.web.turns.chat_settings import ChatSettings, settings_in_chat
+from notso.web.store.protocol import Chat, ChatDefaults, ShownChat, ShownMessage, StoredMessage, TurnAccepted
+from notso.web.turns.chat_settings import ChatSettings, effective_settings
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id
 from notso.web.values.wording import words
@@ -26,14 +26,14 @@ class ShownView:
     """The part of a chat that a page shows. `earlier` is the number of older messages, which are not shown."""
 
     chat: Chat
-    base: ChatBase
-    path: list[Shown]
+    base: ChatDefaults
+    path: list[ShownMessage]
     earlier: int
     revision: str
 
     @property
     def settings(self) -> ChatSettings:
-        return settings_in_chat(self.base, self.chat)
+        return effective_settings(self.base, self.chat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ChatView:
     """A chat, its defaults and the end of one branch, from which prompts are built."""
 
     chat: Chat
-    base: ChatBase
+    base: ChatDefaults
     revision: str  # all changes up to this feed position are included
     line: tuple[StoredMessage, ...] = ()
     # Id of the branch's first message, which identifies the conversation in the prompt cache. The chat's id is not used
@@ -52,7 +52,7 @@ class ChatView:
 
     @property
     def settings(self) -> ChatSettings:
-        return settings_in_chat(self.base, self.chat)
+        return effective_settings(self.base, self.chat)
 
     @property
     def left_out(self) -> int:
@@ -61,7 +61,7 @@ class ChatView:
     def with_question(self, question: StoredMessage) -> ChatView:
         return replace(self, line=(*self.line, question), first_id=self.first_id or question.id)
 
-    def after(self, accepted: TurnAccepted) -> ChatView | None:
+    def with_accepted(self, accepted: TurnAccepted) -> ChatView | None:
         """Return the branch that ends in a stored turn's question, or None if it must be loaded again."""
         question, line = accepted.user_message, self.line
         # A message that was unfinished when this view was loaded has outdated text.
@@ -120,13 +120,13 @@ async def read_turn(
     return replace(view, path=path)
 
 
-async def new_turn(services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted) -> ShownView:
+async def read_new_turn(services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted) -> ShownView:
     question, answer = accepted.user_message, accepted.assistant_message
     above = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (above is None and view.above):
         shown = await read_turn(services, owner, accepted, limit=3)  # with the previous turn, to link its question
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
-    path = [Shown(question, (question.id,), above), Shown(answer, (answer.id,), question.id)]
+    path = [ShownMessage(question, (question.id,), above), ShownMessage(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.base, path, 0, view.revision)
 
 
@@ -163,24 +163,24 @@ async def read_shown_if_any(
         return None
     revision = services.feed.revision
     found = await services.shared.store.shown_chat(owner, chat_id, limit, through=through, first=first)
-    return _view_of(found, revision) if found is not None else None
+    return _to_view(found, revision) if found is not None else None
 
 
-async def read_above(services: ChatServices, owner: str, chat_id: str, message_id: str) -> ShownView:
+async def read_earlier(services: ChatServices, owner: str, chat_id: str, message_id: str) -> ShownView:
     """Load the messages before `message_id`. Raises Problem (404)."""
     revision = services.feed.revision
     known = is_id(chat_id) and is_id(message_id)
-    found = await services.shared.store.shown_above(owner, chat_id, message_id, NEWEST_MESSAGES) if known else None
+    found = await services.shared.store.shown_before(owner, chat_id, message_id, NEWEST_MESSAGES) if known else None
     if found is None:
         raise Problem(404, words["error_unknown_page"])
-    return _view_of(found, revision)
+    return _to_view(found, revision)
 
 
-def _view_of(found: ShownChat, revision: str) -> ShownView:
-    return ShownView(found.chat, found.base, _on_page(list(found.path), found.earlier), found.earlier, revision)
+def _to_view(found: ShownChat, revision: str) -> ShownView:
+    return ShownView(found.chat, found.base, _unlink_missing(list(found.path), found.earlier), found.earlier, revision)
 
 
-def _on_page(path: list[Shown], earlier: int) -> list[Shown]:
+def _unlink_missing(path: list[ShownMessage], earlier: int) -> list[ShownMessage]:
     head = next((at for at, each in enumerate(path) if each.message.role == "user"), None)
     if earlier and head is not None:
         # The previous question is not on the page and cannot be linked.

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Literal
 
 from notso.web.chat.chat_view import read_branch
-from notso.web.chat.services import ChatServices, models_of
+from notso.web.chat.services import ChatServices, engine_and_registry
 from notso.web.chat.submit import new_summary, summary_request
-from notso.web.chat.suggestions import whole_text
-from notso.web.engine.model_names import chosen_model
+from notso.web.chat.suggestions import generate_text
+from notso.web.engine.model_names import resolve_model_choice
 from notso.web.engine.port import (
     ChatEngine,
     ContextLengthError,
@@ -72,7 +72,7 @@ class ContextGauge:
         return self.used < self.total
 
 
-def measure(
+def measure_context(
     engine: ChatEngine,
     line: Sequence[StoredMessage],
     draft: StoredMessage,
@@ -178,7 +178,7 @@ class Compaction:
         self._tasks: set[asyncio.Task[None]] = set()
         services.turns.at_start.append(lambda turn: self._cancel())
 
-    def consider(self, turn: Turn, usage: Usage | None) -> None:
+    def schedule_if_needed(self, turn: Turn, usage: Usage | None) -> None:
         """Schedule a summary of a finished turn's chat if it is nearly full and compaction is automatic."""
         engine = self._services.shared.engine.model(turn.request.model).engine
         if usage is None or engine is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
@@ -206,13 +206,13 @@ class Compaction:
             view = await read_branch(services, owner, last.chat_id, last.id)
             if view.settings.compaction != "automatic":
                 return
-            if not await services.suggestions.until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
+            if not await services.suggestions.wait_until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
                 return
-            choice = await chosen_model(*models_of(services), view.settings.model)
+            choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
             request = await summary_request(services, owner, view, choice)
             request = replace(request, options=replace(request.options, priority="background"))
             try:
-                text = await whole_text(services.shared.requests, request, PATIENCE_SECONDS, started)
+                text = await generate_text(services.shared.requests, request, PATIENCE_SECONDS, started)
             finally:
                 self._running.difference_update(begun)
             if not text or not text.strip():

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from notso.web.rendering.budget import Budget, Deadline
 from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
-from notso.web.store.protocol import ChatStore, Shown, StoredMessage
-from notso.web.turns.prompt import parts_of
+from notso.web.store.protocol import ChatStore, ShownMessage, StoredMessage
+from notso.web.turns.prompt import split_at_tool_calls
 from notso.web.turns.turn_log import CARD_MARK
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import StorageError
@@ -23,26 +23,26 @@ WAIT_SECONDS = 5.0
 """Messages that are not rendered after this time are shown as plain text for now."""
 
 
-class KeptHtml:
+class HtmlCache:
     """Adds stored HTML to messages. Renders messages without up-to-date HTML once, and stores the result."""
 
     def __init__(self, store: ChatStore, turns: Turns, queue: FairQueue) -> None:
         self._store = store
         self._turns = turns
         self._queue = queue
-        self._at_work: dict[str, asyncio.Task[list[StoredMessage]]] = {}
+        self._running: dict[str, asyncio.Task[list[StoredMessage]]] = {}
 
-    async def path(self, owner: str, path: Sequence[Shown], *, user_messages: bool) -> list[Shown]:
+    async def path(self, owner: str, path: Sequence[ShownMessage], *, user_messages: bool) -> list[ShownMessage]:
         wanted = [each.message for each in path if user_messages or each.message.role == "assistant"]
         made = {message.id: message for message in await self.messages(owner, wanted)}
         return [replace(each, message=made.get(each.message.id, each.message)) for each in path]
 
     async def messages(self, owner: str, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
         stale = [message for message in messages if _is_stale(message)]
-        made = await self._made(owner, stale) if stale else {}
-        return [self._so_far(made.get(each.id, each)) for each in messages]
+        made = await self._render_stale(owner, stale) if stale else {}
+        return [self._with_partial_html(made.get(each.id, each)) for each in messages]
 
-    def _so_far(self, message: StoredMessage) -> StoredMessage:
+    def _with_partial_html(self, message: StoredMessage) -> StoredMessage:
         # For an answer in progress, use the HTML that was already sent on its stream.
         turn = self._turns.find(message.generation_id or "") if message.active else None
         if turn is None:
@@ -50,11 +50,11 @@ class KeptHtml:
         answer, reasoning = turn.log.html("answer"), turn.log.html("reasoning")
         return replace(message, answer_html=answer, reasoning_html=reasoning, renderer=RENDERER_VERSION)
 
-    async def _made(self, owner: str, stale: list[StoredMessage]) -> dict[str, StoredMessage]:
+    async def _render_stale(self, owner: str, stale: list[StoredMessage]) -> dict[str, StoredMessage]:
         chat_id, made = stale[0].chat_id, dict[str, StoredMessage]()
         deadline = time.monotonic() + WAIT_SECONDS
         while stale and (left := deadline - time.monotonic()) > 0:
-            work = self._at_work.get(chat_id) or self._begin(owner, chat_id, stale)
+            work = self._running.get(chat_id) or self._start_rendering(owner, chat_id, stale)
             await asyncio.wait({work}, timeout=left)
             if work.done():
                 made |= {each.id: each for each in work.result()}
@@ -62,14 +62,16 @@ class KeptHtml:
                 stale = [each for each in stale if each.id not in made or made[each.id].content != each.content]
         return made
 
-    def _begin(self, owner: str, chat_id: str, stale: list[StoredMessage]) -> asyncio.Task[list[StoredMessage]]:
+    def _start_rendering(
+        self, owner: str, chat_id: str, stale: list[StoredMessage]
+    ) -> asyncio.Task[list[StoredMessage]]:
         # All pages of a chat wait for the same task, which stores its batch even if the pages disconnect.
-        work = self._at_work[chat_id] = asyncio.create_task(self._make(owner, stale))
-        work.add_done_callback(lambda _: self._at_work.pop(chat_id))
+        work = self._running[chat_id] = asyncio.create_task(self._render_batch(owner, stale))
+        work.add_done_callback(lambda _: self._running.pop(chat_id))
         return work
 
-    async def _make(self, owner: str, stale: list[StoredMessage]) -> list[StoredMessage]:
-        piece = await self._queue.run(owner, lambda: _piece(stale))
+    async def _render_batch(self, owner: str, stale: list[StoredMessage]) -> list[StoredMessage]:
+        piece = await self._queue.run(owner, lambda: _render_until_deadline(stale))
         with contextlib.suppress(StorageError):  # messages whose HTML is not stored are rendered again when next shown
             await self._store.keep_html(owner, piece)
         return piece
@@ -78,17 +80,17 @@ class KeptHtml:
 def with_html(message: StoredMessage) -> StoredMessage:
     """Render a message within a time budget. Blocking."""
     budget = Budget()
-    answer = CARD_MARK.join(render_markdown(part, budget=budget) for part in parts_of(message))
+    answer = CARD_MARK.join(render_markdown(part, budget=budget) for part in split_at_tool_calls(message))
     reasoning = render_markdown(message.reasoning, budget=budget)
     return replace(message, answer_html=answer, reasoning_html=reasoning, renderer=RENDERER_VERSION)
 
 
-def _piece(messages: Iterable[StoredMessage]) -> list[StoredMessage]:
+def _render_until_deadline(messages: Iterable[StoredMessage]) -> list[StoredMessage]:
     piece: list[StoredMessage] = []
     deadline = Deadline(PIECE_SECONDS)
     for message in messages:
         piece.append(with_html(message))
-        if deadline.passed:
+        if deadline.has_passed:
             break
     return piece
 

@@ -21,7 +21,7 @@ from notso.web.store.documents import EVERYONE, MAX_DOCUMENTS_OF_OWNER, Document
 from notso.web.store.protocol import ChatStore
 from notso.web.values.child_work import child_work
 from notso.web.values.errors import NotsoError, StorageFullError
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 
 logger = logging.getLogger("notso.web.library")
 
@@ -30,7 +30,7 @@ MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
 LOOK_SECONDS = 5.0  # interval of checks for documents queued by another server and for changes in the folder
 
 
-class LibraryWork:
+class LibraryWorker:
     """Parses documents one at a time, each in its own child process."""
 
     def __init__(self, store: ChatStore, *, unconfined: bool = False, folder: Path | None = None) -> None:
@@ -44,7 +44,7 @@ class LibraryWork:
     def wake(self) -> None:
         self._queued.set()
 
-    async def parse(self) -> None:
+    async def run_parser(self) -> None:
         if self._store.read_only:
             return
         is_new, has_failed = not self._store.is_shared, False
@@ -67,7 +67,7 @@ class LibraryWork:
         while await self._parse_one():
             pass
 
-    async def follow(self) -> None:
+    async def watch_folder(self) -> None:
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
             return  # a sync would delete the folder library, which may hold another server's documents
         has_failed = False
@@ -116,10 +116,10 @@ class LibraryWork:
         return True
 
 
-async def forget_deleted(store: ChatStore, host: EngineHost) -> None:
+async def clear_stale_caches(store: ChatStore, host: EngineHost) -> None:
     stale = await store.documents.stale()
     if stale and not host.loaded():
-        host.want(host.default)
+        host.request_load(host.default)
     if not stale or not host.loaded():
         return
     for each in stale:
@@ -127,11 +127,11 @@ async def forget_deleted(store: ChatStore, host: EngineHost) -> None:
             await host.clear_cache(each.owner, each.conversation)
         else:
             await host.forget_reading(each.scope, each.reading)
-    await store.documents.forgot(stale)
+    await store.documents.mark_cleared(stale)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _FileState:
     state: tuple[int, int, int]
     sha256: str
 
@@ -142,11 +142,11 @@ class FolderLibrary:
     def __init__(self, store: DocumentStore, root: Path | None) -> None:
         self.root = root
         self._store = store
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _FileState] = {}
 
     async def sync(self) -> bool:
         """Add new documents and delete missing ones; return whether any was added. Raises OSError and StorageError."""
-        wanted = await asyncio.to_thread(self._contents, self.root) if self.root is not None else {}
+        wanted = await asyncio.to_thread(self._scan_folder, self.root) if self.root is not None else {}
         there = {each.sha256: each for each in await self._store.documents(EVERYONE)}
         for sha256, document in there.items():
             if sha256 not in wanted:
@@ -158,23 +158,23 @@ class FolderLibrary:
         for name in missing:
             data = await asyncio.to_thread((self.root / name).read_bytes)
             try:
-                await self._store.add(EVERYONE, library.id, shown_name(name), data)
+                await self._store.add(EVERYONE, library.id, display_name(name), data)
             except StorageFullError as error:
                 logger.warning("%s was not added to the library: %s", name, error)
         return True
 
-    def _contents(self, root: Path) -> dict[str, str]:
+    def _scan_folder(self, root: Path) -> dict[str, str]:
         root.stat()  # raises if the folder is missing: treating it as empty would delete its documents
         found: dict[str, str] = {}
-        known: dict[str, _Known] = {}
-        for path in files_in(root):
+        known: dict[str, _FileState] = {}
+        for path in find_document_files(root):
             name = str(path.relative_to(root))
             try:
                 status = path.stat()
                 state = (status.st_mtime_ns, status.st_size, status.st_ino)
                 held = self._known.get(name)
                 if held is None or held.state != state:
-                    held = _Known(state, hashlib.sha256(path.read_bytes()).hexdigest())
+                    held = _FileState(state, hashlib.sha256(path.read_bytes()).hexdigest())
             except OSError:  # deleted in the meantime, or unreadable
                 continue
             known[name] = held
@@ -183,7 +183,7 @@ class FolderLibrary:
         return found
 
 
-def files_in(root: Path) -> Iterator[Path]:
+def find_document_files(root: Path) -> Iterator[Path]:
     """Yield files with a document's extension, sorted within each folder, except hidden files and symbolic links."""
     count = 0
     for folder, folders, names in os.walk(root):
@@ -203,10 +203,10 @@ def files_in(root: Path) -> Iterator[Path]:
             yield path
 
 
-def shown_name(name: str) -> str:
+def display_name(name: str) -> str:
     """Return a file name or relative path as one visible line."""
-    return visible_line(name, MAX_NAME_CHARACTERS) or "document"
+    return sanitize_line(name, MAX_NAME_CHARACTERS) or "document"
 
 
-def is_open(document: StoredDocument) -> bool:
+def is_unparsed(document: StoredDocument) -> bool:
     return document.state in ("queued", "parsing")

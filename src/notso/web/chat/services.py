@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
-from notso.web.chat.kept_html import KeptHtml
-from notso.web.chat.library import LibraryWork
+from notso.web.chat.kept_html import HtmlCache
+from notso.web.chat.library import LibraryWorker
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages
 from notso.web.edge.assets import Assets
 from notso.web.edge.connections import ClientConnection
-from notso.web.edge.limits import OpenStreams
-from notso.web.edge.work_queue import WorkLine
+from notso.web.edge.limits import StreamLimiter
+from notso.web.edge.work_queue import WorkQueue
 from notso.web.engine.downloads import Downloads
 from notso.web.engine.host import EngineHost
 from notso.web.engine.models import ModelRegistry
 from notso.web.replicas.turn_relay import TurnRelay
-from notso.web.services import Shared
+from notso.web.services import SharedServices
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.sse import Feed
 from notso.web.turns.turns import Turns
@@ -38,18 +38,18 @@ MOST_WAITING_IMPORTS = 8  # each has up to 16 MiB; BodyBudget (edge/limits.py) a
 
 @dataclass(slots=True)
 class ChatServices:
-    shared: Shared
+    shared: SharedServices
     turns: Turns
     suggestions: Suggestions
     renderer: FairQueue
     assets: Assets
     pages: Pages
-    kept_html: KeptHtml
+    kept_html: HtmlCache
     relay: TurnRelay
-    library: LibraryWork
+    library: LibraryWorker
     feed: Feed = field(default_factory=Feed)
-    turn_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_TURN_STREAMS))
-    page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))
+    turn_streams: StreamLimiter = field(default_factory=lambda: StreamLimiter(MAX_TURN_STREAMS))
+    page_streams: StreamLimiter = field(default_factory=lambda: StreamLimiter(MAX_PAGE_STREAMS))
     downloads: Downloads = field(default_factory=Downloads)
     toolbox: Toolbox = field(default_factory=Toolbox)
     mcp: McpServers | None = None
@@ -57,17 +57,17 @@ class ChatServices:
     backup_reader: ClientConnection | None = None
     backup_waits: bool = False  # whether a request is waiting for the end of an aborted backup download
     exporting: FairQueue = field(default_factory=lambda: FairQueue("notso-export"))
-    previews: WorkLine = field(
-        default_factory=lambda: WorkLine("notso-preview", MOST_WAITING_PREVIEWS, PREVIEWS_AT_ONCE)
+    previews: WorkQueue = field(
+        default_factory=lambda: WorkQueue("notso-preview", MOST_WAITING_PREVIEWS, PREVIEWS_AT_ONCE)
     )
-    documents: WorkLine = field(
-        default_factory=lambda: WorkLine("notso-documents", MOST_WAITING_DOCUMENTS, DOCUMENTS_AT_ONCE)
+    documents: WorkQueue = field(
+        default_factory=lambda: WorkQueue("notso-documents", MOST_WAITING_DOCUMENTS, DOCUMENTS_AT_ONCE)
     )
     # An import occupies its slot until its chats are stored. Each user has at most one of the two slots.
-    importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS, at_once=2))
+    importing: WorkQueue = field(default_factory=lambda: WorkQueue("notso-import", MOST_WAITING_IMPORTS, at_once=2))
 
 
-def models_of(services: ChatServices) -> tuple[EngineHost, ModelRegistry | None]:
+def engine_and_registry(services: ChatServices) -> tuple[EngineHost, ModelRegistry | None]:
     return services.shared.engine, services.shared.model_registry
 
 

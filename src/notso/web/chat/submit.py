@@ -20,10 +20,10 @@ from typing import Literal
 
 from notso.documents.values import unreadable
 from notso.web.chat.chat_view import ChatView, read_branch
-from notso.web.chat.services import ChatServices, models_of
-from notso.web.engine.model_names import ModelChoice, chosen_model, model_id
+from notso.web.chat.services import ChatServices, engine_and_registry
+from notso.web.engine.model_names import ModelChoice, model_id, resolve_model_choice
 from notso.web.engine.port import ContextLengthError, Message, ModelError, Request, RequestOptions, SamplingParams
-from notso.web.engine.running import Prepared, RunningRequest, asks, prepare
+from notso.web.engine.running import PreparedRequest, RunningRequest, prepare, submissions_for
 from notso.web.store.protocol import (
     AnswerTrace,
     Attachment,
@@ -36,21 +36,27 @@ from notso.web.store.protocol import (
     TurnAccepted,
     TurnRefused,
 )
-from notso.web.tools.chat_tool import ChatTool, Surroundings
-from notso.web.turns.answer_trace import at_start_of, request_of, traced
-from notso.web.turns.chat_settings import MAX_MODEL_NAME_CHARACTERS, NO_LIMIT, ChatSettings, changed, settings_from
-from notso.web.turns.documents import PromptDocuments, attachments_from, prompt_documents
-from notso.web.turns.every_part import MAX_PARTS, Part, document_parts
-from notso.web.turns.prompt import SUMMARY_REQUEST, next_request, prompt_messages, text_size
+from notso.web.tools.chat_tool import ChatTool, ToolContext
+from notso.web.turns.answer_trace import make_replayable, message_before_run, replay_request
+from notso.web.turns.chat_settings import (
+    MAX_MODEL_NAME_CHARACTERS,
+    NO_LIMIT,
+    ChatSettings,
+    merge_settings,
+    updated_settings,
+)
+from notso.web.turns.documents import PromptDocuments, parse_attachments, prompt_documents
+from notso.web.turns.every_part import MAX_PARTS, DocumentPart, build_part_requests
+from notso.web.turns.prompt import SUMMARY_REQUEST, continuation_request, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import NUMBERS_OF_A_LOG, TurnLog
-from notso.web.values.errors import Problem, QuotaError, StorageError, lacks_threads
+from notso.web.values.errors import Problem, QuotaError, StorageError, is_thread_shortage
 from notso.web.values.ids import is_id, new_generation_id, new_id
 from notso.web.values.wording import number, translated, words
 
 
-async def prepared_request(services: ChatServices, request: Request, size: int) -> Prepared | None:
+async def prepare_prompt(services: ChatServices, request: Request, size: int) -> PreparedRequest | None:
     """Render the prompt, which has about `size` characters. Raises Problem if it does not fit in the context.
 
     Returns None if no model is loaded, or after other errors, which the engine reports later.
@@ -75,21 +81,23 @@ ALLOWED = "tools_allowed"
 tool's definition, so that a changed tool is not allowed. Imports ignore this setting."""
 
 
-async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
+async def build_tool_offer(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
     chat, tools = view.chat, services.toolbox.chosen(view.settings.tool_names)
     if not tools:
         return None
     attachments = tuple(each for message in view.line for each in message.attachments)
     if view.above:
-        above = await services.shared.store.attachments_above(owner, chat.id, view.line[0].id)
+        above = await services.shared.store.earlier_attachments(owner, chat.id, view.line[0].id)
         attachments = (*above, *attachments)
 
     grant = partial(_grant, services, owner, chat.id)
-    return ToolOffer(tools, Surroundings(owner, chat.id, services.shared.store, attachments), allowed_in(chat), grant)
+    return ToolOffer(
+        tools, ToolContext(owner, chat.id, services.shared.store, attachments), allowed_digests(chat), grant
+    )
 
 
-def allowed_in(chat: Chat | None) -> set[str]:
-    return {digest for _, digest in _allowed(chat.settings)} if chat is not None else set()
+def allowed_digests(chat: Chat | None) -> set[str]:
+    return {digest for _, digest in _parse_allowed(chat.settings)} if chat is not None else set()
 
 
 def with_tools(
@@ -98,13 +106,13 @@ def with_tools(
     """Return settings with only the tools `names` enabled. The permissions of other tools, or of all tools if
     `ask_again`, are removed."""
     chosen = list(names)
-    changed = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
-    kept = [] if ask_again else [each for each in _allowed(settings) if each[0] in chosen]
-    changed.pop(ALLOWED, None)
-    return changed | ({ALLOWED: " ".join(map("=".join, kept))} if kept else {})
+    updated_settings = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
+    kept = [] if ask_again else [each for each in _parse_allowed(settings) if each[0] in chosen]
+    updated_settings.pop(ALLOWED, None)
+    return updated_settings | ({ALLOWED: " ".join(map("=".join, kept))} if kept else {})
 
 
-def _allowed(settings: Mapping[str, SettingValue]) -> list[tuple[str, str]]:
+def _parse_allowed(settings: Mapping[str, SettingValue]) -> list[tuple[str, str]]:
     pairs = (each.rpartition("=") for each in str(settings.get(ALLOWED, "")).split())
     # Permissions stored by older releases have no digest and are ignored, so the user is asked again.
     return [(name, digest) for name, _, digest in pairs if name]
@@ -114,7 +122,7 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
     try:
         chat = await services.shared.store.chat(owner, chat_id)
         if chat is not None:
-            others = (each for each in _allowed(chat.settings) if each[0] != tool.name)
+            others = (each for each in _parse_allowed(chat.settings) if each[0] != tool.name)
             allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
             await services.shared.store.update_chat(owner, chat_id, settings=dict(chat.settings) | {ALLOWED: allowed})
     except StorageError as error:
@@ -133,7 +141,7 @@ MAX_SUMMARY_TOKENS = 512
 TAKE_UP_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
-async def ask(
+async def submit_question(
     services: ChatServices,
     owner: str,
     view: ChatView,
@@ -151,22 +159,22 @@ async def ask(
     chat = view.chat
     text = fields.get("text", "").strip("\n")
     limit = services.shared.settings.max_message_characters
-    with keeping(text):
-        attachments = await _in_library_order(services, owner, attachments_from(fields, limit))
+    with keep_draft(text):
+        attachments = await _resolve_attachments(services, owner, parse_attachments(fields, limit))
         _check_text(text, limit, may_be_empty=bool(attachments))
-        with _admitted(services, owner) as running:
-            user_message = replace(_message(chat, "user", text), attachments=attachments)
-            choice = await chosen_model(*models_of(services), view.settings.model)
+        with _admit(services, owner) as running:
+            user_message = replace(_create_message(chat, "user", text), attachments=attachments)
+            choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
             asked = view.with_question(user_message)
-            request, _ = await request_in(services, owner, asked, choice)
+            request, _ = await build_request(services, owner, asked, choice)
             answer = replace(_new_message(chat), model=_model_name(services, choice))
-            request = traced(request, answer.generation_id)
-            parts = await _every_part(services, owner, asked, request) if "every" in fields else ()
-            prepared = None if parts else await _reserved(services, running, request, asked)
+            request = make_replayable(request, answer.generation_id)
+            parts = await _build_parts(services, owner, asked, request) if "every" in fields else ()
+            prepared = None if parts else await _prepare_and_reserve(services, running, request, asked)
             trace = AnswerTrace((), view.settings.model, every=bool(parts))
-            turn = NewTurn(user_message, answer, _key(fields), instead_of, last, trace)
+            turn = NewTurn(user_message, answer, _idempotency_key(fields), instead_of, last, trace)
             new = chat if is_new else None
-            accepted, view = await _begin(
+            accepted, view = await _store_and_start(
                 services,
                 owner,
                 view,
@@ -186,7 +194,7 @@ async def ask(
     return accepted, view
 
 
-async def _in_library_order(
+async def _resolve_attachments(
     services: ChatServices, owner: str, attachments: tuple[Attachment, ...]
 ) -> tuple[Attachment, ...]:
     asked = {each.document for each in attachments if each.document}
@@ -207,7 +215,7 @@ async def _in_library_order(
 
 
 @contextlib.contextmanager
-def keeping(text: str) -> Iterator[None]:
+def keep_draft(text: str) -> Iterator[None]:
     """Attach the user's text to exceptions as `draft`."""
     try:
         yield
@@ -217,23 +225,23 @@ def keeping(text: str) -> Iterator[None]:
         raise
 
 
-async def add_version(
+async def regenerate_answer(
     services: ChatServices, owner: str, view: ChatView, message: StoredMessage, fields: dict[str, str]
 ) -> Submitted:
     """Generate another version of an answer."""
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
-    own = _for_this_version(view, fields)
+    own = _version_settings(view, fields)
     view = _with_settings(view, own)
-    key = _key(fields)
-    with _admitted(services, owner) as running:
-        choice = await chosen_model(*models_of(services), view.settings.model)
+    key = _idempotency_key(fields)
+    with _admit(services, owner) as running:
+        choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
         answer = replace(_new_message(view.chat), model=_model_name(services, choice))
         trace = AnswerTrace((), view.settings.model, own=own)
         new = NewMessage(answer, message.parent_id, key, trace)
-        request, _ = await request_in(services, owner, view, choice)
-        prepared = await _reserved(services, running, traced(request, answer.generation_id), view)
-        return await _begin(
+        request, _ = await build_request(services, owner, view, choice)
+        prepared = await _prepare_and_reserve(services, running, make_replayable(request, answer.generation_id), view)
+        return await _store_and_start(
             services,
             owner,
             view,
@@ -246,10 +254,10 @@ async def add_version(
         )
 
 
-def _for_this_version(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
+def _version_settings(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
     # Returns None if the form contains no settings.
     wanted = {name: fields[name] for name in ("temperature", "model") if fields.get(name, "").strip()}
-    settings, problems = changed(view.chat.settings, wanted)
+    settings, problems = updated_settings(view.chat.settings, wanted)
     if problems:
         name, reason = next(iter(problems.items()))
         raise Problem(400, f"{words['set_' + name]}: {reason}")
@@ -260,7 +268,7 @@ def _with_settings(view: ChatView, own: Mapping[str, SettingValue] | None) -> Ch
     return replace(view, chat=replace(view.chat, settings=own)) if own is not None else view
 
 
-async def write_on(
+async def continue_answer(
     services: ChatServices,
     owner: str,
     view: ChatView,
@@ -272,15 +280,15 @@ async def write_on(
     """Continue an answer on the branch that contains `through`. hurry: end its reasoning first."""
     assistant_message = replace(_new_message(view.chat), id=message.id)
     generation_id = assistant_message.generation_id or ""
-    with _admitted(services, owner) as running:
-        choice = await chosen_model(*models_of(services), view.settings.model)
+    with _admit(services, owner) as running:
+        choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
         prepared = None
         if all(use.is_final for use in message.tool_uses):  # otherwise pending tool calls run first
-            request, _ = await request_in(services, owner, view, choice)
-            request = next_request(request, message, keep_thinking=view.settings.keep_thinking)
-            prepared = await _reserved(services, running, traced(request, generation_id), view)
+            request, _ = await build_request(services, owner, view, choice)
+            request = continuation_request(request, message, keep_thinking=view.settings.keep_thinking)
+            prepared = await _prepare_and_reserve(services, running, make_replayable(request, generation_id), view)
         trace = AnswerTrace((), view.settings.model, hurry=hurry)
-        return await _begin(
+        return await _store_and_start(
             services,
             owner,
             view,
@@ -315,9 +323,9 @@ async def fork(
     run = trace.runs[number]
     closed_at = tuple(each for each in run.closed_at if each < at)
     run = replace(run, ids=(*run.ids[:at], *instead), closed_at=closed_at, tokens=0, reasoning_tokens=0, finish="")
-    begun, key = at_start_of(run, message), _key(fields)
-    with _admitted(services, owner) as running:
-        choice = await chosen_model(*models_of(services), trace.model)
+    begun, key = message_before_run(run, message), _idempotency_key(fields)
+    with _admit(services, owner) as running:
+        choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
         await services.toolbox.ready(view.settings.tool_names)
         forked = AnswerTrace((*trace.runs[:number], run), trace.model)
         answer = replace(
@@ -328,13 +336,15 @@ async def fork(
             tool_uses=begun.tool_uses,
         )
         new = NewMessage(answer, message.parent_id, key, forked)
-        request, offer = await request_in(services, owner, view, choice)
-        request = traced(request, new.assistant_message.generation_id)
+        request, offer = await build_request(services, owner, view, choice)
+        request = make_replayable(request, new.assistant_message.generation_id)
         keep = view.settings.keep_thinking
-        await _require_same(services, request_of(run, request, message, keep_thinking=keep), text_size(view.line))
+        await _require_same_prompt(
+            services, replay_request(run, request, message, keep_thinking=keep), text_size(view.line)
+        )
         with services.turns.expecting(new.assistant_message.generation_id or ""):
             add = services.shared.store.add_message
-            accepted = _accepted(await _once_free(services, owner, lambda: add(owner, new)))
+            accepted = _require_accepted(await _store_once_unlocked(services, owner, lambda: add(owner, new)))
             if accepted.repeated:
                 running.close()
                 return accepted, view
@@ -344,7 +354,7 @@ async def fork(
     return accepted, view
 
 
-async def _require_same(services: ChatServices, request: Request, size: int) -> None:
+async def _require_same_prompt(services: ChatServices, request: Request, size: int) -> None:
     engine = services.shared.engine.model(request.model).engine
     try:
         if engine is not None:
@@ -361,18 +371,20 @@ async def add_summary(services: ChatServices, owner: str, view: ChatView, fields
         raise Problem(400, words["error_nothing_to_summarize"])
     assistant_message = new_summary(chat)
     trace = AnswerTrace((), settings.model)
-    new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id(), trace)
-    with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
-        choice = await chosen_model(*models_of(services), settings.model)
+    new = NewMessage(assistant_message, shown[-1].id, _idempotency_key(fields) if "key" in fields else new_id(), trace)
+    with _admit(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
+        choice = await resolve_model_choice(*engine_and_registry(services), settings.model)
         await services.toolbox.ready(settings.tool_names)
-        request = traced(await summary_request(services, owner, view, choice), assistant_message.generation_id)
-        prepared = await _reserved(services, running, request, view)
-        accepted = _accepted(await _once_free(services, owner, lambda: services.shared.store.add_message(owner, new)))
+        request = make_replayable(await summary_request(services, owner, view, choice), assistant_message.generation_id)
+        prepared = await _prepare_and_reserve(services, running, request, view)
+        accepted = _require_accepted(
+            await _store_once_unlocked(services, owner, lambda: services.shared.store.add_message(owner, new))
+        )
         if accepted.repeated:
             running.close()
             return accepted, view
-        view = view.after(accepted) or await read_branch(services, owner, chat.id, accepted.user_message.id)
-        request = traced(await summary_request(services, owner, view, choice), assistant_message.generation_id)
+        view = view.with_accepted(accepted) or await read_branch(services, owner, chat.id, accepted.user_message.id)
+        request = make_replayable(await summary_request(services, owner, view, choice), assistant_message.generation_id)
         answer = accepted.assistant_message
         turn = Turn(answer, request, left_out=view.left_out, model=settings.model, trace=trace)
         services.turns.start(turn, running, prepared)
@@ -381,10 +393,10 @@ async def add_summary(services: ChatServices, owner: str, view: ChatView, fields
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
     now = _now_ms()
-    return Chat(new_id(), title_of(first_text), thinking, date.today(), now, now)
+    return Chat(new_id(), derive_title(first_text), thinking, date.today(), now, now)
 
 
-def branched(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[StoredMessage]]:
+def copy_branch(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[StoredMessage]]:
     now, ids = _now_ms(), {message.id: new_id() for message in line}
     title = words["branch_title"].format(title=chat.title)[:MAX_TITLE_CHARACTERS]
     new = replace(
@@ -412,7 +424,7 @@ def branched(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[Stor
     return new, copied
 
 
-def title_of(text: str) -> str:
+def derive_title(text: str) -> str:
     lines = (line.strip() for line in text.splitlines())
     line = " ".join(next((line for line in lines if line and not line.startswith("```")), "").split())
     line = _LEADING_MARK.sub("", line, count=1) if _LEADING_MARK.match(line) else line
@@ -423,13 +435,13 @@ def title_of(text: str) -> str:
     return (cut.rpartition(" ")[0] if " " in cut[TITLE_WIDTH // 2 :] else cut) + "…"
 
 
-async def settings_of(services: ChatServices, owner: str, chat: Chat | None) -> ChatSettings:
+async def load_settings(services: ChatServices, owner: str, chat: Chat | None) -> ChatSettings:
     base = await services.shared.store.chat_base(owner, chat.project if chat is not None else "")
-    return settings_from(base.defaults, chat.settings if chat is not None else {})
+    return merge_settings(base.defaults, chat.settings if chat is not None else {})
 
 
 @contextlib.contextmanager
-def _admitted(services: ChatServices, owner: str) -> Iterator[RunningRequest]:
+def _admit(services: ChatServices, owner: str) -> Iterator[RunningRequest]:
     _check_admission(services)
     # The request counts as waiting until its turn ends or the `with` block raises.
     running = services.shared.requests.admit(owner)
@@ -449,7 +461,7 @@ def _check_admission(services: ChatServices) -> None:
         raise Problem(503, words["read_only" if services.shared.store.damage == "unsound" else "read_only_lost"])
 
 
-async def _begin(
+async def _store_and_start(
     services: ChatServices,
     owner: str,
     view: ChatView,
@@ -459,22 +471,22 @@ async def _begin(
     trace: AnswerTrace,
     *,
     choice: ModelChoice,
-    prepared: Prepared | None = None,
-    parts: tuple[Part, ...] = (),
+    prepared: PreparedRequest | None = None,
+    parts: tuple[DocumentPart, ...] = (),
 ) -> Submitted:
     _check_admission(services)  # again, because the state may have changed in the meantime
     with services.turns.expecting(assistant_message.generation_id or ""):
-        accepted = _accepted(await _once_free(services, owner, store))
+        accepted = _require_accepted(await _store_once_unlocked(services, owner, store))
         if accepted.repeated:
             running.close()
         else:
             question = accepted.user_message
-            view = view.after(accepted) or await read_branch(services, owner, question.chat_id, question.id)
+            view = view.with_accepted(accepted) or await read_branch(services, owner, question.chat_id, question.id)
             view = _with_settings(view, trace.own)
             await services.toolbox.ready(view.settings.tool_names)
-            request, offer = await request_in(services, owner, view, choice)
+            request, offer = await build_request(services, owner, view, choice)
             if not parts:
-                request = traced(request, accepted.assistant_message.generation_id)
+                request = make_replayable(request, accepted.assistant_message.generation_id)
             in_reasoning = bool(accepted.assistant_message.reasoning) and not accepted.assistant_message.content
             turn = Turn(
                 accepted.assistant_message,
@@ -491,13 +503,13 @@ async def _begin(
     return accepted, view
 
 
-async def take_up(services: ChatServices, left: Orphan) -> None:
+async def resume_orphan(services: ChatServices, left: Orphan) -> None:
     """Continue an answer that was left unfinished by another process or before a restart.
 
     An answer that cannot be continued is marked as interrupted.
     """
     turns = services.turns
-    if not turns.lost(left.generation_id):  # the answer was started here in the meantime, or its last save failed
+    if not turns.is_unknown(left.generation_id):  # the answer was started here in the meantime, or its last save failed
         if (turn := turns.find(left.generation_id)) is not None and turn.log.finished:
             with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
                 await services.shared.store.save_message(turn.message, left.owner, turn.trace)
@@ -506,27 +518,27 @@ async def take_up(services: ChatServices, left: Orphan) -> None:
     with turns.expecting(left.generation_id):
         while not services.shared.stopping:
             try:
-                return await _take_up(services, left)
+                return await _try_resume(services, left)
             except Exception as error:
-                if not isinstance(error, StorageError) and not lacks_threads(error):
+                if not isinstance(error, StorageError) and not is_thread_shortage(error):
                     raise
                 logger.warning("an answer could not be continued: %s", error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(turns.closing.wait(), next(pauses))
 
 
-async def _take_up(services: ChatServices, left: Orphan) -> None:
+async def _try_resume(services: ChatServices, left: Orphan) -> None:
     store, owner = services.shared.store, left.owner
     message = await store.message(owner, left.chat_id, left.message_id)
     if message is None or not message.active or message.generation_id != left.generation_id:
         return
     turn = None
     try:
-        turn = await _left_turn(services, owner, message)
+        turn = await _build_resumed_turn(services, owner, message)
     except (Problem, ModelError) as error:
         logger.warning("an answer cannot be continued: %s", error)
     except Exception as error:  # a bug must not leave the answer unfinished forever
-        if isinstance(error, StorageError) or lacks_threads(error):
+        if isinstance(error, StorageError) or is_thread_shortage(error):
             raise
         logger.exception("an answer cannot be continued")
     if services.shared.stopping:
@@ -539,23 +551,23 @@ async def _take_up(services: ChatServices, left: Orphan) -> None:
     services.turns.start(turn, services.shared.requests.open(owner))
 
 
-async def _left_turn(services: ChatServices, owner: str, message: StoredMessage) -> Turn | None:
+async def _build_resumed_turn(services: ChatServices, owner: str, message: StoredMessage) -> Turn | None:
     trace = await services.shared.store.trace(owner, message.id)
     if trace is None:
         return None
     view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
     view = _with_settings(view, trace.own)
-    choice = await chosen_model(*models_of(services), trace.model)
+    choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
     await services.toolbox.ready(view.settings.tool_names)
     offer: ToolOffer | None = None
     if message.kind == "summary":
         request = await summary_request(services, owner, view, choice)
     else:
-        request, offer = await request_in(services, owner, view, choice)
-    request = traced(request, message.generation_id)
-    parts: tuple[Part, ...] = ()
+        request, offer = await build_request(services, owner, view, choice)
+    request = make_replayable(request, message.generation_id)
+    parts: tuple[DocumentPart, ...] = ()
     if trace.every and not trace.runs:  # a question about every part of a document starts over, with the same seeds
-        parts = await _every_part(services, owner, view, request)
+        parts = await _build_parts(services, owner, view, request)
         request = replace(request, options=replace(request.options, token_ids=False))
         message = replace(message, content="", reasoning="")
     trace = replace(trace, resumes=trace.resumes + 1, tries=trace.tries + 1)
@@ -575,19 +587,19 @@ async def _left_turn(services: ChatServices, owner: str, message: StoredMessage)
     )
 
 
-async def documents_in(
+async def load_branch_documents(
     services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, draft: StoredMessage | None = None
 ) -> PromptDocuments:
     """Return what documents add to the prompt of a branch followed by `draft`."""
     store, line = services.shared.store, (*view.line, draft) if draft is not None else view.line
     above: list[Attachment] = []
     if view.above and view.line:
-        above = await store.attachments_above(owner, view.chat.id, view.line[0].id)
+        above = await store.earlier_attachments(owner, view.chat.id, view.line[0].id)
     engine = services.shared.engine.model(choice.model).engine
     return await prompt_documents(store, owner, view.chat.prompt_date, line, above, engine, view.base.project)
 
 
-async def _messages(view: ChatView, documents: PromptDocuments) -> tuple[Message, ...]:
+async def _build_messages(view: ChatView, documents: PromptDocuments) -> tuple[Message, ...]:
     settings = view.settings
     return await asyncio.to_thread(
         prompt_messages,
@@ -598,14 +610,14 @@ async def _messages(view: ChatView, documents: PromptDocuments) -> tuple[Message
     )
 
 
-async def request_in(
+async def build_request(
     services: ChatServices, owner: str, view: ChatView, choice: ModelChoice
 ) -> tuple[Request, ToolOffer | None]:
     """Return the request for an answer to the branch, and the tools offered in it."""
     chat, settings = view.chat, view.settings
-    offer = await offer_in(services, owner, view)
-    documents = await documents_in(services, owner, view, choice)
-    messages = await _messages(view, documents)
+    offer = await build_tool_offer(services, owner, view)
+    documents = await load_branch_documents(services, owner, view, choice)
+    messages = await _build_messages(view, documents)
     options = RequestOptions(
         thinking=chat.thinking,
         tools=offer.definitions if offer is not None else None,
@@ -618,7 +630,9 @@ async def request_in(
     return Request(messages, settings.sampling, documents.options(messages, options), choice.model), offer
 
 
-async def _every_part(services: ChatServices, owner: str, view: ChatView, request: Request) -> tuple[Part, ...]:
+async def _build_parts(
+    services: ChatServices, owner: str, view: ChatView, request: Request
+) -> tuple[DocumentPart, ...]:
     question = view.line[-1]
     store = services.shared.store
     documents = await store.documents.some(owner, [each.document for each in question.attachments if each.document])
@@ -626,15 +640,15 @@ async def _every_part(services: ChatServices, owner: str, view: ChatView, reques
     instructions = view.base.project.instructions if view.base.project is not None else ""
     behind = [each for each in (today, instructions, view.settings.system_prompt.strip(), question.content) if each]
     engine = services.shared.engine.model(request.model).engine
-    parts = await document_parts(store, owner, documents, behind, request, engine)
+    parts = await build_part_requests(store, owner, documents, behind, request, engine)
     if not 0 < len(parts) <= MAX_PARTS:
         raise Problem(400, words["error_parts"].format(limit=MAX_PARTS))
     return tuple(parts)
 
 
 async def summary_request(services: ChatServices, owner: str, view: ChatView, choice: ModelChoice) -> Request:
-    documents = await documents_in(services, owner, view, choice)
-    messages = (*await _messages(view, documents), Message("user", SUMMARY_REQUEST))
+    documents = await load_branch_documents(services, owner, view, choice)
+    messages = (*await _build_messages(view, documents), Message("user", SUMMARY_REQUEST))
     options = RequestOptions(
         # The same options as in the chat, so that the chat's cached prompt can be reused.
         thinking=view.chat.thinking,
@@ -650,36 +664,36 @@ async def summary_request(services: ChatServices, owner: str, view: ChatView, ch
     return Request(messages, params, documents.options(messages, options), choice.model)
 
 
-async def _reserved(
+async def _prepare_and_reserve(
     services: ChatServices, running: RunningRequest, request: Request, view: ChatView
-) -> Prepared | None:
+) -> PreparedRequest | None:
     # Renders the prompt and reserves quota, before anything is stored.
-    prepared = await prepared_request(services, request, text_size(view.line))
+    prepared = await prepare_prompt(services, request, text_size(view.line))
     if prepared is not None:
-        await running.reserve(prepared.engine, asks(request, prepared))
+        await running.reserve(prepared.engine, submissions_for(request, prepared))
     return prepared
 
 
-async def _once_free(services: ChatServices, owner: str, store: StoreCall) -> TurnAccepted | TurnRefused:
+async def _store_once_unlocked(services: ChatServices, owner: str, store: StoreCall) -> TurnAccepted | TurnRefused:
     outcome = await store()
     if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.held_here:
         # A turn of this process locks the chat, although the turn may have ended: its last save may have failed.
-        await _end_lost(services, owner, outcome.running)
+        await _finish_lost_turn(services, owner, outcome.running)
         outcome = await store()
     return outcome
 
 
-async def _end_lost(services: ChatServices, owner: str, assistant_message: StoredMessage) -> None:
+async def _finish_lost_turn(services: ChatServices, owner: str, assistant_message: StoredMessage) -> None:
     generation_id = assistant_message.generation_id or ""
     # A turn whose last save failed is still stored as running and would lock its chat forever.
     turn = services.turns.find(generation_id)
     if turn is not None and turn.log.finished:
         await services.shared.store.save_message(turn.message, owner)
-    elif services.turns.lost(generation_id):
+    elif services.turns.is_unknown(generation_id):
         await services.shared.store.save_message(replace(assistant_message, state="interrupted"), owner)
 
 
-def _accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:
+def _require_accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:
     if isinstance(outcome, TurnAccepted):
         return outcome
     if outcome.moved:
@@ -689,14 +703,14 @@ def _accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:
     raise Problem(409, words["error_running"])
 
 
-def _key(fields: dict[str, str]) -> str:
+def _idempotency_key(fields: dict[str, str]) -> str:
     key = fields.get("key", "")
     if not is_id(key):
         raise Problem(400, words["error_form"])
     return key
 
 
-def _message(chat: Chat, role: Role, text: str) -> StoredMessage:
+def _create_message(chat: Chat, role: Role, text: str) -> StoredMessage:
     return StoredMessage(new_id(), chat.id, role, text, "", "done", _now_ms())
 
 
@@ -705,7 +719,7 @@ def new_summary(chat: Chat) -> StoredMessage:
 
 
 def _new_message(chat: Chat) -> StoredMessage:
-    return replace(_message(chat, "assistant", ""), state="queued", generation_id=new_generation_id())
+    return replace(_create_message(chat, "assistant", ""), state="queued", generation_id=new_generation_id())
 
 
 def _model_name(services: ChatServices, choice: ModelChoice) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from notso.web.engine.model_names import DEFAULT_MODEL, ModelChoice
 from notso.web.engine.port import Message, Request, RequestOptions, Tool
-from notso.web.engine.running import RunningRequest, RunningRequests, asks
+from notso.web.engine.running import RunningRequest, RunningRequests, submissions_for
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
@@ -37,19 +37,19 @@ class Suggestions:
         self._requests = requests
         self._turns = turns
         self._running: RunningRequest | None = None
-        self._made: OrderedDict[tuple[str, int], list[str]] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, int], list[str]] = OrderedDict()
         turns.at_start.append(lambda turn: self.cancel())
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         loaded = [served.engine.stats() for served in self._requests.host.loaded() if served.engine is not None]
         return bool(loaded) and sum(stats.running + stats.waiting for stats in loaded) + self._turns.unfinished == 0
 
-    async def until_idle(self, after_seconds: float, patience_seconds: float) -> bool:
+    async def wait_until_idle(self, after_seconds: float, patience_seconds: float) -> bool:
         """Wait `after_seconds`, and then until the engine is idle; return False if it stays busy."""
         await asyncio.sleep(after_seconds)
         for _ in range(int(patience_seconds / LOOK_SECONDS)):
-            if self.idle:
+            if self.is_idle:
                 return True
             await asyncio.sleep(LOOK_SECONDS)
         return False
@@ -59,7 +59,7 @@ class Suggestions:
             self._running.stop()
             self._running = None
 
-    async def after(
+    async def suggest(
         self,
         owner: str,
         chat: Chat,
@@ -73,9 +73,9 @@ class Suggestions:
         """Return follow-up questions for a branch, or an empty list if the engine is busy."""
         # The key includes the text, because an edited or continued answer keeps its id.
         key = line[-1].id, hash(line[-1].content)
-        if key in self._made:
-            return self._made[key]
-        if not settings.suggestions or not self.idle:
+        if key in self._cached:
+            return self._cached[key]
+        if not settings.suggestions or not self.is_idle:
             return []
         messages = await asyncio.to_thread(
             prompt_messages,
@@ -88,10 +88,10 @@ class Suggestions:
         text = await self._generate(owner, chat, messages, settings, tools, conversation, choice, documents)
         if text is None:
             return []
-        self._made[key] = questions_in(text)
-        if len(self._made) > MAX_REMEMBERED:
-            self._made.popitem(last=False)
-        return self._made[key]
+        self._cached[key] = parse_questions(text)
+        if len(self._cached) > MAX_REMEMBERED:
+            self._cached.popitem(last=False)
+        return self._cached[key]
 
     async def _generate(
         self,
@@ -122,10 +122,10 @@ class Suggestions:
         def started(running: RunningRequest) -> None:
             self._running = running
 
-        return await whole_text(self._requests, request, WAIT_SECONDS, started)
+        return await generate_text(self._requests, request, WAIT_SECONDS, started)
 
 
-def questions_in(text: str) -> list[str]:
+def parse_questions(text: str) -> list[str]:
     found: list[str] = []
     for line in text.splitlines():
         question = _BULLET.sub("", line).strip().strip("\"'*_“”")
@@ -134,7 +134,7 @@ def questions_in(text: str) -> list[str]:
     return found[:MAX_SUGGESTIONS] if len(found) >= MIN_SUGGESTIONS else []
 
 
-async def whole_text(
+async def generate_text(
     requests: RunningRequests, request: Request, seconds: float, started: Callable[[RunningRequest], None]
 ) -> str | None:
     """Return the whole answer, or None if it is stopped, fails or takes longer than `seconds`.
@@ -146,7 +146,7 @@ async def whole_text(
     text, finished = "", False
     try:
         async with asyncio.timeout(seconds):
-            await running.begin(asks(request), model=request.model)
+            await running.begin(submissions_for(request), model=request.model)
             async for _, events in running.events():
                 text += "".join(event.text for event in events if event.kind == "text")
                 finished = finished or any(event.finish_reason in ("stop", "length") for event in events)

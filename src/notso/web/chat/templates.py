@@ -28,16 +28,16 @@ from notso.documents.values import unreadable
 from notso.plugins.process import Plugins
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets, accepts_gzip
-from notso.web.edge.base_path import Rooted, base_path
+from notso.web.edge.base_path import BasePathExtension, base_path
 from notso.web.edge.errors import is_api
-from notso.web.rendering.extensions import with_labels
+from notso.web.rendering.extensions import translate_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import Chat, ChatStore, StoredMessage, ToolUse
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.command_view import CommandView
 from notso.web.turns.chat_settings import CHOICES, NUMERIC
-from notso.web.turns.citations import with_citations
-from notso.web.turns.prompt import parts_of
+from notso.web.turns.citations import render_citations
+from notso.web.turns.prompt import split_at_tool_calls
 from notso.web.turns.sse import Feed
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import CARD_MARK, Card
@@ -50,13 +50,13 @@ from notso.web.values.visible_text import is_visible, visible
 from notso.web.values.wording import (
     LANGUAGES,
     UNITS,
-    chosen_language,
     direction,
-    isolated,
+    format_rate,
+    isolate_direction,
     language,
-    localised,
+    localize_number,
     number,
-    rate_of,
+    select_language,
     separators,
     translated,
     words,
@@ -86,7 +86,7 @@ def _heading(chat: Chat, today: date) -> str:
     return words["day_week" if days < 8 else "day_month" if days < 31 else "day_older"]
 
 
-class ListMarks:
+class ChatMarkNotifier:
     """Notifies open tabs when the marks in their chat list change. Runs on the event loop."""
 
     def __init__(self, turns: Turns, store: ChatStore, feed: Feed) -> None:
@@ -94,14 +94,14 @@ class ListMarks:
         self._feed = feed
         self._tasks: set[asyncio.Task[None]] = set()
         turns.at_mark.append(self._announce)
-        turns.at_end.append(lambda turn, usage, finish_reason: self._ended(turn))
+        turns.at_end.append(lambda turn, usage, finish_reason: self._on_turn_end(turn))
 
     def _announce(self, turn: Turn) -> None:
         self._feed.announce(turn.request.options.owner or "", turn.message.chat_id, "", turns=False)
 
-    def _ended(self, turn: Turn) -> None:
+    def _on_turn_end(self, turn: Turn) -> None:
         # A chat becomes unread if no page was following its answer when the answer ended.
-        if turn.log.is_read or turn.interrupted:
+        if turn.log.has_readers or turn.interrupted:
             return self._announce(turn)
         task = asyncio.create_task(self._mark_unread(turn))
         self._tasks.add(task)
@@ -135,7 +135,7 @@ class Pages:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[Rooted],
+            extensions=[BasePathExtension],
         )
         self._environment.globals.update(
             words=words,
@@ -168,7 +168,7 @@ class Pages:
             number=number,
             translated=translated,
             unreadable=unreadable,
-            rate=rate_of,
+            rate=format_rate,
             by_day=by_day,
             iso_time=iso_time,
             iso_day=iso_day,
@@ -212,9 +212,9 @@ class Pages:
         parts = message.answer_html.split(CARD_MARK) if message.renderer == RENDERER_VERSION else []
         if len(parts) != len(message.tool_uses) + 1:
             note = Markup("" if message.active else "<p><em>{}</em></p>\n").format(words["not_yet_laid_out"])
-            parts = [note + Markup(render_plain(part)) if part else "" for part in parts_of(message)]
+            parts = [note + Markup(render_plain(part)) if part else "" for part in split_at_tool_calls(message)]
         html = "".join(part + self.card(use).whole for part, use in zip(parts, message.tool_uses, strict=False))
-        html = with_citations(with_labels(html + parts[-1]), message, with_links=not is_exported)
+        html = render_citations(translate_labels(html + parts[-1]), message, with_links=not is_exported)
         return Markup(html)  # safe: produced by the sanitizer or escaped by a template
 
 
@@ -229,7 +229,7 @@ def is_fragment(request: Request) -> bool:
 
 def reasoning_html(message: StoredMessage) -> Markup:
     if message.renderer == RENDERER_VERSION:
-        return Markup(with_labels(message.reasoning_html))  # safe: produced by the sanitizer
+        return Markup(translate_labels(message.reasoning_html))  # safe: produced by the sanitizer
     return Markup(render_plain(message.reasoning) if message.reasoning else "")
 
 
@@ -252,10 +252,10 @@ def tool_brief(use: ToolUse) -> str:
     except (ValueError, RecursionError, AttributeError):
         values = []
     asked = str(values[0]) if len(values) == 1 and isinstance(values[0], str | int | float) else ""
-    return " → ".join(filter(None, (_brief(asked), _brief(use.result))))
+    return " → ".join(filter(None, (_shorten(asked), _shorten(use.result))))
 
 
-def _brief(text: str) -> str:
+def _shorten(text: str) -> str:
     line = visible(next((line for line in text.splitlines() if line.strip()), "").strip())
     rest = len(text.strip()) > len(line) or len(line) > BRIEF_CHARACTERS
     return line[:BRIEF_CHARACTERS] + (" …" if rest else "")
@@ -289,24 +289,26 @@ def human_size(count_bytes: int) -> str:
     *smaller, largest = UNITS.get(language.get(), UNITS["en"])
     for unit in smaller:
         if size < 999.5:  # 999.5 would round to 1000
-            return isolated(f"{size:.0f} {unit}" if unit == smaller[0] else f"{localised(f'{size:.3g}')} {unit}")
+            return isolate_direction(
+                f"{size:.0f} {unit}" if unit == smaller[0] else f"{localize_number(f'{size:.3g}')} {unit}"
+            )
         size /= 1000
-    return isolated(f"{localised(f'{size:.3g}')} {largest}")
+    return isolate_direction(f"{localize_number(f'{size:.3g}')} {largest}")
 
 
 def human_duration(seconds: float) -> str:
     # Returns text such as '1 min 15 s'.
     whole = max(1, round(seconds))
     if whole >= 3600:
-        return isolated(f"{whole // 3600} h {whole % 3600 // 60} min")
-    return isolated(f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s")
+        return isolate_direction(f"{whole // 3600} h {whole % 3600 // 60} min")
+    return isolate_direction(f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s")
 
 
 def human_count(count: int) -> str:
     # Returns text such as '3.08 B'.
     for unit, scale in (("B", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)):
         if count >= 0.9995 * scale:
-            return f"{localised(f'{count / scale:.3g}')} {unit}"
+            return f"{localize_number(f'{count / scale:.3g}')} {unit}"
     return str(count)
 
 
@@ -319,11 +321,13 @@ class PageLanguage:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_api(scope):
             headers = Headers(scope=scope)
-            language.set(chosen_language(_chosen(headers.get("cookie", "")), headers.get("accept-language", "")))
+            language.set(
+                select_language(_language_from_cookie(headers.get("cookie", "")), headers.get("accept-language", ""))
+            )
         await self._app(scope, receive, send)
 
 
-def _chosen(cookie: str) -> str:
+def _language_from_cookie(cookie: str) -> str:
     try:
         found = SimpleCookie(cookie).get(LANGUAGE_COOKIE)
     except CookieError:

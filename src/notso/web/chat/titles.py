@@ -8,15 +8,15 @@ import logging
 import re
 from dataclasses import replace
 
-from notso.web.chat.submit import title_of
-from notso.web.chat.suggestions import Suggestions, whole_text
+from notso.web.chat.submit import derive_title
+from notso.web.chat.suggestions import Suggestions, generate_text
 from notso.web.engine.port import Message, Request, RequestOptions
 from notso.web.engine.running import RunningRequest, RunningRequests
 from notso.web.store.protocol import Chat, ChatStore
 from notso.web.tools.toolbox import Toolbox
-from notso.web.turns.chat_settings import ChatSettings, settings_in_chat
+from notso.web.turns.chat_settings import ChatSettings, effective_settings
 from notso.web.turns.documents import PromptDocuments, prompt_documents
-from notso.web.turns.prompt import conversation_of, prompt_messages
+from notso.web.turns.prompt import cache_conversation_id, prompt_messages
 from notso.web.turns.sse import Feed
 from notso.web.turns.turn import Turn
 from notso.web.turns.turns import Turns
@@ -59,22 +59,22 @@ class Titles:
         for running in list(self._running):
             running.stop()
 
-    def consider(self, turn: Turn) -> None:
+    def schedule_if_needed(self, turn: Turn) -> None:
         if turn.message.state == "done" and turn.message.kind == "turn":
-            task = asyncio.create_task(self._name(turn))
+            task = asyncio.create_task(self._generate_title(turn))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _name(self, turn: Turn) -> None:
+    async def _generate_title(self, turn: Turn) -> None:
         owner, chat_id = turn.request.options.owner, turn.message.chat_id
         with contextlib.suppress(NotsoError):
             found = await self._store.shown_chat(owner, chat_id, 3)
             if found is None:
                 return
             chat, line = found.chat, [shown.message for shown in found.path]
-            settings = settings_in_chat(found.base, chat)
+            settings = effective_settings(found.base, chat)
             is_first = len(line) == 2 and not any(shown.previous or shown.next for shown in found.path)
-            if not settings.titles or not is_first or chat.title != title_of(line[0].content):
+            if not settings.titles or not is_first or chat.title != derive_title(line[0].content):
                 return  # titles are disabled, this is not the first answer, or the user has renamed the chat
             engine = self._requests.host.model(turn.request.model).engine
             documents = await prompt_documents(
@@ -87,16 +87,18 @@ class Titles:
                 keep_thinking=settings.keep_thinking,
                 documents=documents,
             )
-            if not await self._suggestions.until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
+            if not await self._suggestions.wait_until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
                 return
-            text = await self._ask(owner, chat, messages, conversation_of(line), settings, turn.request, documents)
-            title = title_in(text or "")
+            text = await self._request_title(
+                owner, chat, messages, cache_conversation_id(line), settings, turn.request, documents
+            )
+            title = parse_title(text or "")
             now = await self._store.chat(owner, chat_id)
             if title and now is not None and now.title == chat.title:  # not renamed in the meantime
                 await self._store.update_chat(owner, chat_id, title=title)
                 self._feed.announce(owner, chat_id, "", turns=False)
 
-    async def _ask(
+    async def _request_title(
         self,
         owner: str,
         chat: Chat,
@@ -128,12 +130,12 @@ class Titles:
             self._running.add(running)
 
         try:
-            return await whole_text(self._requests, request, PATIENCE_SECONDS, started)
+            return await generate_text(self._requests, request, PATIENCE_SECONDS, started)
         finally:
             self._running.difference_update(begun)
 
 
-def title_in(text: str) -> str:
+def parse_title(text: str) -> str:
     line = next((line for line in text.splitlines() if line.strip()), "")
     line = " ".join(line.split())
     for _ in range(2):  # decoration may be nested, as in **"…"**

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from notso.web.chat.chat_view import read_branch
-from notso.web.chat.services import ChatServices, models_of
-from notso.web.chat.submit import request_in, summary_request
-from notso.web.engine.model_names import chosen_model
+from notso.web.chat.services import ChatServices, engine_and_registry
+from notso.web.chat.submit import build_request, summary_request
+from notso.web.engine.model_names import resolve_model_choice
 from notso.web.engine.port import ChatEngine, ModelError, Replay, Request, TokenLogprob
-from notso.web.engine.running import asks
+from notso.web.engine.running import submissions_for
 from notso.web.store.protocol import AnswerRun, AnswerTrace, StoredMessage
-from notso.web.turns.answer_trace import request_of
+from notso.web.turns.answer_trace import replay_request
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
@@ -36,7 +36,7 @@ class Alternative:
     probability: float  # before temperature and sampling filters
 
 
-async def trace_of(services: ChatServices, owner: str, message: StoredMessage) -> AnswerTrace:
+async def require_trace(services: ChatServices, owner: str, message: StoredMessage) -> AnswerTrace:
     """Return the trace of an answer. Raises Problem (409) if there is none."""
     trace = await services.shared.store.trace(owner, message.id)
     if trace is None or message.active or not any(run.ids for run in trace.runs):
@@ -44,12 +44,12 @@ async def trace_of(services: ChatServices, owner: str, message: StoredMessage) -
     return trace
 
 
-async def requests_of(
+async def load_run_requests(
     services: ChatServices, owner: str, message: StoredMessage, trace: AnswerTrace
 ) -> tuple[ChatEngine, list[Request]]:
     """Load the engine that generated an answer; return it and the request of each run. Raises Problem."""
     view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
-    choice = await chosen_model(*models_of(services), trace.model)
+    choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
     running = services.shared.requests.open(owner, counts=False)
     try:
         engine = await running.load(choice.model)
@@ -63,9 +63,9 @@ async def requests_of(
     if message.kind == "summary":
         whole = await summary_request(services, owner, view, choice)
     else:
-        whole, _ = await request_in(services, owner, view, choice)
+        whole, _ = await build_request(services, owner, view, choice)
     keep = view.settings.keep_thinking
-    return engine, [request_of(run, whole, message, keep_thinking=keep) for run in trace.runs]
+    return engine, [replay_request(run, whole, message, keep_thinking=keep) for run in trace.runs]
 
 
 async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[str]:
@@ -73,7 +73,7 @@ async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[st
     return await asyncio.to_thread(engine.token_texts, ids) if ids else []
 
 
-def run_at(trace: AnswerTrace, number: int | None, place: int) -> int:
+def resolve_run(trace: AnswerTrace, number: int | None, place: int) -> int:
     """Return the number of a run (None: the last run). Raises Problem (400) if it has no token `place`."""
     number = len(trace.runs) - 1 if number is None else number
     if not 0 <= number < len(trace.runs) or not 0 <= place < len(trace.runs[number].ids):
@@ -81,7 +81,7 @@ def run_at(trace: AnswerTrace, number: int | None, place: int) -> int:
     return number
 
 
-def up_to(run: AnswerRun, place: int) -> Replay:
+def replay_until(run: AnswerRun, place: int) -> Replay:
     return Replay(run.ids[:place], tuple(at for at in run.closed_at if at < place), run.origin)
 
 
@@ -92,12 +92,12 @@ async def alternatives(services: ChatServices, request: Request, run: AnswerRun,
     conversation or the model has changed.
     """
     params = replace(request.params, max_tokens=place + 1, min_tokens=0)
-    options = replace(request.options, token_ids=False, top_logprobs=ALTERNATIVES, replay=up_to(run, place))
+    options = replace(request.options, token_ids=False, top_logprobs=ALTERNATIVES, replay=replay_until(run, place))
     asked = replace(request, params=params, options=options)
     running = services.shared.requests.open(options.owner, counts=False)
     found: list[TokenLogprob] = []
     try:
-        await running.begin(asks(asked), model=request.model)
+        await running.begin(submissions_for(asked), model=request.model)
         async for _, events in running.events():
             for event in events:
                 if event.error is not None:
@@ -114,12 +114,12 @@ async def alternatives(services: ChatServices, request: Request, run: AnswerRun,
     return [Alternative(each.id, each.text, math.exp(each.logprob)) for each in ranked]
 
 
-async def receipts_of(
+async def build_receipts(
     services: ChatServices, owner: str, message: StoredMessage, *, sealed: bool
 ) -> Mapping[str, Any] | list[Mapping[str, Any]]:
     """Return the receipt of an answer, or a list if the answer has several runs. Raises Problem."""
-    trace = await trace_of(services, owner, message)
-    engine, requests = await requests_of(services, owner, message, trace)
+    trace = await require_trace(services, owner, message)
+    engine, requests = await load_run_requests(services, owner, message, trace)
     try:
         made = [
             await asyncio.to_thread(engine.receipt, each.messages, each.params, each.options, sealed=sealed)

@@ -17,9 +17,9 @@ from notso.web.edge.access import owner_of
 from notso.web.engine.model_names import model_facts
 from notso.web.engine.port import thinking_set_by
 from notso.web.store.documents import Library, StoredDocument
-from notso.web.store.protocol import Chat, Shown, StoredMessage
-from notso.web.turns.chat_settings import settings_from, shown_values
-from notso.web.turns.status_line import TurnStats, stats_of
+from notso.web.store.protocol import Chat, ShownMessage, StoredMessage
+from notso.web.turns.chat_settings import form_values, merge_settings
+from notso.web.turns.status_line import TurnStats, stats_from_message
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.wording import words
@@ -35,7 +35,7 @@ Owner = Annotated[str, Depends(owner_of)]
 View = TypeVar("View", ChatView, ShownView)
 
 
-async def chat_page(
+async def render_chat_page(
     request: Request,
     services: ChatServices,
     owner: str,
@@ -53,7 +53,7 @@ async def chat_page(
     revision = view.revision if view is not None else services.feed.revision
     chat = view.chat if view is not None else None
     base = view.base if view is not None else await services.shared.store.chat_base(owner, project)
-    settings = view.settings if view is not None else settings_from(base.defaults)
+    settings = view.settings if view is not None else merge_settings(base.defaults)
     path = await services.kept_html.path(
         owner, view.path if view is not None else [], user_messages=not settings.raw_user_messages
     )
@@ -83,7 +83,7 @@ async def chat_page(
     )
 
 
-async def turns_view(
+async def render_turns(
     request: Request,
     services: ChatServices,
     owner: str,
@@ -100,7 +100,7 @@ async def turns_view(
     return await services.pages.respond(
         request,
         "_turns.html",
-        **in_step_context(request, view.revision),
+        **sync_context(request, view.revision),
         **composer_context(services, chat, path),
         **status_context(services, view),
         raw_user_messages=raw,
@@ -110,12 +110,12 @@ async def turns_view(
     )
 
 
-async def turn_view(
+async def render_turn(
     request: Request,
     services: ChatServices,
     owner: str,
     view: ShownView,
-    shown: list[Shown],
+    shown: list[ShownMessage],
     *,
     finished: bool,
     after: str = "",
@@ -128,7 +128,7 @@ async def turn_view(
     return await services.pages.respond(
         request,
         "_turn.html",
-        **in_step_context(request, after or view.revision),
+        **sync_context(request, after or view.revision),
         **composer_context(services, view.chat, view.path),
         **status_context(services, view),
         raw_user_messages=raw,
@@ -137,7 +137,7 @@ async def turn_view(
     )
 
 
-def first_on(request: Request) -> str | None:
+def oldest_shown_id(request: Request) -> str | None:
     # Returns the id of the oldest message on the page that sent the request.
     first = request.headers.get("x-from", "")
     return first if is_id(first) else None
@@ -167,27 +167,27 @@ async def sidebar_context(services: ChatServices, owner: str, chat: Chat | None 
         return dict.fromkeys(("chats", "projects"), ()) | {"marks": {}, "news": 0, "listed": 0, "more": 0, "chat": chat}
 
 
-def in_step_context(request: Request, revision: str) -> dict[str, Any]:
-    return {"tab": tab_of(request), "revision": revision}
+def sync_context(request: Request, revision: str) -> dict[str, Any]:
+    return {"tab": request_tab(request), "revision": revision}
 
 
 def announce(request: Request, services: ChatServices, owner: str, view: View) -> View:
     """Announce a change to other tabs and advance the view's revision."""
     # If there was a concurrent change, keep the old revision, so that this tab is also notified of that change.
     nothing_since = services.feed.revision == view.revision
-    services.feed.announce(owner, view.chat.id, tab_of(request))
+    services.feed.announce(owner, view.chat.id, request_tab(request))
     return replace(view, revision=services.feed.revision) if nothing_since else view
 
 
-def _just_ended(path: list[Shown]) -> bool:
+def _just_ended(path: list[ShownMessage]) -> bool:
     now_ms = time.time_ns() // 1_000_000
     # An answer may end before its page connects to the stream. Treat it like an answer that ended while it was shown.
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 
-def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
+def composer_context(services: ChatServices, chat: Chat | None, path: list[ShownMessage]) -> dict[str, Any]:
     answering = next((shown.message for shown in path if shown.message.active), None)
-    values = shown_values(chat.settings if chat is not None else {})
+    values = form_values(chat.settings if chat is not None else {})
     return {
         "chat": chat,
         "answering": answering,
@@ -217,12 +217,12 @@ def status_context(services: ChatServices, view: ShownView | None = None) -> dic
     }
 
 
-def details_context(services: ChatServices, path: list[Shown]) -> dict[str, Any]:
+def details_context(services: ChatServices, path: list[ShownMessage]) -> dict[str, Any]:
     messages = [shown.message for shown in path if shown.message.role == "assistant"]
     last = messages[-1] if messages else None
     stats: TurnStats | None = None
     if last is not None:
-        stats = services.turns.stats(last.generation_id or "") or stats_of(last)
+        stats = services.turns.stats(last.generation_id or "") or stats_from_message(last)
     failed = next((message for message in reversed(messages) if message.state == "failed" and message.note), None)
     return {
         "stats": stats,
@@ -232,22 +232,22 @@ def details_context(services: ChatServices, path: list[Shown]) -> dict[str, Any]
     }
 
 
-def back(request: Request, address: str) -> Response:
+def done_response(request: Request, address: str) -> Response:
     return Response(status_code=204) if is_fragment(request) else RedirectResponse(address, 303)
 
 
-def to_page(request: Request, address: str) -> Response:
+def redirect_to(request: Request, address: str) -> Response:
     if is_fragment(request):
         return Response(status_code=204, headers={"HX-Redirect": address})
     return RedirectResponse(address, 303)
 
 
-def tab_of(request: Request) -> str:
+def request_tab(request: Request) -> str:
     tab = request.headers.get("x-tab", "")
     return tab if is_id(tab) else ""
 
 
-def last_shown(request: Request, fields: Mapping[str, str] | None = None) -> str | None:
+def last_shown_id(request: Request, fields: Mapping[str, str] | None = None) -> str | None:
     """Return the id of the last message on the page ('': none; None: not sent). Raises Problem (400)."""
     last = request.headers.get("x-last", (fields or {}).get("last"))
     if last and not is_id(last):
@@ -281,7 +281,7 @@ async def find_project(services: ChatServices, owner: str, project_id: str) -> L
     return project
 
 
-async def own_project(services: ChatServices, owner: str, project_id: str) -> Library:
+async def find_own_project(services: ChatServices, owner: str, project_id: str) -> Library:
     """Return a project that the user owns. Raises Problem: 404, or 403 if the user is only a member."""
     project = await find_project(services, owner, project_id)
     if project.rights != "own":

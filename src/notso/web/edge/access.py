@@ -77,7 +77,7 @@ class Keys(Protocol):
     async def found(self, by: str) -> Caller | None: ...
 
 
-class Gate(Protocol):
+class QuotaCheck(Protocol):
     async def __call__(self, request: Request, caller: Caller) -> None:
         """Count the request against the caller's limits. Raises Problem (429) or StorageError."""
 
@@ -86,7 +86,7 @@ PEER = "notso.peer"
 """Scope key of the address at the other end of the TCP connection, which may be a proxy."""
 
 
-class TruePeer:
+class PeerAddress:
     """ASGI middleware that saves the peer's address before X-Forwarded-For replaces it."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -108,7 +108,7 @@ def cookie_name(request: Request, name: str = COOKIE) -> str:
     return f"{name}_{port}" if colon and port.isascii() and port.isdecimal() else name
 
 
-class NeedsKey(HTTPException):
+class KeyRequiredError(HTTPException):
     """401: a guarded route was requested without a key."""
 
     def __init__(self) -> None:
@@ -156,15 +156,15 @@ class KeyRing:
         sign_ins: tuple[SignIn, ...] = (),
         book: SessionBook | None = None,
         keys: Keys | None = None,
-        gate: Gate | None = None,
-        asks_who: bool = False,
+        gate: QuotaCheck | None = None,
+        requires_authentication: bool = False,
         rules: str = "",
     ) -> None:
         self.gate = gate
         self._clock = clock
         self._sign_ins = sign_ins
         self._keys = keys
-        self._asks_who = asks_who or bool(sign_ins)
+        self._asks_who = requires_authentication or bool(sign_ins)
         self._most_sessions = MAX_SESSIONS_OF_MANY if keys is not None or sign_ins else MAX_BROWSER_SESSIONS
         self._digest = _digest(api_key) if api_key is not None else None
         self._signing = _digest(f"{api_key} {rules}")
@@ -178,14 +178,14 @@ class KeyRing:
     def open(self) -> bool:
         return self._digest is None and not self._asks_who
 
-    def fits(self, key: str) -> bool:
+    def is_server_key(self, key: str) -> bool:
         # Compare in constant time.
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
     async def new_session(self, caller: Caller = LOCAL) -> str:
         token = secrets.token_urlsafe(32)
         now = self._clock()
-        await self._share(_digest(token), self._add(_digest(token), _Session(now, now, now, caller)))
+        await self._share_session(_digest(token), self._add(_digest(token), _Session(now, now, now, caller)))
         return token
 
     async def end_session(self, token: str) -> None:
@@ -197,7 +197,7 @@ class KeyRing:
             await self._book.forget(_named(digest))
 
     async def caller_with(self, key: str) -> Caller | None:
-        if self.fits(key):
+        if self.is_server_key(key):
             return LOCAL
         if self._keys is None or not key.startswith(KEY_PREFIX):
             return None
@@ -207,7 +207,7 @@ class KeyRing:
         """Return the authenticated sender, or None if access is denied."""
         if (inside := request.scope.get(INSIDE)) is not None:
             return cast(Caller, inside)
-        if shown := _keys_shown(request):
+        if shown := _keys_sent(request):
             caller = await self.caller_with(shown[0])
             for key in shown[1:]:  # all keys of a request must belong to the same caller
                 if caller is None or await self.caller_with(key) != caller:
@@ -221,20 +221,20 @@ class KeyRing:
                 return None
         if self.open:
             return LOCAL
-        if (known := await self._continues(request.cookies.get(cookie_name(request), ""))) is not None:
-            return await self.still(known)
+        if (known := await self._resume_session(request.cookies.get(cookie_name(request), ""))) is not None:
+            return await self.with_current_key(known)
         for sign_in in self._sign_ins:
             if (caller := await sign_in(request)) is not None:
                 return caller
         return None
 
-    async def still(self, caller: Caller) -> Caller | None:
+    async def with_current_key(self, caller: Caller) -> Caller | None:
         """Return `caller` with the current settings of its key, or None if the key was revoked."""
         return caller if not caller.key_id or self._keys is None else await self._keys.found(caller.key_id)
 
-    async def _continues(self, token: str) -> Caller | None:
+    async def _resume_session(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()
-        session = self._sessions.get(digest) or (await self._recalled(digest) if token else None)
+        session = self._sessions.get(digest) or (await self._load_session(digest) if token else None)
         if session is None:
             return None
         if session.over(now):
@@ -243,7 +243,7 @@ class KeyRing:
         session.used = now
         if now - session.shared >= SHARE_SECONDS:
             session.shared = now
-            await self._share(digest, session)
+            await self._share_session(digest, session)
         return session.caller
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
@@ -265,14 +265,14 @@ class KeyRing:
             if not theirs:
                 del self._of_owners[session.caller.owner]
 
-    async def _share(self, digest: bytes, session: _Session) -> None:
+    async def _share_session(self, digest: bytes, session: _Session) -> None:
         # The entry is signed, so that write access to the shared storage is not enough to forge a session.
         if self._book is not None:
             left = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
             text = json.dumps([session.began, *astuple(session.caller)])
             await self._book.remember(_named(digest), self._signature(digest, text) + text, left)
 
-    async def _recalled(self, digest: bytes) -> _Session | None:
+    async def _load_session(self, digest: bytes) -> _Session | None:
         found = await self._book.recall(_named(digest)) if self._book is not None else None
         if found is None or not hmac.compare_digest(found[:64].encode(), self._signature(digest, found[64:]).encode()):
             return None
@@ -302,9 +302,9 @@ class Mark:
         ring: KeyRing = request.app.state.key_ring
         caller = await ring.caller(request)
         if caller is None:
-            if _keys_shown(request):
+            if _keys_sent(request):
                 request.scope[WRONG_KEY] = True
-            raise NeedsKey
+            raise KeyRequiredError
         request.state.caller = caller
         if self.operators and not caller.is_operator:
             raise Problem(403, words["error_operator"])
@@ -349,10 +349,10 @@ def include_marked(app: FastAPI, router: APIRouter) -> None:
 async def front_ends_only(request: Request) -> None:
     """Require the engine's key, which only front ends (servers that use this engine remotely) have."""
     ring: KeyRing = request.app.state.engine_ring
-    shown = _keys_shown(request)
-    if not shown or not all(ring.fits(key) for key in shown):
+    shown = _keys_sent(request)
+    if not shown or not all(ring.is_server_key(key) for key in shown):
         request.scope[WRONG_KEY] = bool(shown)
-        raise NeedsKey
+        raise KeyRequiredError
 
 
 PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(Mark()), Depends(front_ends_only)
@@ -368,7 +368,7 @@ def owner_of(request: Request) -> str:
     return caller_of(request).owner
 
 
-def _keys_shown(request: Request) -> list[str]:
+def _keys_sent(request: Request) -> list[str]:
     # Return all distinct keys. A request is accepted only if all are valid, so that no header can override another.
     # Authorization schemes other than Bearer are ignored, because proxies forward their own Basic credentials.
     keys = request.headers.getlist("x-api-key")

@@ -8,7 +8,7 @@ import time
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, request_id_of
+from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, resolve_request_id
 
 log = logging.getLogger("notso.access")
 
@@ -29,7 +29,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        name = request_id_of(next((value for key, value in scope["headers"] if key == HEADER.encode()), None))
+        name = resolve_request_id(next((value for key, value in scope["headers"] if key == HEADER.encode()), None))
         token = request_id.set(name)
         scope[SCOPE_KEY] = name
         began = time.monotonic()

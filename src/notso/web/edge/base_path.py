@@ -1,7 +1,7 @@
 """The base path under which a proxy publishes the server, such as /chat.
 
 Routes are declared without the base path. `BasePath` removes it from the paths of requests and adds it to paths in
-response headers; `Rooted` adds it to the links in templates.
+response headers; `BasePathExtension` adds it to the links in templates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ATTRIBUTES = (
 _LINK = re.compile(rf'(?<=\s)((?:{_ATTRIBUTES})=")(?=/(?!/)|\{{\{{)')
 
 
-class Rooted(Extension):
+class BasePathExtension(Extension):
     """Jinja extension that prefixes the links in template sources with the base path."""
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
@@ -60,7 +60,7 @@ class BasePath:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _put_below(base, MutableHeaders(scope=message))
+                _prefix_headers(base, MutableHeaders(scope=message))
             await send(message)
 
         await self._app(scope, receive, answer)
@@ -79,7 +79,7 @@ class BasePath:
         return any(address in network for network in self._trusted)
 
 
-def _put_below(base: str, headers: MutableHeaders) -> None:
+def _prefix_headers(base: str, headers: MutableHeaders) -> None:
     for name in _HOLD_PATHS:
         value = headers.get(name, "")
         if value.startswith("/") and not value.startswith("//"):

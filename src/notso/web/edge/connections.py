@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from notso.system.processes import descriptor_limit, limit_unsent
+from notso.system.processes import limit_unsent, raise_descriptor_limit
 from notso.web.values.request_id import SCOPE_KEY, request_id
 
 logger = logging.getLogger("notso.web.connections")
@@ -47,7 +47,7 @@ class Caller(Protocol):
     def drop(self) -> None: ...
 
 
-class Door:
+class ConnectionLimiter:
     """Connection limiter: accepts connections, and limits them in total and per address. Use on the event loop only."""
 
     # At a limit, it evicts the connection that has waited longest for its client to send or to read. Connections that
@@ -72,14 +72,14 @@ class Door:
         """Admit a connection, evicting another if necessary. Return False if none can be evicted."""
         address = network_of(host)
         crowded = self._by_address[address] >= self._most_of_one
-        if (crowded or len(self._inside) >= self._most) and not self.make_room(address if crowded else None):
+        if (crowded or len(self._inside) >= self._most) and not self.evict_idle(address if crowded else None):
             return False
         self._inside[caller] = address
         self._by_address[address] += 1
         self._waiting[caller] = None
         return True
 
-    def make_room(self, address: str | None = None) -> bool:
+    def evict_idle(self, address: str | None = None) -> bool:
         """Evict a connection (from `address`, if given); return whether there was one to evict."""
         for caller in self._waiting:
             if address is None or self._inside[caller] == address:
@@ -127,33 +127,33 @@ class Door:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # the process or the system is out of descriptors or memory
-                self._tell_trouble(error)
+                self._log_accept_error(error)
                 # Evict at most half of the connections that wait for their clients, so that newer ones can still send.
                 for _ in range(min(self._coming_at_once, 1 + len(self._waiting) // 2)):
-                    self.make_room()
+                    self.evict_idle()
                 loop.remove_reader(listener)
                 loop.call_later(RETRY_SECONDS, self._watch, listener)
                 return
             client.setblocking(False)
             coming: asyncio.Task[object] = loop.create_task(loop.connect_accepted_socket(make, client))
             self._coming.add(coming)
-            coming.add_done_callback(self._came)
+            coming.add_done_callback(self._on_connected)
 
-    def _came(self, coming: asyncio.Task[object]) -> None:
+    def _on_connected(self, coming: asyncio.Task[object]) -> None:
         self._coming.discard(coming)
         if not coming.cancelled() and (error := coming.exception()) is not None:
-            self._tell_trouble(error)
+            self._log_accept_error(error)
 
-    def _tell_trouble(self, error: BaseException) -> None:
+    def _log_accept_error(self, error: BaseException) -> None:
         now = time.monotonic()
         if now - self._last_trouble >= EPISODE_SECONDS:
             self._last_trouble = now
             logger.warning("cannot accept connections: %s; retrying", error)
 
 
-def room_for_connections() -> int:
+def connection_limit() -> int:
     """Return the connection limit, raising the descriptor limit as far as allowed."""
-    most = descriptor_limit(MAX_CONNECTIONS + RESERVED_DESCRIPTORS)
+    most = raise_descriptor_limit(MAX_CONNECTIONS + RESERVED_DESCRIPTORS)
     return MAX_CONNECTIONS if most is None else min(MAX_CONNECTIONS, max(most - RESERVED_DESCRIPTORS, most // 4))
 
 
@@ -197,7 +197,7 @@ def connection_of(scope: Scope) -> ClientConnection | None:
     return cast("ClientConnection | None", reference()) if reference is not None else None
 
 
-class Lane:
+class RequestPipeline:
     """Queue of pipelined requests. It starts one request at a time, so that they do not delay ordinary requests."""
 
     def __init__(self) -> None:
@@ -208,15 +208,15 @@ class Lane:
     def join(self, connection: ClientConnection) -> None:
         """Queue a connection. Its `answer_next` is called when its turn comes."""
         self._waiting.append(connection)
-        self._go_on()
+        self._start_next()
 
     def leave(self, connection: ClientConnection) -> None:
         if self._timer is not None and connection is self._at_work:
             self._timer.cancel()
             self._at_work = self._timer = None
-            self._go_on()
+            self._start_next()
 
-    def _go_on(self) -> None:
+    def _start_next(self) -> None:
         while self._at_work is None and self._waiting:
             connection = self._waiting.popleft()
             if not connection.gone:
@@ -240,8 +240,8 @@ class ClientConnection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        door: Door,
-        lane: Lane,
+        door: ConnectionLimiter,
+        lane: RequestPipeline,
         send_seconds: float,
     ) -> None:
         super().__init__(config, server_state, app_state | {_STATE_KEY: weakref.ref(self)}, _loop)
@@ -258,7 +258,7 @@ class ClientConnection(H11Protocol):
         super().connection_made(transport)
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         transport.set_write_buffer_limits(high=0)  # call pause_writing as soon as one byte cannot be sent
-        self._bound_what_the_system_holds()
+        self._limit_kernel_buffers()
         if not self._door.enter(self, self.client[0] if self.client else ""):
             transport.write(REFUSAL)
             transport.close()
@@ -325,7 +325,7 @@ class ClientConnection(H11Protocol):
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
         self.transport.abort()
 
-    def _bound_what_the_system_holds(self) -> None:
+    def _limit_kernel_buffers(self) -> None:
         # The kernel's timeout is twice the send timeout, so that the send timeout, which is logged, expires first.
         limit_unsent(self._socket, MAX_UNSENT_BYTES, int(2 * self._send_seconds))
 
@@ -338,7 +338,7 @@ class ClientConnection(H11Protocol):
         return cast(socket.socket, self.transport.get_extra_info("socket"))
 
     def _note_turn(self) -> None:
-        # `Door` evicts only connections that wait for their client.
+        # `ConnectionLimiter` evicts only connections that wait for their client.
         self._door.note(self, waits=self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body)
 
     def _waits_for_headers(self) -> bool:

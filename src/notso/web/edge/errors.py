@@ -19,7 +19,7 @@ from notso.smollm3 import (
     OutOfMemoryError,
     TemplateError,
 )
-from notso.web.values.errors import Problem, QuotaError, StorageError, StorageFullError, lacks_threads
+from notso.web.values.errors import Problem, QuotaError, StorageError, StorageFullError, is_thread_shortage
 from notso.web.values.request_id import request_id
 
 OLLAMA_PREFIX = "/api/"
@@ -112,7 +112,7 @@ def api_error_of(error: BaseException) -> ApiError:
             return ApiError(507, "disk_full", str(error))
         case StorageError():
             return ApiError(503, "storage_failed", str(error), retry_after_seconds=5)
-        case RuntimeError() if lacks_threads(error):
+        case RuntimeError() if is_thread_shortage(error):
             return ApiError(503, "overloaded", "no thread can be started at the moment", retry_after_seconds=5)
         case NotsoError():
             return ApiError(500, "engine_error", str(error))

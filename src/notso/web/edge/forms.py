@@ -7,7 +7,7 @@ from urllib.parse import unquote_to_bytes
 from fastapi import Request
 
 from notso.web.edge.access import owner_of
-from notso.web.edge.work_queue import WorkLine
+from notso.web.edge.work_queue import WorkQueue
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
@@ -21,7 +21,7 @@ async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, st
     body = await request.body()
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])
-    line: WorkLine = request.app.state.forms
+    line: WorkQueue = request.app.state.forms
     return await line.run(lambda: parse_form(body, most=most), len(body), owner_of(request))
 
 

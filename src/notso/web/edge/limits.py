@@ -21,7 +21,7 @@ from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 
-class OpenStreams:
+class StreamLimiter:
     """Limits the open event streams of each owner. Use on the event loop only."""
 
     def __init__(self, most: int) -> None:
@@ -46,7 +46,7 @@ class OpenStreams:
 class CountedStream(EventSourceResponse):
     """Event stream counted in `streams` until it ends. The constructor raises Problem (429) at the limit."""
 
-    def __init__(self, streams: OpenStreams, owner: str, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, streams: StreamLimiter, owner: str, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, headers={"X-Accel-Buffering": "no"})
         self._streams, self._owner = streams, owner
         streams.opened(owner)
@@ -92,12 +92,12 @@ class RequestTooSlowError(Exception): ...
 class RequestTooLargeError(Exception): ...
 
 
-class BodyGaveWayError(Exception):
+class BodyEvictedError(Exception):
     # A body that arrived too slowly was evicted to make room for others.
     pass
 
 
-class Arrival:
+class IncomingBody:
     # A request body that is being received.
 
     def __init__(self, budget: BodyBudget, holder: str, limit: int, deadline: float) -> None:
@@ -109,12 +109,12 @@ class Arrival:
         self._deadline = deadline
         self._gathered = io.BytesIO()
         self._timeout = asyncio.timeout_at(deadline)
-        self._gave_way = False
+        self._evicted = False
 
     async def gather(self, receive: Receive) -> Message:
         """Receive the whole body; return it as one message, or return the disconnect message.
 
-        Raises RequestTooLargeError, RequestTooSlowError or BodyGaveWayError.
+        Raises RequestTooLargeError, RequestTooSlowError or BodyEvictedError.
         """
         try:
             async with self._timeout:
@@ -126,21 +126,21 @@ class Arrival:
                     if not message.get("more_body", False):
                         return {"type": "http.request", "body": self._gathered.getvalue(), "more_body": False}
         except TimeoutError:
-            raise (BodyGaveWayError if self._gave_way else RequestTooSlowError) from None
+            raise (BodyEvictedError if self._evicted else RequestTooSlowError) from None
         finally:
             self._gathered = io.BytesIO()
-            self._budget.arrived(self)
+            self._budget.mark_complete(self)
 
-    def give_way(self) -> None:
-        self._gave_way = True
+    def evict(self) -> None:
+        self._evicted = True
         self._gathered = io.BytesIO()
         if not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time())
         self._budget.release(self)
 
     async def _add(self, piece: bytes) -> None:
-        if self._gave_way:
-            raise BodyGaveWayError
+        if self._evicted:
+            raise BodyEvictedError
         size = self._gathered.tell() + len(piece)
         if size > self._limit:
             raise RequestTooLargeError
@@ -161,12 +161,12 @@ class BodyBudget:
         self._memory, self._looked = 0, float("-inf")
         self._beyond = most_bytes // SMALL_SHARE
         self._held = Counter[str]()
-        self._arriving: dict[Arrival, None] = {}
+        self._arriving: dict[IncomingBody, None] = {}
         self._line = asyncio.Lock()
         self._changed = asyncio.Event()
 
-    async def hold(self, arrival: Arrival, size: int) -> None:
-        """Raise the reservation of a body to `size` bytes. Raises BodyGaveWayError if evicted."""
+    async def hold(self, arrival: IncomingBody, size: int) -> None:
+        """Raise the reservation of a body to `size` bytes. Raises BodyEvictedError if evicted."""
         if arrival not in self._arriving:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()
@@ -175,56 +175,56 @@ class BodyBudget:
             # body searched all others.
             async with self._line:
                 while not self._has_room(arrival, size):
-                    await self._make_room(arrival)
+                    await self._evict_or_wait(arrival)
         self.free -= size - arrival.held
         self._memory -= size - arrival.held
         self._held[arrival.holder] += size - arrival.held
         arrival.held = size
 
-    def most_of_one(self) -> int:
-        return FREE_BYTES + max(0, self._room_in_memory() + self._held.total())
+    def largest_body_allowed(self) -> int:
+        return FREE_BYTES + max(0, self._memory_left() + self._held.total())
 
-    def _has_room(self, arrival: Arrival, size: int) -> bool:
+    def _has_room(self, arrival: IncomingBody, size: int) -> bool:
         more = size - arrival.held
         beyond = self._beyond if self._held[arrival.holder] + more <= self._beyond else 0
-        return more <= min(self.free + beyond, self._room_in_memory())
+        return more <= min(self.free + beyond, self._memory_left())
 
-    def _room_in_memory(self) -> int:
+    def _memory_left(self) -> int:
         now = asyncio.get_running_loop().time()
         if now - self._looked >= LOOK_SECONDS:
             self._memory, self._looked = self._available() // COST, now
         return self._memory
 
-    def arrived(self, arrival: Arrival) -> None:
+    def mark_complete(self, arrival: IncomingBody) -> None:
         """Mark a body as complete; it can no longer be evicted."""
         self._arriving.pop(arrival, None)
-        self._tell()
+        self._notify_waiting()
 
-    def release(self, arrival: Arrival) -> None:
+    def release(self, arrival: IncomingBody) -> None:
         self._arriving.pop(arrival, None)
         self.free += arrival.held
         self._held[arrival.holder] -= arrival.held
         if not self._held[arrival.holder]:
             del self._held[arrival.holder]
         arrival.held = 0
-        self._tell()
+        self._notify_waiting()
 
-    async def _make_room(self, arrival: Arrival) -> None:
+    async def _evict_or_wait(self, arrival: IncomingBody) -> None:
         now = asyncio.get_running_loop().time()
         late = [each for each in self._arriving if each.since + FAIR_SECONDS <= now]
         if late:
             # If several holders have the most bytes, max() returns the oldest body.
             leaves = max(late, key=lambda each: self._held[each.holder])
-            leaves.give_way()
+            leaves.evict()
             if leaves is arrival:
-                raise BodyGaveWayError
+                raise BodyEvictedError
             return
         first = next(iter(self._arriving))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(first.since + FAIR_SECONDS):
                 await self._changed.wait()
 
-    def _tell(self) -> None:
+    def _notify_waiting(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -270,9 +270,9 @@ class RequestLimits:
             return
         limit = _body_limit(scope)
         if limit > MAX_BODY_BYTES or _claimed_bytes(scope) > FREE_BYTES:
-            limit = min(limit, self._budget.most_of_one())
+            limit = min(limit, self._budget.largest_body_allowed())
         deadline = asyncio.get_running_loop().time() + self._body_seconds
-        arrival = Arrival(self._budget, (scope.get("client") or ("",))[0], limit, deadline)
+        arrival = IncomingBody(self._budget, (scope.get("client") or ("",))[0], limit, deadline)
         started = whole = False
 
         async def receive_whole() -> Message:
@@ -298,7 +298,7 @@ class RequestLimits:
             answer = _too_large(limit)
         except RequestTooSlowError:
             answer = _closing("The body did not arrive in time.\n", 408)
-        except BodyGaveWayError:
+        except BodyEvictedError:
             text = "The server is receiving too much data at once. Please try again in a moment.\n"
             answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
             # The rest of a small body is received and discarded, because a client that is still sending may not notice
@@ -311,7 +311,7 @@ class RequestLimits:
             await answer(scope, receive, send)
 
 
-class InPieces:
+class ChunkedBodies:
     """Sends large response bodies in pieces and limits their total size.
 
     Above the limit, it drops connections, starting with the client that stopped reading earliest. Clients that are
@@ -333,7 +333,7 @@ class InPieces:
             try:
                 for start in range(0, len(body), PIECE_BYTES):
                     more = message.get("more_body", False) or start + PIECE_BYTES < len(body)
-                    self._keep_within()
+                    self._drop_slowest()
                     await send({**message, "body": body[start : start + PIECE_BYTES], "more_body": more})
                     # If the client reads fast, `send` never waits, and other requests would starve.
                     await asyncio.sleep(0)
@@ -342,7 +342,7 @@ class InPieces:
 
         await self._app(scope, receive, send_in_pieces if scope["type"] == "http" else send)
 
-    def _keep_within(self) -> None:
+    def _drop_slowest(self) -> None:
         while sum(self._held.values()) > MAX_HELD_BYTES:
             unread = [(each.unread_since, each) for each in self._held if each.unread_since is not None]
             if not unread:

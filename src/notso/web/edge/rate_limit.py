@@ -35,11 +35,11 @@ class Counters(Protocol):
         """Return the wall-clock time in seconds when the oldest event expires."""
 
 
-class OwnCounters:
+class LocalCounters:
     def __init__(self) -> None:
         self._storage = MemoryStorage()
         self._limiter = MovingWindowRateLimiter(self._storage)
-        self._ahead = _ahead()
+        self._wall_clock_offset = _wall_clock_offset()
 
     async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
         return self._limiter.test(limit, what, self._named(limit, what, who))
@@ -51,9 +51,9 @@ class OwnCounters:
         return self._limiter.get_window_stats(limit, what, self._named(limit, what, who)).reset_time
 
     def _named(self, limit: RateLimitItemPerMinute, what: str, who: str) -> str:
-        if abs(_ahead() - self._ahead) > CLOCK_JUMP_SECONDS:
+        if abs(_wall_clock_offset() - self._wall_clock_offset) > CLOCK_JUMP_SECONDS:
             self._storage.reset()
-            self._ahead = _ahead()
+            self._wall_clock_offset = _wall_clock_offset()
         known = self._storage.events
         return who if len(known) < MAX_ADDRESSES or limit.key_for(what, who) in known else ELSEWHERE
 
@@ -64,19 +64,19 @@ class RateLimit:
     def __init__(self, app: ASGIApp, per_minute: int, counters: Counters | None = None) -> None:
         self._app = app
         self._limit = RateLimitItemPerMinute(per_minute) if per_minute else None
-        self._counters: Counters = counters or OwnCounters()
+        self._counters: Counters = counters or LocalCounters()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         limit = self._limit if scope["type"] == "http" else None
-        if limit is None or not (_counts(scope) or _shows_key(scope)):
+        if limit is None or not (_is_limited(scope) or _sends_key(scope)):
             await self._app(scope, receive, send)
             return
         # An address that sent too many invalid keys within a minute is rejected whenever it sends a key, even a valid
         # one, so that keys cannot be guessed by trying.
         who = network_of((scope.get("client") or ("",))[0]) or ELSEWHERE
-        if _shows_key(scope) and not await self._counters.test(limit, WRONG_KEYS, who):
+        if _sends_key(scope) and not await self._counters.test(limit, WRONG_KEYS, who):
             await (await self._refuse(limit, WRONG_KEYS, who))(scope, receive, send)
-        elif _counts(scope) and not await self._counters.hit(limit, REQUESTS, who):
+        elif _is_limited(scope) and not await self._counters.hit(limit, REQUESTS, who):
             await (await self._refuse(limit, REQUESTS, who))(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -90,16 +90,16 @@ class RateLimit:
         return PlainTextResponse(text, 429, {"Retry-After": str(seconds)})
 
 
-def _ahead() -> float:
+def _wall_clock_offset() -> float:
     # The `limits` library uses the wall clock. If its offset from the monotonic clock changes, the wall clock was set.
     return time.time() - time.monotonic()
 
 
-def _counts(scope: Scope) -> bool:
+def _is_limited(scope: Scope) -> bool:
     if scope["path"].startswith("/login/"):  # each of these requests contacts the sign-in provider
         return True
     return scope["method"] == "POST" and (is_api(scope) or scope["path"] == "/login")
 
 
-def _shows_key(scope: Scope) -> bool:
+def _sends_key(scope: Scope) -> bool:
     return any(name in (b"authorization", b"x-api-key") for name, _ in scope["headers"])

@@ -88,7 +88,7 @@ class Watchdog:
         logging.getLogger("notso.web").warning("the watchdog is not active: %s", why)
 
 
-class Silence:
+class MissedPings:
     """Counts consecutive pings without a reply."""
 
     def __init__(self, most: int) -> None:
@@ -108,10 +108,10 @@ def watch(process: int, tick_s: float, most: int) -> None:
     """Ping over stdout and read replies from stdin, until the server exits or has been terminated."""
     from notso.system.processes import is_stopped
 
-    silence = Silence(most)
+    silence = MissedPings(most)
     while True:
-        _say(b".")
-        if not _rest(tick_s):
+        _ping(b".")
+        if not _wait_tick(tick_s):
             return
         answered = bool(select.select([0], [], [], 0)[0])
         if answered and not os.read(0, 4096):
@@ -124,16 +124,16 @@ def watch(process: int, tick_s: float, most: int) -> None:
     for number, ticks in ((DUMP_SIGNAL, DUMP_TICKS), (signal.SIGABRT, ABORT_TICKS), (signal.SIGKILL, 0)):
         os.kill(process, number)
         for _ in range(ticks):
-            if not _rest(tick_s):
+            if not _wait_tick(tick_s):
                 return
 
 
-def _say(text: bytes) -> None:
+def _ping(text: bytes) -> None:
     with contextlib.suppress(BlockingIOError):  # the pipe is full of unread pings, so another one is not needed
         os.write(1, text)
 
 
-def _rest(tick_s: float) -> bool:
+def _wait_tick(tick_s: float) -> bool:
     # Wait for one tick and return True. If the server exits, which closes its end of the pipe, return False at once.
     poll = select.poll()
     poll.register(0, 0)  # poll() reports a hang-up even if no events are requested

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from typing import TypeVar
 
-from notso.smollm3 import give_back_freed
+from notso.smollm3 import release_freed_memory
 from notso.web.values.errors import Problem
-from notso.web.values.fair_queue import FairQueue, WorkerThreads, has_room
+from notso.web.values.fair_queue import FairQueue, WorkerThreads, has_capacity
 from notso.web.values.wording import words
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ SMALL_THREADS = 4
 RETRY_SECONDS = 5
 
 
-class WorkLine:
+class WorkQueue:
     """Length-limited queue that serves owners in turn. Use on the event loop only."""
 
     def __init__(self, name: str, most_waiting: int = MOST_WAITING, at_once: int = 1) -> None:
@@ -42,7 +42,7 @@ class WorkLine:
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
         """Wait for the owner's turn. Raises Problem (429) if the queue is full."""
-        if not has_room(self._queue.waiting, owner, self._most_waiting):
+        if not has_capacity(self._queue.waiting, owner, self._most_waiting):
             raise Problem(429, words["error_line"], retry_after_seconds=RETRY_SECONDS)
         async with self._queue.turn(owner):
             yield
@@ -54,7 +54,7 @@ class WorkLine:
             try:
                 return work()
             finally:
-                give_back_freed()  # otherwise, the C library would keep the memory that the work freed
+                release_freed_memory()  # otherwise, the C library would keep the memory that the work freed
 
         return await self._queue.work(run)
 

@@ -18,8 +18,8 @@ from typing import Literal
 
 from notso.smollm3 import DownloadError, KnownFile, pull
 from notso.web.engine.host import EngineHost
-from notso.web.engine.model_names import served_file
-from notso.web.engine.models import Installed, ModelRegistry, take_inventory
+from notso.web.engine.model_names import register_installed
+from notso.web.engine.models import InstalledModel, ModelRegistry, scan_models
 from notso.web.values.errors import NotsoError
 
 logger = logging.getLogger("notso.web.models")
@@ -65,39 +65,39 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
-        # Callback `arrived` of a download that was requested again while stopping, and starts again after the stop.
-        self._again: Callable[[], None] | None = None
+        # Callback `on_downloaded` of a download that was requested again while stopping, and restarts after the stop.
+        self._restart: Callable[[], None] | None = None
 
     @property
     def current(self) -> Download | None:
         return self._current
 
-    def start(self, file: KnownFile, arrived: Callable[[], None] = lambda: None) -> bool:
+    def start(self, file: KnownFile, on_downloaded: Callable[[], None] = lambda: None) -> bool:
         """Start or resume a download. Return False if another file is being downloaded."""
-        # `arrived` is called in the download's thread, before the phase becomes "done".
+        # `on_downloaded` is called in the download's thread, before the phase becomes "done".
         with self._lock:
             if self._current is not None and self._current.active:
                 if self._current.file == file and self._current.phase == "stopping":
-                    self._again = arrived
+                    self._restart = on_downloaded
                     self._current = replace(self._current, phase="checking")
                 return self._current.file == file
-            self._begin(file, arrived)
+            self._start(file, on_downloaded)
             return True
 
-    def _begin(self, file: KnownFile, arrived: Callable[[], None]) -> None:
+    def _start(self, file: KnownFile, on_downloaded: Callable[[], None]) -> None:
         stop_requested = threading.Event()
-        run = _Run(self, file, stop_requested, arrived)
+        run = _Run(self, file, stop_requested, on_downloaded)
         thread = threading.Thread(target=run.run, name="notso-download", daemon=True)
         thread.start()  # first, so that nothing has changed if this raises RuntimeError for lack of threads
         self._thread, self._stop_requested, self._current = thread, stop_requested, Download(file, "checking")
 
-    def _ended(self, end: Download) -> None:
+    def _on_end(self, end: Download) -> None:
         with self._lock:
             self._current = end
-            again, self._again = self._again, None
+            again, self._restart = self._restart, None
             if again is not None and end.phase == "stopped":
                 try:
-                    self._begin(end.file, again)
+                    self._start(end.file, again)
                 except RuntimeError as error:
                     self._current = replace(end, phase="failed", failure=str(error))
 
@@ -106,7 +106,7 @@ class Downloads:
         with self._lock:
             if self._current is not None and self._current.active:
                 self._stop_requested.set()
-                self._again = None
+                self._restart = None
                 self._current = replace(self._current, phase="stopping", bytes_per_s=None)
 
     def close(self, seconds: float) -> None:
@@ -116,15 +116,15 @@ class Downloads:
             self._thread.join(seconds)
 
 
-class _Stop(Exception):
+class _DownloadStopped(Exception):
     pass
 
 
 class _Run:
     def __init__(
-        self, downloads: Downloads, file: KnownFile, stop_requested: threading.Event, arrived: Callable[[], None]
+        self, downloads: Downloads, file: KnownFile, stop_requested: threading.Event, on_downloaded: Callable[[], None]
     ) -> None:
-        self._arrived = arrived
+        self._on_downloaded = on_downloaded
         self._downloads = downloads
         self._file = file
         self._stop_requested = stop_requested
@@ -134,8 +134,8 @@ class _Run:
         end = Download(self._file, "done", self._file.size_bytes)
         try:
             self._downloads._pull(self._file, progress=self._progress, sleep=self._sleep)
-            self._arrived()
-        except _Stop:
+            self._on_downloaded()
+        except _DownloadStopped:
             end = replace(end, phase="stopped", done_bytes=self._done_bytes)
         except DownloadError as error:
             end = replace(end, phase="failed", done_bytes=self._done_bytes, failure=error.sentence)
@@ -143,7 +143,7 @@ class _Run:
             logger.exception("a download failed")
             failure = "internal error; see the server's log"
             end = replace(end, phase="failed", done_bytes=self._done_bytes, failure=failure)
-        self._downloads._ended(end)
+        self._downloads._on_end(end)
 
     @property
     def _done_bytes(self) -> int:
@@ -151,7 +151,7 @@ class _Run:
 
     def _progress(self, what: str, done: int, total: int) -> None:
         if self._stop_requested.is_set():
-            raise _Stop
+            raise _DownloadStopped
         now = time.monotonic()
         if self._samples and now - self._samples[-1][0] < _SAMPLE_SECONDS and done < total:
             return
@@ -169,7 +169,7 @@ class _Run:
 
     def _sleep(self, seconds: float) -> None:
         if self._stop_requested.wait(seconds):
-            raise _Stop
+            raise _DownloadStopped
 
 
 PATIENCE_SECONDS = 10.0
@@ -177,28 +177,28 @@ PATIENCE_SECONDS = 10.0
 download as done before its model starts loading."""
 
 
-def change_over(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
+def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
     """Return a thread-safe callback that makes the downloaded `file` the default model. Call on the event loop."""
     # The callback replaces only the demo model, and only if the file can be loaded.
     loop = asyncio.get_running_loop()
 
-    async def begin(chosen: Installed) -> None:
+    async def begin(chosen: InstalledModel) -> None:
         if registry is not None:
-            host.switch_when_loaded(served_file(host, registry, chosen))
+            host.switch_when_loaded(register_installed(host, registry, chosen))
 
-    def arrived() -> None:
-        chosen = _successor(host, registry, file)
+    def on_downloaded() -> None:
+        chosen = _find_replacement(host, registry, file)
         if chosen is not None:
             with contextlib.suppress(RuntimeError, TimeoutError):  # the server is shutting down
                 asyncio.run_coroutine_threadsafe(begin(chosen), loop).result(PATIENCE_SECONDS)
 
-    return arrived
+    return on_downloaded
 
 
-def _successor(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Installed | None:
+def _find_replacement(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> InstalledModel | None:
     if registry is None:
         return None
-    inventory = take_inventory(host.default.info, registry.folder)
+    inventory = scan_models(host.default.info, registry.folder)
     chosen = inventory.find(file.name)
     if chosen is None or not any(each.in_use and each.path is None for each in inventory.installed):
         return None

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
-from notso.smollm3 import OutOfMemoryError, give_back_freed
+from notso.smollm3 import OutOfMemoryError, release_freed_memory
 from notso.web.engine.port import (
     AdapterSource,
     ChatEngine,
@@ -63,16 +63,16 @@ class ServedModel:
         return self.info.memory.needed_bytes if self.info.memory is not None else self.info.size_bytes
 
     @property
-    def takes_requests(self) -> bool:
+    def accepts_requests(self) -> bool:
         return self.engine is not None and not self.leaving
 
-    def opened(self, engine: ChatEngine) -> None:
+    def mark_loaded(self, engine: ChatEngine) -> None:
         self.loads += 1
         self.engine, self.info, self.failure, self.state = engine, engine.info, "", "ready"
         if self.info is not None and self.info.path:
             self.path = Path(self.info.path).resolve()
 
-    def with_adapters(self, load: EngineSource) -> ChatEngine:
+    def load_with_adapters(self, load: EngineSource) -> ChatEngine:
         """Load the engine and restore its adapters. Blocks. Raises the errors of `load`."""
         engine = load()
         if self.adapters is None:
@@ -93,7 +93,7 @@ class ServedModel:
         if self.adapters is not None:
             self.adapters = tuple(source for source in self.adapters if source.name != name)
 
-    def closed(self) -> ChatEngine | None:
+    def mark_unloaded(self) -> ChatEngine | None:
         """Mark as unloaded; return the engine to close."""
         engine, self.engine = self.engine, None
         self.state, self.leaving = "unloaded", False
@@ -115,7 +115,7 @@ OTHERS_STAY_SECONDS = 300.0
 class EngineHost:
     """Owns all engines. Use on the event loop, except for the default model's properties.
 
-    A request calls `take`, which keeps its model loaded, and `give_back` when it ends.
+    A request calls `acquire`, which keeps its model loaded, and `release` when it ends.
     """
 
     # keep_alive_s: idle time in seconds after which a model is unloaded. Negative: never. None: never for the default
@@ -181,12 +181,12 @@ class EngineHost:
         """Return the model with this key; None: the default model."""
         return self.default if key is None else self._models[key]
 
-    def known(self, path: Path) -> ServedModel | None:
+    def find_by_path(self, path: Path) -> ServedModel | None:
         return next((each for each in self.models() if each.path == path), None)
 
     def add(self, path: Path, name: str, load: EngineSource, load_beside: BesideSource | None = None) -> ServedModel:
         """Register the model at a resolved path, without loading it."""
-        served = self.known(path)
+        served = self.find_by_path(path)
         if served is None:
             served = self._models[str(path)] = ServedModel(str(path), load, load_beside, name, path)
         served.name, served.load_beside = name, served.load_beside or load_beside
@@ -196,7 +196,7 @@ class EngineHost:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.want(self.default)
+        self.request_load(self.default)
 
     def switch(self, to: EngineSource | ServedModel) -> None:
         """Make another model the default; running requests continue."""
@@ -211,39 +211,39 @@ class EngineHost:
             old.state = "unloaded"  # abandon the load; a request that names the model will start a new one
         if self.default.state == "failed":
             self.default.state = "unloaded"
-        self.want(self.default)
+        self.request_load(self.default)
         for each in (old, self.default):
-            self._count_down(each)
-        self._tell()
+            self._schedule_unload(each)
+        self._notify_changed()
 
     def switch_when_loaded(self, served: ServedModel) -> None:
         """Load a model, then make it the default unless loading failed or the default changed meanwhile."""
         old = self.default
 
-        def look() -> None:
+        def switch_if_ready() -> None:
             if served.state == "loading":
-                self.when_changed.append(look)
+                self.when_changed.append(switch_if_ready)
             elif self.default is old and served.state == "ready":
                 self.switch(served)
             elif self.default is old:
-                self.want(old)  # it may have been unloaded to make room
+                self.request_load(old)  # it may have been unloaded to make room
 
-        self.want(served)
-        look()
+        self.request_load(served)
+        switch_if_ready()
 
-    def want(self, served: ServedModel) -> None:
+    def request_load(self, served: ServedModel) -> None:
         if served.state == "unloaded":
             served.state, served.failure = "loading", ""
-            self._in_turn(lambda: self._load(served))
+            self._enqueue(lambda: self._load(served))
 
-    def try_again(self, key: str | None) -> None:
+    def allow_retry(self, key: str | None) -> None:
         # Allow a failed model to be loaded again, because its file or the available memory may have changed. An initial
         # model that has never been loaded is not retried, because the page asks the user what to do.
         served = self.model(key)
         if served.state == "failed" and (served is not self.default or served.info is not None):
             served.state = "unloaded"
 
-    def take(self, key: str | None) -> ServedModel | None:
+    def acquire(self, key: str | None) -> ServedModel | None:
         """Return a model and keep it loaded. Return None while the model is loading: try again after `when_changed`.
 
         Raises ModelError if the model cannot be loaded.
@@ -251,8 +251,8 @@ class EngineHost:
         served = self.model(key)
         if served.state in ("failed", "stopped"):
             raise ModelError(served.failure or "the server is stopping")
-        self.want(served)
-        if not served.takes_requests:
+        self.request_load(served)
+        if not served.accepts_requests:
             return None
         served.users += 1
         served.keep_alive_s = None
@@ -261,19 +261,19 @@ class EngineHost:
             served.expires = None
         return served
 
-    def give_back(self, served: ServedModel) -> None:
+    def release(self, served: ServedModel) -> None:
         served.users -= 1
         if not served.users:
             served.idle_since = self._now()
-            self._count_down(served)
-            self._tell()
+            self._schedule_unload(served)
+            self._notify_changed()
 
     def keep(self, served: ServedModel, seconds: float) -> None:
         """Set the idle time before unloading (negative: unlimited) until the next request."""
         served.keep_alive_s = seconds
-        self._count_down(served)
+        self._schedule_unload(served)
 
-    def stays_s(self, served: ServedModel) -> float:
+    def idle_timeout_s(self, served: ServedModel) -> float:
         """Return the idle time before unloading; negative: unlimited."""
         if served.keep_alive_s is not None:
             return served.keep_alive_s
@@ -281,10 +281,10 @@ class EngineHost:
             return self._keep_alive_s
         return FOR_EVER if served is self.default else OTHERS_STAY_SECONDS
 
-    async def settled(self) -> None:
+    async def wait_for_first_load(self) -> None:
         # Wait until the first load of the default model has succeeded or failed: before that, its names are unknown.
         while self.default.state == "loading" and self.default.info is None:
-            await self._change()
+            await self._wait_for_change()
 
     def close(self) -> None:
         """Start closing all engines, whose requests the caller has stopped. `join` waits for the end."""
@@ -294,11 +294,11 @@ class EngineHost:
             if served.expires is not None:
                 served.expires.cancel()
             if engine is not None:
-                self._thread(engine.close)
+                self._start_thread(engine.close)
         self.submitters.shutdown(wait=False, cancel_futures=True)
         for task in self._tasks:
             task.cancel()
-        self._tell()
+        self._notify_changed()
 
     def join(self, seconds: float) -> bool:
         """Wait for engines to close; return whether all were closed in time. Blocks."""
@@ -313,7 +313,7 @@ class EngineHost:
             return
         engine, failure = None, ""
         try:
-            engine = await self._loaded_engine(served)
+            engine = await self._load_engine(served)
         except NotsoError as error:
             failure = error.sentence
         except Exception:
@@ -328,91 +328,91 @@ class EngineHost:
         elif engine is None:
             served.state, served.failure = "failed", failure
             if isinstance(served.load, ReturningSource):
-                served.load.when_back(lambda: self._on_loop(lambda: self._back(served)))
+                served.load.when_back(lambda: self._call_on_loop(lambda: self._retry_load(served)))
         else:
-            served.opened(engine)
+            served.mark_loaded(engine)
             loads = served.loads
 
             def lost() -> None:
                 # The engine calls this in its own thread. It must not refer to the engine: a reference cycle would
                 # delay the release of its memory.
-                self._on_loop(lambda: self._lost(served, loads))
+                self._call_on_loop(lambda: self._reload_lost_engine(served, loads))
 
             engine.when_lost(lost)
-            self._count_down(served)
-        self._tell()
+            self._schedule_unload(served)
+        self._notify_changed()
 
-    async def _loaded_engine(self, served: ServedModel) -> ChatEngine | None:
+    async def _load_engine(self, served: ServedModel) -> ChatEngine | None:
         # Keep the other engines loaded if possible. Otherwise, close them one after another until the new one fits.
         while served.state == "loading":
             others = [each for each in self.loaded() if each is not served]
             if not others:
-                return await self._in_thread(partial(served.with_adapters, served.load))
+                return await self._in_thread(partial(served.load_with_adapters, served.load))
             if served.load_beside is not None:
                 load = partial(served.load_beside, sum(each.planned_bytes for each in others))
                 try:
-                    return await self._in_thread(partial(served.with_adapters, load))
+                    return await self._in_thread(partial(served.load_with_adapters, load))
                 except OutOfMemoryError as error:
                     logger.info("model unloaded to make room for another: %s", error)
-            await self._close_one(others, served)
+            await self._evict_one(others, served)
         return None
 
-    async def _close_one(self, others: list[ServedModel], wanted: ServedModel) -> None:
+    async def _evict_one(self, others: list[ServedModel], wanted: ServedModel) -> None:
         # Close the engine that has been idle longest, preferably not the default one. If none is idle, wait for one.
         while wanted.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
-                await self._close(min(idle, key=lambda each: (each is self.default, each.idle_since)))
+                await self._unload_model(min(idle, key=lambda each: (each is self.default, each.idle_since)))
                 return
             # Accept no new requests meanwhile, because with a steady load no engine would ever become idle.
             for each in others:
                 each.leaving = True
-            await self._change()
+            await self._wait_for_change()
 
-    async def _close(self, served: ServedModel) -> None:
-        engine = served.closed()
+    async def _unload_model(self, served: ServedModel) -> None:
+        engine = served.mark_unloaded()
         if engine is not None:
             await self._in_thread(engine.close)
             del engine
-            await self._in_thread(_give_back)  # the next load measures the available memory
-        self._tell()
+            await self._in_thread(_free_memory)  # the next load measures the available memory
+        self._notify_changed()
 
-    async def _unload(self, served: ServedModel) -> None:
+    async def _unload_if_idle(self, served: ServedModel) -> None:
         if served.engine is not None and not served.users and served.expires is None:
-            logger.info("model unloaded after %g s without a request", self.stays_s(served))
-            await self._close(served)
+            logger.info("model unloaded after %g s without a request", self.idle_timeout_s(served))
+            await self._unload_model(served)
 
-    def _back(self, served: ServedModel) -> None:
+    def _retry_load(self, served: ServedModel) -> None:
         if served.state == "failed":
             served.state = "unloaded"
-            self.want(served)
+            self.request_load(served)
 
-    def _lost(self, served: ServedModel, load: int) -> None:
+    def _reload_lost_engine(self, served: ServedModel, load: int) -> None:
         # Loading again uses the CPU after a GPU failure, and reconnects to a remote engine. `load` is the value of
         # `loads` for the lost engine, so that a newer engine is not affected.
         if served.loads == load and served.engine is not None:
             logger.warning("the engine no longer responds; loading it again")
-            self._in_turn(partial(self._in_thread, served.engine.close))
-            served.closed()
-            self.want(served)
+            self._enqueue(partial(self._in_thread, served.engine.close))
+            served.mark_unloaded()
+            self.request_load(served)
 
-    def _count_down(self, served: ServedModel) -> None:
+    def _schedule_unload(self, served: ServedModel) -> None:
         if served.expires is not None:
             served.expires.cancel()
             served.expires = None
-        seconds = self.stays_s(served)
+        seconds = self.idle_timeout_s(served)
         if served.engine is None or served.users or seconds < 0 or self._loop is None:
             return
 
         def expired() -> None:
             served.expires = None
-            self._in_turn(lambda: self._unload(served))
+            self._enqueue(lambda: self._unload_if_idle(served))
 
         served.expires = self._loop.call_later(seconds, expired)
 
     # ---- the loop and its threads
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         changed = asyncio.Event()
         self.when_changed.append(changed.set)
         await changed.wait()
@@ -420,12 +420,12 @@ class EngineHost:
     def _now(self) -> float:
         return self._loop.time() if self._loop is not None else 0.0
 
-    def _tell(self) -> None:
+    def _notify_changed(self) -> None:
         waiting, self.when_changed = self.when_changed, []
         for callback in waiting:
             callback()
 
-    def _in_turn(self, work: Callable[[], Awaitable[None]]) -> None:
+    def _enqueue(self, work: Callable[[], Awaitable[None]]) -> None:
         async def in_turn() -> None:
             async with self._one_at_a_time:
                 await work()
@@ -454,19 +454,19 @@ class EngineHost:
                 result = work()
             except BaseException as error:
                 failure = error
-            if not self._on_loop(lambda: done(result, failure)):
+            if not self._call_on_loop(lambda: done(result, failure)):
                 _close_if_engine(result)
 
-        self._thread(run)
+        self._start_thread(run)
         return await future
 
-    def _thread(self, work: Callable[[], None]) -> None:
+    def _start_thread(self, work: Callable[[], None]) -> None:
         self._threads = {thread for thread in self._threads if thread.is_alive()}
         thread = threading.Thread(target=work, name="notso-load", daemon=True)
         self._threads.add(thread)
         thread.start()
 
-    def _on_loop(self, callback: Callable[[], None]) -> bool:
+    def _call_on_loop(self, callback: Callable[[], None]) -> bool:
         try:
             cast(asyncio.AbstractEventLoop, self._loop).call_soon_threadsafe(callback)
         except RuntimeError:
@@ -475,11 +475,11 @@ class EngineHost:
         return True
 
 
-def _give_back() -> None:
+def _free_memory() -> None:
     # An engine in a reference cycle is only freed by the garbage collector, and the C library keeps freed memory until
-    # `give_back_freed` returns it to the system.
+    # `release_freed_memory` returns it to the system.
     gc.collect()
-    give_back_freed()
+    release_freed_memory()
 
 
 def _close_if_engine(result: object) -> None:

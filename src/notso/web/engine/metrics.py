@@ -66,7 +66,7 @@ class Metrics:
         self._generations = 0
         self._generation_seconds = 0.0
         self._registry = registry = CollectorRegistry()
-        registry.register(_Now(engine))
+        registry.register(_EngineCollector(engine))
         registry.register(LlamaCppMetrics(engine))
         self.started = int(time.time())
 
@@ -162,7 +162,7 @@ class RequestMetrics:
             self._metrics.observe_request(scope["method"], route, status, time.monotonic() - began)
 
 
-class _Now(Collector):
+class _EngineCollector(Collector):
     def __init__(self, engine: EngineHost) -> None:
         self._engine = engine
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from notso.smollm3 import EngineStats, ModelInfo, ProcessMemory, official_files, process_memory
 from notso.web.engine.host import EngineHost, ServedModel
-from notso.web.engine.models import Installed, ModelRegistry, take_inventory
+from notso.web.engine.models import InstalledModel, ModelRegistry, scan_models
 from notso.web.engine.port import ChatEngine
 from notso.web.values.errors import Problem
 from notso.web.values.wording import ordinal, translated, words
@@ -38,33 +38,33 @@ def adapter_id(info: ModelInfo, adapter: str) -> str:
     return f"{model_id(info)}:{adapter.lower()}"
 
 
-def names_of(info: ModelInfo) -> frozenset[str]:
+def accepted_names(info: ModelInfo) -> frozenset[str]:
     path = Path(info.path)
     official = {file.name for file in official_files() if file.filename == path.name}
     names = {model_id(info), info.name, path.stem, *official, *(name.partition(":")[0] for name in official)}
     return frozenset(name.lower() for name in names if name)
 
 
-def listed_names(installed: Installed) -> frozenset[str]:
+def listed_names(installed: InstalledModel) -> frozenset[str]:
     """Return a file's listed name and its stem, in lower case."""
     names = (installed.model.name, installed.model.path.stem)
     return frozenset("-".join(name.lower().split()) for name in names)
 
 
-def answering(host: EngineHost, choice: ModelChoice, info: ModelInfo) -> ModelInfo:
+def reported_model_info(host: EngineHost, choice: ModelChoice, info: ModelInfo) -> ModelInfo:
     served = host.model(choice.model)
     name = info.name if served is host.default or not served.name else served.name
     return replace(info, name=name if choice.adapter is None else f"{name}:{choice.adapter}")
 
 
-def adapters_of(served: ServedModel) -> list[str]:
+def adapter_names(served: ServedModel) -> list[str]:
     """Return the names of a model's adapters, even while it is unloaded."""
     if served.engine is not None:
         return list(served.engine.adapters.infos)
     return [source.name for source in served.adapters or ()]
 
 
-async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str | None) -> ModelChoice | None:
+async def find_model(host: EngineHost, registry: ModelRegistry | None, wanted: str | None) -> ModelChoice | None:
     """Resolve the name of a model, adapter or `model:adapter`. Return None if unknown."""
     # Candidates, in this order: the default model, its adapters, installed files, the family name. An adapter with the
     # name of an installed file is skipped, so that it never hides a model.
@@ -72,50 +72,50 @@ async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str |
         return ModelChoice()
     name = wanted.lower()
     info = host.default.info
-    own = names_of(info) if info is not None else frozenset()
+    own = accepted_names(info) if info is not None else frozenset()
     if name in own or name.removesuffix(LATEST) in own:
         return ModelChoice()
     name = name.removesuffix(LATEST)
     base, colon, last = name.rpartition(":")
     if not colon or base == FAMILY or base in own:
-        adapter = _spelt(last, adapters_of(host.default))
-        if adapter is not None and name != FAMILY and not await _is_file(host, registry, name):
+        adapter = _match_adapter(last, adapter_names(host.default))
+        if adapter is not None and name != FAMILY and not await _is_installed(host, registry, name):
             # Return the model's key, because None would select the adapter in another model after the default changes.
             return ModelChoice(host.default.key, adapter)
-    found = await _among_files(host, registry, name) if registry is not None else None
+    found = await _find_installed(host, registry, name) if registry is not None else None
     return ModelChoice() if found is None and name == FAMILY else found
 
 
-async def _is_file(host: EngineHost, registry: ModelRegistry | None, name: str) -> bool:
+async def _is_installed(host: EngineHost, registry: ModelRegistry | None, name: str) -> bool:
     if registry is None:
         return False
-    inventory = await asyncio.to_thread(take_inventory, host.default.info, registry.folder)
-    return _called(name, inventory.installed) is not None
+    inventory = await asyncio.to_thread(scan_models, host.default.info, registry.folder)
+    return _find_by_name(name, inventory.installed) is not None
 
 
-async def _among_files(host: EngineHost, registry: ModelRegistry, name: str) -> ModelChoice | None:
+async def _find_installed(host: EngineHost, registry: ModelRegistry, name: str) -> ModelChoice | None:
     base, colon, last = name.rpartition(":")
-    inventory = await asyncio.to_thread(take_inventory, host.default.info, registry.folder)
-    found = _called(name, inventory.installed)
+    inventory = await asyncio.to_thread(scan_models, host.default.info, registry.folder)
+    found = _find_by_name(name, inventory.installed)
     if found is not None:
-        return ModelChoice(served_file(host, registry, found).key)
-    found = _called(base, inventory.installed) if colon else None
-    served = served_file(host, registry, found) if found is not None else None
-    adapter = _spelt(last, adapters_of(served)) if served is not None else None
+        return ModelChoice(register_installed(host, registry, found).key)
+    found = _find_by_name(base, inventory.installed) if colon else None
+    served = register_installed(host, registry, found) if found is not None else None
+    adapter = _match_adapter(last, adapter_names(served)) if served is not None else None
     if served is not None and adapter is not None:
         return ModelChoice(served.key, adapter)
     # A former default model was listed under the name in its file's metadata, which clients may still use.
     for each in host.models():
-        names = names_of(each.info) if each.info is not None else frozenset()
+        names = accepted_names(each.info) if each.info is not None else frozenset()
         if name in names:
             return ModelChoice(each.key)
-        adapter = _spelt(last, adapters_of(each)) if base in names else None
+        adapter = _match_adapter(last, adapter_names(each)) if base in names else None
         if adapter is not None:
             return ModelChoice(each.key, adapter)
     return None
 
 
-def served_file(host: EngineHost, registry: ModelRegistry, installed: Installed) -> ServedModel:
+def register_installed(host: EngineHost, registry: ModelRegistry, installed: InstalledModel) -> ServedModel:
     """Register an installed file's model, without loading it."""
     path, beside = installed.path, registry.load_beside
     name = "-".join(installed.model.name.lower().split())
@@ -127,14 +127,14 @@ def served_file(host: EngineHost, registry: ModelRegistry, installed: Installed)
     )
 
 
-def other_models(host: EngineHost, registry: ModelRegistry) -> list[Installed]:
+def other_installed_models(host: EngineHost, registry: ModelRegistry) -> list[InstalledModel]:
     """List the installed SmolLM3 files, except the default model's. Blocks on the disk."""
-    inventory = take_inventory(None, registry.folder)
+    inventory = scan_models(None, registry.folder)
     default = host.default.path
     return [each for each in inventory.installed if each.model.is_smollm3 and each.model.path.resolve() != default]
 
 
-def _called(name: str, installed: Iterable[Installed]) -> Installed | None:
+def _find_by_name(name: str, installed: Iterable[InstalledModel]) -> InstalledModel | None:
     # A full name takes precedence over a name without its tag (the part after the colon).
     listed = list(installed)
     for each in listed:
@@ -143,7 +143,7 @@ def _called(name: str, installed: Iterable[Installed]) -> Installed | None:
     return next((each for each in listed if name in {n.partition(":")[0] for n in listed_names(each)}), None)
 
 
-def _spelt(name: str, adapters: Iterable[str]) -> str | None:
+def _match_adapter(name: str, adapters: Iterable[str]) -> str | None:
     return next((adapter for adapter in adapters if adapter.lower() == name), None)
 
 
@@ -179,12 +179,12 @@ def model_facts(engine: EngineHost) -> ModelFacts | None:
     return ModelFacts(info, stats, process_memory())
 
 
-async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
+async def resolve_model_choice(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
     """Resolve a chat's model name. Raises Problem if unknown or not loadable."""
     choice = DEFAULT_MODEL
     if name is not None:
-        await host.settled()
-        found = await choose(host, registry, name)
+        await host.wait_for_first_load()
+        found = await find_model(host, registry, name)
         if found is None:
             raise Problem(400, words["error_model_gone"].format(name=name))
         choice = found
@@ -193,24 +193,24 @@ async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: s
     return choice
 
 
-async def loaded_engine(
+async def engine_if_loaded(
     host: EngineHost, registry: ModelRegistry | None, name: str | None
 ) -> tuple[ChatEngine | None, ModelChoice]:
     """Return the resolved name and its engine; the engine is None if the model is not loaded."""
     # For work that does not justify loading a model.
     try:
-        choice = await chosen_model(host, registry, name)
+        choice = await resolve_model_choice(host, registry, name)
     except Problem:
         return None, DEFAULT_MODEL
     return host.model(choice.model).engine, choice
 
 
-async def choosable_names(host: EngineHost, registry: ModelRegistry | None) -> list[str]:
+async def available_model_names(host: EngineHost, registry: ModelRegistry | None) -> list[str]:
     """Return the names of the default model, other installed models, and their adapters."""
     names: list[str] = []
     if host.info is not None:
-        names = [model_id(host.info), *(adapter_id(host.info, each) for each in adapters_of(host.default))]
-    for installed in await asyncio.to_thread(other_models, host, registry) if registry is not None else ():
-        served = served_file(host, registry, installed) if registry is not None else host.default
-        names += [served.name, *(f"{served.name}:{each.lower()}" for each in adapters_of(served))]
+        names = [model_id(host.info), *(adapter_id(host.info, each) for each in adapter_names(host.default))]
+    for installed in await asyncio.to_thread(other_installed_models, host, registry) if registry is not None else ():
+        served = register_installed(host, registry, installed) if registry is not None else host.default
+        names += [served.name, *(f"{served.name}:{each.lower()}" for each in adapter_names(served))]
     return names

@@ -43,16 +43,16 @@ def adapter_files(folder: Path | None) -> list[AdapterFile]:
         )
     except OSError:
         return []
-    return [AdapterFile(path.name, name_of(path)) for path in found[:MAX_LISTED]]
+    return [AdapterFile(path.name, adapter_name(path)) for path in found[:MAX_LISTED]]
 
 
-def name_of(path: Path) -> str:
+def adapter_name(path: Path) -> str:
     """Return the name by which requests select the adapter at `path`."""
     stem = path.stem if path.suffix == ".gguf" else path.name
     return _NO_NAME.sub("-", stem).strip("._-")[:64] or "adapter"
 
 
-def within(folder: Path, name: str) -> Path | None:
+def resolve_within(folder: Path, name: str) -> Path | None:
     """Resolve a path in `folder`. Return None if it leads outside, even through links."""
     try:
         root, path = folder.resolve(), (folder / name).resolve()
@@ -81,7 +81,7 @@ class ModelRegistry:
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledModel:
     key: str  # used in forms instead of the path, so that clients cannot choose arbitrary paths
     model: LocalModel
     in_use: bool
@@ -93,36 +93,36 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class DownloadableModel:
     file: KnownFile
     plan: DownloadPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    installed: tuple[Installed, ...]
-    offered: tuple[Offered, ...]
+    installed: tuple[InstalledModel, ...]
+    offered: tuple[DownloadableModel, ...]
     offline: bool
 
-    def find(self, key: str) -> Installed | None:
+    def find(self, key: str) -> InstalledModel | None:
         return next((each for each in self.installed if each.key == key), None)
 
-    def like(self, name: str) -> list[Installed]:
+    def search(self, name: str) -> list[InstalledModel]:
         """Return the models with this name, or else the models whose name or key contains it."""
         wanted = name.casefold().strip()
         found = [each for each in self.installed if wanted and wanted in f"{each.key} {each.model.name}".casefold()]
         return [each for each in found if each.model.name.casefold() == wanted] or found
 
 
-def take_inventory(info: ModelInfo | None, folder: Path | None) -> Inventory:
+def scan_models(info: ModelInfo | None, folder: Path | None) -> Inventory:
     models: dict[Path, LocalModel] = {}
     for model in local_models([folder] if folder else []):
         models.setdefault(model.path.resolve(), model)  # links in several folders may lead to the same file
     in_use = Path(info.path).resolve() if info is not None and info.path else None
-    installed = tuple(Installed(_key(model), model, path == in_use) for path, model in models.items())
+    installed = tuple(InstalledModel(_key(model), model, path == in_use) for path, model in models.items())
     here = {each.model.name for each in installed if each.model.where == "cache"}
     missing = [file for file in official_files() if file.name not in here]
-    return Inventory(installed, tuple(Offered(file, plan_download(file)) for file in missing), is_offline())
+    return Inventory(installed, tuple(DownloadableModel(file, plan_download(file)) for file in missing), is_offline())
 
 
 def _key(model: LocalModel) -> str:

@@ -29,8 +29,8 @@ from notso.web.engine.port import (
     SamplingParams,
     Usage,
 )
-from notso.web.values.fair_queue import has_room
-from notso.web.values.quotas import Reservation, Wanted
+from notso.web.values.fair_queue import has_capacity
+from notso.web.values.quotas import MaxTokenUse, Reservation
 
 
 class Quotas(Protocol):
@@ -38,7 +38,7 @@ class Quotas(Protocol):
 
     def has_quota(self, owner: str) -> bool: ...
 
-    async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
+    async def reserve(self, owner: str, wanted: Sequence[MaxTokenUse]) -> list[Reservation]:
         """Reserve the requests' maximum token use. Raises QuotaError or StorageError."""
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
@@ -58,13 +58,13 @@ class Submission:
     engine: ChatEngine | None = None
     begin: Callable[[], Generation] | None = None  # submits the prompt that `engine` has prepared; call once
 
-    def to(self, engine: ChatEngine) -> Generation:
+    def submit_to(self, engine: ChatEngine) -> Generation:
         """Submit to an engine. Raises ModelError."""
         if self.begin is not None and self.engine is engine:
             return self.begin()
         return engine.submit(self.prompt, self.params, self.options)
 
-    def cut_to(self, answer_tokens: int) -> Submission:
+    def with_token_limit(self, answer_tokens: int) -> Submission:
         most = self.params.max_tokens
         if not answer_tokens or (most is not None and most <= answer_tokens):
             return self
@@ -79,10 +79,10 @@ class Submissions:
     each: tuple[Submission, ...]
 
     def __call__(self, engine: ChatEngine) -> Iterator[Generation]:
-        return (each.to(engine) for each in self.each)
+        return (each.submit_to(engine) for each in self.each)
 
 
-def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
+def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:
     """Return the maximum token use of a submission. Raises ModelError. Blocks."""
     prompt, options = submission.prompt, submission.options
     context = engine.info.context_of(options)
@@ -94,7 +94,7 @@ def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
         length = engine.count_tokens(cast(Sequence[Message], prompt), options)
     length = min(length, context)  # the engine trims or rejects longer prompts
     room = max(1, context - length)
-    return Wanted(length, 0 if options.prompt_only else min(submission.params.max_tokens or room, room))
+    return MaxTokenUse(length, 0 if options.prompt_only else min(submission.params.max_tokens or room, room))
 
 
 access_log = logging.getLogger("notso.access")
@@ -110,7 +110,7 @@ MOST_AT_ONCE = 32
 BEFORE_THE_FIRST_STEP = ("queued", "trimmed")
 
 
-class Wakes:
+class CallbackQueue:
     """Queues callbacks from other threads, and wakes the event loop once for several callbacks."""
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ class Wakes:
             if len(self._due) > 1:
                 return
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._run)
+            loop.call_soon_threadsafe(self._run_due)
 
-    def _run(self) -> None:
+    def _run_due(self) -> None:
         with self._lock:
             due, self._due = self._due, []
         for callback in due:
@@ -143,13 +143,13 @@ class RunningRequest:
         self.name = name
         self.owner = owner
         self.stopped_by_asker = False
-        self._among = among
+        self._requests = among
         self._on_end = on_end
         self._choices = choices
         self._generations: list[Generation] = []
-        self._taken_up: set[int] = set()
+        self._started_choices: set[int] = set()
         self._notified: set[int] = set()
-        self._stopped = self._hurried = self._started = False
+        self._stopped = self._answer_now_requested = self._started = False
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._served: ServedModel | None = None
@@ -164,33 +164,33 @@ class RunningRequest:
     def finished(self) -> bool:
         return self._started and all(generation.finished for generation in self._generations)
 
-    def adopt(self) -> None:
+    def use_current_context(self) -> None:
         self._context = contextvars.copy_context()
 
     @property
     def waiting(self) -> int:
         for number, generation in enumerate(self._generations):
-            if number not in self._taken_up and any(
+            if number not in self._started_choices and any(
                 event.kind not in BEFORE_THE_FIRST_STEP for event in generation.read()
             ):
-                self._taken_up.add(number)
-        return 0 if self._stopped else self._choices - len(self._taken_up)
+                self._started_choices.add(number)
+        return 0 if self._stopped else self._choices - len(self._started_choices)
 
     async def load(self, model: str | None = None) -> ChatEngine | None:
         """Wait until a model is loaded, and keep it loaded until `close`.
 
         Returns None if stopped meanwhile. Raises ModelError if loading fails.
         """
-        host = self._among.host
+        host = self._requests.host
         if self._served is not None and self._served.engine is None:  # lost by a GPU failure
-            self._give_back()
+            self._release_model()
         if self._served is None:
-            host.try_again(model)
+            host.allow_retry(model)
         while self._served is None and not self._stopped:
-            self._served = host.take(model)
+            self._served = host.acquire(model)
             if self._served is None:
                 self._waiter = self._loop.create_future()
-                host.when_changed.append(self._go_on)
+                host.when_changed.append(self._wake_loader)
                 await self._waiter
         return self._served.engine if self._served is not None else None
 
@@ -200,7 +200,7 @@ class RunningRequest:
         Raises the errors of `ask`, `load` and `reserve`.
         """
         try:
-            off_loop = off_loop or self._among.host.submitters.run
+            off_loop = off_loop or self._requests.host.submitters.run
             engine = await self.load(model)
             if engine is not None and not self._stopped:
                 ask = await self.reserve(engine, ask, off_loop)
@@ -213,27 +213,27 @@ class RunningRequest:
             self.close()
             raise
         self._submitting = False
-        self._release_unbegun()
+        self._release_unused_reservations()
         self._started = True
         for generation in self._generations:
-            generation.subscribe(self._notify)
+            generation.subscribe(self._on_write)
 
     async def reserve(self, engine: ChatEngine, ask: Ask, off_loop: OffLoop | None = None) -> Ask:
         """Reserve quota until `close`; return `ask` with `max_tokens` limited to the reservation.
 
         Repeated calls reserve once. Raises QuotaError, StorageError or ModelError.
         """
-        quotas = self._among.quotas
+        quotas = self._requests.quotas
         if quotas is None or not quotas.has_quota(self.owner):
             return ask
         if not isinstance(ask, Submissions):
             raise EngineError("the cost of this request cannot be determined")
         if self._within is not None and self._within[0] == ask:
             return self._within[1]
-        self._release_unbegun()
-        wanted: list[Wanted] = []
-        await (off_loop or self._among.host.submitters.run)(
-            lambda: wanted.extend(wanted_of(engine, each) for each in ask.each)
+        self._release_unused_reservations()
+        wanted: list[MaxTokenUse] = []
+        await (off_loop or self._requests.host.submitters.run)(
+            lambda: wanted.extend(max_token_use(engine, each) for each in ask.each)
         )
         reserved = await quotas.reserve(self.owner, wanted)
         if self._stopped:
@@ -242,7 +242,7 @@ class RunningRequest:
         self._reserved = reserved
         pairs = zip(ask.each, wanted, reserved, strict=True)
         cut = [
-            each if held.answer_tokens >= most.answer_tokens else each.cut_to(held.answer_tokens)
+            each if held.answer_tokens >= most.answer_tokens else each.with_token_limit(held.answer_tokens)
             for each, most, held in pairs
         ]
         self._within = ask, Submissions(tuple(cut))
@@ -265,7 +265,7 @@ class RunningRequest:
                 self._wanted = True  # before reading, so that later events wake this reader
                 ended = self.finished
                 if ended:
-                    self._notify_ends()
+                    self._report_ended_generations()
                 due = self._loop.time() + pace_s
                 for number, generation in enumerate(self._generations):
                     events = generation.read(read[number])
@@ -290,65 +290,65 @@ class RunningRequest:
         """Stop the request. `by_asker`: the client has asked for this, so the text so far counts as the answer."""
         self.stopped_by_asker = self.stopped_by_asker or by_asker
         self._stopped = True  # set before the loop below: _submit stops the generations that it adds after this
-        self._go_on()
+        self._wake_loader()
         for generation in list(self._generations):
             if not generation.finished:
                 generation.stop()
 
     def answer_now(self) -> None:
-        self._hurried = True
+        self._answer_now_requested = True
         for generation in list(self._generations):
             generation.answer_now()
 
     def close(self) -> None:
         """Stop the request and release its model and unused quota. `on_end` is still called."""
-        self._among.discard(self)
+        self._requests.discard(self)
         self._wanted = True
         self.stop()
-        self._notify_ends()
+        self._report_ended_generations()
         if not self._submitting:
-            self._release_unbegun()
-        self._give_back()
+            self._release_unused_reservations()
+        self._release_model()
 
-    def _release_unbegun(self) -> None:
+    def _release_unused_reservations(self) -> None:
         begun = len(self._generations)
         unbegun, self._reserved = self._reserved[begun:], self._reserved[:begun]
-        if unbegun and self._among.quotas is not None:
-            self._among.quotas.release(unbegun)
+        if unbegun and self._requests.quotas is not None:
+            self._requests.quotas.release(unbegun)
 
-    def _give_back(self) -> None:
+    def _release_model(self) -> None:
         served, self._served = self._served, None
         if served is not None:
-            self._among.host.give_back(served)
+            self._requests.host.release(served)
 
     def _submit(self, engine: ChatEngine, ask: Ask) -> None:
         for generation in ask(engine):
             # Append before checking the flags, because `stop` sets its flag and then reads the list, in another thread.
             self._generations.append(generation)
-            if self._hurried:
+            if self._answer_now_requested:
                 generation.answer_now()
             if self._stopped:
                 generation.stop()
                 return
 
-    def _notify(self) -> None:
+    def _on_write(self) -> None:
         # The engine calls this in its thread after each write. Wake the event loop only if a reader waits for events.
         if self._wanted:
             self._wanted = False
-            self._among.wakes.wake(self._loop, self._wake)
+            self._requests.wakes.wake(self._loop, self._wake_readers)
 
-    def _wake(self) -> None:
-        self._notify_ends()
+    def _wake_readers(self) -> None:
+        self._report_ended_generations()
         for news in self._readers:
             news.set()
         if not self._readers and not self.finished:
             self._wanted = True  # there is no reader, but the end of the generation must still be handled
 
-    def _go_on(self) -> None:
+    def _wake_loader(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _notify_ends(self) -> None:
+    def _report_ended_generations(self) -> None:
         for number, generation in enumerate(self._generations):
             if number not in self._notified and generation.finished:
                 self._notified.add(number)
@@ -356,11 +356,11 @@ class RunningRequest:
                 usage = next((event.usage for event in events if event.kind == "usage"), None)
                 reason = next((event.finish_reason for event in events if event.kind == "end"), None)
                 self._context.run(self._log_end, usage, reason)
-                if self._among.quotas is not None:
+                if self._requests.quotas is not None:
                     held = self._reserved[number] if number < len(self._reserved) else None
-                    self._among.quotas.ended(self.owner, usage, held)
+                    self._requests.quotas.ended(self.owner, usage, held)
                 # Use the context in which the request was opened or adopted, which contains its request id.
-                for told in self._among.at_end:
+                for told in self._requests.at_end:
                     self._context.run(told, self.owner, usage)
                 if reason is not None and self._on_end is not None:
                     self._on_end(usage, reason)
@@ -389,7 +389,7 @@ class RunningRequests:
 
     def __init__(self, host: EngineHost, most_waiting: int) -> None:
         self.host = host
-        self.wakes = Wakes()
+        self.wakes = CallbackQueue()
         self.at_end: list[
             Callable[[str, Usage | None], None]
         ] = []  # called with the owner and usage of each generation
@@ -414,7 +414,7 @@ class RunningRequests:
         self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None
     ) -> RunningRequest | None:
         """Admit a request. Return None if the owner's share of the queue is full."""
-        if not has_room(self._waiting, owner, self._most_waiting):
+        if not has_capacity(self._waiting, owner, self._most_waiting):
             return None
         return self.open(owner, name, choices=choices, on_end=on_end)
 
@@ -429,7 +429,7 @@ class RunningRequests:
         self._open[request] = counts
         return request
 
-    async def may_read(self, owner: str, prompt_tokens: int) -> bool:
+    async def allows_prompt(self, owner: str, prompt_tokens: int) -> bool:
         return self.quotas is None or not self.quotas.has_quota(owner) or await self.quotas.allows(owner, prompt_tokens)
 
     def discard(self, request: RunningRequest) -> None:
@@ -457,18 +457,18 @@ class RunningRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     engine: ChatEngine
     request: Request
     begin: Callable[[], Generation]  # submits the request; call once
 
 
-def prepare(engine: ChatEngine, request: Request) -> Prepared:
+def prepare(engine: ChatEngine, request: Request) -> PreparedRequest:
     """Render the prompt. Raises ModelError. Blocks."""
-    return Prepared(engine, request, engine.prepare(request.messages, request.params, request.options))
+    return PreparedRequest(engine, request, engine.prepare(request.messages, request.params, request.options))
 
 
-def asks(request: Request, prepared: Prepared | None = None) -> Submissions:
+def submissions_for(request: Request, prepared: PreparedRequest | None = None) -> Submissions:
     """Return the submission of a request; use `prepared` if it belongs to an equal request."""
     submission = Submission(request.messages, request.params, request.options)
     if prepared is not None and prepared.request == request:

@@ -27,7 +27,7 @@ class Deadline:
         self.charged = 0.0
 
     @property
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         return time.thread_time() > self._at
 
     def charge(self, seconds: float) -> None:
@@ -49,13 +49,13 @@ class Budget:
         self._characters = characters
 
     @property
-    def spent(self) -> bool:
+    def is_spent(self) -> bool:
         return self._seconds <= 0 or self._characters < 0
 
     @contextmanager
     def spending(self) -> Iterator[Deadline]:
         """Charge the CPU time spent in a `with` statement. Raises OverBudgetError if the budget is spent."""
-        if self.spent:
+        if self.is_spent:
             raise OverBudgetError
         began, deadline = time.thread_time(), Deadline(self._seconds)
         try:
@@ -63,7 +63,7 @@ class Budget:
         finally:
             self._seconds -= time.thread_time() - began + deadline.charged
 
-    def take(self, html: str) -> str:
+    def charge_html(self, html: str) -> str:
         """Charge the length of `html` and return `html`. Raises OverBudgetError."""
         self._characters -= len(html)
         if self._characters < 0:

@@ -21,7 +21,7 @@ from html import escape
 from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
 
 from notso.web.rendering.budget import Deadline
-from notso.web.values.wording import table
+from notso.web.values.wording import language_table
 
 BLOCK_SECONDS = 0.2  # 20,000 characters of typical code take 0.02 to 0.06 s
 
@@ -93,20 +93,20 @@ LANGUAGES: dict[str, str] = {
 _NAME = re.compile(r"[A-Za-z0-9_.+#-]{1,24}")
 
 HIGHLIGHTER = Highlighter()
-_WORDS = table("en")  # stored HTML has English labels; `with_labels` translates them for each page
+_WORDS = language_table("en")  # stored HTML has English labels; `translate_labels` translates them for each page
 
 # All classes that the highlighter can produce. The sanitizer allows them on spans.
 TOKEN_CLASSES: frozenset[str] = frozenset(name for name in STANDARD_TYPES.values() if name)
 
 
-def language_of(info: str) -> str:
+def pygments_language(info: str) -> str:
     words = info.split(maxsplit=1)
     return LANGUAGES.get(words[0].lower(), "") if words else ""
 
 
 def code_block(code: str, info: str, *, deadline: Deadline, color: bool) -> str:
     """Render a code block with its label and buttons; long blocks are collapsed. Raises OverBudgetError."""
-    language = language_of(info)
+    language = pygments_language(info)
     body = None
     if color and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
         deadline.check()

@@ -20,7 +20,7 @@ from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 from markdown_it.rules_inline.state_inline import Delimiter, Scanned
 
-from notso.web.values.wording import language, table, words
+from notso.web.values.wording import language, language_table, words
 
 _SCHEME = re.compile(r"(?:^|[^a-z0-9.+-])(https?)$", re.IGNORECASE)
 _REST = re.compile(r"://[^\s<>\"`|\\^{}]{1,2000}")
@@ -34,21 +34,21 @@ _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 def enable_inline_marks(parser: MarkdownIt) -> None:
     """Add rules for bare URLs, task list boxes, and the tokens `note` and `quotation` to a parser."""
-    parser.inline.ruler.after("text", "bare_address", _bare_address)
-    parser.inline.ruler.before("link", "note", _note)
+    parser.inline.ruler.after("text", "bare_address", _bare_url)
+    parser.inline.ruler.before("link", "note", _footnote_mark)
     parser.inline.ruler.before("note", "quotation", _quotation)
-    parser.core.ruler.after("inline", "boxes", _boxes)
+    parser.core.ruler.after("inline", "boxes", _task_list_boxes)
 
 
 def quotation_html(label: str) -> str:
     return f'<span class="quote">{escape(label)}</span>'
 
 
-def note_html(label: str) -> str:
+def footnote_mark_html(label: str) -> str:
     return f"<sup>{escape(label)}</sup>"
 
 
-def _bare_address(state: StateInline, silent: bool) -> bool:
+def _bare_url(state: StateInline, silent: bool) -> bool:
     # markdown-it's rule for text stops at the colon of https://...; at that point, the scheme is in `state.pending`.
     if state.src[state.pos] != ":" or state.linkLevel > 0:
         return False
@@ -56,7 +56,7 @@ def _bare_address(state: StateInline, silent: bool) -> bool:
     rest = _REST.match(state.src, state.pos) if scheme is not None else None
     if scheme is None or rest is None:
         return False
-    address = _without_end(scheme[1] + rest[0])
+    address = _strip_trailing_punctuation(scheme[1] + rest[0])
     target = state.md.normalizeLink(address)
     if len(address) <= len(scheme[1]) + 3 or not state.md.validateLink(target):
         return False
@@ -69,22 +69,22 @@ def _bare_address(state: StateInline, silent: bool) -> bool:
     return True
 
 
-def _without_end(address: str) -> str:
+def _strip_trailing_punctuation(address: str) -> str:
     while address:
         last = address[-1]
         # A closing bracket is part of the address if its opening bracket is.
-        if last not in _AFTERWARDS and not _closes_nothing(address):
+        if last not in _AFTERWARDS and not _is_unmatched_bracket(address):
             break
         address = address[:-1]
     return address
 
 
-def _closes_nothing(address: str) -> bool:
+def _is_unmatched_bracket(address: str) -> bool:
     opening = {")": "(", "]": "["}.get(address[-1])
     return opening is not None and address.count(address[-1]) > address.count(opening)
 
 
-def _note(state: StateInline, silent: bool) -> bool:
+def _footnote_mark(state: StateInline, silent: bool) -> bool:
     found = _NOTE.match(state.src, state.pos)
     if found is None:
         return False
@@ -108,7 +108,7 @@ def _quotation(state: StateInline, silent: bool) -> bool:
     return True
 
 
-def _boxes(state: StateCore) -> None:
+def _task_list_boxes(state: StateCore) -> None:
     for item, paragraph, inline in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
         if item.type != "list_item_open" or paragraph.type != "paragraph_open" or not inline.children:
             continue
@@ -122,7 +122,7 @@ def _boxes(state: StateCore) -> None:
 INERT_TAGS = ("sub", "sup", "kbd", "mark", "ins")
 ALERTS = ("note", "tip", "important", "warning", "caution")
 
-_WORDS = table("en")  # stored HTML has English labels; see `with_labels`
+_WORDS = language_table("en")  # stored HTML has English labels; see `translate_labels`
 _TAG = re.compile(rf"<(?:br\s*+/?|/?(?:{'|'.join(INERT_TAGS)}))\s*+>", re.IGNORECASE)
 _COMMENT = re.compile(r"<!--(?!-?>).{0,1000}?-->", re.DOTALL)
 _DETAILS = re.compile(r"\s*<details(?:\s+open)?>\s*(?:<summary>(.*?)</summary>\s*)?$", re.IGNORECASE)
@@ -207,11 +207,11 @@ def _alerts(state: StateCore) -> None:
 
 
 def _emphasis(state: StateInline, silent: bool) -> bool:
-    # Like markdown-it's rule, but `_scan` decides whether a mark can open or close emphasis.
+    # Like markdown-it's rule, but `_scan_delimiters` decides whether a mark can open or close emphasis.
     marker = state.src[state.pos]
     if silent or marker not in ("_", "*"):
         return False
-    scanned = _scan(state, marker == "*")
+    scanned = _scan_delimiters(state, marker == "*")
     for _ in range(scanned.length):
         state.push("text", "", 0).content = marker
         delimiter = Delimiter(
@@ -227,7 +227,7 @@ def _emphasis(state: StateInline, silent: bool) -> bool:
     return True
 
 
-def _scan(state: StateInline, can_split_word: bool) -> Scanned:
+def _scan_delimiters(state: StateInline, can_split_word: bool) -> Scanned:
     # In CommonMark, emphasis does not end at a mark that follows punctuation and precedes a letter, because words are
     # expected to be separated by spaces. Chinese, Japanese and Korean text has no such spaces. Therefore, characters
     # of these scripts count as spaces on the outer side of a mark, and their punctuation as letters on the inner side.
@@ -237,8 +237,8 @@ def _scan(state: StateInline, can_split_word: bool) -> Scanned:
     after = state.src[end] if end < state.posMax else " "
     if not (_CJK.match(before) or _CJK.match(after)) or not can_split_word:
         return scanned
-    opens = not _is_blank(after) and (not _is_other_mark(after) or _is_edge(before))
-    closes = not _is_blank(before) and (not _is_other_mark(before) or _is_edge(after))
+    opens = not _is_blank(after) and (not _is_non_cjk_punctuation(after) or _is_edge(before))
+    closes = not _is_blank(before) and (not _is_non_cjk_punctuation(before) or _is_edge(after))
     return Scanned(opens, closes, scanned.length)
 
 
@@ -246,13 +246,13 @@ def _is_blank(character: str) -> bool:
     return isWhiteSpace(ord(character))
 
 
-def _is_other_mark(character: str) -> bool:
+def _is_non_cjk_punctuation(character: str) -> bool:
     is_mark = isMdAsciiPunct(ord(character)) or isPunctChar(character)
     return is_mark and _CJK.match(character) is None
 
 
 def _is_edge(character: str) -> bool:
-    return _is_blank(character) or _is_other_mark(character) or _CJK.match(character) is not None
+    return _is_blank(character) or _is_non_cjk_punctuation(character) or _CJK.match(character) is not None
 
 
 _LABELS = {
@@ -263,15 +263,15 @@ _LABELS = {
 }
 
 
-def with_labels(html: str) -> str:
+def translate_labels(html: str) -> str:
     """Translate the English labels in stored HTML to the language of the page."""
     if language.get() == "en":
         return html
     for name, word in _LABELS.items():
         # Text from the model cannot contain this tag, because `<` is escaped in text.
         button = f'<button class="{name}" type="button">'
-        html = html.replace(f"{button}{table('en')[word]}</button>", f"{button}{words[word]}</button>")
+        html = html.replace(f"{button}{language_table('en')[word]}</button>", f"{button}{words[word]}</button>")
     for kind in ALERTS:
         title = '<p class="alert-title">{}</p>'
-        html = html.replace(title.format(table("en")["alert_" + kind]), title.format(words["alert_" + kind]))
+        html = html.replace(title.format(language_table("en")["alert_" + kind]), title.format(words["alert_" + kind]))
     return html

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import nh3
 
-from notso.system.confinement import Limits, serve_one
-from notso.web.values.child_work import confined
+from notso.system.confinement import Limits, serve_confined
+from notso.web.values.child_work import run_confined
 
 # Typical pages of 256 KiB take about 0.02 s.
 LIMITS = Limits(cpu_s=1, memory_bytes=512 * 2**20, wall_s=10.0, answer_bytes=8 * 2**20)
@@ -46,7 +46,7 @@ _ATTRIBUTES = {
 }
 
 
-def _kept(tag: str, attribute: str, value: str) -> str | None:
+def _filter_attribute(tag: str, attribute: str, value: str) -> str | None:
     # Links may refer only to parts of the same drawing, such as #gradient.
     return value if attribute != "href" or value.startswith("#") else None
 
@@ -57,7 +57,7 @@ _CLEANER = nh3.Cleaner(
     attributes={"*": _ATTRIBUTES},
     url_schemes={"data"},
     url_relative="pass_through",
-    attribute_filter=_kept,
+    attribute_filter=_filter_attribute,
     generic_attribute_prefixes={"aria-"},
     link_rel=None,
 )
@@ -65,9 +65,9 @@ _CLEANER = nh3.Cleaner(
 
 async def preview_html(text: str) -> str:
     """Sanitize HTML in a child process. Raises ConfinedWorkError if LIMITS are exceeded."""
-    return (await confined(_PROGRAM, text.encode(), LIMITS)).decode()
+    return (await run_confined(_PROGRAM, text.encode(), LIMITS)).decode()
 
 
 def main() -> None:
     """Run the child process: sanitize stdin to stdout."""
-    serve_one(lambda text: _CLEANER.clean(text.decode()).encode(), LIMITS)
+    serve_confined(lambda text: _CLEANER.clean(text.decode()).encode(), LIMITS)

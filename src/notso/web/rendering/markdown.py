@@ -32,7 +32,7 @@ from notso.web.rendering.extensions import (
     alert_title,
     enable_extensions,
     enable_inline_marks,
-    note_html,
+    footnote_mark_html,
     quotation_html,
 )
 from notso.web.rendering.math import MAX_FORMULA_CHARACTERS, enable_math, formula_html
@@ -119,7 +119,7 @@ class _LongParagraphError(Exception):
     pass
 
 
-def _outlined(tag: str) -> str:
+def _heading_tag(tag: str) -> str:
     # Headings start at h3, because screen readers expect them below the h1 of the page and the h2 of the message.
     return f"h{min(6, int(tag[1:]) + 2)}"
 
@@ -136,10 +136,10 @@ class _Renderer(RendererHTML):
         return code_block(tokens[idx].content, "", deadline=env["deadline"], color=False)
 
     def heading_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return f"<{_outlined(tokens[idx].tag)}>"
+        return f"<{_heading_tag(tokens[idx].tag)}>"
 
     def heading_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return f"</{_outlined(tokens[idx].tag)}>\n"
+        return f"</{_heading_tag(tokens[idx].tag)}>\n"
 
     def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         source = str(tokens[idx].attrs.get("src", ""))
@@ -153,7 +153,7 @@ class _Renderer(RendererHTML):
         return formula_html(tokens[idx].content, tokens[idx].info)
 
     def note(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return note_html(tokens[idx].content)
+        return footnote_mark_html(tokens[idx].content)
 
     def quotation(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return quotation_html(tokens[idx].content)
@@ -179,17 +179,17 @@ class _Renderer(RendererHTML):
     th_open = td_open
 
 
-def _keep_to_budget(state: StateBlock | StateInline, *_: object) -> bool:
+def _check_budget(state: StateBlock | StateInline, *_: object) -> bool:
     # This rule precedes all others and is therefore called at every position. It never matches.
     state.env["deadline"].check()
     return False
 
 
-def _check_pairs(state: StateInline) -> None:
+def _check_delimiters(state: StateInline) -> None:
     state.env["deadline"].check()
 
 
-def _too_deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+def _limit_nesting(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     if silent or state.level < MAX_NESTING:
         return False
     # Deeper content becomes plain text, up to the end of the list item or quotation that contains it.
@@ -219,7 +219,7 @@ def _image(state: StateInline, silent: bool) -> bool:
 
 def _parser() -> MarkdownIt:
     # At its own nesting limit, markdown-it drops all further content. That limit is two levels above MAX_NESTING, so
-    # that `_too_deep` applies first, even in a list, which adds two levels at once.
+    # that `_limit_nesting` applies first, even in a list, which adds two levels at once.
     parser = MarkdownIt(
         "commonmark", {"html": False, "breaks": True, "maxNesting": MAX_NESTING + 2}, renderer_cls=_Renderer
     )
@@ -228,10 +228,10 @@ def _parser() -> MarkdownIt:
     enable_extensions(parser)
     parser.enable(["table", "strikethrough"]).disable(["reference", "html_block", "html_inline"])
     interrupted = ["paragraph", "blockquote", "list", "table"]
-    parser.block.ruler.before("table", "too_deep", _too_deep)
-    parser.block.ruler.before("too_deep", "budget", _keep_to_budget, {"alt": interrupted})
-    parser.inline.ruler.before("text", "budget", _keep_to_budget)
-    parser.inline.ruler2.before("balance_pairs", "budget", _check_pairs)
+    parser.block.ruler.before("table", "too_deep", _limit_nesting)
+    parser.block.ruler.before("too_deep", "budget", _check_budget, {"alt": interrupted})
+    parser.inline.ruler.before("text", "budget", _check_budget)
+    parser.inline.ruler2.before("balance_pairs", "budget", _check_delimiters)
     parser.inline.ruler.at("link", _link)
     parser.inline.ruler.at("image", _image)
     parser.core.ruler.before("inline", "long_paragraphs", _refuse_long_paragraphs)
@@ -266,7 +266,7 @@ def render_markdown(text: str, *, budget: Budget | None = None) -> str:
 def render_block(text: str, budget: Budget) -> str:
     """Render a block. Raises OverBudgetError."""
     with budget.spending() as deadline:
-        return budget.take(render_within(text, deadline))
+        return budget.charge_html(render_within(text, deadline))
 
 
 def render_within(text: str, deadline: Deadline, *, color: bool = True) -> str:

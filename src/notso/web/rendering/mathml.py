@@ -13,8 +13,8 @@ from html import escape, unescape
 from typing import Any
 from xml.etree import ElementTree
 
-from notso.system.confinement import ConfinedWorkError, Limits, serve_one
-from notso.web.values.child_work import confined
+from notso.system.confinement import ConfinedWorkError, Limits, serve_confined
+from notso.web.values.child_work import run_confined
 
 # A thousand typical formulas take about 1 s.
 LIMITS = Limits(cpu_s=10, memory_bytes=512 << 20, wall_s=60.0, answer_bytes=32 << 20)
@@ -41,14 +41,14 @@ _ATTRIBUTES = frozenset(
 )
 
 
-async def with_mathml(html: str) -> tuple[str, int]:
+async def convert_formulas(html: str) -> tuple[str, int]:
     """Convert formulas in sanitized HTML to MathML; also return the number of formulas that could not be converted."""
     found = list(_FORMULA.finditer(html))
     made: list[str | None] = []
     for at in range(0, len(found), MOST_AT_ONCE):
         part = [[unescape(each[3]), each[2]] for each in found[at : at + MOST_AT_ONCE]]
         try:
-            made += json.loads(await confined(_PROGRAM, json.dumps(part).encode(), LIMITS))
+            made += json.loads(await run_confined(_PROGRAM, json.dumps(part).encode(), LIMITS))
         except ConfinedWorkError:
             made += [None] * len(part)
     pieces, end = [], 0
@@ -58,7 +58,7 @@ async def with_mathml(html: str) -> tuple[str, int]:
     return "".join(pieces) + html[end:], made.count(None)
 
 
-def mathml_of(tex: str, look: str) -> str | None:
+def tex_to_mathml(tex: str, look: str) -> str | None:
     """Convert TeX to MathML; return None if that fails. look: "inline" or "display"."""
     from latex2mathml.converter import convert
 
@@ -66,10 +66,10 @@ def mathml_of(tex: str, look: str) -> str | None:
         root = ElementTree.fromstring(convert(tex, display="block" if look == "display" else "inline"))
     except Exception:  # latex2mathml raises various exceptions, and the timer raises TimeoutError
         return None
-    return _safe(root, tex)
+    return _sanitize(root, tex)
 
 
-def _safe(root: ElementTree.Element, tex: str) -> str | None:
+def _sanitize(root: ElementTree.Element, tex: str) -> str | None:
     for element in root.iter():
         name = element.tag.removeprefix(f"{{{_NAMESPACE}}}")
         # latex2mathml converts an unknown command to an identifier with the command's name.
@@ -91,7 +91,7 @@ def _convert(request: bytes) -> bytes:
     for tex, look in json.loads(request):
         signal.setitimer(signal.ITIMER_REAL, FORMULA_SECONDS)
         try:
-            made.append(mathml_of(tex, look))
+            made.append(tex_to_mathml(tex, look))
         except TimeoutError:
             made.append(None)
         finally:
@@ -103,4 +103,4 @@ def main() -> None:
     """Run the child process: convert the formulas on stdin."""
     import latex2mathml.converter  # noqa: F401  reads its tables before the process loses access to files
 
-    serve_one(_convert, LIMITS)
+    serve_confined(_convert, LIMITS)

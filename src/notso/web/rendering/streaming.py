@@ -41,14 +41,14 @@ class StreamingMarkdown:
         self._held = ""  # a trailing CR, which may be followed by LF
         self._closed_to = 0
         self._tail_is_slow = False
-        self._enough_to_look = 0
+        self._min_search_characters = 0
 
     def feed(self, more: str) -> Rendered:
         """Append text. Blocking: do not call on the event loop."""
         more = self._held + more
         self._held = "\r" if more.endswith("\r") else ""
         self._text += more.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
-        closed = self._close_plain() if self._budget.spent else self._close_blocks(Deadline(TICK_SECONDS))
+        closed = self._close_plain() if self._budget.is_spent else self._close_blocks(Deadline(TICK_SECONDS))
         return Rendered(closed, self._render_tail())
 
     def finish(self) -> Rendered:
@@ -58,18 +58,18 @@ class StreamingMarkdown:
 
     def _close_blocks(self, tick: Deadline) -> str:
         complete = self._text.rfind("\n") + 1
-        if complete - self._closed_to <= self._enough_to_look:
+        if complete - self._closed_to <= self._min_search_characters:
             return ""
         lines = LINE.findall(self._text[self._closed_to : complete])
         try:
             blocks = top_level_blocks("".join(lines), tick)
         except OverBudgetError:
-            self._enough_to_look = 2 * (complete - self._closed_to)
+            self._min_search_characters = 2 * (complete - self._closed_to)
             return ""
         html, done = "", 0
         # A block is complete once the first line of the next block is complete. Later text cannot change it.
         for block, following in pairwise(blocks):
-            if done and tick.passed:
+            if done and tick.has_passed:
                 break
             text = "".join(lines[block.start : block.end])
             try:
@@ -78,7 +78,7 @@ class StreamingMarkdown:
                 html += render_unformatted(text, self._budget)
             done = following.start
             self._tail_is_slow = False
-            self._enough_to_look = 0
+            self._min_search_characters = 0
         self._closed_to += sum(len(line) for line in lines[:done])
         return html
 
@@ -93,7 +93,7 @@ class StreamingMarkdown:
         tail = self._text[self._closed_to :]
         if not tail.strip(" \t\n"):
             return ""
-        if self._tail_is_slow or len(tail) > MAX_TAIL_CHARACTERS or self._budget.spent:
+        if self._tail_is_slow or len(tail) > MAX_TAIL_CHARACTERS or self._budget.is_spent:
             return render_plain(tail)
         try:
             return render_within(complete(tail), Deadline(TICK_SECONDS), color=False)
@@ -120,17 +120,17 @@ def complete(tail: str) -> str:
     if _OPEN_FORMULA.search(last):
         return tail  # the content of a formula is not Markdown
     last = _OPEN_HEADING.sub("", last)
-    outside = _without_code(last)
+    outside = _mask_code(last)
     if code := _OPEN_CODE.search(outside):
         return head + (last.rstrip() + code[1] if code[2].strip() else last[: code.start()])
     if link := _OPEN_LINK.search(outside):
         last, outside = last[: link.start()] + link[1], outside[: link.start()] + link[1]
     for mark in _PAIRS:
-        last, outside = _close(last, outside, mark)
+        last, outside = _close_pair(last, outside, mark)
     return head + last
 
 
-def _without_code(text: str) -> str:
+def _mask_code(text: str) -> str:
     runs = list(_TICKS.finditer(text))
     ends: list[int | None] = [None] * len(runs)
     # A code span ends at the next run of backticks with the same length. One backward pass finds all ends.
@@ -149,11 +149,11 @@ def _without_code(text: str) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _close(last: str, outside: str, mark: str) -> tuple[str, str]:
+def _close_pair(last: str, outside: str, mark: str) -> tuple[str, str]:
     # `outside` is `last` with code spans masked; both have the same length.
     character = re.escape(mark[0])
     runs = list(re.finditer(rf"(?<![\\{character}]){character}{{{len(mark)}}}(?!{character})", outside))
-    openers = [run for run in runs if not _between_blanks(outside, run)]
+    openers = [run for run in runs if not _is_between_spaces(outside, run)]
     if len(openers) % 2 == 0:
         return last, outside
     opener = openers[-1]
@@ -164,7 +164,7 @@ def _close(last: str, outside: str, mark: str) -> tuple[str, str]:
     return last.rstrip() + mark, outside.rstrip() + mark
 
 
-def _between_blanks(text: str, run: re.Match[str]) -> bool:
+def _is_between_spaces(text: str, run: re.Match[str]) -> bool:
     # A list bullet, or an asterisk between spaces, is not emphasis.
     before, after = text[: run.start()][-1:], text[run.end() : run.end() + 1]
     return (not before or before.isspace()) and after.isspace()

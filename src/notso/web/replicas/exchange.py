@@ -1,7 +1,7 @@
 """Communication between replicas (servers that share a database). Messages are kept for a short time only, and may be
 lost.
 
-`Alone` is the implementation for a single server, and the default.
+`LocalExchange` is the implementation for a single server, and the default.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Take = Callable[[Body], bool]
 is called again with all changes."""
 
 
-class GrowingLog(Protocol):
+class ChangeLog(Protocol):
     """Log of changes with increasing numbers. One replica writes it, others keep copies."""
 
     at_change: Callable[[], None] | None
@@ -47,7 +47,7 @@ class Exchange(Protocol):
     def is_shared(self) -> bool: ...
 
     @property
-    def is_away(self) -> bool:
+    def is_unreachable(self) -> bool:
         """Whether the last attempt to reach the other replicas failed."""
 
     def tell(self, kind: str, **body: Any) -> None:
@@ -56,7 +56,7 @@ class Exchange(Protocol):
     def hear(self, kind: str, heard: Heard) -> None:
         """Subscribe `heard` to messages of this kind."""
 
-    def publish(self, name: str, log: GrowingLog) -> None:
+    def publish(self, name: str, log: ChangeLog) -> None:
         """Send the changes of a log until it is finished."""
 
     def following(self, name: str, take: Take) -> AbstractContextManager[None]:
@@ -87,9 +87,9 @@ class Exchange(Protocol):
         """Try to send the waiting messages, then close."""
 
 
-class Alone:
+class LocalExchange:
     is_shared = False
-    is_away = False
+    is_unreachable = False
 
     def __init__(self) -> None:
         self.at_gap: list[Callable[[], None]] = []
@@ -98,7 +98,7 @@ class Alone:
 
     def hear(self, kind: str, heard: Heard) -> None: ...
 
-    def publish(self, name: str, log: GrowingLog) -> None: ...
+    def publish(self, name: str, log: ChangeLog) -> None: ...
 
     @contextmanager
     def following(self, name: str, take: Take) -> Iterator[None]:

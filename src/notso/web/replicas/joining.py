@@ -7,17 +7,17 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from notso.extras import install_line
-from notso.web.edge.rate_limit import Counters, OwnCounters
-from notso.web.replicas.exchange import Alone, Exchange
+from notso.web.edge.rate_limit import Counters, LocalCounters
+from notso.web.replicas.exchange import Exchange, LocalExchange
 from notso.web.values.errors import SettingsError
 
 DEFAULT_PORT = 6379
 
 
 def exchange_at(url: str | None) -> Exchange:
-    """Return the exchange, or `Alone` without a URL. Raises SettingsError for a missing extra or an invalid URL."""
+    """Return the exchange (`LocalExchange` without a URL). Raises SettingsError for a missing extra or invalid URL."""
     if url is None:
-        return Alone()
+        return LocalExchange()
     try:
         from notso.web.replicas.valkey_exchange import ValkeyExchange
     except ImportError as error:
@@ -31,7 +31,7 @@ def exchange_at(url: str | None) -> Exchange:
 def counters_at(url: str | None) -> Counters:
     """Return the request counters. Raises SettingsError."""
     if url is None:
-        return OwnCounters()
+        return LocalCounters()
     try:
         from notso.web.replicas.valkey_exchange import ValkeyCounters
     except ImportError as error:

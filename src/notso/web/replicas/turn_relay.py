@@ -40,9 +40,9 @@ class _Copy:
     look: asyncio.Event = field(default_factory=asyncio.Event)  # set to query the database at once
     news: int = 0  # number of messages received
 
-    def take(self, body: Body) -> bool:
+    def apply_changes(self, body: Body) -> bool:
         self.news += 1
-        taken = self.log.take(body["after"], body["number"], body)
+        taken = self.log.apply_changes(body["after"], body["number"], body)
         self.first.set()
         if self.log.finished:
             self.look.set()
@@ -63,10 +63,10 @@ class TurnRelay:
             turns.at_start.append(self._publish)
             turns.not_here = self._forward
             feed.at_announce = lambda *announced: exchange.tell("feed", announced=announced)
-            exchange.hear("turn", self._do)
-            exchange.hear("feed", lambda body: feed.take(*body["announced"]))
-            exchange.hear("ended", lambda body: self._look(body["generation"]))
-            exchange.at_gap.append(self._after_a_gap)
+            exchange.hear("turn", self._perform)
+            exchange.hear("feed", lambda body: feed.apply_changes(*body["announced"]))
+            exchange.hear("ended", lambda body: self._check_soon(body["generation"]))
+            exchange.at_gap.append(self._on_gap)
 
     async def log_of(self, owner: str, message: StoredMessage) -> TurnLog | None:
         """Return a copy of the log of another replica's running turn; None for a single server."""
@@ -75,7 +75,7 @@ class TurnRelay:
         copy = self._copies.get(message.generation_id or "")
         if copy is None:
             copy = self._copies[message.generation_id or ""] = _Copy(owner, message.generation_id or "")
-            task = asyncio.create_task(self._keep(copy))
+            task = asyncio.create_task(self._follow(copy))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(TimeoutError):
@@ -83,7 +83,7 @@ class TurnRelay:
         return copy.log
 
     def ended(self, orphan: Orphan) -> None:
-        self._look(orphan.generation_id)
+        self._check_soon(orphan.generation_id)
         self._exchange.tell("ended", generation=orphan.generation_id)
         self._feed.announce(orphan.owner, orphan.chat_id, "")
 
@@ -99,12 +99,12 @@ class TurnRelay:
         self._exchange.tell("turn", method=method, arguments=arguments)
         return True
 
-    def _do(self, body: Body) -> None:
+    def _perform(self, body: Body) -> None:
         # A browser's request may reach a replica that does not run the turn. That replica forwards the user action to
         # all replicas, and the one that runs the turn performs it here.
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
-            self._turns.stop_chat_here(more[0], name)
+            self._turns.stop_local_chat(more[0], name)
         elif name in self._turns.generations:
             if method == "stop":
                 self._turns.stop(name)
@@ -116,21 +116,21 @@ class TurnRelay:
                 with contextlib.suppress(Problem):  # an invalid reply leaves the question open
                     self._turns.reply(name, more[0], more[1])
 
-    def _look(self, generation_id: str) -> None:
+    def _check_soon(self, generation_id: str) -> None:
         if (copy := self._copies.get(generation_id)) is not None:
             copy.look.set()
 
-    def _after_a_gap(self) -> None:
-        self._feed.begin_anew()
+    def _on_gap(self) -> None:
+        self._feed.invalidate_revisions()
         for copy in self._copies.values():
             copy.look.set()
 
-    async def _keep(self, copy: _Copy) -> None:
+    async def _follow(self, copy: _Copy) -> None:
         # Keep the copy up to date until the turn ends, according to its replica or the database, or until the copy has
         # had no readers for UNREAD_SECONDS.
         unread_s = 0.0
         try:
-            with self._exchange.following(copy.generation_id, copy.take):
+            with self._exchange.following(copy.generation_id, copy.apply_changes):
                 while unread_s < UNREAD_SECONDS and not copy.log.finished:
                     news = copy.news
                     with contextlib.suppress(TimeoutError):
@@ -139,7 +139,7 @@ class TurnRelay:
                     copy.look.clear()
                     if not copy.log.finished and (asked or not known):
                         await self._end_if_ended(copy)
-                    unread_s = 0.0 if copy.log.is_read else unread_s + SILENT_SECONDS
+                    unread_s = 0.0 if copy.log.has_readers else unread_s + SILENT_SECONDS
             if copy.log.finished:
                 await asyncio.sleep(UNREAD_SECONDS)
         finally:
@@ -154,7 +154,7 @@ class TurnRelay:
                 copy.log.finish("interrupted", words["phase_interrupted"])
                 return
             if message.renderer and not message.tool_uses:  # the copy may lack the end of the text
-                copy.log.restate({"answer": message.answer_html, "reasoning": message.reasoning_html})
+                copy.log.replace_html({"answer": message.answer_html, "reasoning": message.reasoning_html})
             copy.log.words = len(message.content.split())
             error = message.note if message.state == "failed" else None
             copy.log.finish(message.state, words[f"phase_{message.state}"], error, asdict(message.numbers))

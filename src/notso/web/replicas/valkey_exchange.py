@@ -28,8 +28,8 @@ from limits.aio.strategies import MovingWindowRateLimiter
 from valkey.asyncio import BlockingConnectionPool, Valkey
 from valkey.exceptions import ValkeyError
 
-from notso.web.edge.rate_limit import Counters, OwnCounters
-from notso.web.replicas.exchange import Body, GrowingLog, Heard, Take
+from notso.web.edge.rate_limit import Counters, LocalCounters
+from notso.web.replicas.exchange import Body, ChangeLog, Heard, Take
 
 logger = logging.getLogger("notso.web.replicas")
 
@@ -60,7 +60,7 @@ Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
 @dataclass(slots=True)
 class _Published:
-    log: GrowingLog
+    log: ChangeLog
     key: str
     sent: int = -1  # number of the last change in the Valkey server's stream; -1: send the whole log
     whole_bytes: int = 0  # size of the last whole copy
@@ -91,10 +91,10 @@ class ValkeyExchange:
         self._reader = Valkey.from_url(
             url, socket_timeout=BLOCK_SECONDS + ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS
         )
-        self._told: deque[bytes] = deque(maxlen=MOST_TOLD)
+        self._outbox: deque[bytes] = deque(maxlen=MOST_TOLD)
         self._published: dict[str, _Published] = {}
         self._changed: dict[str, None] = {}
-        self._heard: dict[str, list[Heard]] = {}
+        self._subscribers: dict[str, list[Heard]] = {}
         self._copies: dict[str, list[_Copy]] = {}
         self._claims: dict[str, str] = {}
         self.at_gap: list[Callable[[], None]] = []
@@ -102,22 +102,22 @@ class ValkeyExchange:
         self._bell_at = b"0-0"
         self._ring = False
         self._missed = False
-        self._away = False
+        self._unreachable = False
         self._work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def is_away(self) -> bool:
-        return self._away
+    def is_unreachable(self) -> bool:
+        return self._unreachable
 
     def tell(self, kind: str, **body: Any) -> None:
-        self._told.append(_as_json({"from": self._replica, "kind": kind, **body}))
+        self._outbox.append(_as_json({"from": self._replica, "kind": kind, **body}))
         self._work.set()
 
     def hear(self, kind: str, heard: Heard) -> None:
-        self._heard.setdefault(kind, []).append(heard)
+        self._subscribers.setdefault(kind, []).append(heard)
 
-    def publish(self, name: str, log: GrowingLog) -> None:
+    def publish(self, name: str, log: ChangeLog) -> None:
         self._published[name] = _Published(log, f"notso:log:{name}")
         log.at_change = lambda: self._note_change(name)
         self._note_change(name)
@@ -145,7 +145,7 @@ class ValkeyExchange:
                 if found is not None and found.decode() != holder:
                     return str(found.decode())
         except FAILURES as error:
-            self._is_away(error)
+            self._mark_unreachable(error)
         self._claims[name] = holder
         return ""
 
@@ -188,7 +188,7 @@ class ValkeyExchange:
             await asyncio.gather(*done, return_exceptions=True)
         with suppress(*FAILURES):
             async with asyncio.timeout(CLOSE_SECONDS):
-                if not self._away:
+                if not self._unreachable:
                     await self._flush()
                     await self._client.delete(self._bell, *(f"notso:claim:{name}" for name in self._claims))
         for client in (self._client, self._reader):
@@ -216,19 +216,19 @@ class ValkeyExchange:
             try:
                 await self._flush()
             except FAILURES as error:
-                self._is_away(error)
+                self._mark_unreachable(error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._work.set()
             else:
-                self._is_back()
+                self._mark_reachable()
 
     async def _flush(self) -> None:
         # Send all messages and changes in one round trip. If it fails, they are sent again: receivers ignore changes
         # that they already have, and repeated messages are harmless.
-        told, names, ring = len(self._told), list(self._changed), self._ring
+        told, names, ring = len(self._outbox), list(self._changed), self._ring
         self._changed.clear()
         pipe = self._client.pipeline(transaction=False)
-        for body in list(self._told):
+        for body in list(self._outbox):
             pipe.xadd(self._bus, {b"json": body}, maxlen=MOST_TOLD, approximate=True)
         sent: list[tuple[_Published, int, int, bool]] = []
         for name in names:
@@ -253,8 +253,8 @@ class ValkeyExchange:
             self._drop_old()
             raise
         self._ring = self._ring and not ring
-        for _ in range(min(told, len(self._told))):
-            self._told.popleft()
+        for _ in range(min(told, len(self._outbox))):
+            self._outbox.popleft()
         for name, (each, number, size, whole), added in zip(names, sent, results[told::2], strict=False):
             each.sent = number if added is not None else -1  # None: the Valkey server has lost the log's stream
             each.whole_bytes, each.more_bytes = (size, 0) if whole else (each.whole_bytes, each.more_bytes + size)
@@ -276,7 +276,7 @@ class ValkeyExchange:
                 await self._read()
                 await asyncio.sleep(READ_SECONDS)
             except FAILURES as error:
-                self._is_away(error)
+                self._mark_unreachable(error)
                 self._missed = True
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -291,7 +291,7 @@ class ValkeyExchange:
         found = await self._reader.xread(streams, block=int(1000 * BLOCK_SECONDS))
         if self._missed:
             self._missed = False
-            self._is_back()
+            self._mark_reachable()
             for act in self.at_gap:
                 act()
         for key, entries in found or ():
@@ -305,12 +305,12 @@ class ValkeyExchange:
             self._at = last
             for body in _bodies(entries):
                 if body.get("from") != self._replica:
-                    for heard in self._heard.get(str(body.get("kind")), ()):
-                        _safely(heard, body)
+                    for heard in self._subscribers.get(str(body.get("kind")), ()):
+                        _call_logged(heard, body)
         for copy in list(self._copies.get(key, ())):
             new = [entry for entry in entries if _number(entry) > copy.at]
             copy.at = _number(entries[-1])
-            if not all(_safely(copy.take, body) for body in _bodies(new)):
+            if not all(_call_logged(copy.take, body) for body in _bodies(new)):
                 copy.at = 0, 0
 
     async def _renew(self) -> None:
@@ -323,15 +323,15 @@ class ValkeyExchange:
                         pipe.expire(f"notso:claim:{name}", CLAIM_SECONDS)
                     await pipe.execute()
 
-    def _is_away(self, error: BaseException) -> None:
-        if not self._away:
+    def _mark_unreachable(self, error: BaseException) -> None:
+        if not self._unreachable:
             logger.warning("Valkey is unreachable; this replica continues alone: %s", error or type(error).__name__)
-        self._away = True
+        self._unreachable = True
 
-    def _is_back(self) -> None:
-        if self._away:
+    def _mark_reachable(self) -> None:
+        if self._unreachable:
             logger.warning("Valkey is reachable again")
-        self._away = False
+        self._unreachable = False
 
 
 def _number(entry: Entry) -> tuple[int, int]:
@@ -353,7 +353,7 @@ def _bodies(entries: list[Entry]) -> Iterator[Body]:
             yield body
 
 
-def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
+def _call_logged(act: Callable[[Body], bool | None], body: Body) -> bool:
     # If handling a message raises an exception, treat the message as handled: it would fail again, and an exception
     # here would stop the task that reads all messages.
     try:
@@ -376,7 +376,7 @@ class ValkeyCounters:
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._own: Counters = OwnCounters()
+        self._own: Counters = LocalCounters()
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=MOST_CONNECTIONS,
@@ -387,13 +387,13 @@ class ValkeyCounters:
         storage = RedisStorage(url, implementation="valkey", key_prefix="notso:limit", connection_pool=pool)  # type: ignore[arg-type]
         self._limiter = MovingWindowRateLimiter(storage)
         self._away_until = float("-inf")
-        self._away = False
+        self._unreachable = False
 
     async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        return await self._either(lambda each: each.test(limit, what, who))
+        return await self._with_fallback(lambda each: each.test(limit, what, who))
 
     async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        return await self._either(lambda each: each.hit(limit, what, who))
+        return await self._with_fallback(lambda each: each.hit(limit, what, who))
 
     async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
         async def asked(each: MovingWindowRateLimiter | Counters) -> float:
@@ -401,20 +401,20 @@ class ValkeyCounters:
                 return (await each.get_window_stats(limit, what, who)).reset_time
             return await each.free_at(limit, what, who)
 
-        return await self._either(asked)
+        return await self._with_fallback(asked)
 
-    async def _either(self, ask: Callable[[MovingWindowRateLimiter | Counters], Awaitable[T]]) -> T:
+    async def _with_fallback(self, ask: Callable[[MovingWindowRateLimiter | Counters], Awaitable[T]]) -> T:
         if self._clock() >= self._away_until:
             try:
                 answer = await ask(self._limiter)
             except (ValkeyError, OSError, TimeoutError) as error:
-                if not self._away:
+                if not self._unreachable:
                     logger.warning(
                         "Valkey is unreachable; requests are counted per replica: %s",
                         error or type(error).__name__,
                     )
-                self._away, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS
+                self._unreachable, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS
             else:
-                self._away = False
+                self._unreachable = False
                 return answer
         return await ask(self._own)

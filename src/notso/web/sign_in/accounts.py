@@ -17,9 +17,9 @@ from notso.web.edge.access import NOBODY, Caller, mark_of
 from notso.web.edge.errors import is_api
 from notso.web.edge.rate_limit import Counters
 from notso.web.engine.port import Usage
-from notso.web.store.access import AccessStore, AuditEntry, UsageRow, Used
+from notso.web.store.access import AccessStore, AuditEntry, UsageRow, UsageTotals
 from notso.web.values.errors import Problem, QuotaError, StorageError
-from notso.web.values.quotas import Quota, Reservation, Wanted
+from notso.web.values.quotas import MaxTokenUse, Quota, Reservation
 from notso.web.values.wording import number, words
 
 FLUSH_SECONDS = 5.0
@@ -52,7 +52,7 @@ class Accounts:
         self.store = store
         self._counters = counters
         self._clock = clock
-        self._pending: dict[tuple[date, str], Used] = {}
+        self._pending: dict[tuple[date, str], UsageTotals] = {}
         self._quotas: dict[str, Quota] = {}
         self._turns: dict[str, asyncio.Lock] = {}  # make an owner's requests wait for reservations in order of arrival
         self._reserved: dict[str, Reservation] = {}
@@ -70,9 +70,9 @@ class Accounts:
     async def start(self) -> None:
         await self.store.open()
         # This task writes usage every FLUSH_SECONDS, so that a killed server loses no more than that.
-        self._task = asyncio.create_task(self._write_now_and_then())
+        self._task = asyncio.create_task(self._write_periodically())
 
-    async def _write_now_and_then(self) -> None:
+    async def _write_periodically(self) -> None:
         while not self._closing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
@@ -87,7 +87,7 @@ class Accounts:
     def has_quota(self, owner: str) -> bool:
         return owner in self._quotas
 
-    async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
+    async def reserve(self, owner: str, wanted: Sequence[MaxTokenUse]) -> list[Reservation]:
         """Reserve the requests' maximum use; wait for other requests if necessary. Raises QuotaError or
         StorageError."""
         turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
@@ -96,12 +96,12 @@ class Accounts:
             async with asyncio.timeout_at(deadline):
                 await turn.acquire()
         except TimeoutError:
-            reserved = await self._try(owner, wanted)
+            reserved = await self._try_reserve(owner, wanted)
         else:
             try:
                 while True:
                     self._freed.clear()
-                    reserved = await self._try(owner, wanted)
+                    reserved = await self._try_reserve(owner, wanted)
                     if reserved is not None or clock() >= deadline:
                         break
                     with contextlib.suppress(TimeoutError):
@@ -114,7 +114,7 @@ class Accounts:
             raise QuotaError(message, retry_after_seconds=RETRY_SECONDS)
         return reserved
 
-    async def _try(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation] | None:
+    async def _try_reserve(self, owner: str, wanted: Sequence[MaxTokenUse]) -> list[Reservation] | None:
         # Return None if the quota is sufficient, but other requests have reserved too much of it. Raises QuotaError if
         # it would be insufficient even without their reservations.
         quota, day = self._quotas[owner], self.today()
@@ -122,13 +122,13 @@ class Accounts:
         try:
             found = await asyncio.shield(asked)
         except asyncio.CancelledError:
-            asked.add_done_callback(self._give_back)  # the canceled caller will not release the reservations
+            asked.add_done_callback(self._release_unclaimed)  # the canceled caller will not release the reservations
             raise
         if isinstance(found, list):
             self._reserved |= {each.id: each for each in found}
             return found
         for wording, amount, least, limit in (
-            (words["error_key_quota"], found.tokens, sum(map(_least, wanted)), quota.tokens),
+            (words["error_key_quota"], found.tokens, sum(map(_least_tokens, wanted)), quota.tokens),
             (words["error_key_requests"], found.requests, len(wanted), quota.requests),
         ):
             if limit and amount + least > limit:
@@ -136,7 +136,7 @@ class Accounts:
                 raise QuotaError(message, retry_after_seconds=self._until_tomorrow())
         return None
 
-    def _give_back(self, asked: asyncio.Future[list[Reservation] | Used]) -> None:
+    def _release_unclaimed(self, asked: asyncio.Future[list[Reservation] | UsageTotals]) -> None:
         if not asked.cancelled() and asked.exception() is None and isinstance(found := asked.result(), list):
             self.release(found)
 
@@ -153,7 +153,7 @@ class Accounts:
         key = (reservation.day if reservation is not None else self.today(), owner)
         tokens = (usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)
         if key in self._pending or len(self._pending) < MAX_PENDING:
-            self._pending[key] = self._pending.get(key, Used()) + Used(1, *tokens)
+            self._pending[key] = self._pending.get(key, UsageTotals()) + UsageTotals(1, *tokens)
         if reservation is not None:
             self.release([reservation])
 
@@ -175,7 +175,7 @@ class Accounts:
             except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
                 _log.warning("usage cannot be written and is kept for now: %s", error)
                 for key, used in taken.items():
-                    self._pending[key] = self._pending.get(key, Used()) + used
+                    self._pending[key] = self._pending.get(key, UsageTotals()) + used
                 self._ended |= ended
                 return
             for each in ended:
@@ -211,11 +211,11 @@ class Accounts:
         await self.flush()
         await self.store.close()
 
-    async def used_today(self, owner: str) -> Used:
+    async def used_today(self, owner: str) -> UsageTotals:
         """Return today's usage, including unwritten usage. Raises StorageError."""
         async with self._writing:
             day = self.today()
-            return await self.store.used_on(day, owner) + self._pending.get((day, owner), Used())
+            return await self.store.used_on(day, owner) + self._pending.get((day, owner), UsageTotals())
 
     async def __call__(self, request: Request, caller: Caller) -> None:
         """Check the limits of the caller's key, and audit the request. Raises Problem (429) or StorageError."""
@@ -223,7 +223,7 @@ class Accounts:
             self._quotas[caller.owner] = Quota(caller.requests_per_day, caller.tokens_per_day)
         if action := mark_of(request.scope["route"]).audit:
             await self.audit(caller.owner, action, request, by_operator=caller.is_operator)
-        if not caller.key_id or not _asks_the_model(request):
+        if not caller.key_id or not _uses_model(request):
             return
         limit = RateLimitItemPerMinute(caller.requests_per_minute) if caller.requests_per_minute else None
         if limit is not None and not await self._counters.hit(limit, KEY_REQUESTS, caller.owner):
@@ -232,9 +232,9 @@ class Accounts:
             message = words["error_key_rate"].format(limit=number(limit.amount), seconds=seconds)
             raise Problem(429, message, retry_after_seconds=seconds)
         if caller.tokens_per_day or caller.requests_per_day:
-            await self._refuse_beyond_quota(request, caller)
+            await self._require_quota(request, caller)
 
-    async def _refuse_beyond_quota(self, request: Request, caller: Caller) -> None:
+    async def _require_quota(self, request: Request, caller: Caller) -> None:
         today = await self.used_today(caller.owner)
         for wording, used, limit in (
             (words["error_key_quota"], today.tokens, caller.tokens_per_day),
@@ -296,12 +296,12 @@ class Accounts:
         return math.ceil((midnight - now).total_seconds())
 
 
-def _least(wanted: Wanted) -> int:
+def _least_tokens(wanted: MaxTokenUse) -> int:
     # An answer has at least one token.
     return wanted.prompt_tokens + min(1, wanted.answer_tokens)
 
 
-def _asks_the_model(request: Request) -> bool:
+def _uses_model(request: Request) -> bool:
     if request.method != "POST":
         return False
     return is_api(request.scope) or request.scope["path"].rstrip("/").rpartition("/")[2] in ASKING

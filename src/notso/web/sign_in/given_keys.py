@@ -59,7 +59,7 @@ def owner_of_key(key_id: str) -> str:
     return f"key:{key_id}"
 
 
-class GivenKeys:
+class IssuedKeys:
     """Looks up keys at every request, so that revocation takes effect at once on all servers.
 
     While the store fails, keys found within the last KNOWN_SECONDS remain valid.
@@ -102,7 +102,7 @@ def _caller(key: ApiKey | None) -> Caller | None:
 T = TypeVar("T")
 
 
-class KeyBook:
+class KeyManager:
     """Manages keys synchronously. Each call opens a store created by `make`. Methods raise StorageError."""
 
     def __init__(self, make: Callable[[], AccessStore], by: str = "command line") -> None:

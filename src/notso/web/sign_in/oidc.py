@@ -77,9 +77,9 @@ class OidcProvider:
             "code",
             self._redirect,
             self._settings.scope,
-            f"{began}.{self._made('state', browser, began)}",
-            nonce=self._made("nonce", browser, began),
-            code_challenge=create_s256_code_challenge(self._made("verifier", browser, began)),
+            f"{began}.{self._complete('state', browser, began)}",
+            nonce=self._complete("nonce", browser, began),
+            code_challenge=create_s256_code_challenge(self._complete("verifier", browser, began)),
             code_challenge_method="S256",
         )
         return address
@@ -87,7 +87,7 @@ class OidcProvider:
     async def finish(self, browser: str, state: str, code: str) -> Caller:
         """Complete a sign-in and return the caller. Raises SignInError."""
         began, _, proof = state.partition(".")
-        if not browser or not secrets.compare_digest(proof.encode(), self._made("state", browser, began).encode()):
+        if not browser or not secrets.compare_digest(proof.encode(), self._complete("state", browser, began).encode()):
             raise SignInError("this sign-in was not started in this browser")
         if state in self._ended or time.monotonic() - float(began) > FLOW_SECONDS:
             raise SignInError("this sign-in took too long or has already ended")
@@ -95,7 +95,7 @@ class OidcProvider:
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         facts = await self._provider()
-        verifier = self._made("verifier", browser, began)
+        verifier = self._complete("verifier", browser, began)
         try:
             async with asyncio.timeout(SECONDS), self._client() as client:
                 token = await client.fetch_token(
@@ -103,10 +103,10 @@ class OidcProvider:
                 )
         except Exception as error:  # each library has its own errors for an unreachable provider or a rejected code
             raise SignInError(f"the provider rejected the code ({type(error).__name__})") from None
-        claims = await self._claims(str(token.get("id_token", "")), self._made("nonce", browser, began))
+        claims = await self._claims(str(token.get("id_token", "")), self._complete("nonce", browser, began))
         return self._caller(claims)
 
-    def _made(self, what: str, browser: str, began: str) -> str:
+    def _complete(self, what: str, browser: str, began: str) -> str:
         # Derive state, nonce and verifier (64 characters each) from the browser's cookie and a secret, so that sign-ins
         # in progress need not be stored: anyone could start thousands of them.
         return hmac.new(self._own, f"{what} {began} {browser}".encode(), hashlib.sha256).hexdigest()

@@ -16,7 +16,7 @@ from notso.plugins.process import PluginProcess, Plugins
 from notso.web.edge.access import Caller, KeyRing, SessionBook, SignIn, peer_of
 from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts
-from notso.web.sign_in.given_keys import GivenKeys
+from notso.web.sign_in.given_keys import IssuedKeys
 from notso.web.store.access import AccessStore
 from notso.web.values.child_work import call_plugin
 from notso.web.values.errors import SettingsError
@@ -94,19 +94,19 @@ class ProxyHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class SignInWays:
+class SignInMethods:
     ring: KeyRing
     accounts: Accounts | None  # None for a single user
     oidc: OidcProvider | None
 
 
-def sign_in_ways(
+def sign_in_methods(
     settings: Settings,
     plugins: Plugins,
     store: AccessStore | None,
     counters: Counters,
     book: SessionBook | None = None,
-) -> SignInWays:
+) -> SignInMethods:
     """Set up the configured sign-in methods. `counters` count the requests of each key.
 
     Raises SettingsError for a missing extra or a plugin that is not enabled.
@@ -122,12 +122,12 @@ def sign_in_ways(
         settings.api_key,
         sign_ins=tuple(sign_ins),
         book=book,
-        keys=GivenKeys(store) if store is not None else None,
+        keys=IssuedKeys(store) if store is not None else None,
         gate=accounts,
-        asks_who=chosen.asks_who,
+        requires_authentication=chosen.requires_authentication,
         rules=chosen.rules,
     )
-    return SignInWays(ring, accounts, _oidc(settings))
+    return SignInMethods(ring, accounts, _oidc(settings))
 
 
 def plugin_with_role(plugins: Plugins, name: str, setting: str) -> PluginProcess:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Protocol
 
-from notso.web.values.quotas import Quota, Reservation, Wanted
+from notso.web.values.quotas import MaxTokenUse, Quota, Reservation
 
 MAX_KEYS = 10_000
 RESERVED_SECONDS = 120.0  # lifetime of a reservation, which its server renews until the request ends
@@ -34,13 +34,13 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class UsageTotals:
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def __add__(self, other: Used) -> Used:
-        return Used(
+    def __add__(self, other: UsageTotals) -> UsageTotals:
+        return UsageTotals(
             self.requests + other.requests,
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
@@ -55,7 +55,7 @@ class Used:
 class UsageRow:
     day: date
     owner: str
-    used: Used
+    used: UsageTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,9 @@ class AccessStore(Protocol):
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
         """Add usage and delete the `ended` reservations, in one transaction."""
 
-    async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
+    async def reserve(
+        self, day: date, owner: str, quota: Quota, wanted: Sequence[MaxTokenUse]
+    ) -> list[Reservation] | UsageTotals:
         """Reserve tokens for the `wanted` requests, with shorter answers if the quota is nearly used up.
 
         Used and reserved tokens never exceed the quota, even across processes. If the quota does not suffice, nothing
@@ -110,7 +112,7 @@ class AccessStore(Protocol):
     async def usage(self, first: date, last: date) -> list[UsageRow]:
         """Return the usage from `first` to `last`, sorted by day (newest first), then by owner."""
 
-    async def used_on(self, day: date, owner: str) -> Used: ...
+    async def used_on(self, day: date, owner: str) -> UsageTotals: ...
 
     async def add_audit(self, *entries: AuditEntry) -> None:
         """Append all entries or none. A full log discards the oldest entry of the owner that has the most entries."""

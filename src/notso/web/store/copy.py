@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from notso.web.store.opening import access_store_at, store_at
+from notso.web.store.opening import create_access_store, create_store
 from notso.web.store.sql.access import SQLAccessStore
-from notso.web.store.sql.database import Database, Statements, Value
-from notso.web.store.sql.documents import DOCUMENT_COLUMNS, LIBRARY_COLUMNS, MEMBER_COLUMNS, index_again
-from notso.web.store.sql.rows import CHAT_COLUMNS, CHAT_TRUTHS, MESSAGE_COLUMNS, message_of
+from notso.web.store.sql.database import Database, SQLConnection, Value
+from notso.web.store.sql.documents import DOCUMENT_COLUMNS, LIBRARY_COLUMNS, MEMBER_COLUMNS, reindex_document
+from notso.web.store.sql.rows import CHAT_COLUMNS, CHAT_TRUTHS, MESSAGE_COLUMNS, message_from_row
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.errors import StorageError
@@ -34,7 +34,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopiedTable:
     """Number of rows in a table, and the sum of their SHA-256 digests, which does not depend on the rows' order."""
 
     table: str
@@ -107,7 +107,7 @@ ACCESS_TABLES = (
 )
 
 
-def copy_everything(source: str, target: str) -> tuple[Copied, ...]:
+def copy_database(source: str, target: str) -> tuple[CopiedTable, ...]:
     """Copy a data directory or postgresql:// database to an empty one, completely or not at all.
 
     The copied rows are read back and compared before the commit. Raises SettingsError, or StorageError if either
@@ -116,14 +116,14 @@ def copy_everything(source: str, target: str) -> tuple[Copied, ...]:
     return asyncio.run(_copy(source, target))
 
 
-async def _copy(source: str, target: str) -> tuple[Copied, ...]:
-    from_store, to_store = _store_of(source, must_exist=True), _store_of(target)
-    async with from_store.alone(), to_store.alone():
-        return await _copied(from_store, to_store, TABLES, lambda: _copy_access(source, target))
+async def _copy(source: str, target: str) -> tuple[CopiedTable, ...]:
+    from_store, to_store = _chat_store_at(source, must_exist=True), _chat_store_at(target)
+    async with from_store.exclusive_use(), to_store.exclusive_use():
+        return await _copy_in_transaction(from_store, to_store, TABLES, lambda: _copy_access(source, target))
 
 
-async def _copy_access(source: str, target: str) -> tuple[Copied, ...]:
-    from_access, to_access = _access_of(source), _access_of(target)
+async def _copy_access(source: str, target: str) -> tuple[CopiedTable, ...]:
+    from_access, to_access = _access_store_at(source), _access_store_at(target)
     async with contextlib.AsyncExitStack() as closing:
         for each in (from_access, to_access):
             if each is not None:
@@ -134,24 +134,24 @@ async def _copy_access(source: str, target: str) -> tuple[Copied, ...]:
                 # Create access.db in the target only if the source has one.
                 to_access = SQLiteAccessStore(Path(target))
                 closing.push_async_callback(to_access.close)
-            return await _copied(from_access, to_access, ACCESS_TABLES)
+            return await _copy_in_transaction(from_access, to_access, ACCESS_TABLES)
         if to_access is not None:
-            await to_access.look(lambda db: _refuse_rows(db, ACCESS_TABLES))
+            await to_access.run_read(lambda db: _require_empty(db, ACCESS_TABLES))
     return tuple(_Digest(table).copied for table in ACCESS_TABLES)
 
 
-async def _copied(
+async def _copy_in_transaction(
     source: SQLStore | SQLAccessStore,
     target: SQLStore | SQLAccessStore,
     tables: tuple[Table, ...],
-    before_keeping: Callable[[], Coroutine[Any, Any, tuple[Copied, ...]]] | None = None,
-) -> tuple[Copied, ...]:
+    before_keeping: Callable[[], Coroutine[Any, Any, tuple[CopiedTable, ...]]] | None = None,
+) -> tuple[CopiedTable, ...]:
     loop = asyncio.get_running_loop()
 
-    def read(from_db: Statements) -> tuple[Copied, ...]:
-        def write(to_db: Statements) -> tuple[Copied, ...]:
+    def read(from_db: SQLConnection) -> tuple[CopiedTable, ...]:
+        def write(to_db: SQLConnection) -> tuple[CopiedTable, ...]:
             if isinstance(to_db, Database):
-                to_db.begin_bulk()
+                to_db.prepare_bulk_copy()
             copied = _copy_tables(tables, from_db, to_db)
             # Chats and keys are copied in two transactions. If the keys cannot be committed, the chats are rolled back.
             if before_keeping is None:
@@ -160,20 +160,20 @@ async def _copied(
 
         with from_db.snapshot():
             if isinstance(from_db, Database):
-                from_db.begin_bulk()
+                from_db.prepare_bulk_copy()
             return asyncio.run_coroutine_threadsafe(target.write(write), loop).result()
 
-    return await source.look(read)
+    return await source.run_read(read)
 
 
-def _copy_tables(tables: tuple[Table, ...], from_db: Statements, to_db: Statements) -> tuple[Copied, ...]:
-    _refuse_rows(to_db, tables)
+def _copy_tables(tables: tuple[Table, ...], from_db: SQLConnection, to_db: SQLConnection) -> tuple[CopiedTable, ...]:
+    _require_empty(to_db, tables)
     copied = []
     for table in tables:
         names = (*table.columns, *table.constants)
         into = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         digest = _Digest(table)
-        for rows in _pages(from_db, table):
+        for rows in _read_batches(from_db, table):
             digest.add(rows)
             for row in rows:
                 values = [bool(row[c]) if c in table.truths else row[c] for c in table.columns]
@@ -181,7 +181,7 @@ def _copy_tables(tables: tuple[Table, ...], from_db: Statements, to_db: Statemen
                 if isinstance(to_db, Database):
                     _index(to_db, table, row)
         copied.append(digest.copied)
-    written = tuple(digest_of(to_db, table) for table in tables)
+    written = tuple(digest_table(to_db, table) for table in tables)
     if written != tuple(copied):
         raise StorageError("the copy differs from the source and was discarded")
     return written
@@ -191,20 +191,20 @@ def _index(db: Database, table: Table, row: Any) -> None:
     if table.name == "chats":
         db.index_title(row["owner"], row["id"], row["title"])
     elif table.name == "messages":
-        db.index_message(row["owner"], message_of(row))
+        db.index_message(row["owner"], message_from_row(row))
     elif table.name == "document_texts":
-        index_again(db, row["document_id"])
+        reindex_document(db, row["document_id"])
 
 
-def _refuse_rows(db: Statements, tables: tuple[Table, ...]) -> None:
+def _require_empty(db: SQLConnection, tables: tuple[Table, ...]) -> None:
     for table in tables:
         if db.execute(f"SELECT 1 AS one FROM {table.name} LIMIT 1").fetchone() is not None:
             raise StorageError("the target is not empty and was not changed; choose another one")
 
 
-def digest_of(db: Statements, table: Table) -> Copied:
+def digest_table(db: SQLConnection, table: Table) -> CopiedTable:
     digest = _Digest(table)
-    for rows in _pages(db, table):
+    for rows in _read_batches(db, table):
         digest.add(rows)
     return digest.copied
 
@@ -223,11 +223,11 @@ class _Digest:
             self._rows += 1
 
     @property
-    def copied(self) -> Copied:
-        return Copied(self._table.name, self._rows, f"{self._sum:064x}")
+    def copied(self) -> CopiedTable:
+        return CopiedTable(self._table.name, self._rows, f"{self._sum:064x}")
 
 
-def _pages(db: Statements, table: Table) -> Iterator[list[Any]]:
+def _read_batches(db: SQLConnection, table: Table) -> Iterator[list[Any]]:
     names = ", ".join(dict.fromkeys((*table.columns, *table.key)))
     key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
     # Keyset pagination, because an OFFSET would read all earlier rows again.
@@ -242,16 +242,16 @@ def _pages(db: Statements, table: Table) -> Iterator[list[Any]]:
         where, last = f" WHERE ({key}) > ({marks})", [rows[-1][name] for name in table.key]
 
 
-def _store_of(place: str, *, must_exist: bool = False) -> SQLStore:
+def _chat_store_at(place: str, *, must_exist: bool = False) -> SQLStore:
     if is_postgres(place):
-        return store_at(Path(), place)
+        return create_store(Path(), place)
     if must_exist and not (Path(place) / "notso.db").exists():
         raise StorageError(f"{place} contains no chats")
-    return store_at(Path(place), None)
+    return create_store(Path(place), None)
 
 
-def _access_of(place: str) -> SQLAccessStore | None:
+def _access_store_at(place: str) -> SQLAccessStore | None:
     if is_postgres(place):
-        return access_store_at(Path(), place)
+        return create_access_store(Path(), place)
     # Opening the store would create access.db, so return None if the file does not exist.
     return SQLiteAccessStore(Path(place)) if SQLiteAccessStore.exists(Path(place)) else None

@@ -208,11 +208,11 @@ class DocumentStore(Protocol):
 
     async def fail(self, document_id: str, reason: str) -> None: ...
 
-    async def note_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
+    async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
         """Record the documents of a reading, which becomes stale when one of them is deleted."""
 
     async def stale(self) -> list[StaleCache]:
         """Return the caches that the engines of this process must still clear."""
 
-    async def forgot(self, found: Sequence[StaleCache]) -> None:
+    async def mark_cleared(self, found: Sequence[StaleCache]) -> None:
         """Record that the engines of this process have cleared these caches."""

@@ -28,7 +28,7 @@ class RunningTurns(Protocol):
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool: ...
 
 
-class Leases:
+class LeaseKeeper:
     """Sends heartbeats. Calls `at_orphan` for each interrupted turn, and `at_taken` for each turn to continue."""
 
     def __init__(self, store: ChatStore, turns: RunningTurns) -> None:
@@ -43,20 +43,20 @@ class Leases:
     async def start(self) -> None:
         # If no other process uses the store, one heartbeat suffices: it finds the turns that a restart has interrupted.
         if not self._store.is_shared:
-            await self.beat()
+            await self.send_heartbeat()
         elif self._beating is None:
-            self._beating = asyncio.create_task(self._keep())
+            self._beating = asyncio.create_task(self._beat_periodically())
 
     def stop(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
 
-    async def _keep(self) -> None:
+    async def _beat_periodically(self) -> None:
         while True:
-            await self.beat()
+            await self.send_heartbeat()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    async def beat(self) -> None:
+    async def send_heartbeat(self) -> None:
         try:
             known = self._turns.known if self.at_taken is not None else None
             found = await self._store.heartbeat(self._turns.generations, known, is_leaving=self.leaving)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseFacts:
+class DatabaseInfo:
     """Facts about a PostgreSQL server. `loses`: a disabled setting without which commits may be lost."""
 
     version: str
@@ -32,7 +32,7 @@ class DatabaseFacts:
     loses: str
 
 
-def store_at(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
+def create_store(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
     """Return a store that is not open yet.
 
     Raises SettingsError if the optional dependency `postgres` is missing, and StorageError for an invalid address.
@@ -48,11 +48,11 @@ def store_at(directory: Path, database_url: str | None) -> SQLiteStore | Postgre
     return PostgresStore(database_url)
 
 
-def in_store(directory: Path, database_url: str | None, work: Callable[[ChatStore], Coroutine[Any, Any, T]]) -> T:
+def run_with_store(directory: Path, database_url: str | None, work: Callable[[ChatStore], Coroutine[Any, Any, T]]) -> T:
     """Run `work` with an open store in a new event loop, for CLI commands. Raises StorageError and SettingsError."""
 
     async def run() -> T:
-        store = store_at(directory, database_url)
+        store = create_store(directory, database_url)
         await store.open()
         try:
             return await work(store)
@@ -62,7 +62,7 @@ def in_store(directory: Path, database_url: str | None, work: Callable[[ChatStor
     return asyncio.run(run())
 
 
-def access_store_at(directory: Path, database_url: str | None, beside: ChatStore | None = None) -> SQLAccessStore:
+def create_access_store(directory: Path, database_url: str | None, beside: ChatStore | None = None) -> SQLAccessStore:
     """Return a store of keys that is not open yet. Raises SettingsError and StorageError.
 
     beside: this process's chat store, if any; the store of keys shares its connections.
@@ -70,7 +70,7 @@ def access_store_at(directory: Path, database_url: str | None, beside: ChatStore
     if database_url is None:
         return SQLiteAccessStore(directory)
     try:
-        from notso.web.store.postgres.connection import Connections
+        from notso.web.store.postgres.connection import PostgresPool
         from notso.web.store.postgres.store import ACCESS_THREADS, PostgresAccessStore, PostgresStore
     except ImportError as error:
         raise SettingsError(
@@ -78,21 +78,21 @@ def access_store_at(directory: Path, database_url: str | None, beside: ChatStore
         ) from error
     if isinstance(beside, PostgresStore):
         return beside.access()
-    return PostgresAccessStore(Connections(database_url, ACCESS_THREADS, "keys"))
+    return PostgresAccessStore(PostgresPool(database_url, ACCESS_THREADS, "keys"))
 
 
-def database_facts(database_url: str) -> DatabaseFacts:
+def query_database_info(database_url: str) -> DatabaseInfo:
     """Query a PostgreSQL server. Raises StorageError and SettingsError."""
     if not is_postgres(database_url):
         raise SettingsError(NO_POSTGRES, setting="database_url")
     try:
-        from notso.web.store.postgres.connection import ask_server
+        from notso.web.store.postgres.connection import query_server_settings
     except ImportError as error:
         raise SettingsError(
             f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
         ) from error
-    version, connections, fsync, full_page_writes = ask_server(
+    version, connections, fsync, full_page_writes = query_server_settings(
         database_url, ("server_version", "max_connections", "fsync", "full_page_writes")
     )
     loses = "fsync" if fsync == "off" else "full_page_writes" if full_page_writes == "off" else ""
-    return DatabaseFacts(f"PostgreSQL {version.split()[0]}", int(connections), loses)
+    return DatabaseInfo(f"PostgreSQL {version.split()[0]}", int(connections), loses)

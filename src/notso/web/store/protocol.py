@@ -69,7 +69,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatBase:
+class ChatDefaults:
     """Default settings, project and memories that apply to a chat."""
 
     # The user's default settings, overridden by those of the project.
@@ -86,7 +86,7 @@ class SavedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class AnswerStats:
     """Token counts and times of an answer. `first_token_ms` is counted from the arrival of the request."""
 
     prompt_tokens: int = 0
@@ -142,7 +142,7 @@ class StoredMessage:
     created_ms: int
     generation_id: str | None = None
     note: str = ""  # error message for the user
-    numbers: Numbers = Numbers()
+    numbers: AnswerStats = AnswerStats()
     answer_html: str = ""
     reasoning_html: str = ""
     renderer: int = 0  # version of the renderer that produced the HTML; 0: not rendered
@@ -266,7 +266,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ShareLink:
     """A link with which anyone can read a chat up to `message_id`. `id` is the SHA-256 of the link's secret."""
 
     id: str
@@ -278,7 +278,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedBefore:
+class EarlierImport:
     """A chat from an earlier import. `messages` maps ids in the imported file to message ids (None: deleted)."""
 
     chat_id: str
@@ -313,7 +313,7 @@ class StoredResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ConversationKey:
     """A first message and all messages below it. A chat has several if its first question was edited."""
 
     owner: str
@@ -321,11 +321,11 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeChat:
+class ChatSnapshot:
     """A consistent snapshot of a chat with the messages of all branches, oldest first."""
 
     chat: Chat
-    base: ChatBase
+    base: ChatDefaults
     messages: tuple[StoredMessage, ...]
 
 
@@ -334,7 +334,7 @@ class Branch:
     """A consistent snapshot of the end of a branch, oldest message first."""
 
     chat: Chat
-    base: ChatBase
+    base: ChatDefaults
     line: tuple[StoredMessage, ...]
     first_id: str | None  # first message of the branch; None: empty
     above: int = 0  # number of messages before `line`
@@ -342,7 +342,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownMessage:
     """A message on the shown branch, with the ids of its versions (oldest first) and of the neighboring questions."""
 
     message: StoredMessage
@@ -368,8 +368,8 @@ class ShownChat:
     """The end of a chat's shown branch. `earlier` is the number of messages before it."""
 
     chat: Chat
-    base: ChatBase
-    path: tuple[Shown, ...]
+    base: ChatDefaults
+    path: tuple[ShownMessage, ...]
     earlier: int
 
 
@@ -443,7 +443,7 @@ class ChatStore(Protocol):
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 
-    async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None: ...
+    async def chat_snapshot(self, owner: str, chat_id: str) -> ChatSnapshot | None: ...
 
     async def branch(
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
@@ -454,7 +454,7 @@ class ChatStore(Protocol):
         summary, and messages that are followed by more than this many characters.
         """
 
-    async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
+    async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
         """Return the attachments of all earlier messages on the branch, oldest first."""
 
     async def shown_chat(
@@ -465,15 +465,15 @@ class ChatStore(Protocol):
         Also includes older messages back to `first`, up to MOST_SHOWN messages in total. Other messages are not loaded.
         """
 
-    async def shown_above(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
+    async def shown_before(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
         """Return the `limit` messages before this one."""
 
-    async def shown_message(self, owner: str, chat_id: str, message_id: str) -> Shown | None: ...
+    async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None: ...
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
         """Return the messages of all branches, oldest first."""
 
-    def message_pieces(self, owner: str, chat_id: str, *, shown: bool = False) -> AsyncIterator[list[StoredMessage]]:
+    def message_chunks(self, owner: str, chat_id: str, *, shown: bool = False) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages of all branches, or of the shown one, oldest first, in chunks of limited size.
 
         Each chunk is loaded when it is requested, to save memory. Messages deleted in the meantime are missing.
@@ -524,7 +524,7 @@ class ChatStore(Protocol):
 
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool: ...
 
-    async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
+    async def expired_temporary_chats(self, before_ms: int) -> list[tuple[str, str]]:
         """Return (owner, id) of the temporary chats that were last used before this time."""
 
     async def prompts(self, owner: str) -> list[SavedPrompt]: ...
@@ -536,7 +536,7 @@ class ChatStore(Protocol):
     async def save_memory(self, owner: str, memory: Memory) -> bool:
         """Add or replace an entry; return False if MAX_MEMORIES or MAX_MEMORY_CHARACTERS would be exceeded."""
 
-    async def chat_base(self, owner: str, project: str = "") -> ChatBase:
+    async def chat_base(self, owner: str, project: str = "") -> ChatDefaults:
         """Return the defaults of the owner's chats, or of chats in a project."""
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
@@ -556,7 +556,7 @@ class ChatStore(Protocol):
     async def restore(self, owner: str, trash_id: str) -> list[str]:
         """Restore from the trash and return the ids of the chats; none if they were purged."""
 
-    async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
+    async def conversations_to_purge(self, seconds: float, now: float | None = None) -> list[ConversationKey]:
         """Return the conversations that `purge` would delete with the same arguments."""
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
@@ -583,18 +583,18 @@ class ChatStore(Protocol):
 
     async def rate_message(self, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool: ...
 
-    async def add_share(self, owner: str, share: Share) -> bool:
+    async def add_share(self, owner: str, share: ShareLink) -> bool:
         """Store a link to one of the owner's chats, and delete the owner's expired links."""
 
-    async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[Share]:
+    async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[ShareLink]:
         """Return the valid links to a chat, newest first."""
 
     async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool: ...
 
-    async def shared(self, share_id: str, now_ms: int) -> Share | None:
+    async def shared(self, share_id: str, now_ms: int) -> ShareLink | None:
         """Return a link of any owner, if it is valid and its chat exists."""
 
-    async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
+    async def earlier_imports(self, owner: str, sources: Sequence[str]) -> dict[str, EarlierImport]:
         """Return the existing chats that were imported from these sources, by source."""
 
     async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:

@@ -41,7 +41,7 @@ class StoredBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAnswer:
+class IdempotentResponse:
     """The response to the first request with an idempotency key, and the SHA-256 of that request."""
 
     digest: bytes
@@ -55,7 +55,7 @@ MOST_LEFT, MOST_LEFT_BEGUN = 6, 2
 
 
 @dataclass(frozen=True, slots=True)
-class OpenResponse:
+class UnfinishedResponse:
     """An unfinished response, stored so that another process can continue it.
 
     It is abandoned after MOST_LEFT tries without progress, or after MOST_LEFT_BEGUN if it already has tokens.
@@ -74,7 +74,7 @@ class OpenResponse:
     progress: str = ""  # tokens so far, as JSON
 
     @property
-    def is_given_up(self) -> bool:
+    def has_used_all_tries(self) -> bool:
         return self.tries >= (MOST_LEFT_BEGUN if self.progress else MOST_LEFT)
 
 
@@ -121,15 +121,15 @@ class ApiRecords(Protocol):
     async def finish_file(self, owner: str, file: StoredFile) -> StoredFile | None:
         """Make an output file available for download; return None if it has no lines."""
 
-    async def add_open_response(self, response: OpenResponse, holder: str) -> None:
+    async def add_unfinished_response(self, response: UnfinishedResponse, holder: str) -> None:
         """Store an unfinished response, leased to `holder`."""
 
-    async def open_response(self, owner: str, response_id: str) -> OpenResponse | None: ...
+    async def unfinished_response(self, owner: str, response_id: str) -> UnfinishedResponse | None: ...
 
-    async def open_stream(self, owner: str, conversation: str) -> OpenResponse | None:
+    async def unfinished_stream(self, owner: str, conversation: str) -> UnfinishedResponse | None:
         """Return the latest unfinished response of a named conversation."""
 
-    async def note_progress(
+    async def save_progress(
         self, response_id: str, holder: str, first: int, progress: str, *, is_further: bool
     ) -> None:
         """Replace the stored tokens of a response from number `first` on, if the process still holds the lease.
@@ -137,24 +137,26 @@ class ApiRecords(Protocol):
         is_further: whether tokens were generated since this process took over the response.
         """
 
-    async def renew_open_responses(self, holder: str, now_ms: int) -> None:
+    async def renew_unfinished_responses(self, holder: str, now_ms: int) -> None:
         """Renew all leases of a process."""
 
-    async def claim_open_response(self, holder: str, known: Sequence[str], now_ms: int) -> OpenResponse | None:
+    async def claim_unfinished_response(
+        self, holder: str, known: Sequence[str], now_ms: int
+    ) -> UnfinishedResponse | None:
         """Lease the oldest response without a valid lease.
 
         Also returns a response that this process has leased but that is not in `known`: an earlier result may
         not have reached the process.
         """
 
-    async def leave_open_responses(self, holder: str) -> None:
+    async def release_unfinished_responses(self, holder: str) -> None:
         """Release the leases of a process that is stopping, without counting a try."""
 
-    async def end_open_response(self, owner: str, response_id: str) -> None: ...
+    async def delete_unfinished_response(self, owner: str, response_id: str) -> None: ...
 
-    async def keep_answer(self, owner: str, key: str, answer: KeptAnswer) -> None:
+    async def save_idempotent_response(self, owner: str, key: str, answer: IdempotentResponse) -> None:
         """Store an answer for KEPT_SECONDS. The owner's oldest answers beyond the limits are deleted."""
 
-    async def kept_answer(self, owner: str, key: str, now_ms: int) -> KeptAnswer | None: ...
+    async def idempotent_response(self, owner: str, key: str, now_ms: int) -> IdempotentResponse | None: ...
 
     async def purge(self, now_ms: int) -> None: ...

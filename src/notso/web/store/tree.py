@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from notso.web.store.protocol import MOST_SHOWN, Shown, StoredMessage
+from notso.web.store.protocol import MOST_SHOWN, ShownMessage, StoredMessage
 
 
 class Node(Protocol):
@@ -22,18 +22,20 @@ class Node(Protocol):
 N = TypeVar("N", bound=Node)
 
 
-def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None) -> list[Shown]:
+def shown_path(
+    messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None
+) -> list[ShownMessage]:
     """Return the branch that contains `through` (None: the chosen branch, or else the newest)."""
     children = _children(messages)
     line = branch(messages, chosen_root, through)
     before, after = _previous_user_messages(line), reversed([*_previous_user_messages(reversed(line))])
     return [
-        Shown(message, tuple(other.id for other in children[message.parent_id]), above, below)
+        ShownMessage(message, tuple(other.id for other in children[message.parent_id]), above, below)
         for message, above, below in zip(line, before, after, strict=True)
     ]
 
 
-def end_of(path: list[Shown], limit: int, first: str | None = None) -> tuple[list[Shown], int]:
+def branch_end(path: list[ShownMessage], limit: int, first: str | None = None) -> tuple[list[ShownMessage], int]:
     """Return the end of a branch (see ChatStore.shown_chat) and the number of messages before it."""
     newest = path[-MOST_SHOWN:]
     wanted = next((len(newest) - at for at, each in enumerate(newest) if each.message.id == first), 0)
@@ -55,7 +57,7 @@ def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = No
     """Return the shown branch from root to leaf. `nodes` must be sorted, oldest first."""
     nodes = list(nodes)
     children = _children(nodes)
-    wanted = _line_to(nodes, through)
+    wanted = _ids_on_path(nodes, through)
     found: list[N] = []
     here, choice = children.get(None, []), chosen_root
     while here:
@@ -66,14 +68,14 @@ def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = No
     return found
 
 
-def line_to(nodes: Iterable[N], node_id: str) -> list[N]:
+def path_to(nodes: Iterable[N], node_id: str) -> list[N]:
     """Return the path from the root to this node."""
     nodes = list(nodes)
-    wanted = _line_to(nodes, node_id)
+    wanted = _ids_on_path(nodes, node_id)
     return [node for node in nodes if node.id in wanted]
 
 
-def _line_to(nodes: Sequence[N], node_id: str | None) -> set[str]:
+def _ids_on_path(nodes: Sequence[N], node_id: str | None) -> set[str]:
     by_id = {node.id: node for node in nodes}
     line: set[str] = set()
     # Stop at a cycle, which damaged data may contain.

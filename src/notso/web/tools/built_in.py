@@ -13,19 +13,19 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from notso.web.store.protocol import Attachment, Memory, SearchHit
 from notso.web.tools.calculator import CALCULATOR
-from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.fetch import FETCH
-from notso.web.tools.mcp_config import LeftOut
+from notso.web.tools.mcp_config import SkippedItem
 from notso.web.values.errors import ToolError
 from notso.web.values.ids import new_id
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 
 MAX_HITS = 5
 LOOKED_AT = 40  # hits requested from the store: more than MAX_HITS, because those in the current chat are skipped
 MAX_QUERY_CHARACTERS = 200
 
 
-async def _search_chats(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+async def _search_chats(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
     query = arguments["query"].strip()
     if not query or len(query) > MAX_QUERY_CHARACTERS:
         raise ToolError(f"the query needs 1 to {MAX_QUERY_CHARACTERS} characters")
@@ -59,8 +59,8 @@ CHAT_SEARCH = ChatTool(
 MAX_MEMORY_ENTRY = 500  # characters
 
 
-async def _remember(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
-    text = visible_line(arguments["text"], MAX_MEMORY_ENTRY + 1)
+async def _remember(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    text = sanitize_line(arguments["text"], MAX_MEMORY_ENTRY + 1)
     if not 1 <= len(text) <= MAX_MEMORY_ENTRY:
         raise ToolError(f"the text needs 1 to {MAX_MEMORY_ENTRY} characters")
     memories = await surroundings.store.memories(surroundings.owner)
@@ -89,11 +89,11 @@ MAX_LINES = 200
 MAX_CHARACTERS = 6_000
 
 
-async def _read_attachment(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
-    return part_of(surroundings.attachments, arguments["name"], arguments.get("first_line", 1))
+async def _read_attachment(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    return attachment_excerpt(surroundings.attachments, arguments["name"], arguments.get("first_line", 1))
 
 
-def part_of(attachments: tuple[Attachment, ...], name: str, first_line: int) -> str:
+def attachment_excerpt(attachments: tuple[Attachment, ...], name: str, first_line: int) -> str:
     """Return lines of the newest attachment with this name, from line `first_line` (1: first). Raises ToolError."""
     file = next((each for each in reversed(attachments) if each.name == name.strip()), None)
     if file is None:
@@ -125,16 +125,16 @@ ATTACHMENT_READER = ChatTool(
 MAX_NAME_CHARACTERS = 64
 
 
-def spelt(zone: str, now: datetime) -> str:
+def format_time(zone: str, now: datetime) -> str:
     """Format an aware datetime in a time zone ('': the local one). Raises ToolError for an unknown zone."""
-    name = zone_named(zone) if zone.strip() else ""
+    name = find_time_zone(zone) if zone.strip() else ""
     local = now.astimezone(ZoneInfo(name)) if name else now.astimezone()
     offset = local.strftime("%z")
     where = name or local.tzname() or "local time"
     return f"{local:%A}, {local.day} {local:%B %Y}, {local:%H:%M:%S} ({where}, UTC{offset[:3]}:{offset[3:5]})"
 
 
-def zone_named(text: str) -> str:
+def find_time_zone(text: str) -> str:
     """Return the name of the time zone with this name or city. Raises ToolError."""
     wanted = text.strip().replace(" ", "_").lower()
     if len(wanted) <= MAX_NAME_CHARACTERS:
@@ -158,8 +158,8 @@ def _zones() -> dict[str, str]:
     return alone | {name.lower(): name for name in names}
 
 
-async def _tell_time(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
-    return await asyncio.to_thread(spelt, arguments.get("zone", ""), datetime.now(UTC))
+async def _get_time(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    return await asyncio.to_thread(format_time, arguments.get("zone", ""), datetime.now(UTC))
 
 
 CLOCK = ChatTool(
@@ -169,7 +169,7 @@ CLOCK = ChatTool(
         "type": "object",
         "properties": {"zone": {"type": "string", "description": "For example Europe/Paris; left out: here"}},
     },
-    run=_tell_time,
+    run=_get_time,
 )
 
 
@@ -182,7 +182,7 @@ class BuiltInTools:
     def failures(self) -> Mapping[str, str]:
         return {}
 
-    def left_out(self) -> Sequence[LeftOut]:
+    def left_out(self) -> Sequence[SkippedItem]:
         return ()
 
     async def ready(self) -> None:

@@ -18,7 +18,7 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
-from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.values.errors import ToolError
 
 MAX_CHARACTERS = 1_000
@@ -48,7 +48,7 @@ def calculate(expression: str) -> str:
     if len(expression) > MAX_CHARACTERS:
         raise ToolError(f"the expression is longer than {MAX_CHARACTERS} characters")
     parser = _Parser(_tokens(expression.translate(_SAME).rstrip("=? \n\t")))
-    return _written(parser.whole())
+    return _format_number(parser.whole())
 
 
 def _tokens(text: str) -> list[str]:
@@ -92,13 +92,13 @@ class _Parser:
         while sign := self._next("+", "-"):
             right = self._product()
             value = left.value + right.value if sign == "+" else left.value - right.value
-            left = _bounded(value, left.exact and right.exact)
+            left = _check_size(value, left.exact and right.exact)
         return left
 
     def _product(self) -> _Number:
         left = self._signed()
         while sign := self._next("*", "/", "//", "%"):
-            left = _multiplied(sign, left, self._signed())
+            left = _apply_operator(sign, left, self._signed())
         return left
 
     def _signed(self) -> _Number:
@@ -112,7 +112,7 @@ class _Parser:
 
     def _power(self) -> _Number:
         base = self._atom()
-        return _raised(base, self._signed()) if self._next("**", "^") else base
+        return _raise_to_power(base, self._signed()) if self._next("**", "^") else base
 
     def _atom(self) -> _Number:
         if self._next("("):
@@ -141,17 +141,17 @@ class _Parser:
         if not least <= len(arguments) <= most:
             raise ToolError(f"{token} does not take {len(arguments)} numbers")
         made = function([each.value for each in arguments])
-        return _bounded(made.value, made.exact and all(each.exact for each in arguments))
+        return _check_size(made.value, made.exact and all(each.exact for each in arguments))
 
 
 def _literal(token: str) -> _Number:
     _, _, exponent = token.lower().partition("e")
     if exponent and abs(int(exponent)) > MAX_BITS // 4:
         raise ToolError("the numbers become too large")
-    return _bounded(Fraction(token))
+    return _check_size(Fraction(token))
 
 
-def _multiplied(sign: str, left: _Number, right: _Number) -> _Number:
+def _apply_operator(sign: str, left: _Number, right: _Number) -> _Number:
     if sign != "*" and right.value == 0:
         raise ToolError("division by zero")
     value: Fraction
@@ -163,10 +163,10 @@ def _multiplied(sign: str, left: _Number, right: _Number) -> _Number:
         value = Fraction(left.value // right.value)
     else:
         value = left.value % right.value
-    return _bounded(value, left.exact and right.exact)
+    return _check_size(value, left.exact and right.exact)
 
 
-def _raised(base: _Number, exponent: _Number) -> _Number:
+def _raise_to_power(base: _Number, exponent: _Number) -> _Number:
     exact = base.exact and exponent.exact
     if exponent.value == Fraction(1, 2):
         root = _root([base.value])
@@ -182,10 +182,10 @@ def _raised(base: _Number, exponent: _Number) -> _Number:
         raise ToolError("the numbers become too large")
     if abs(base.value) == 1:
         power %= 2
-    return _bounded(base.value**power, exact) if base.value else _Number(Fraction(0**power), exact)
+    return _check_size(base.value**power, exact) if base.value else _Number(Fraction(0**power), exact)
 
 
-def _bounded(value: Fraction, exact: bool = True) -> _Number:
+def _check_size(value: Fraction, exact: bool = True) -> _Number:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
         raise ToolError("the numbers become too large")
     return _Number(value, exact)
@@ -216,7 +216,7 @@ def _factorial(numbers: Sequence[Fraction]) -> _Number:
     return _Number(Fraction(math.factorial(int(number))))
 
 
-def _of_integers(function: Callable[..., int]) -> Callable[[Sequence[Fraction]], _Number]:
+def _integer_function(function: Callable[..., int]) -> Callable[[Sequence[Fraction]], _Number]:
     def apply(numbers: Sequence[Fraction]) -> _Number:
         if any(number.denominator != 1 for number in numbers):
             raise ToolError("integers are required")
@@ -233,8 +233,8 @@ _FUNCTIONS: dict[str, tuple[int, int, Callable[[Sequence[Fraction]], _Number]]] 
     "ceil": (1, 1, lambda numbers: _Number(Fraction(math.ceil(numbers[0])))),
     "min": (1, 50, lambda numbers: _Number(min(numbers))),
     "max": (1, 50, lambda numbers: _Number(max(numbers))),
-    "gcd": (1, 50, _of_integers(math.gcd)),
-    "lcm": (1, 50, _of_integers(math.lcm)),
+    "gcd": (1, 50, _integer_function(math.gcd)),
+    "lcm": (1, 50, _integer_function(math.lcm)),
     "factorial": (1, 1, _factorial),
 }
 
@@ -243,7 +243,7 @@ def _names() -> str:
     return ", ".join([*_FUNCTIONS, "pi"])
 
 
-def _written(number: _Number) -> str:
+def _format_number(number: _Number) -> str:
     value = number.value
     if number.exact and value.denominator == 1:
         return str(value.numerator)
@@ -272,7 +272,7 @@ def _decimals(denominator: int) -> int | None:
     return most if denominator == 1 and most <= MAX_DECIMALS else None
 
 
-async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+async def _run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
     return await asyncio.to_thread(calculate, arguments["expression"])
 
 

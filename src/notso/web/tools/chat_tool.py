@@ -1,6 +1,6 @@
 """Definition of a tool: its description for the model, and the function to call.
 
-`Surroundings` is the context of a call: the user, the chat and its attachments, and a function that asks the user.
+`ToolContext` is the context of a call: the user, the chat and its attachments, and a function that asks the user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_ARGUMENT_CHARACTERS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ToolContext:
     owner: str
     chat_id: str
     store: ChatStore
@@ -29,7 +29,7 @@ class Surroundings:
 
 
 CHANGED = "the tool has changed since it was offered; it was not run, and the next call requires approval again"
-Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]
+Run = Callable[[Mapping[str, Any], ToolContext], Awaitable[str]]
 """Function that takes checked arguments and returns the result for the model. It may raise ToolError."""
 
 

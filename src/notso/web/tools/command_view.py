@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from notso.plugins.process import PluginProcess, Plugins, names_of
+from notso.plugins.process import PluginProcess, Plugins, entry_names
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.values.slash_commands import SlashCommand, commands_of
 
@@ -78,7 +78,7 @@ class CommandView:
 
 def _row(process: PluginProcess) -> PluginRow:
     offer = process.offer if process.state == "on" else {}
-    gives = {kind: names_of(offer.get(kind, [])) for kind in ("tools", "logits_processors", "slash_commands")}
+    gives = {kind: entry_names(offer.get(kind, [])) for kind in ("tools", "logits_processors", "slash_commands")}
     gives |= {kind: [process.name] for kind in ("signs_in",) if offer.get(kind)}
     pages = {f"/plugins/{process.name}/pages/{row['path']}": str(row["title"]) for row in offer.get("pages", [])}
     given = {kind: names for kind, names in gives.items() if names}

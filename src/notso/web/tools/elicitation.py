@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from notso.web.values.errors import Problem, ToolError
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 from notso.web.values.wording import words
 
 QUESTION_SECONDS = 300.0
@@ -71,7 +71,7 @@ CANCELLED, DECLINED = Reply("cancel"), Reply("decline")
 Ask: TypeAlias = Callable[[Elicitation], Awaitable[Reply]]
 
 
-def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicitation:
+def parse_question(server: str, message: str, schema: Mapping[str, Any]) -> Elicitation:
     """Create a question from a message and a JSON schema. Raises ToolError if no form can represent the schema."""
     properties = schema.get("properties", {})
     required = schema.get("required", [])
@@ -82,10 +82,10 @@ def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicita
     fields = tuple(_field(name, each, name in required) for name, each in properties.items())
     if sum(len(each.choices) if each.kind == "choices" else 1 for each in fields) > MAX_INPUTS:
         raise ToolError(f"at most {MAX_INPUTS} values can be selected")
-    return Elicitation(server, visible_line(message, MAX_MESSAGE_CHARACTERS), fields)
+    return Elicitation(server, sanitize_line(message, MAX_MESSAGE_CHARACTERS), fields)
 
 
-def values_of(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value]:
+def parse_form(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value]:
     """Return the non-empty values of a submitted form, by the server's field names. Raises Problem (400).
 
     `value-N` is the value of field N, or the index of its selected choice; `value-N-M` is present if choice M is
@@ -97,7 +97,7 @@ def values_of(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value
         if value is not None:
             values[each.name] = value
         elif each.is_required:
-            raise _wrong(each, "question_needed")
+            raise _invalid_value(each, "question_needed")
     return values
 
 
@@ -125,8 +125,8 @@ def _field(name: str, schema: Any, is_required: bool) -> Field:
     return Field(
         name=name,
         kind=kind,
-        title=visible_line(_text(schema.get("title")) or name, MAX_LABEL_CHARACTERS),
-        description=visible_line(_text(schema.get("description")), MAX_LABEL_CHARACTERS),
+        title=sanitize_line(_text(schema.get("title")) or name, MAX_LABEL_CHARACTERS),
+        description=sanitize_line(_text(schema.get("description")), MAX_LABEL_CHARACTERS),
         is_required=is_required,
         default=_default(kind, schema.get("default"), choices),
         choices=choices,
@@ -147,7 +147,7 @@ def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         raise ToolError(f"choices must be texts of at most {MAX_CHOICE_CHARACTERS} characters")
     names = [*names, *[None] * len(values)][: len(values)]
     shown = [
-        visible_line(_text(name) or value, MAX_CHOICE_CHARACTERS) for value, name in zip(values, names, strict=True)
+        sanitize_line(_text(name) or value, MAX_CHOICE_CHARACTERS) for value, name in zip(values, names, strict=True)
     ]
     return tuple(zip(values, shown, strict=True))
 
@@ -155,7 +155,7 @@ def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 def _default(kind: Kind, given: Any, choices: tuple[tuple[str, str], ...]) -> Any:
     known = {value for value, _ in choices}
     if kind == "choices":
-        return tuple(each for each in given if each in known) if _is_texts(given) else ()
+        return tuple(each for each in given if each in known) if _is_string_list(given) else ()
     if kind == "choice":
         return given if isinstance(given, str) and given in known else None
     if kind == "boolean":
@@ -172,7 +172,7 @@ def _value(asked: Field, name: str, form: Mapping[str, str]) -> Value | None:
     if asked.kind == "choices":
         taken = [value for number, (value, _) in enumerate(asked.choices) if f"{name}-{number}" in form]
         if not _is_within(len(taken), asked) and (taken or asked.is_required):
-            raise _wrong(asked, "question_choices")
+            raise _invalid_value(asked, "question_choices")
         return taken if taken or asked.is_required else None
     text = form.get(name, "").strip()
     if not text:
@@ -180,36 +180,36 @@ def _value(asked: Field, name: str, form: Mapping[str, str]) -> Value | None:
     if asked.kind == "choice":
         number = int(text) if text.isdecimal() and len(text) < MAX_NUMBER_CHARACTERS else len(asked.choices)
         if number >= len(asked.choices):
-            raise _wrong(asked, "question_choice")
+            raise _invalid_value(asked, "question_choice")
         return asked.choices[number][0]
     if asked.kind in ("number", "integer"):
         return _number(asked, text)
     if len(text) > MAX_VALUE_CHARACTERS or not _is_within(len(text), asked):
-        raise _wrong(asked, "question_length")
-    if not _is_of_format(asked.kind, text):
-        raise _wrong(asked, f"question_{asked.kind}")
+        raise _invalid_value(asked, "question_length")
+    if not _matches_format(asked.kind, text):
+        raise _invalid_value(asked, f"question_{asked.kind}")
     return text
 
 
 def _number(asked: Field, text: str) -> int | float:
     key = f"question_{asked.kind}"
     if len(text) > MAX_NUMBER_CHARACTERS:
-        raise _wrong(asked, key)
+        raise _invalid_value(asked, key)
     if _INTEGER.fullmatch(text):
         value: int | float = int(text)
     else:
         try:
             value = float(text)
         except ValueError:
-            raise _wrong(asked, key) from None
+            raise _invalid_value(asked, key) from None
         if asked.kind == "integer" or not math.isfinite(value):
-            raise _wrong(asked, key)
+            raise _invalid_value(asked, key)
     if not _is_within(value, asked):
-        raise _wrong(asked, "question_range")
+        raise _invalid_value(asked, "question_range")
     return value
 
 
-def _is_of_format(kind: Kind, text: str) -> bool:
+def _matches_format(kind: Kind, text: str) -> bool:
     try:
         if kind == "email":
             name, at, host = text.rpartition("@")
@@ -238,13 +238,16 @@ def _text(given: Any) -> str:
     return given if isinstance(given, str) else ""
 
 
-def _is_texts(given: Any) -> bool:
+def _is_string_list(given: Any) -> bool:
     return isinstance(given, list) and len(given) <= MAX_CHOICES and all(isinstance(each, str) for each in given)
 
 
-def _wrong(asked: Field, key: str) -> Problem:
-    return Problem(400, words[key].format(title=asked.title, lowest=_said(asked.lowest), highest=_said(asked.highest)))
+def _invalid_value(asked: Field, key: str) -> Problem:
+    return Problem(
+        400,
+        words[key].format(title=asked.title, lowest=_format_bound(asked.lowest), highest=_format_bound(asked.highest)),
+    )
 
 
-def _said(bound: float | None) -> str:
+def _format_bound(bound: float | None) -> str:
     return words["question_any"] if bound is None else f"{bound:,}"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notso.system.confinement import ConfinedWorkError
-from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.page_text import page_text
 from notso.web.values.errors import ToolError
 
@@ -34,13 +34,13 @@ HEADERS = {
 _TEXTS = ("text/", "application/json", "application/xml", "application/xhtml+xml", "application/ld+json")
 
 
-async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+async def _run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
     address = arguments["url"].strip()
     for _ in range(MAX_REDIRECTS + 1):
-        url = checked_url(address)
+        url = parse_url(address)
         try:
             async with asyncio.timeout(SECONDS):
-                location, text = await _get(url, await public_address(url.host, url.port or PORTS[url.scheme]))
+                location, text = await _get(url, await resolve_public_address(url.host, url.port or PORTS[url.scheme]))
         except TimeoutError:
             raise ToolError(f"the page was not received within {SECONDS:g} s") from None
         if not location:
@@ -52,7 +52,7 @@ async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
     raise ToolError("the page redirects too often")
 
 
-def checked_url(text: str) -> httpx2.URL:
+def parse_url(text: str) -> httpx2.URL:
     """Parse an http(s) address. Raises ToolError if it is invalid or has credentials or a nonstandard port."""
     try:
         import httpx2  # imported here, because the server must also start if it is not installed
@@ -71,7 +71,7 @@ def checked_url(text: str) -> httpx2.URL:
     return url
 
 
-async def public_address(host: str, port: int) -> str:
+async def resolve_public_address(host: str, port: int) -> str:
     """Resolve a host. Raises ToolError unless all of its addresses are public."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

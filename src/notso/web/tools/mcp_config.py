@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 
 from notso.text_file import NotTextError, read_text
 from notso.web.values.errors import SettingsError
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 
 
-class HttpHosts:
+class PlainHttpHosts:
     """Hosts to which unencrypted connections are allowed: loopback, and the names and networks in `allowed`.
 
     Raises SettingsError if a name or network is invalid.
@@ -101,7 +101,7 @@ Transport = Literal["stdio", "http", "sse", "http or sse"]
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SkippedItem:
     """A skipped part of a configuration, or an unusable tool. Name and reason are single lines."""
 
     name: str
@@ -109,7 +109,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class McpEntry:
+class McpServerConfig:
     """An MCP server: a program that communicates by stdin and stdout, or a `url`."""
 
     name: str  # prefix of the tools' names; letters, digits, `_` and `-`
@@ -128,17 +128,17 @@ class McpEntry:
     def title(self) -> str:
         return self.label or self.name
 
-    def selects(self, tool: str) -> bool:
-        return not _is_among(tool, self.denied) and (self.allowed is None or _is_among(tool, self.allowed))
+    def allows_tool(self, tool: str) -> bool:
+        return not _matches_any(tool, self.denied) and (self.allowed is None or _matches_any(tool, self.allowed))
 
 
 @dataclass(frozen=True, slots=True)
 class McpConfig:
-    entries: tuple[McpEntry, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    entries: tuple[McpServerConfig, ...] = ()
+    left_out: tuple[SkippedItem, ...] = ()
 
 
-class _Unusable(Exception):
+class _UnusableServerError(Exception):
     pass
 
 
@@ -155,27 +155,27 @@ def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
         raise _error(f"{path} cannot be read: {error.strerror}") from error
     except NotTextError as error:
         raise _error(f"{path} {error}") from error
-    content = _parsed(path, text)
-    servers, notes = _servers_in(path, content)
-    hosts = HttpHosts(allowed_http)
-    entries: dict[str, McpEntry] = {}
+    content = _parse_file(path, text)
+    servers, notes = _find_servers(path, content)
+    hosts = PlainHttpHosts(allowed_http)
+    entries: dict[str, McpServerConfig] = {}
     for label, entry in servers:
-        shown = visible_line(label, MAX_LABEL_CHARACTERS) or "(without a name)"
+        shown = sanitize_line(label, MAX_LABEL_CHARACTERS) or "(without a name)"
         if len(entries) == MAX_SERVERS and not _is_disabled(entry):
-            notes.append(LeftOut(shown, f"at most {MAX_SERVERS} servers can be used"))
+            notes.append(SkippedItem(shown, f"at most {MAX_SERVERS} servers can be used"))
             continue
-        reader = _Reader(path, _inputs(content), hosts)
+        reader = _ServerReader(path, _input_defaults(content), hosts)
         try:
             made = reader.entry(_prefix(label, entries), shown, entry)
-        except _Unusable as error:
-            notes.append(LeftOut(shown, visible_line(str(error), 300)))
+        except _UnusableServerError as error:
+            notes.append(SkippedItem(shown, sanitize_line(str(error), 300)))
         else:
             entries[made.name] = made
-            notes += [LeftOut(shown, visible_line(each, 300)) for each in reader.notes]
+            notes += [SkippedItem(shown, sanitize_line(each, 300)) for each in reader.notes]
     return McpConfig(tuple(entries.values()), tuple(notes))
 
 
-def _parsed(path: Path, text: str) -> Any:
+def _parse_file(path: Path, text: str) -> Any:
     if not text.strip():
         return {}
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -190,31 +190,33 @@ def _parsed(path: Path, text: str) -> Any:
         raise _error(f"{path.name} is not JSON: a value is nested too deeply or too long") from error
 
 
-def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[LeftOut]]:
+def _find_servers(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[SkippedItem]]:
     # Raises SettingsError if no key contains servers.
     if not isinstance(content, dict):
         raise _error(f'{path.name} needs an object with a key "mcpServers"')
-    notes = [_repeated(each) for each in repeated_keys(content)]
+    notes = [_duplicate_key_note(each) for each in duplicate_keys(content)]
     found: list[tuple[str, Any]] = []
     used = {each for each in _CONTAINERS if each in content}
     for key in _CONTAINERS:
         if key in content:
-            rows, more = _rows(path, key, content[key])
+            rows, more = _list_servers(path, key, content[key])
             found += rows
             notes += more
-    if not used and content and all(isinstance(each, dict) and _is_entry(each) for each in content.values()):
+    if not used and content and all(isinstance(each, dict) and _is_server(each) for each in content.values()):
         return list(content.items()), notes
     others = sorted(set(content) - used - _BESIDE)
     if not used and others:
-        raise _error(f'{path.name} has no servers: the key "mcpServers" is missing; its keys are: {_listed(others)}')
+        raise _error(
+            f'{path.name} has no servers: the key "mcpServers" is missing; its keys are: {_format_names(others)}'
+        )
     if not found:
-        notes.append(LeftOut(path.name, "it contains no servers"))
+        notes.append(SkippedItem(path.name, "it contains no servers"))
     if others:
-        notes.append(LeftOut(path.name, f"ignored: {_listed(others)}"))
+        notes.append(SkippedItem(path.name, f"ignored: {_format_names(others)}"))
     return found, notes
 
 
-def _rows(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list[LeftOut]]:
+def _list_servers(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list[SkippedItem]]:
     if value is None:
         return [], []
     if isinstance(value, list):
@@ -224,27 +226,27 @@ def _rows(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list
         ], []
     if not isinstance(value, dict):
         raise _error(f'{path.name}: "{key}" must be an object that contains servers')
-    if key == "mcp" and isinstance(value.get("servers"), dict) and not _is_entry(value["servers"]):
-        rows, notes = _rows(path, "mcp.servers", value["servers"])
+    if key == "mcp" and isinstance(value.get("servers"), dict) and not _is_server(value["servers"]):
+        rows, notes = _list_servers(path, "mcp.servers", value["servers"])
         others = sorted(set(value) - {"servers", "inputs"})
-        return rows, notes + ([LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else [])
-    notes = [_repeated(each) for each in repeated_keys(value)]
+        return rows, notes + ([SkippedItem(path.name, f"ignored in mcp: {_format_names(others)}")] if others else [])
+    notes = [_duplicate_key_note(each) for each in duplicate_keys(value)]
     if key == "mcp":  # besides servers, which are objects, `mcp` may contain settings, which are not
         others = [name for name, each in value.items() if not isinstance(each, dict)]
-        notes += [LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else []
+        notes += [SkippedItem(path.name, f"ignored in mcp: {_format_names(others)}")] if others else []
         return [(name, each) for name, each in value.items() if isinstance(each, dict)], notes
     return list(value.items()), notes
 
 
-def _repeated(key: str) -> LeftOut:
-    return LeftOut(visible_line(key, MAX_LABEL_CHARACTERS), "defined twice; the last definition is used")
+def _duplicate_key_note(key: str) -> SkippedItem:
+    return SkippedItem(sanitize_line(key, MAX_LABEL_CHARACTERS), "defined twice; the last definition is used")
 
 
-def _is_entry(value: Mapping[str, Any]) -> bool:
+def _is_server(value: Mapping[str, Any]) -> bool:
     return any(isinstance(value.get(each), str | list | dict) for each in ("command", *_URLS))
 
 
-def _inputs(content: Mapping[str, Any]) -> dict[str, str]:
+def _input_defaults(content: Mapping[str, Any]) -> dict[str, str]:
     inner = content.get("mcp")
     rows = content.get("inputs", inner.get("inputs") if isinstance(inner, dict) else None)
     found = [each for each in rows if isinstance(each, dict)] if isinstance(rows, list) else []
@@ -254,10 +256,10 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, str]:
 def _prefix(label: str, taken: Mapping[str, object]) -> str:
     last = next((each for each in reversed(label.split("/")) if _UNFIT.sub("", each)), label)
     name = _UNFIT.sub("_", last.removeprefix("@")).strip("_")[:MAX_NAME_CHARACTERS] or "server"
-    return _free(name, taken, MAX_NAME_CHARACTERS)
+    return _unique_name(name, taken, MAX_NAME_CHARACTERS)
 
 
-def _free(name: str, taken: Mapping[str, object], most: int) -> str:
+def _unique_name(name: str, taken: Mapping[str, object], most: int) -> str:
     found, number = name, 1
     while found in taken:
         number += 1
@@ -265,8 +267,8 @@ def _free(name: str, taken: Mapping[str, object], most: int) -> str:
     return found
 
 
-def _listed(names: Iterable[str]) -> str:
-    shown = [visible_line(str(each), 60) or "(an empty name)" for each in names]
+def _format_names(names: Iterable[str]) -> str:
+    shown = [sanitize_line(str(each), 60) or "(an empty name)" for each in names]
     more = len(shown) - MAX_NAMED
     return ", ".join(shown[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -281,19 +283,19 @@ def _is_true(value: Any) -> bool:
     return value.strip().lower() not in ("", "false", "no", "off", "0") if isinstance(value, str) else bool(value)
 
 
-class _Reader:
-    def __init__(self, path: Path, inputs: Mapping[str, str], hosts: HttpHosts) -> None:
+class _ServerReader:
+    def __init__(self, path: Path, inputs: Mapping[str, str], hosts: PlainHttpHosts) -> None:
         self.notes: list[str] = []
         self._path = path
-        self._inputs = inputs
+        self._input_defaults = inputs
         self._hosts = hosts
 
-    def entry(self, name: str, shown: str, entry: Any) -> McpEntry:
+    def entry(self, name: str, shown: str, entry: Any) -> McpServerConfig:
         if not isinstance(entry, dict):
-            raise _Unusable("an object with a command or a url is needed")
+            raise _UnusableServerError("an object with a command or a url is needed")
         if _is_disabled(entry):
-            raise _Unusable("disabled in the file")
-        self.notes += [f"{key} is defined twice; the last value is used" for key in repeated_keys(entry)]
+            raise _UnusableServerError("disabled in the file")
+        self.notes += [f"{key} is defined twice; the last value is used" for key in duplicate_keys(entry)]
         unknown = set(entry) - _KNOWN
         entry = {key: value for key, value in entry.items() if value is not None}
         kind = self._kind(entry)
@@ -302,8 +304,8 @@ class _Reader:
         made = self._program(name, entry) if kind == "stdio" else self._address(name, entry, kind)
         other_kind = (_AT_ADDRESSES if kind == "stdio" else _OF_PROGRAMS) & set(entry)
         if ignored := sorted(unknown | other_kind):
-            self.notes.insert(0, f"ignored: {_listed(ignored)}")
-        return McpEntry(
+            self.notes.insert(0, f"ignored: {_format_names(ignored)}")
+        return McpServerConfig(
             name,
             made.command,
             made.args,
@@ -333,9 +335,11 @@ class _Reader:
             return "http or sse" if kind == "remote" else "http"
         if kind == "sse":
             return "sse"
-        raise _Unusable(f"type {visible_line(json.dumps(given), 60)} is not supported; use stdio, http or sse")
+        raise _UnusableServerError(
+            f"type {sanitize_line(json.dumps(given), 60)} is not supported; use stdio, http or sse"
+        )
 
-    def _program(self, name: str, entry: Mapping[str, Any]) -> McpEntry:
+    def _program(self, name: str, entry: Mapping[str, Any]) -> McpServerConfig:
         command: Any = entry.get("command")
         args: Any = entry.get("args", [])
         env = self._first(entry, _ENVIRONMENTS)
@@ -343,46 +347,46 @@ class _Reader:
             args, env = command.get("args", args), command.get("env", env)
             command = command.get("path", command.get("command"))
         if not isinstance(args, list):
-            raise _Unusable("args must be a list of strings")
+            raise _UnusableServerError("args must be a list of strings")
         if isinstance(command, list):  # format of opencode
             command, args = (command[0] if command else None), [*command[1:], *args]
         if not isinstance(command, str) or not command.strip():
             has_url = any(each in entry for each in _URLS)
-            raise _Unusable("type stdio needs a command, not a url" if has_url else "a command is needed")
-        command = _in_home(self._text(command.strip(), "command"))
-        words = [self._text(each, f"args[{at}]") for at, each in enumerate(args)]
+            raise _UnusableServerError("type stdio needs a command, not a url" if has_url else "a command is needed")
+        command = _expand_home(self._expand_text(command.strip(), "command"))
+        words = [self._expand_text(each, f"args[{at}]") for at, each in enumerate(args)]
         if not words and " " in command and not Path(command).exists() and shutil.which(command) is None:
             command, *words = _split(command)
-        cwd = _in_home(self._text(entry["cwd"], "cwd")) if "cwd" in entry else None
+        cwd = _expand_home(self._expand_text(entry["cwd"], "cwd")) if "cwd" in entry else None
         self._require_no_nul(command, *words, cwd or "")
-        return McpEntry(name, command, tuple(words), self._environment(entry, env), cwd)
+        return McpServerConfig(name, command, tuple(words), self._environment(entry, env), cwd)
 
     def _environment(self, entry: Mapping[str, Any], env: Any) -> dict[str, str]:
         made = self._env_file(entry["envFile"]) if "envFile" in entry else {}
         if env is None:
             return made
         if not isinstance(env, dict):
-            raise _Unusable("env must be an object that maps names to strings")
+            raise _UnusableServerError("env must be an object that maps names to strings")
         for name, value in env.items():
             if value is None:
                 continue
             if not _ENV_NAME.fullmatch(name):
-                raise _Unusable(f"env: {json.dumps(name)} is not the name of a variable")
+                raise _UnusableServerError(f"env: {json.dumps(name)} is not the name of a variable")
             try:
-                made[name] = self._text(value, f"env.{name}")
-            except _Unset as error:
+                made[name] = self._expand_text(value, f"env.{name}")
+            except _UnsetVariableError as error:
                 self.notes.append(f"env.{name} is left out: {error}")
         self._require_no_nul(*made.values())
         return made
 
     def _env_file(self, value: Any) -> dict[str, str]:
-        path = Path(_in_home(self._text(value, "envFile")))
+        path = Path(_expand_home(self._expand_text(value, "envFile")))
         try:
             text = read_text(self._path.parent / path, MAX_FILE_BYTES)
         except OSError as error:
-            raise _Unusable(f"envFile {path} cannot be read: {error.strerror}") from None
+            raise _UnusableServerError(f"envFile {path} cannot be read: {error.strerror}") from None
         except NotTextError as error:
-            raise _Unusable(f"envFile {path} {error}") from None
+            raise _UnusableServerError(f"envFile {path} {error}") from None
         made = {}
         for line in text.split("\n"):
             found = _ENV_LINE.fullmatch(line.strip())
@@ -392,25 +396,27 @@ class _Reader:
                 made[found[1]] = given[1:-1] if quoted else given
         return made
 
-    def _address(self, name: str, entry: Mapping[str, Any], kind: Transport) -> McpEntry:
+    def _address(self, name: str, entry: Mapping[str, Any], kind: Transport) -> McpServerConfig:
         given = next((each for each in _URLS if each in entry), None)
         if given is None:
-            raise _Unusable(f"type {kind} needs a url")
-        url = self._text(entry[given], given).strip()
+            raise _UnusableServerError(f"type {kind} needs a url")
+        url = self._expand_text(entry[given], given).strip()
         if unused := [each for each in _URLS if each in entry and each != given]:
-            self.notes.append(f"ignored because {given} is set: {_listed(unused)}")
+            self.notes.append(f"ignored because {given} is set: {_format_names(unused)}")
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
         except ValueError:
-            raise _Unusable(f"{given} is not a URL") from None
+            raise _UnusableServerError(f"{given} is not a URL") from None
         if not host or parts.scheme not in ("http", "https") or not url.isprintable() or " " in url:
-            raise _Unusable(f"{given} must begin with https:// or http://")
+            raise _UnusableServerError(f"{given} must begin with https:// or http://")
         if parts.scheme == "http" and host not in self._hosts:
-            raise _Unusable(f"http to {host} is not encrypted: use https, or allow it with --mcp-allow-http {host}")
+            raise _UnusableServerError(
+                f"http to {host} is not encrypted: use https, or allow it with --mcp-allow-http {host}"
+            )
         if parts.username is not None:
-            raise _Unusable(f"{given} must not contain a user or password; use headers")
-        return McpEntry(name, url=parts._replace(fragment="").geturl(), headers=self._headers(entry))
+            raise _UnusableServerError(f"{given} must not contain a user or password; use headers")
+        return McpServerConfig(name, url=parts._replace(fragment="").geturl(), headers=self._headers(entry))
 
     def _headers(self, entry: Mapping[str, Any]) -> dict[str, str]:
         given, options = self._first(entry, _HEADERS), entry.get("requestInit")
@@ -418,16 +424,16 @@ class _Reader:
             given = options.get("headers")
         made = {}
         if "bearer_token_env_var" in entry:
-            variable = self._text(entry["bearer_token_env_var"], "bearer_token_env_var")
-            made["Authorization"] = f"Bearer {_environ(variable)}"
+            variable = self._expand_text(entry["bearer_token_env_var"], "bearer_token_env_var")
+            made["Authorization"] = f"Bearer {_environment_variable(variable)}"
         if given is not None and not isinstance(given, dict):
-            raise _Unusable("headers must be an object that maps names to strings")
+            raise _UnusableServerError("headers must be an object that maps names to strings")
         for name, value in (given or {}).items():
             if value is None:
                 continue
-            text = self._text(value, f"headers.{name}").strip()
+            text = self._expand_text(value, f"headers.{name}").strip()
             if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(text):
-                raise _Unusable(f"headers: {json.dumps(name)} is not a valid header (one line of ASCII)")
+                raise _UnusableServerError(f"headers: {json.dumps(name)} is not a valid header (one line of ASCII)")
             made[name] = text
         return made
 
@@ -438,33 +444,33 @@ class _Reader:
         if isinstance(given, list) and all(isinstance(each, str) for each in given):
             return frozenset(given)
         if given is not None:
-            raise _Unusable(f"{next(each for each in keys if each in entry)} must be a list of tool names")
+            raise _UnusableServerError(f"{next(each for each in keys if each in entry)} must be a list of tool names")
         return None
 
     def _first(self, entry: Mapping[str, Any], keys: Iterable[str]) -> Any:
         found = [each for each in keys if each in entry]
         if len(found) > 1:
-            self.notes.append(f"ignored because {found[0]} is set: {_listed(found[1:])}")
+            self.notes.append(f"ignored because {found[0]} is set: {_format_names(found[1:])}")
         return entry[found[0]] if found else None
 
-    def _text(self, value: Any, place: str) -> str:
-        # Raises _Unusable, or _Unset if a variable is not set.
+    def _expand_text(self, value: Any, place: str) -> str:
+        # Raises _UnusableServerError, or _UnsetVariableError if a variable is not set.
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, int | float):
             return str(value)
         if not isinstance(value, str):
-            raise _Unusable(f"{place} must be a string")
-        return _VARIABLE.sub(self._value, value)
+            raise _UnusableServerError(f"{place} must be a string")
+        return _VARIABLE.sub(self._expand_variable, value)
 
-    def _value(self, found: re.Match[str]) -> str:
+    def _expand_variable(self, found: re.Match[str]) -> str:
         if found[2] is not None:
-            return _environ(found[2])
+            return _environment_variable(found[2])
         if found[3] is not None:
             return os.environ.get(found[3], found[0])
         name = found[1]
         if name.startswith("input:"):
-            return self._input(name.removeprefix("input:"))
+            return self._input_value(name.removeprefix("input:"))
         if name in ("workspaceFolder", "workspaceRoot"):
             folder = self._path.resolve().parent
             return str(folder.parent if folder.name.startswith(".") else folder)
@@ -478,33 +484,33 @@ class _Reader:
         if plain is None:
             return found[0]
         default = plain[2]
-        return _environ(plain[1]) if default is None else os.environ.get(plain[1]) or default
+        return _environment_variable(plain[1]) if default is None else os.environ.get(plain[1]) or default
 
-    def _input(self, name: str) -> str:
+    def _input_value(self, name: str) -> str:
         variable = "NOTSO_INPUT_" + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
         if variable in os.environ:
             return os.environ[variable]
-        if name in self._inputs:
-            return self._inputs[name]
-        raise _Unset(f"the input {name} has no value: set {variable}")
+        if name in self._input_defaults:
+            return self._input_defaults[name]
+        raise _UnsetVariableError(f"the input {name} has no value: set {variable}")
 
     @staticmethod
     def _require_no_nul(*texts: str) -> None:
         if any("\0" in each for each in texts):
-            raise _Unusable("a value contains a NUL character")
+            raise _UnusableServerError("a value contains a NUL character")
 
 
-class _Unset(_Unusable):
+class _UnsetVariableError(_UnusableServerError):
     pass
 
 
-def _environ(name: str) -> str:
+def _environment_variable(name: str) -> str:
     if name not in os.environ:
-        raise _Unset(f"the environment variable {name} is not set")
+        raise _UnsetVariableError(f"the environment variable {name} is not set")
     return os.environ[name]
 
 
-def _in_home(path: str) -> str:
+def _expand_home(path: str) -> str:
     return str(Path.home() / path[2:]) if path.startswith("~/") else path
 
 
@@ -512,10 +518,10 @@ def _split(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
-        raise _Unusable(f"the command cannot be split into words: {error}") from None
+        raise _UnusableServerError(f"the command cannot be split into words: {error}") from None
 
 
-def _is_among(tool: str, patterns: frozenset[str]) -> bool:
+def _matches_any(tool: str, patterns: frozenset[str]) -> bool:
     return tool in patterns or any(fnmatchcase(tool, each) for each in patterns)
 
 
@@ -548,7 +554,7 @@ def read_commented_json(text: str) -> Any:
     return json.loads(plain, object_pairs_hook=_object)
 
 
-def repeated_keys(value: object) -> tuple[str, ...]:
+def duplicate_keys(value: object) -> tuple[str, ...]:
     """Return the duplicate keys of an object from `read_commented_json`, which keeps the last value of a key."""
     return value.repeated if isinstance(value, _Object) else ()
 

@@ -19,7 +19,7 @@ from mcp.types import (
 )
 
 from notso.web.values.errors import ToolError
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 
 MAX_OFFERS = 60  # per server and kind
 MAX_PAGES = 10
@@ -44,7 +44,7 @@ class Offer:
     fetch: Callable[[str], Awaitable[str]]  # takes the arguments that the user typed; returns text or raises ToolError
 
 
-async def listed(client: Client, kind: Literal["prompt", "resource"]) -> AsyncIterator[Any]:
+async def list_offers(client: Client, kind: Literal["prompt", "resource"]) -> AsyncIterator[Any]:
     """Yield at most MAX_OFFERS prompts or resources of a server."""
     count, cursor = 0, None
     for _ in range(MAX_PAGES):
@@ -63,7 +63,7 @@ def is_text(mime_type: str | None) -> bool:
     return mime_type is None or _TEXT_TYPES.match(mime_type.lower()) is not None
 
 
-def command_of(server: str, name: str, taken: Mapping[str, object]) -> str:
+def unique_command(server: str, name: str, taken: Mapping[str, object]) -> str:
     """Return the command `server:name` in valid characters, with a number appended if it is taken."""
     start = f"{_UNFIT.sub('-', server.lower()).strip('-')}:{_UNFIT.sub('-', name.lower()).strip('-') or 'item'}"
     found, number = start[:MAX_COMMAND_CHARACTERS], 1
@@ -73,20 +73,20 @@ def command_of(server: str, name: str, taken: Mapping[str, object]) -> str:
     return found
 
 
-def described(title: str | None, description: str | None) -> str:
-    return visible_line(description or title or "", MAX_DESCRIPTION_CHARACTERS)
+def offer_description(title: str | None, description: str | None) -> str:
+    return sanitize_line(description or title or "", MAX_DESCRIPTION_CHARACTERS)
 
 
 def usage_of(prompt: Prompt) -> str:
     """Return the syntax of a prompt's arguments: `NAME` for a single argument, `name=...` for several."""
     rows = prompt.arguments or []
-    names = [(visible_line(each.name, MAX_NAME_CHARACTERS), bool(each.required)) for each in rows]
+    names = [(sanitize_line(each.name, MAX_NAME_CHARACTERS), bool(each.required)) for each in rows]
     if len(names) == 1:
         return names[0][0].upper() if names[0][1] else f"[{names[0][0].upper()}]"
     return " ".join(f"{name}=..." if required else f"[{name}=...]" for name, required in names)
 
 
-def arguments_from(prompt: Prompt, typed: str) -> dict[str, str]:
+def parse_prompt_arguments(prompt: Prompt, typed: str) -> dict[str, str]:
     """Parse `name=value` and `name="a b"`. Other text is the value of the first missing argument. Raises ToolError."""
     rows, found = (prompt.arguments or [])[:MAX_ARGUMENTS], dict[str, str]()
     names = {each.name for each in rows}
@@ -107,14 +107,14 @@ def arguments_from(prompt: Prompt, typed: str) -> dict[str, str]:
             raise ToolError(f"this prompt takes {'no arguments' if not rows else usage_of(prompt)}")
         found[free] = rest
     missing = [
-        visible_line(each.name, MAX_NAME_CHARACTERS) for each in rows if each.required and each.name not in found
+        sanitize_line(each.name, MAX_NAME_CHARACTERS) for each in rows if each.required and each.name not in found
     ]
     if missing:
         raise ToolError(f"missing: {', '.join(missing)}")
     return found
 
 
-def text_of_prompt(result: GetPromptResult) -> str:
+def prompt_text(result: GetPromptResult) -> str:
     """Return the text of a prompt's messages, in order. Raises ToolError."""
     parts = []
     for message in result.messages:
@@ -131,7 +131,7 @@ def text_of_prompt(result: GetPromptResult) -> str:
     return text
 
 
-def text_of_resource(result: ReadResourceResult) -> str:
+def resource_text(result: ReadResourceResult) -> str:
     """Return the text of a resource. Raises ToolError."""
     texts = [each.text for each in result.contents if isinstance(each, TextResourceContents)]
     if len(texts) < len(result.contents) or not texts:

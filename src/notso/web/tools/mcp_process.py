@@ -39,8 +39,8 @@ from mcp.types import (
 )
 
 from notso.web.tools.elicitation import QUESTION_SECONDS
-from notso.web.tools.mcp_config import LeftOut, McpEntry
-from notso.web.values.visible_text import visible_line
+from notso.web.tools.mcp_config import McpServerConfig, SkippedItem
+from notso.web.values.visible_text import sanitize_line
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # large enough for a result with an image, although images are not used
 MAX_MESSAGE_ITEMS = 50_000
@@ -63,16 +63,16 @@ CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # since prot
 Said = SessionMessage | Exception
 
 
-class McpProcess:
+class McpStdioTransport:
     """Transport for `mcp.Client`: an asynchronous context manager that runs the MCP server's process.
 
     On exit, the process group is killed. Raises OSError if the process cannot be started.
     """
 
-    def __init__(self, entry: McpEntry) -> None:
+    def __init__(self, entry: McpServerConfig) -> None:
         self.fault = ""  # description of the limit that the server exceeded, if any
         self.ended = asyncio.Event()  # set when the server closes its output or accepts no more input
-        self.left_out: list[LeftOut] = []  # unusable tools
+        self.left_out: list[SkippedItem] = []  # unusable tools
         self._entry = entry
         self._open_requests = 0
 
@@ -114,7 +114,7 @@ class McpProcess:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._leave()
+            await self._stop_process()
         finally:
             self._signal(signal.SIGKILL)  # end the server's own children, too, even if the wait above was canceled
             self._process._transport.close()  # type: ignore[attr-defined]  # a detached child may keep the pipes open
@@ -128,7 +128,7 @@ class McpProcess:
                 for end in ends:
                     line += end
                     began = time.perf_counter()
-                    message = self._message(line) if self._fits(line) else None
+                    message = self._parse_message(line) if self._check_size(line) else None
                     line.clear()
                     spent += time.perf_counter() - began
                     if self.fault:
@@ -139,15 +139,15 @@ class McpProcess:
                         await asyncio.sleep(REST * spent)
                         spent = 0.0
                 line += rest
-                if not self._fits(line):
+                if not self._check_size(line):
                     return
 
-    def _fits(self, line: bytearray) -> bool:
+    def _check_size(self, line: bytearray) -> bool:
         if len(line) > MAX_MESSAGE_BYTES:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_BYTES // 2**20} MiB"
         return not self.fault
 
-    def _message(self, line: bytearray) -> JSONRPCMessage | None:
+    def _parse_message(self, line: bytearray) -> JSONRPCMessage | None:
         # Return the message, or None to ignore it: if it is invalid, a notification, or a request beyond the limit.
         if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_ITEMS:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts"
@@ -163,7 +163,7 @@ class McpProcess:
                 return None
             self._open_requests += 1
         if isinstance(message, JSONRPCResponse):
-            self.left_out += cut_down(message.result)
+            self.left_out += sanitize_tool_list(message.result)
         return message
 
     async def _send(
@@ -175,7 +175,7 @@ class McpProcess:
                 async for each in to_send:
                     if isinstance(each.message, JSONRPCResponse | JSONRPCError):
                         self._open_requests -= 1
-                    declare_forms_only(each.message)
+                    remove_url_elicitation(each.message)
                     stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     async with asyncio.timeout(WRITE_SECONDS):
                         await stdin.drain()
@@ -186,14 +186,14 @@ class McpProcess:
         finally:
             heard.close()  # makes pending requests fail
 
-    async def _leave(self) -> None:
+    async def _stop_process(self) -> None:
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
         stdin.close()
-        if not await self._gone(LEAVE_SECONDS) or not self._is_group_gone():
+        if not await self._wait_for_exit(LEAVE_SECONDS) or not self._has_group_exited():
             self._signal(signal.SIGTERM)
-            await self._gone(TERMINATE_SECONDS)
+            await self._wait_for_exit(TERMINATE_SECONDS)
 
-    async def _gone(self, seconds: float) -> bool:
+    async def _wait_for_exit(self, seconds: float) -> bool:
         # Poll the return code, because `Process.wait` would also wait for the pipes to close.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -201,7 +201,7 @@ class McpProcess:
                     await asyncio.sleep(POLL_SECONDS)
         return self._process.returncode is not None
 
-    def _is_group_gone(self) -> bool:
+    def _has_group_exited(self) -> bool:
         return not self._signal(0)
 
     def _signal(self, number: int) -> bool:
@@ -212,7 +212,7 @@ class McpProcess:
         return False
 
 
-def declare_forms_only(message: JSONRPCMessage) -> None:
+def remove_url_elicitation(message: JSONRPCMessage) -> None:
     """Remove elicitation by URL from the capabilities, because only forms are supported."""
     params = message.params if isinstance(message, JSONRPCRequest) and message.params else {}
     for offered in (params.get("capabilities"), (params.get("_meta") or {}).get(CLIENT_CAPABILITIES)):
@@ -220,7 +220,7 @@ def declare_forms_only(message: JSONRPCMessage) -> None:
             offered["elicitation"].pop("url", None)
 
 
-def cut_down(result: dict[str, Any]) -> list[LeftOut]:
+def sanitize_tool_list(result: dict[str, Any]) -> list[SkippedItem]:
     """Reduce listed tools to the used fields. Remove and return tools with an unusable name or schema.
 
     The library would reject a whole list because of one such tool. It would also match results against regular
@@ -233,23 +233,25 @@ def cut_down(result: dict[str, Any]) -> list[LeftOut]:
     for at, tool in enumerate(tools[:MAX_LISTED_TOOLS], 1):
         name = tool.get("name") if isinstance(tool, dict) else None
         if not isinstance(tool, dict) or not isinstance(name, str) or not name:
-            left_out.append(LeftOut(f"tool {at}", "it has no name"))
+            left_out.append(SkippedItem(f"tool {at}", "it has no name"))
             continue
-        fault = _make_object_schema(tool.get("inputSchema"))
+        fault = _repair_schema(tool.get("inputSchema"))
         if fault:
-            left_out.append(LeftOut(visible_line(name, MAX_TOOL_NAME_CHARACTERS), fault))
+            left_out.append(SkippedItem(sanitize_line(name, MAX_TOOL_NAME_CHARACTERS), fault))
             continue
         texts = {key: tool[key] for key in ("title", "description") if isinstance(tool.get(key), str)}
         kept.append({"name": name, "inputSchema": tool["inputSchema"], **texts})
     if len(tools) > MAX_LISTED_TOOLS:
-        left_out.append(LeftOut(f"{len(tools) - MAX_LISTED_TOOLS} tools", f"a list has more than {MAX_LISTED_TOOLS}"))
+        left_out.append(
+            SkippedItem(f"{len(tools) - MAX_LISTED_TOOLS} tools", f"a list has more than {MAX_LISTED_TOOLS}")
+        )
     tools[:] = kept
     if not isinstance(result.get("nextCursor", ""), str):
         del result["nextCursor"]
     return left_out
 
 
-def _make_object_schema(schema: Any) -> str:
+def _repair_schema(schema: Any) -> str:
     # Repair common faults of a tool's schema. Return the reason if it is unusable, otherwise ''.
     if schema is None:
         return "it has no inputSchema"
@@ -278,19 +280,19 @@ NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
 """Status codes with which a server that supports only SSE rejects the first message, according to the protocol."""
 
 
-class McpAddress:
+class McpHttpTransport:
     """Transport for `mcp.Client`: an asynchronous context manager that holds a session with a server at a URL.
 
     When the session has expired or the server exceeds a limit, `fault` is the reason, and `ended` is set: a new session
     is needed. `refused`: whether the server does not support streamable HTTP.
     """
 
-    def __init__(self, entry: McpEntry, *, sse: bool = False) -> None:
+    def __init__(self, entry: McpServerConfig, *, sse: bool = False) -> None:
         self.fault = ""
         self.refused = False
         self.sse = sse
         self.ended = asyncio.Event()
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[SkippedItem] = []
         self._entry = entry
         self._stack = contextlib.AsyncExitStack()
         self._open_requests = 0
@@ -300,7 +302,7 @@ class McpAddress:
             headers=self._entry.headers | {"accept-encoding": "identity"},
             # An SSE stream has no read timeout, because nothing is sent between requests.
             timeout=httpx2.Timeout(CONNECT_SECONDS, read=None if self.sse else READ_SECONDS),
-            transport=_Bounded(self),
+            transport=_LimitedTransport(self),
             max_redirects=MAX_REDIRECTS,
             trust_env=False,  # ignore the machine's proxy settings and .netrc
         )
@@ -320,7 +322,7 @@ class McpAddress:
             listening = self._receive(cast(MemoryObjectReceiveStream[Said], told), heard)
             telling = self._send(to_send, cast(MemoryObjectSendStream[SessionMessage], to_tell))
             for each in (listening, telling):
-                stack.push_async_callback(_end, asyncio.create_task(each))
+                stack.push_async_callback(_cancel_task, asyncio.create_task(each))
             stack.callback(said.close)
             stack.callback(sent.close)
             self._stack = stack.pop_all()
@@ -338,7 +340,7 @@ class McpAddress:
     async def _receive(self, told: MemoryObjectReceiveStream[Said], heard: MemoryObjectSendStream[Said]) -> None:
         with heard, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for each in told:
-                if isinstance(each, SessionMessage) and self._passes(each):
+                if isinstance(each, SessionMessage) and self._should_forward(each):
                     await heard.send(each)
         if self.sse:
             self.ended.set()
@@ -351,24 +353,24 @@ class McpAddress:
                 async for each in to_send:
                     if isinstance(each.message, JSONRPCResponse | JSONRPCError):
                         self._open_requests -= 1
-                    declare_forms_only(each.message)
+                    remove_url_elicitation(each.message)
                     await to_tell.send(each)
 
-    def _passes(self, each: SessionMessage) -> bool:
+    def _should_forward(self, each: SessionMessage) -> bool:
         # Reduce lists of tools, and return whether to pass the message on to the library.
         if isinstance(each.message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return False
             self._open_requests += 1
         elif isinstance(each.message, JSONRPCResponse):
-            self.left_out += cut_down(each.message.result)
+            self.left_out += sanitize_tool_list(each.message.result)
         return not isinstance(each.message, JSONRPCNotification)
 
 
-class _Bounded(httpx2.AsyncHTTPTransport):
+class _LimitedTransport(httpx2.AsyncHTTPTransport):
     """HTTP transport that aborts responses that exceed the limits."""
 
-    def __init__(self, owner: McpAddress) -> None:
+    def __init__(self, owner: McpHttpTransport) -> None:
         super().__init__()
         self._owner = owner
 
@@ -387,13 +389,13 @@ class _Bounded(httpx2.AsyncHTTPTransport):
         return httpx2.Response(
             response.status_code,
             headers=response.headers,
-            stream=_BoundedBody(body, self._owner),
+            stream=_LimitedBody(body, self._owner),
             extensions=response.extensions,
         )
 
 
-class _BoundedBody(httpx2.AsyncByteStream):
-    def __init__(self, body: httpx2.AsyncByteStream, owner: McpAddress) -> None:
+class _LimitedBody(httpx2.AsyncByteStream):
+    def __init__(self, body: httpx2.AsyncByteStream, owner: McpHttpTransport) -> None:
         self._body = body
         self._owner = owner
 
@@ -418,6 +420,6 @@ class _BoundedBody(httpx2.AsyncByteStream):
         await self._body.aclose()
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def _cancel_task(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -32,23 +32,23 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings
-from notso.web.tools.elicitation import Ask, question_of
-from notso.web.tools.mcp_config import LeftOut, McpEntry
+from notso.web.tools.chat_tool import CHANGED, ChatTool, ToolContext
+from notso.web.tools.elicitation import Ask, parse_question
+from notso.web.tools.mcp_config import McpServerConfig, SkippedItem
 from notso.web.tools.mcp_offers import (
     Offer,
-    arguments_from,
-    command_of,
-    described,
     is_text,
-    listed,
-    text_of_prompt,
-    text_of_resource,
+    list_offers,
+    offer_description,
+    parse_prompt_arguments,
+    prompt_text,
+    resource_text,
+    unique_command,
     usage_of,
 )
-from notso.web.tools.mcp_process import MAX_TOOL_NAME_CHARACTERS, SESSION_LOST, McpAddress, McpProcess
+from notso.web.tools.mcp_process import MAX_TOOL_NAME_CHARACTERS, SESSION_LOST, McpHttpTransport, McpStdioTransport
 from notso.web.values.errors import ToolError
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 
 logger = logging.getLogger("notso.web.mcp")
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # servers could make the library log any number of messages
@@ -80,19 +80,19 @@ class McpServer:
     `failure` is the reason why it is not running. `left_out` lists unusable tools.
     """
 
-    def __init__(self, entry: McpEntry) -> None:
+    def __init__(self, entry: McpServerConfig) -> None:
         self.entry = entry
         self.tools: tuple[ChatTool, ...] = ()
         self.offers: tuple[Offer, ...] = ()
-        self.left_out: tuple[LeftOut, ...] = ()
+        self.left_out: tuple[SkippedItem, ...] = ()
         self.failure = ""
         self._client: Client | None = None
-        self._transport: McpAddress | McpProcess | None = None
+        self._transport: McpHttpTransport | McpStdioTransport | None = None
         self._task: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._starting = asyncio.Lock()
         self._not_before = 0.0
-        self._asks: list[Ask | None] = []  # callbacks of the running calls that request user input
+        self._ask_callbacks: list[Ask | None] = []  # callbacks of the running calls that request user input
 
     async def start(self) -> bool:
         """Start the server unless it is running or failed recently; return whether it is running."""
@@ -102,9 +102,9 @@ class McpServer:
             if time.monotonic() < self._not_before:
                 return False
             await self.stop()
-            self._over = asyncio.Event()
+            self._stop_requested = asyncio.Event()
             up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._live(up, self._over))
+            self._task = asyncio.create_task(self._run_connection(up, self._stop_requested))
             try:
                 await asyncio.wait_for(asyncio.shield(up), START_SECONDS)
             except TimeoutError:
@@ -121,11 +121,11 @@ class McpServer:
 
     async def stop(self) -> None:
         task, self._task = self._task, None
-        self._over.set()
+        self._stop_requested.set()
         if task is None:
             return
         if self._client is None:
-            task.cancel()  # the task is still waiting for the server's first response, and does not notice `_over`
+            task.cancel()  # the task still waits for the server's first response, and does not notice `_stop_requested`
         self._client = None
         _, late = await asyncio.wait([task], timeout=STOP_SECONDS)
         for each in late:
@@ -141,7 +141,7 @@ class McpServer:
         async def called(client: Client) -> str:
             if isinstance(tool, ChatTool) and all(each.digest != tool.digest for each in self.tools):
                 raise ToolError(CHANGED)
-            return await self._called(client, name, arguments, ask)
+            return await self._call_tool(client, name, arguments, ask)
 
         return await self._request("call", called)
 
@@ -160,29 +160,29 @@ class McpServer:
                 await self.stop()
                 self.failure = self.failure or fault or "it has exited"
                 raise ToolError(f"the server {self.entry.title} exited during the {what}: {self.failure}") from error
-            raise ToolError(visible_line(str(error.message), MAX_SAID_CHARACTERS)) from error
+            raise ToolError(sanitize_line(str(error.message), MAX_SAID_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
             raise ToolError(f"the server {self.entry.title} gave no result: {NO_MCP}") from error
 
-    async def _called(self, client: Client, name: str, arguments: Mapping[str, Any], ask: Ask | None) -> str:
-        self._asks.append(ask)
+    async def _call_tool(self, client: Client, name: str, arguments: Mapping[str, Any], ask: Ask | None) -> str:
+        self._ask_callbacks.append(ask)
         try:
             return _text_of(await client.call_tool(name, dict(arguments)))
         finally:
-            self._asks.remove(ask)
+            self._ask_callbacks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         # If several calls are running, reply `cancel`, because the protocol does not specify which call caused the
         # elicitation.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
-        if len(self._asks) != 1:
+        if len(self._ask_callbacks) != 1:
             return ElicitResult(action="cancel")
-        ask = self._asks[0]
+        ask = self._ask_callbacks[0]
         if ask is None:
             return ElicitResult(action="decline")
         try:
-            question = question_of(self.entry.title, params.message, params.requested_schema)
+            question = parse_question(self.entry.title, params.message, params.requested_schema)
         except ToolError as error:
             return ErrorData(code=INVALID_PARAMS, message=str(error))
         reply = await ask(question)
@@ -190,7 +190,7 @@ class McpServer:
             return ElicitResult(action=reply.action)
         return ElicitResult(action="accept", content=dict(reply.values))
 
-    async def _live(self, up: asyncio.Future[None], over: asyncio.Event) -> None:
+    async def _run_connection(self, up: asyncio.Future[None], over: asyncio.Event) -> None:
         try:
             for process in self._transports():
                 self._transport = process
@@ -199,7 +199,7 @@ class McpServer:
                     return
                 except Exception as error:
                     self.failure = process.fault or _reason(error, "reached" if self.entry.url else "started")
-                    if self._client is not None or not _may_speak_sse(self.entry, process):
+                    if self._client is not None or not _may_support_sse(self.entry, process):
                         break
             if not up.done():
                 up.set_exception(ToolError(self.failure))
@@ -208,28 +208,30 @@ class McpServer:
             if not up.done():
                 up.cancel()
 
-    def _transports(self) -> Iterator[McpAddress | McpProcess]:
+    def _transports(self) -> Iterator[McpHttpTransport | McpStdioTransport]:
         if not self.entry.url:
-            yield McpProcess(self.entry)
+            yield McpStdioTransport(self.entry)
             return
         if self.entry.transport != "sse":
-            yield McpAddress(self.entry)
-        yield McpAddress(self.entry, sse=True)
+            yield McpHttpTransport(self.entry)
+        yield McpHttpTransport(self.entry, sse=True)
 
-    async def _connect(self, process: McpAddress | McpProcess, up: asyncio.Future[None], over: asyncio.Event) -> None:
+    async def _connect(
+        self, process: McpHttpTransport | McpStdioTransport, up: asyncio.Future[None], over: asyncio.Event
+    ) -> None:
         async with Client(process, elicitation_callback=self._elicit) as client:
-            self.tools = await self._listed(client, process)
-            self.offers = await self._offered(client)
+            self.tools = await self._list_tools(client, process)
+            self.offers = await self._list_offers(client)
             self._client = client
             if not up.done():
                 up.set_result(None)
-            await _first_of(over, process.ended)
+            await _wait_for_any(over, process.ended)
             if process.ended.is_set():
                 self.failure = process.fault or "it has exited"
 
-    async def _listed(self, client: Client, process: McpAddress | McpProcess) -> tuple[ChatTool, ...]:
+    async def _list_tools(self, client: Client, process: McpHttpTransport | McpStdioTransport) -> tuple[ChatTool, ...]:
         tools: dict[str, ChatTool] = {}
-        left_out: list[LeftOut] = []
+        left_out: list[SkippedItem] = []
         process.left_out.clear()
         can = client.server_capabilities
         if can.tools is None and (can.prompts is not None or can.resources is not None):
@@ -238,61 +240,65 @@ class McpServer:
         for _ in range(MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
-                fault = _fault_of(self.entry, tool.name, tool.input_schema, len(tools))
+                fault = _exclusion_reason(self.entry, tool.name, tool.input_schema, len(tools))
                 if fault:
-                    left_out.append(LeftOut(visible_line(tool.name, MAX_TOOL_NAME_CHARACTERS), fault))
+                    left_out.append(SkippedItem(sanitize_line(tool.name, MAX_TOOL_NAME_CHARACTERS), fault))
                     continue
-                said = visible_line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
-                name = _free_name(f"{self.entry.name}__{_UNFIT.sub('_', tool.name)}", tools)
+                said = sanitize_line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
+                name = _unique_name(f"{self.entry.name}__{_UNFIT.sub('_', tool.name)}", tools)
                 tools[name] = self._tool(name, said, tool.input_schema, tool.name)
             cursor = page.next_cursor
             if not cursor:
                 break
         else:
-            left_out.append(LeftOut("further tools", f"a list has more than {MAX_PAGES} pages"))
+            left_out.append(SkippedItem("further tools", f"a list has more than {MAX_PAGES} pages"))
         self.left_out = (*process.left_out, *left_out)
         if self.left_out:  # the reasons are not logged, because they contain text from the server
             logger.warning("MCP server %s: %d tools are not used", self.entry.title, len(self.left_out))
         return tuple(tools.values())
 
-    async def _offered(self, client: Client) -> tuple[Offer, ...]:
+    async def _list_offers(self, client: Client) -> tuple[Offer, ...]:
         # If listing fails, keep the prompts and resources listed so far, because the tools can still be used.
         found: dict[str, Offer] = {}
         can = client.server_capabilities
         try:
             async with asyncio.timeout(OFFERS_SECONDS):
                 if can.prompts is not None:
-                    async for prompt in listed(client, "prompt"):
-                        command = command_of(self.entry.name, prompt.name, found)
+                    async for prompt in list_offers(client, "prompt"):
+                        command = unique_command(self.entry.name, prompt.name, found)
                         found[command] = self._prompt(command, prompt)
                 if can.resources is not None:
-                    async for resource in listed(client, "resource"):
+                    async for resource in list_offers(client, "resource"):
                         if is_text(resource.mime_type):
-                            command = command_of(self.entry.name, resource.name, found)
+                            command = unique_command(self.entry.name, resource.name, found)
                             found[command] = self._resource(command, resource)
         except (MCPError, ValidationError, TimeoutError) as error:
             reason = "its list was not received in time" if isinstance(error, TimeoutError) else NO_MCP
-            self.left_out = (*self.left_out, LeftOut("prompts and resources", reason))
+            self.left_out = (*self.left_out, SkippedItem("prompts and resources", reason))
         return tuple(found.values())
 
     def _prompt(self, command: str, prompt: Prompt) -> Offer:
         async def fetch(typed: str) -> str:
-            arguments = arguments_from(prompt, typed)
+            arguments = parse_prompt_arguments(prompt, typed)
             result = await self._request("request", lambda client: client.get_prompt(prompt.name, arguments))
-            return text_of_prompt(result)
+            return prompt_text(result)
 
-        return Offer("prompt", command, usage_of(prompt), described(prompt.title, prompt.description), "", fetch)
+        return Offer(
+            "prompt", command, usage_of(prompt), offer_description(prompt.title, prompt.description), "", fetch
+        )
 
     def _resource(self, command: str, resource: Resource) -> Offer:
         async def fetch(typed: str) -> str:
             uri = resource.uri
-            return text_of_resource(await self._request("request", lambda client: client.read_resource(uri)))
+            return resource_text(await self._request("request", lambda client: client.read_resource(uri)))
 
-        name = visible_line(resource.title or resource.name, MAX_TOOL_NAME_CHARACTERS)
-        return Offer("resource", command, "", described(resource.title, resource.description) or name, name, fetch)
+        name = sanitize_line(resource.title or resource.name, MAX_TOOL_NAME_CHARACTERS)
+        return Offer(
+            "resource", command, "", offer_description(resource.title, resource.description) or name, name, fetch
+        )
 
     def _tool(self, name: str, description: str, schema: Mapping[str, Any], name_there: str) -> ChatTool:
-        async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+        async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
             return await self.call(tool, arguments, surroundings.ask)
 
         tool = ChatTool(name, description, schema, run, self.entry.title, CALL_SECONDS, name_there)
@@ -302,7 +308,7 @@ class McpServer:
 class McpServers:
     """All servers of a configuration, and its skipped parts. Use on the event loop."""
 
-    def __init__(self, entries: Sequence[McpEntry], left_out: Sequence[LeftOut] = ()) -> None:
+    def __init__(self, entries: Sequence[McpServerConfig], left_out: Sequence[SkippedItem] = ()) -> None:
         self._entries = entries
         self._left_out = left_out
         self._servers: list[McpServer] = []
@@ -338,18 +344,20 @@ class McpServers:
     def failures(self) -> dict[str, str]:
         return {server.entry.title: server.failure for server in self._servers if server.failure}
 
-    def left_out(self) -> list[LeftOut]:
+    def left_out(self) -> list[SkippedItem]:
         found = list(self._left_out)
         count = 0
         for server in self._servers:
             beyond = server.tools[max(MAX_TOOLS - count, 0) :]
             count += len(server.tools)
-            rows = (*server.left_out, *(LeftOut(each.name_there, TOO_MANY) for each in beyond))
-            found += [LeftOut(f"{server.entry.title}: {visible_line(each.name, 80)}", each.reason) for each in rows]
+            rows = (*server.left_out, *(SkippedItem(each.name_there, TOO_MANY) for each in beyond))
+            found += [
+                SkippedItem(f"{server.entry.title}: {sanitize_line(each.name, 80)}", each.reason) for each in rows
+            ]
         return found
 
 
-async def _first_of(*events: asyncio.Event) -> None:
+async def _wait_for_any(*events: asyncio.Event) -> None:
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -358,12 +366,17 @@ async def _first_of(*events: asyncio.Event) -> None:
             each.cancel()
 
 
-def _may_speak_sse(entry: McpEntry, process: McpAddress | McpProcess) -> bool:
-    return isinstance(process, McpAddress) and not process.sse and process.refused and entry.transport == "http or sse"
+def _may_support_sse(entry: McpServerConfig, process: McpHttpTransport | McpStdioTransport) -> bool:
+    return (
+        isinstance(process, McpHttpTransport)
+        and not process.sse
+        and process.refused
+        and entry.transport == "http or sse"
+    )
 
 
-def _fault_of(entry: McpEntry, name: str, schema: Mapping[str, Any], count: int) -> str:
-    if not entry.selects(name):
+def _exclusion_reason(entry: McpServerConfig, name: str, schema: Mapping[str, Any], count: int) -> str:
+    if not entry.allows_tool(name):
         return "the configuration excludes it"
     if count == MAX_TOOLS:
         return TOO_MANY
@@ -372,7 +385,7 @@ def _fault_of(entry: McpEntry, name: str, schema: Mapping[str, Any], count: int)
     return ""
 
 
-def _free_name(name: str, taken: Mapping[str, object]) -> str:
+def _unique_name(name: str, taken: Mapping[str, object]) -> str:
     found, number = name[:MAX_NAME_CHARACTERS], 1
     while found in taken:
         number += 1

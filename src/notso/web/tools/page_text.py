@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from notso.system.confinement import Limits, serve_one
-from notso.web.values.child_work import confined
+from notso.system.confinement import Limits, serve_confined
+from notso.web.values.child_work import run_confined
 
 LIMITS = Limits(cpu_s=2, memory_bytes=512 << 20, wall_s=10.0, answer_bytes=4 << 20)
 
@@ -25,7 +25,7 @@ _BLOCKS = frozenset(
 
 async def page_text(html: str) -> str:
     """Return the readable text of a page. Raises ConfinedWorkError if LIMITS are exceeded."""
-    return (await confined(_PROGRAM, html.encode("utf-8", "replace"), LIMITS)).decode()
+    return (await run_confined(_PROGRAM, html.encode("utf-8", "replace"), LIMITS)).decode()
 
 
 class _Text(HTMLParser):
@@ -59,7 +59,7 @@ class _Text(HTMLParser):
             self.parts.append(data)
 
 
-def text_of(html: str) -> str:
+def extract_text(html: str) -> str:
     """Return the title and text of a page, without scripts, styles and navigation."""
     parser = _Text()
     parser.feed(html)
@@ -71,4 +71,4 @@ def text_of(html: str) -> str:
 
 def main() -> None:
     """Run the child process: read HTML from stdin and write its text to stdout."""
-    serve_one(lambda html: text_of(html.decode()).encode("utf-8", "replace"), LIMITS)
+    serve_confined(lambda html: extract_text(html.decode()).encode("utf-8", "replace"), LIMITS)

@@ -17,12 +17,12 @@ from notso.plugins.errors import PluginError
 from notso.plugins.process import SEND_SECONDS, PluginProcess, Plugins
 from notso.web.engine.port import Tool
 from notso.web.tools.built_in import BuiltInTools
-from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings, check_arguments
+from notso.web.tools.chat_tool import CHANGED, ChatTool, ToolContext, check_arguments
 from notso.web.tools.elicitation import CANCELLED, Ask, Elicitation, Reply
-from notso.web.tools.mcp_config import LeftOut, read_mcp_config
+from notso.web.tools.mcp_config import SkippedItem, read_mcp_config
 from notso.web.values.child_work import call_plugin
 from notso.web.values.errors import NotsoError, SettingsError, ToolError
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 
 if TYPE_CHECKING:
     from notso.web.tools.mcp_servers import McpServers
@@ -41,7 +41,7 @@ class PluginTools:
     def failures(self) -> Mapping[str, str]:
         return {each.name: each.failure for each in self._plugins.processes if each.failure}
 
-    def left_out(self) -> Sequence[LeftOut]:
+    def left_out(self) -> Sequence[SkippedItem]:
         # Unusable tools of plugins are listed in PluginProcess.left_out, which the page shows with the plugin.
         return ()
 
@@ -51,9 +51,9 @@ class PluginTools:
 
 def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
     seconds = min(float(row["seconds"]), MOST_SECONDS)
-    description = visible_line(str(row["description"]), MAX_DESCRIPTION_CHARACTERS)
+    description = sanitize_line(str(row["description"]), MAX_DESCRIPTION_CHARACTERS)
 
-    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
         now = (_tool(process, each) for each in process.offer.get("tools", []) if each["name"] == tool.name)
         if any(each.digest != tool.digest for each in now):
             raise ToolError(CHANGED)
@@ -77,7 +77,7 @@ MAX_RESULT_CHARACTERS = 8_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ToolResult:
     """Result of a tool call, with the text for the model."""
 
     state: Literal["done", "failed"]
@@ -93,7 +93,7 @@ class ToolSource(Protocol):
     def failures(self) -> Mapping[str, str]:
         """Return the plugins or servers that are not running, with reasons."""
 
-    def left_out(self) -> Sequence[LeftOut]:
+    def left_out(self) -> Sequence[SkippedItem]:
         """Return the skipped parts of a configuration, and unusable tools."""
 
     async def ready(self) -> None:
@@ -113,7 +113,7 @@ class Toolbox:
     def failures(self) -> Mapping[str, str]:
         return {name: why for source in self._sources for name, why in source.failures().items()}
 
-    def left_out(self) -> list[LeftOut]:
+    def left_out(self) -> list[SkippedItem]:
         return [each for source in self._sources for each in source.left_out()]
 
     def all(self) -> tuple[ChatTool, ...]:
@@ -136,19 +136,19 @@ class Toolbox:
         return [tool.definition for tool in self.chosen(names)] or None
 
 
-async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Outcome:
+async def use(tool: ChatTool, arguments: str, surroundings: ToolContext) -> ToolResult:
     """Call a tool with the model's arguments (a JSON object). Errors become failed results for the model."""
     started = time.monotonic()
 
-    def outcome(state: Literal["done", "failed"], text: str) -> Outcome:
-        return Outcome(state, cut(text), 1000 * (time.monotonic() - started))
+    def outcome(state: Literal["done", "failed"], text: str) -> ToolResult:
+        return ToolResult(state, truncate_result(text), 1000 * (time.monotonic() - started))
 
     try:
         given = json.loads(arguments)
         if not tool.origin:
             check_arguments(tool.parameters, given)
         async with asyncio.timeout(tool.seconds) as clock:
-            ask = surroundings.ask and _suspending(surroundings.ask, clock)
+            ask = surroundings.ask and _with_suspended_timeout(surroundings.ask, clock)
             text = await tool.run(given, replace(surroundings, ask=ask))
     except ToolError as error:
         return outcome("failed", f"error: {error}")
@@ -162,7 +162,7 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
     return outcome("done", text)
 
 
-def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
+def _with_suspended_timeout(ask: Ask, clock: asyncio.Timeout) -> Ask:
     # Suspend the timeout while the user is asked. A second question during the first one is canceled.
 
     async def paused(question: Elicitation) -> Reply:
@@ -180,7 +180,7 @@ def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
     return paused
 
 
-def cut(text: str) -> str:
+def truncate_result(text: str) -> str:
     """Cut a result to MAX_RESULT_CHARACTERS, with a note, and replace characters that the database rejects."""
     text = text.replace("\x00", " ").encode("utf-8", "replace").decode()
     if len(text) <= MAX_RESULT_CHARACTERS:

@@ -9,12 +9,12 @@ import hashlib
 from dataclasses import replace
 
 from notso.web.engine.port import Event, Replay, Request, SamplingParams, Usage
-from notso.web.engine.remote.wire_values import packed, unpacked
+from notso.web.engine.remote.wire_values import from_wire, to_wire
 from notso.web.store.protocol import MOST_TRIES, AnswerRun, AnswerTrace, StoredMessage
-from notso.web.turns.prompt import next_request
+from notso.web.turns.prompt import continuation_request
 
 
-def traced(request: Request, generation_id: str | None) -> Request:
+def make_replayable(request: Request, generation_id: str | None) -> Request:
     """Return a copy of the request that reports token ids and has a seed, by default derived from `generation_id`."""
     seed = request.params.seed
     if seed is None:
@@ -23,17 +23,17 @@ def traced(request: Request, generation_id: str | None) -> Request:
     return replace(request, params=replace(request.params, seed=seed), options=options)
 
 
-def at_start_of(run: AnswerRun, message: StoredMessage) -> StoredMessage:
+def message_before_run(run: AnswerRun, message: StoredMessage) -> StoredMessage:
     """Return the answer as it was when `run` began."""
     content, reasoning = message.content[: run.content_at], message.reasoning[: run.reasoning_at]
     return replace(message, content=content, reasoning=reasoning, tool_uses=message.tool_uses[: run.calls])
 
 
-def request_of(run: AnswerRun, whole: Request, message: StoredMessage, *, keep_thinking: bool) -> Request:
+def replay_request(run: AnswerRun, whole: Request, message: StoredMessage, *, keep_thinking: bool) -> Request:
     """Return the request that continues `run` after its tokens so far. `message`: the partial answer to `whole`."""
-    request = next_request(whole, at_start_of(run, message), keep_thinking=keep_thinking)
+    request = continuation_request(whole, message_before_run(run, message), keep_thinking=keep_thinking)
     options = replace(request.options, token_ids=True, replay=Replay(run.ids, run.closed_at, run.origin))
-    return replace(request, params=unpacked(SamplingParams, dict(run.params)), options=options)
+    return replace(request, params=from_wire(SamplingParams, dict(run.params)), options=options)
 
 
 class TraceRecorder:
@@ -52,7 +52,7 @@ class TraceRecorder:
 
     @property
     def last_params(self) -> SamplingParams:
-        params: SamplingParams = unpacked(SamplingParams, dict(self.last.params))
+        params: SamplingParams = from_wire(SamplingParams, dict(self.last.params))
         return params
 
     @property
@@ -70,18 +70,18 @@ class TraceRecorder:
         return bool(self.trace.runs) and self.last.finish != "tool_calls"
 
     @property
-    def may_go_on(self) -> bool:
+    def can_continue(self) -> bool:
         """Whether another engine may continue the last run."""
         return self.is_within_run and self.trace.tries < MOST_TRIES
 
     def begin(self, request: Request, message: StoredMessage, *, hurry: bool, is_apart: bool) -> None:
         """Add the run of `request`, which continues `message`."""
         at = len(message.content), len(message.reasoning), len(message.tool_uses)
-        run = AnswerRun(packed(request.params), *at, hurry=hurry, is_apart=is_apart)
+        run = AnswerRun(to_wire(request.params), *at, hurry=hurry, is_apart=is_apart)
         tries = int(self._is_counted) if self.trace.runs else self.trace.tries
         self.trace = replace(self.trace, runs=(*self.trace.runs, run), tries=tries)
 
-    def take(self, event: Event) -> None:
+    def consume(self, event: Event) -> None:
         match event.kind:
             case "started":
                 self._change(origin=event.origin, limit=event.limit)

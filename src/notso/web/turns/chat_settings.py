@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from notso.smollm3 import PARAMETERS, OnPage, Parameter
 from notso.web.engine.port import SamplingParams, WhenFull
-from notso.web.store.protocol import Chat, ChatBase, SettingValue
-from notso.web.values.wording import localised, number, words
+from notso.web.store.protocol import Chat, ChatDefaults, SettingValue
+from notso.web.values.wording import localize_number, number, words
 
 MAX_SYSTEM_PROMPT_CHARACTERS = 20_000
 MAX_TOOL_NAMES_CHARACTERS = 4_000
@@ -59,7 +59,7 @@ _OTHERS = tuple(each.name for each in fields(ChatSettings) if each.name not in (
 SETTING_NAMES = ("system_prompt", *(each.name for each in NUMERIC), *_OTHERS)
 
 
-def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
+def merge_settings(*layers: Mapping[str, SettingValue]) -> ChatSettings:
     """Merge the layers over the defaults; later layers win."""
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -70,19 +70,19 @@ def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
     return ChatSettings(**merged, sampling=SamplingParams(**sampling, given=tuple(sampling)))
 
 
-def settings_in_chat(base: ChatBase, chat: Chat) -> ChatSettings:
+def effective_settings(base: ChatDefaults, chat: Chat) -> ChatSettings:
     """Return the settings for a chat's prompts, with the owner's memory before the system prompt.
 
     A temporary chat has no memory.
     """
-    settings = settings_from(base.defaults, chat.settings)
+    settings = merge_settings(base.defaults, chat.settings)
     if not base.memories or not settings.memory or chat.temporary:
         return settings
     memory = "\n".join([MEMORY_HEADING, *(f"- {text}" for text in base.memories)])
     return replace(settings, system_prompt="\n\n".join(filter(None, (memory, settings.system_prompt.strip()))))
 
 
-def changed(
+def updated_settings(
     settings: Mapping[str, SettingValue], form: Mapping[str, str]
 ) -> tuple[dict[str, SettingValue], dict[str, str]]:
     """Return the settings updated from a form, and the reasons for rejected fields.
@@ -107,7 +107,7 @@ def changed(
     return result, problems
 
 
-def digests(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:
+def form_digests(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:
     """Return the value of the form field `was`: digests of the initial values."""
     shown = [(name, value) for name, value in values.items()]
     # A choice without a value shows its default.
@@ -119,11 +119,11 @@ def _digest(name: str, value: str) -> str:
     return hashlib.sha256(f"{name}={value}".encode()).hexdigest()[:16]
 
 
-def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
+def form_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
     return {name: _text(settings[name]) if name in settings else "" for name in SETTING_NAMES}
 
 
-def shown_defaults(settings: ChatSettings, of_model: Mapping[str, float] | None = None) -> dict[str, str]:
+def form_defaults(settings: ChatSettings, of_model: Mapping[str, float] | None = None) -> dict[str, str]:
     """Return the values that apply to empty fields. `of_model`: defaults of the model file."""
     sampling = settings.sampling.with_defaults(of_model or {})
     numbers = {each.name: _text(getattr(sampling, each.name)) for each in NUMERIC}
@@ -134,7 +134,7 @@ def _text(value: SettingValue | None) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
-        return localised(f"{value:g}")
+        return localize_number(f"{value:g}")
     return "" if value is None else str(value)
 
 
@@ -144,7 +144,7 @@ def _numeric(parameter: Parameter, page: OnPage) -> Callable[[str], float | int 
 
     def read_number(text: str) -> float:
         sentence = words["refused_above"] if parameter.above else words["refused_number"]
-        reason = sentence.format(low=localised(f"{low:g}"), high=localised(f"{high:g}"))
+        reason = sentence.format(low=localize_number(f"{low:g}"), high=localize_number(f"{high:g}"))
         try:
             value = float(text.replace(",", "."))
         except ValueError:

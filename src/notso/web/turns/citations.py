@@ -7,7 +7,14 @@ import re
 from collections.abc import Sequence
 from html import escape, unescape
 
-from notso.documents.citations import Mark, absent_from, claims_in, marks_in, place_of, revision_of
+from notso.documents.citations import (
+    QuotedSpan,
+    find_claims,
+    find_marked_quotes,
+    find_missing_claims,
+    locate_quote,
+    revision_of,
+)
 from notso.web.edge.base_path import base_path
 from notso.web.store.documents import Citation, DocumentStore, DocumentText
 from notso.web.store.protocol import StoredMessage
@@ -17,15 +24,15 @@ MAX_CITATIONS = 256
 _DRAWN = re.compile(r'<span class="quote">(\d{1,3}): ([^<]*+)</span>')
 
 
-async def citations_of(
+async def locate_citations(
     store: DocumentStore, owner: str, answer: str, document_ids: Sequence[str]
 ) -> tuple[Citation, ...]:
     """Locate the quotations of an answer, which refer by number to the documents of its prompt.
 
     Also returns each text in ordinary quotation marks that none of the documents contains.
     """
-    marks = [each for each in marks_in(answer) if each.number]
-    claims = list(claims_in(answer))
+    marks = [each for each in find_marked_quotes(answer) if each.number]
+    claims = list(find_claims(answer))
     if not document_ids or not (marks or claims):
         return ()
     wanted = range(1, len(document_ids) + 1) if claims else sorted({each.number for each in marks})
@@ -40,33 +47,35 @@ async def citations_of(
         found = []
         for mark in marks[:MAX_CITATIONS]:
             text = texts.get(mark.number)
-            place = place_of(text.text, mark.words) if text is not None else None
+            place = locate_quote(text.text, mark.words) if text is not None else None
             if text is None or place is None:
                 found.append(Citation(mark.start, mark.end))
                 continue
             document = document_ids[mark.number - 1]
             found.append(Citation(mark.start, mark.end, document, revision_of(text.text), *place))
-        absent = absent_from((text.text for text in texts.values()), claims)
+        absent = find_missing_claims((text.text for text in texts.values()), claims)
         return sorted([*found, *(Citation(each.start, each.end) for each in absent)], key=lambda each: each.at)
 
     return tuple(await asyncio.to_thread(look_up))
 
 
-def with_citations(html: str, message: StoredMessage, *, with_links: bool = True) -> str:
+def render_citations(html: str, message: StoredMessage, *, with_links: bool = True) -> str:
     """Replace quotations in an answer's sanitized HTML with numbered links; mark those that are in no document."""
     if '<span class="quote">' not in html and not message.citations:
         return html
-    cited = {(mark.number, _plain(mark.words)): each for mark, each in _cited(message)}
-    numbers = {each.at: number for number, each in enumerate((each for _, each in _cited(message)), start=1)}
+    cited = {(mark.number, _collapse_spaces(mark.words)): each for mark, each in _marks_with_citations(message)}
+    numbers = {
+        each.at: number for number, each in enumerate((each for _, each in _marks_with_citations(message)), start=1)
+    }
 
     def draw(found: re.Match[str]) -> str:
-        each = cited.get((int(found[1]), _plain(unescape(found[2]))))
+        each = cited.get((int(found[1]), _collapse_spaces(unescape(found[2]))))
         if each is None:
             return found[0]
         if not each.document:
             return f'“{found[2]}” <span class="absent">{escape(words["citation_absent"])}</span>'
-        title = escape(f"“{unescape(found[2])}” – {_place(each)}")
-        link = f' href="{_address(each)}"' if with_links else ""
+        title = escape(f"“{unescape(found[2])}” – {_format_location(each)}")
+        link = f' href="{_document_url(each)}"' if with_links else ""
         return f'<a class="citation"{link} title="{title}">{numbers[each.at]}</a>'
 
     absent = [message.content[each.at : each.to] for each in message.citations if not each.document]
@@ -79,31 +88,31 @@ def with_citations(html: str, message: StoredMessage, *, with_links: bool = True
 
 def markdown_with_citations(message: StoredMessage) -> str:
     text, notes, at = "", list[str](), 0
-    for mark, each in _cited(message):
+    for mark, each in _marks_with_citations(message):
         text += message.content[at : mark.start]
         at = mark.end
         if each.document:
-            notes.append(f"[^{len(notes) + 1}]: “{mark.words}” – {_place(each)}")
+            notes.append(f"[^{len(notes) + 1}]: “{mark.words}” – {_format_location(each)}")
             text += f"[^{len(notes)}]"
         else:
             text += f"“{mark.words}” ({words['citation_absent']})"
     return "\n\n".join(filter(None, (text + message.content[at:], "\n".join(notes))))
 
 
-def _cited(message: StoredMessage) -> list[tuple[Mark, Citation]]:
-    marks = {each.start: each for each in marks_in(message.content)}
+def _marks_with_citations(message: StoredMessage) -> list[tuple[QuotedSpan, Citation]]:
+    marks = {each.start: each for each in find_marked_quotes(message.content)}
     return [(marks[each.at], each) for each in message.citations if each.at in marks]
 
 
-def _plain(text: str) -> str:
+def _collapse_spaces(text: str) -> str:
     return " ".join(text.split())
 
 
-def _place(each: Citation) -> str:
+def _format_location(each: Citation) -> str:
     page = f", {words['document_page'].format(page=each.page)}" if each.page else ""
     return f"{each.name}{page}"
 
 
-def _address(each: Citation) -> str:
+def _document_url(each: Citation) -> str:
     place = f"at={each.start}&amp;end={each.end}&amp;revision={each.revision}"
     return f"{base_path.get()}/documents/{each.document}?{place}#quoted"

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 
-from notso.documents.citations import QUOTE_FIRST, framed, quotable
+from notso.documents.citations import QUOTE_FIRST, format_for_prompt, replace_newlines
 from notso.documents.passages import estimated_tokens
 from notso.web.engine.port import ChatEngine, FixedPrefix, Message, QuoteSource, RequestOptions
 from notso.web.store.documents import DocumentStore, DocumentText, Library, PassageHit, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore, StoredMessage
 from notso.web.values.errors import Problem
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 from notso.web.values.wording import number as written
 from notso.web.values.wording import words
 
@@ -66,11 +66,11 @@ class PromptDocuments:
             for each in message.attachments
         )
         shown = tuple(each for each in files if not each.document or each.document in self.texts)
-        text = with_attachments(message.content, shown)
+        text = prepend_attachments(message.content, shown)
         passages = self.passages if is_last else ""
         return "\n\n".join(filter(None, (passages, text, QUOTE_FIRST if self.sources else "")))
 
-    def headed(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def with_head(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return the messages with the head and the system prompt at the start of the first question."""
         if not self.head:
             return tuple(messages)
@@ -144,8 +144,8 @@ async def prompt_documents(
     scope = "+".join(sorted({salts[each.library_id] for each in head if each.library_id in salts}))
     identity = " ".join([*(each.id for each in head), *filter(None, [instructions])])
     reading = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    await store.documents.note_reading(scope, reading, [each.id for each in head])
-    shown = [with_attachments("", (Attachment(each.name, texts[each.id]),)) for each in head]
+    await store.documents.record_reading(scope, reading, [each.id for each in head])
+    shown = [prepend_attachments("", (Attachment(each.name, texts[each.id]),)) for each in head]
     return PromptDocuments(
         head="\n\n".join([*shown, *filter(None, [instructions]), ""]),
         scope=scope,
@@ -158,7 +158,7 @@ async def prompt_documents(
 
 
 def _sources(texts: Mapping[str, str]) -> tuple[QuoteSource, ...]:
-    return tuple(QuoteSource(quotable(text), document) for document, text in texts.items())
+    return tuple(QuoteSource(replace_newlines(text), document) for document, text in texts.items())
 
 
 async def _texts_that_fit(
@@ -240,14 +240,14 @@ MAX_ATTACHMENT_BYTES = 200_000
 """Maximum size of a file's text. The page checks text files, and the server checks files that it parses."""
 
 
-def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
+def parse_attachments(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
     """Read `file-N-name`, `file-N-text` and `file-N-document` fields. Raises Problem if they exceed a limit."""
     found = []
     for place in range(1, MAX_ATTACHMENTS + 1):
         text, document = fields.get(f"file-{place}-text", ""), fields.get(f"file-{place}-document", "")
         if not text.strip() and not document and f"file-{place}-name" not in fields:
             continue  # a named file without text is kept: the model sees that it is empty
-        name = visible_line(fields.get(f"file-{place}-name", ""), MAX_NAME_CHARACTERS)
+        name = sanitize_line(fields.get(f"file-{place}-name", ""), MAX_NAME_CHARACTERS)
         found.append(Attachment(name or words["attachment_unnamed"].format(number=place), text.strip("\n"), document))
     if any(f"file-{MAX_ATTACHMENTS + 1}-{part}" in fields for part in ("name", "text", "document")):
         raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
@@ -257,6 +257,6 @@ def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[At
     return tuple(found)
 
 
-def with_attachments(text: str, attachments: tuple[Attachment, ...]) -> str:
-    parts = [framed(each.name, each.text) for each in attachments]
+def prepend_attachments(text: str, attachments: tuple[Attachment, ...]) -> str:
+    parts = [format_for_prompt(each.name, each.text) for each in attachments]
     return "\n\n".join([*parts, text] if text else parts)

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
-from notso.documents.citations import quotable
-from notso.documents.passages import Passage, estimated_tokens, volumes_of
+from notso.documents.citations import replace_newlines
+from notso.documents.passages import Passage, estimated_tokens, group_passages
 from notso.web.engine.port import ChatEngine, Event, FixedPrefix, Message, Progress, QuoteSource, Request
-from notso.web.engine.running import RunningRequest, RunningRequests, asks
+from notso.web.engine.running import RunningRequest, RunningRequests, submissions_for
 from notso.web.store.documents import DocumentText, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore
-from notso.web.turns.documents import USUAL_CONTEXT_TOKENS, count_tokens, with_attachments
+from notso.web.turns.documents import USUAL_CONTEXT_TOKENS, count_tokens, prepend_attachments
 from notso.web.values.wording import words
 
 AT_ONCE = 4
@@ -33,19 +33,19 @@ _NUMBER = re.compile(r"\W*(\d{1,15}(?:,\d{3})*)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DocumentPart:
     title: str
     request: Request
 
 
-async def document_parts(
+async def build_part_requests(
     store: ChatStore,
     owner: str,
     documents: Sequence[StoredDocument],
     behind: Sequence[str],
     base: Request,
     engine: ChatEngine | None,
-) -> list[Part]:
+) -> list[DocumentPart]:
     """Return a request for each part of the documents.
 
     `behind`: the texts that follow a part in its prompt. `base`: a request with the chat's parameters and options. The
@@ -60,16 +60,16 @@ async def document_parts(
         text = await store.documents.text(owner, document.id)
         if text is None:
             continue
-        for volume, last in await asyncio.to_thread(_volumes, text, most, engine):
+        for volume, last in await asyncio.to_thread(_split_text, text, most, engine):
             name = document.name
             if document.pages > 1:
                 name += f", {words['part_pages'].format(first=volume.page, last=last)}"
             found.append((document, name, text.text[volume.start : volume.end]))
     parts = []
     for number, (document, name, shown) in enumerate(found, start=1):
-        head = f"{with_attachments('', (Attachment(name, shown),))}\n\n"
+        head = f"{prepend_attachments('', (Attachment(name, shown),))}\n\n"
         scope, reading = salts.get(document.library_id, ""), hashlib.sha256(head.encode()).hexdigest()[:32]
-        await store.documents.note_reading(scope, reading, [document.id])
+        await store.documents.record_reading(scope, reading, [document.id])
         only = ONLY_THIS_PART.format(number=number, parts=len(found))
         options = replace(
             base.options,
@@ -79,15 +79,17 @@ async def document_parts(
             date=date.fromisoformat(document.reading_day),
             prefix=FixedPrefix(0, len(head), scope, reading),
             # Other documents are empty sources, so that each document has the same number in all parts.
-            sources=tuple(QuoteSource(quotable(shown) if each is document else "", each.id) for each in documents),
+            sources=tuple(
+                QuoteSource(replace_newlines(shown) if each is document else "", each.id) for each in documents
+            ),
         )
         quote = QUOTE_PART.format(number=documents.index(document) + 1)
         messages = (Message("user", head + "\n\n".join([*behind[:-1], only, behind[-1], quote])),)
-        parts.append(Part(name, Request(messages, replace(base.params, max_tokens=limit), options, base.model)))
+        parts.append(DocumentPart(name, Request(messages, replace(base.params, max_tokens=limit), options, base.model)))
     return parts
 
 
-def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
+def _split_text(text: DocumentText, most: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
     # The error of the estimate depends on language and vocabulary, so calibrate the estimate with a sample.
     sample = text.text[:SAMPLE_CHARACTERS]
     usual = int(most * min(1.0, estimated_tokens(sample) / max(1, count_tokens(engine, sample))))
@@ -95,7 +97,7 @@ def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[t
     uncut: list[tuple[Sequence[Passage], int]] = [(text.passages, max(1, usual))]
     while uncut:
         passages, estimate = uncut.pop()
-        for volume, last in volumes_of(text.text, passages, estimate):
+        for volume, last in group_passages(text.text, passages, estimate):
             shown = text.text[volume.start : volume.end]
             tokens = count_tokens(engine, shown)
             within = [each for each in passages if volume.start <= each.start < volume.end]
@@ -106,9 +108,9 @@ def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[t
     return sorted(found, key=lambda each: each[0].start)
 
 
-async def answer_of_parts(
+async def answer_parts(
     requests: RunningRequests,
-    parts: Sequence[Part],
+    parts: Sequence[DocumentPart],
     opened: Callable[[RunningRequest], None],
     is_stopped: Callable[[], bool],
 ) -> AsyncIterator[Event]:
@@ -128,7 +130,7 @@ async def answer_of_parts(
             running = requests.open(request.options.owner, counts=False)
             opened(running)
             try:
-                await running.begin(asks(request), model=request.model)
+                await running.begin(submissions_for(request), model=request.model)
                 async for _, events in running.events():
                     arrived.put_nowait((number, events))
             finally:
@@ -136,7 +138,7 @@ async def answer_of_parts(
 
     tasks = [asyncio.create_task(ask(number, each.request)) for number, each in enumerate(parts)]
     try:
-        async for event in _joined(parts, tasks, arrived):
+        async for event in _join_answers(parts, tasks, arrived):
             yield event
     finally:
         for task in tasks:
@@ -144,8 +146,8 @@ async def answer_of_parts(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _joined(
-    parts: Sequence[Part], tasks: Sequence[asyncio.Task[None]], arrived: asyncio.Queue[tuple[int, list[Event]]]
+async def _join_answers(
+    parts: Sequence[DocumentPart], tasks: Sequence[asyncio.Task[None]], arrived: asyncio.Queue[tuple[int, list[Event]]]
 ) -> AsyncIterator[Event]:
     texts, progress = [""] * len(parts), dict[int, Progress]()
     ended: dict[int, Event] = {}
@@ -169,7 +171,7 @@ async def _joined(
                 texts[number] += event.text
             elif event.kind == "progress" and event.progress is not None:
                 progress[number] = event.progress
-                yield Event("progress", progress=_sum(progress.values(), len(parts)))
+                yield Event("progress", progress=_total_progress(progress.values(), len(parts)))
             elif event.kind in ("usage", "error"):
                 yield event
             elif event.kind == "end":
@@ -187,7 +189,7 @@ async def _joined(
     yield Event("end", finish_reason="stop")
 
 
-def _sum(each: Iterable[Progress], parts: int) -> Progress:
+def _total_progress(each: Iterable[Progress], parts: int) -> Progress:
     known = list(each)
     done, total, cached = (
         sum(getattr(one, name) for one in known) for name in ("done_tokens", "total_tokens", "cached_tokens")

@@ -1,6 +1,6 @@
 """Conversion of a chat's visible branch to prompt messages.
 
-An answer with tool calls becomes several messages. `next_request` continues an unfinished answer.
+An answer with tool calls becomes several messages. `continuation_request` continues an unfinished answer.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ NO_RESULT = "error: the call was interrupted, there is no result"
 
 
 def answer_messages(message: StoredMessage, *, keep_thinking: bool = False) -> list[Message]:
-    messages = list(_rounds(message, keep_thinking))
+    messages = list(_tool_round_messages(message, keep_thinking))
     text, reasoning = _last_part(message)
-    return [*messages, _said(text, reasoning, keep_thinking)] if text else messages
+    return [*messages, _to_assistant_message(text, reasoning, keep_thinking)] if text else messages
 
 
-def next_request(request: Request, message: StoredMessage, *, keep_thinking: bool = False) -> Request:
+def continuation_request(request: Request, message: StoredMessage, *, keep_thinking: bool = False) -> Request:
     """Return the request that continues a partial answer to `request`."""
-    messages = (*request.messages, *_rounds(message, keep_thinking))
+    messages = (*request.messages, *_tool_round_messages(message, keep_thinking))
     text, reasoning = _last_part(message)
     if not text and not reasoning:
         return replace(request, messages=messages)
@@ -33,13 +33,13 @@ def next_request(request: Request, message: StoredMessage, *, keep_thinking: boo
     return replace(request, messages=(*messages, started), options=options)
 
 
-def parts_of(message: StoredMessage) -> list[str]:
+def split_at_tool_calls(message: StoredMessage) -> list[str]:
     ends = [use.content_at for use in message.tool_uses]
     starts = [0, *ends]
     return [message.content[start:end].lstrip("\n") for start, end in zip(starts, [*ends, None], strict=True)]
 
 
-def _rounds(message: StoredMessage, keep_thinking: bool) -> Iterator[Message]:
+def _tool_round_messages(message: StoredMessage, keep_thinking: bool) -> Iterator[Message]:
     start = reasoning_start = 0
     for _, group in groupby(message.tool_uses, key=lambda use: use.round):
         uses = list(group)
@@ -49,13 +49,13 @@ def _rounds(message: StoredMessage, keep_thinking: bool) -> Iterator[Message]:
             message.reasoning[reasoning_start:reasoning_end].lstrip("\n"),
         )
         calls = tuple(ToolCall(use.id, use.name, use.arguments) for use in uses)
-        yield replace(_said(text, reasoning, keep_thinking), tool_calls=calls)
+        yield replace(_to_assistant_message(text, reasoning, keep_thinking), tool_calls=calls)
         for use in uses:
             yield Message("tool", _result(use), tool_call_id=use.id)
         start, reasoning_start = end, reasoning_end
 
 
-def _said(text: str, reasoning: str, keep_thinking: bool) -> Message:
+def _to_assistant_message(text: str, reasoning: str, keep_thinking: bool) -> Message:
     kept = reasoning if keep_thinking and reasoning else None
     return Message("assistant", text, kept, keep_reasoning=kept is not None)
 
@@ -90,7 +90,7 @@ def prompt_messages(
     documents: PromptDocuments = NO_DOCUMENTS,
 ) -> tuple[Message, ...]:
     """Return the system prompt, the newest summary and the messages after it, with documents inserted."""
-    summary = next((at for at in reversed(range(len(line))) if _stands(line[at])), None)
+    summary = next((at for at in reversed(range(len(line))) if _is_usable_summary(line[at])), None)
     system = [each for each in (documents.instructions, system_prompt.strip()) if each]
     if summary is not None:
         system.append(f"{SUMMARY_HEADING}\n{line[summary].content}")
@@ -98,7 +98,7 @@ def prompt_messages(
     last = next((each.id for each in reversed(line) if each.role == "user"), None)
     messages = [Message("system", "\n\n".join(system))] if system else []
     for message, after in zip_longest(line, line[1:]):
-        if message.kind == "summary" or (after is not None and _left_out(message, after)):
+        if message.kind == "summary" or (after is not None and _is_omitted(message, after)):
             # Omit an empty failed answer and its question. If the question did not fit in the context, it would make
             # all later requests fail, too. The last message is always included.
             continue
@@ -106,7 +106,7 @@ def prompt_messages(
             messages.append(Message("user", documents.user_text(message, is_last=message.id == last)))
         elif not message.active:
             messages += answer_messages(message, keep_thinking=keep_thinking)
-    return documents.headed(messages)
+    return documents.with_head(messages)
 
 
 def text_size(line: Sequence[StoredMessage]) -> int:
@@ -115,19 +115,19 @@ def text_size(line: Sequence[StoredMessage]) -> int:
     )
 
 
-def conversation_of(line: Sequence[StoredMessage]) -> str | None:
+def cache_conversation_id(line: Sequence[StoredMessage]) -> str | None:
     """Return the conversation id for the engine's cache, which is the id of the first message."""
     # Clearing a chat deletes its messages, so the engine treats later messages as a new conversation.
     return line[0].id if line else None
 
 
-def _stands(message: StoredMessage) -> bool:
+def _is_usable_summary(message: StoredMessage) -> bool:
     return message.kind == "summary" and message.state == "done" and bool(message.content)
 
 
-def _left_out(message: StoredMessage, after: StoredMessage) -> bool:
-    return _failed_empty(after if message.role == "user" else message)
+def _is_omitted(message: StoredMessage, after: StoredMessage) -> bool:
+    return _is_empty_failure(after if message.role == "user" else message)
 
 
-def _failed_empty(message: StoredMessage) -> bool:
+def _is_empty_failure(message: StoredMessage) -> bool:
     return message.role == "assistant" and message.state == "failed" and not message.content

@@ -18,9 +18,9 @@ from html import escape
 # ends with an unhandled exception group if a client disconnects in the middle of an event.
 from fastapi.sse import format_sse_event
 
-from notso.web.rendering.extensions import with_labels
+from notso.web.rendering.extensions import translate_labels
 from notso.web.store.protocol import StoredMessage
-from notso.web.turns.turn_log import Place, Stat, TurnLog, Update
+from notso.web.turns.turn_log import ReaderPosition, Stat, TurnLog, Update
 from notso.web.values.wording import number, words
 
 MAX_CHATS = 512
@@ -33,7 +33,7 @@ class Feed:
     def __init__(self) -> None:
         # Called for each local change with owner, chat, tab, and whether messages changed.
         self.at_announce: Callable[[str, str, str, bool], None] | None = None
-        self._boot = secrets.token_hex(4)
+        self._process_id = secrets.token_hex(4)
         self._number = 0
         self._lists: dict[str, int] = {}
         self._turns: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
@@ -42,15 +42,15 @@ class Feed:
 
     @property
     def revision(self) -> str:
-        return f"{self._boot}-{self._number}"
+        return f"{self._process_id}-{self._number}"
 
     def announce(self, owner: str, chat_id: str, tab: str, *, turns: bool = True) -> None:
         """Publish a change made in `tab`. `turns`: whether messages changed, too."""
-        self.take(owner, chat_id, tab, turns)
+        self.apply_changes(owner, chat_id, tab, turns)
         if self.at_announce is not None:
             self.at_announce(owner, chat_id, tab, turns)
 
-    def take(self, owner: str, chat_id: str, tab: str, turns: bool) -> None:
+    def apply_changes(self, owner: str, chat_id: str, tab: str, turns: bool) -> None:
         self._number += 1
         self._lists[owner] = self._number
         if turns:
@@ -64,8 +64,8 @@ class Feed:
                 self._turns.popitem(last=False)
         self._wake()
 
-    def begin_anew(self) -> None:
-        self._boot = secrets.token_hex(4)
+    def invalidate_revisions(self) -> None:
+        self._process_id = secrets.token_hex(4)
         self._wake()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Feed:
     def since(self, revision: str, owner: str, chat_id: str, tab: str) -> list[str]:
         """Return what to reload: 'chats', 'turns', both or neither."""
         boot, _, text = revision.partition("-")
-        if boot != self._boot or not text.isascii() or not text.isdecimal() or len(text) > 15:
+        if boot != self._process_id or not text.isascii() or not text.isdecimal() or len(text) > 15:
             return ["chats", "turns"]  # a revision of an earlier server process
         number = int(text)
         events = ["chats"] if self._lists.get(owner, 0) > number else []
@@ -100,7 +100,7 @@ class Feed:
 PING_SECONDS = 15.0
 
 
-def last_number(header: str | None) -> int | None:
+def parse_last_event_id(header: str | None) -> int | None:
     """Parse `Last-Event-ID`. Return None if missing or malformed."""
     if header is None or not header.isascii() or not header.isdecimal() or len(header) > 15:
         return None
@@ -110,7 +110,7 @@ def last_number(header: str | None) -> int | None:
 async def turn_events(message_id: str, log: TurnLog, after: int | None) -> AsyncIterator[bytes]:
     """Yield all updates after number `after` (None: a snapshot), then `done`."""
     yield format_sse_event(comment="attached")
-    place = Place(after)
+    place = ReaderPosition(after)
     with log.reading():
         while True:
             news, place = _next_events(message_id, log, place)
@@ -121,20 +121,20 @@ async def turn_events(message_id: str, log: TurnLog, after: int | None) -> Async
             while not await log.wait(number, PING_SECONDS):
                 yield format_sse_event(comment="ping")
     if log.stats:
-        yield _named("usage", message_id, number, **log.stats)
+        yield _named_event("usage", message_id, number, **log.stats)
     if log.error is not None:
-        yield _named("error", message_id, number, message=log.error, retryable=True)
-    yield _named("done", message_id, number, state=log.status.phase)
+        yield _named_event("error", message_id, number, message=log.error, retryable=True)
+    yield _named_event("done", message_id, number, state=log.status.phase)
 
 
-def _next_events(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]:
+def _next_events(message_id: str, log: TurnLog, place: ReaderPosition) -> tuple[bytes, ReaderPosition]:
     # Encode the events once for all readers at this place.
     if place not in log.encoded:
-        log.encoded[place] = _written(message_id, log, place)
+        log.encoded[place] = _encode_update(message_id, log, place)
     return log.encoded[place]
 
 
-def _written(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]:
+def _encode_update(message_id: str, log: TurnLog, place: ReaderPosition) -> tuple[bytes, ReaderPosition]:
     update = log.since(place.number)
     status = update.status
     begins, events = place.phase != status.phase, list[bytes]()
@@ -142,18 +142,18 @@ def _written(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]
         # Send this event before the first words of the new phase, so that the page collapses the reasoning while there
         # is nothing below it that would move. The event has the number of the previous update, because this update is
         # not sent yet.
-        events.append(_named("status", message_id, place.number, state=status.phase, label=status.label))
+        events.append(_named_event("status", message_id, place.number, state=status.phase, label=status.label))
     news = announcement_html(status.phase, log.words) if begins else ""
     if place.number != update.number or place.phase is None:
         events.append(format_sse_event(data_str=update_html(message_id, update) + news, id=str(update.number)))
     if place.phase is None:
-        events.append(_named("status", message_id, update.number, state=status.phase, label=status.label))
+        events.append(_named_event("status", message_id, update.number, state=status.phase, label=status.label))
     if place.asking != update.asking and (place.asking is not None or log.cards):
-        events.append(_named("tool", message_id, update.number, call=update.asking))
+        events.append(_named_event("tool", message_id, update.number, call=update.asking))
     progress = tuple(status.progress.items()) or place.progress
     if progress != place.progress:
-        events.append(_named("progress", message_id, update.number, phase=status.phase, **status.progress))
-    return b"".join(events), Place(update.number, status.phase, update.asking, progress)
+        events.append(_named_event("progress", message_id, update.number, phase=status.phase, **status.progress))
+    return b"".join(events), ReaderPosition(update.number, status.phase, update.asking, progress)
 
 
 async def feed_events(
@@ -177,7 +177,7 @@ async def feed_events(
         changed = feed.since(known, owner, chat_id, tab)
 
 
-async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def merge_streams(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     # One merged stream saves each page a second connection.
     reading = {asyncio.ensure_future(anext(each, None)): each for each in (events, others)}
     try:
@@ -204,7 +204,7 @@ def finished_log(message: StoredMessage, answer_html: str, reasoning_html: str) 
     return log
 
 
-def _named(event: str, message_id: str, number: int | None, **data: str | bool | Stat) -> bytes:
+def _named_event(event: str, message_id: str, number: int | None, **data: str | bool | Stat) -> bytes:
     return format_sse_event(event=event, data_str=json.dumps({"message": message_id, **data}), id=str(number))
 
 
@@ -220,13 +220,17 @@ def update_html(message_id: str, update: Update) -> str:
         if update.snapshot or channel.append:
             parts.append(
                 _partial(
-                    f"{target}-closed", "innerHTML" if update.snapshot else "beforeend", with_labels(channel.append)
+                    f"{target}-closed",
+                    "innerHTML" if update.snapshot else "beforeend",
+                    translate_labels(channel.append),
                 )
             )
         if channel.tail is not None:
             # After a block is closed, the tail is a different block. Morphing would keep elements of the old block.
             anew = update.snapshot or channel.append
-            parts.append(_partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", with_labels(channel.tail)))
+            parts.append(
+                _partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", translate_labels(channel.tail))
+            )
     for card_id, card in update.cards.items():
         parts.append(_partial(f"#call-{card_id}-state", "innerHTML", card.state))
         parts.append(_partial(f"#call-{card_id}-result", "innerHTML", card.result))

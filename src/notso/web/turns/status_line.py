@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from notso.web.engine.port import Event, Progress
 from notso.web.store.protocol import StoredMessage
-from notso.web.turns.turn_log import Stat, Status
-from notso.web.values.wording import number, rate_of, words
+from notso.web.turns.turn_log import AnswerStatus, Stat
+from notso.web.values.wording import format_rate, number, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class TurnStats:
         text = words["stat_prompt"].format(total=number(self.prompt_tokens), read=number(self.prefill_tokens))
         if self.prefill_s:
             rate = self.prefill_tokens / self.prefill_s
-            text += words["stat_rate"].format(seconds=number(self.prefill_s, 1), rate=rate_of(rate))
+            text += words["stat_rate"].format(seconds=number(self.prefill_s, 1), rate=format_rate(rate))
         return text + words["stat_cached"].format(cached=number(self.cached_tokens))
 
     def _thinking(self) -> str:
@@ -64,11 +64,11 @@ class TurnStats:
         text = words["stat_tokens"].format(tokens=number(self.written_tokens))
         if self.writing_s:
             rate = self.written_tokens / self.writing_s
-            text += words["stat_rate"].format(seconds=number(self.writing_s, 1), rate=rate_of(rate))
+            text += words["stat_rate"].format(seconds=number(self.writing_s, 1), rate=format_rate(rate))
         return text
 
 
-def stats_of(message: StoredMessage) -> TurnStats:
+def stats_from_message(message: StoredMessage) -> TurnStats:
     numbers = message.numbers
     return TurnStats(
         queue_s=numbers.queue_ms / 1000,
@@ -92,15 +92,15 @@ class StatusLine:
         self.first_token_s = 0.0
         self.dropped_messages = 0
         self._left_out = left_out  # messages omitted from the request; the engine may drop more
-        self._asked = asked_s
+        self._requested_at = asked_s
         self._reasoning_before = reasoning_before_s
-        self._place = 0
+        self._queue_place = 0
         self._prefill_eta = PrefillEta()
         self._prefill: PrefillProgress | None = None
         self._prefill_since = 0.0
         self._writing_since = 0.0
         self._thinking_since = self._thinking_until = 0.0
-        self._answering = False
+        self._has_answer_text = False
         self._tokens = self._reasoning_tokens = self._reasoning_tokens_before = 0
 
     @property
@@ -112,61 +112,61 @@ class StatusLine:
     def _all_reasoning_tokens(self) -> int:
         return self._reasoning_tokens_before + self._reasoning_tokens
 
-    def next_part(self, now: float) -> StatusLine:
+    def next_round(self, now: float) -> StatusLine:
         # Count the reasoning before the tool calls, too.
         after = StatusLine(now, reasoning_before_s=self.thinking_s, left_out=self._left_out)
         after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
         after.first_token_s = self.first_token_s
         return after
 
-    def take(self, event: Event, now: float) -> None:
+    def consume(self, event: Event, now: float) -> None:
         match event.kind:
             case "queued":
-                self._place = event.place
+                self._queue_place = event.place
             case "trimmed":
                 self.dropped_messages = event.dropped_messages + self._left_out
             case "progress" if event.progress is not None:
                 self._prefill_since = self._prefill_since or now
-                self._prefill = self._prefill_eta.take(event.progress, now)
+                self._prefill = self._prefill_eta.consume(event.progress, now)
             case "reasoning" | "text":
                 if not self._writing_since:
                     self._writing_since = now
-                    self.first_token_s = self.first_token_s or now - self._asked
+                    self.first_token_s = self.first_token_s or now - self._requested_at
                 self._tokens = max(event.tokens, self._tokens + 1)
                 if event.kind == "reasoning":
                     self._thinking_since = self._thinking_since or now
                     self._reasoning_tokens = self._tokens
                 else:
-                    self._answering = True
-                    self.end_of_reasoning(now)
+                    self._has_answer_text = True
+                    self.end_reasoning(now)
 
-    def end_of_reasoning(self, now: float) -> None:
+    def end_reasoning(self, now: float) -> None:
         if self._thinking_since and not self._thinking_until:
             self._thinking_until = now
 
-    def status(self, now: float) -> Status:
+    def status(self, now: float) -> AnswerStatus:
         reasoning_label = self._reasoning_label(now)
         if self._writing_since:
-            phase = "generating" if self._answering else "thinking"
+            phase = "generating" if self._has_answer_text else "thinking"
             seconds = now - self._writing_since
             rate = round((self._tokens - 1) / seconds, 1) if seconds > WORTH_SAYING_S else 0.0
-            detail = words["detail_writing"].format(tokens=number(self._tokens), rate=rate_of(rate)) if rate else ""
+            detail = words["detail_writing"].format(tokens=number(self._tokens), rate=format_rate(rate)) if rate else ""
             progress = {"tokens": self._tokens, "rate": rate, "seconds": int(seconds)}
-            return Status(phase, words[f"phase_{phase}"], reasoning_label, detail, progress)
+            return AnswerStatus(phase, words[f"phase_{phase}"], reasoning_label, detail, progress)
         if self._prefill is not None:
             return self._prefill_status(self._prefill, now)
-        if self._place:
-            label = words["phase_queued_at"].format(place=number(self._place))
-            return Status("queued", label, "", "", {"place": self._place})
-        return Status("queued", words["phase_queued"], "", "", {})
+        if self._queue_place:
+            label = words["phase_queued_at"].format(place=number(self._queue_place))
+            return AnswerStatus("queued", label, "", "", {"place": self._queue_place})
+        return AnswerStatus("queued", words["phase_queued"], "", "", {})
 
     def stats(self, now: float, budget: int | None) -> TurnStats:
         prefill, wrote_from = self._prefill, self._writing_since
         began = self._prefill_since or wrote_from
         thinking_until = self._thinking_until or (now if self._thinking_since else 0.0)
         return TurnStats(
-            place=0 if began else self._place,
-            queue_s=began - self._asked if began else 0.0,
+            place=0 if began else self._queue_place,
+            queue_s=began - self._requested_at if began else 0.0,
             prompt_tokens=prefill.new_tokens + prefill.cached_tokens if prefill else 0,
             cached_tokens=prefill.cached_tokens if prefill else 0,
             prefill_tokens=prefill.new_tokens_done if prefill else 0,
@@ -188,7 +188,7 @@ class StatusLine:
             tokens=number(self._all_reasoning_tokens)
         )
 
-    def _prefill_status(self, prefill: PrefillProgress, now: float) -> Status:
+    def _prefill_status(self, prefill: PrefillProgress, now: float) -> AnswerStatus:
         progress: dict[str, Stat] = {
             "percent": prefill.percent,
             "total": prefill.new_tokens + prefill.cached_tokens,
@@ -198,7 +198,7 @@ class StatusLine:
             "left_s": round(prefill.left_s) if prefill.left_s is not None else None,
         }
         if prefill.left_s is None and now - self._prefill_since < WORTH_SAYING_S:
-            return Status("prefill", words["phase_prefill"], "", self._dropped(), progress)
+            return AnswerStatus("prefill", words["phase_prefill"], "", self._dropped_note(), progress)
         detail = words["detail_prefill"].format(done=number(prefill.new_tokens_done), new=number(prefill.new_tokens))
         if prefill.cached_tokens:
             detail += words["detail_cached"].format(cached=number(prefill.cached_tokens))
@@ -207,9 +207,9 @@ class StatusLine:
         if prefill.slower:
             detail += words["detail_slower"]
         label = words["phase_prefill_at"].format(percent=prefill.percent)
-        return Status("prefill", label, "", " ".join(filter(None, (self._dropped(), detail))), progress)
+        return AnswerStatus("prefill", label, "", " ".join(filter(None, (self._dropped_note(), detail))), progress)
 
-    def _dropped(self) -> str:
+    def _dropped_note(self) -> str:
         return words["note_dropped"].format(count=number(self.dropped_messages)) if self.dropped_messages else ""
 
 
@@ -235,9 +235,9 @@ class PrefillEta:
     def __init__(self) -> None:
         self._chunks: list[tuple[float, float, int]] = []  # middle position, seconds per token, tokens
         self._last: tuple[float, int] | None = None
-        self._promised: tuple[float, float] | None = None
+        self._last_estimate: tuple[float, float] | None = None
 
-    def take(self, progress: Progress, now_s: float) -> PrefillProgress:
+    def consume(self, progress: Progress, now_s: float) -> PrefillProgress:
         done, total = progress.done_tokens, progress.total_tokens
         if self._last is not None and done > self._last[1]:
             then, before = self._last
@@ -245,14 +245,14 @@ class PrefillEta:
             self._chunks.append(((before + done) / 2, max(0.0, now_s - then) / tokens, tokens))
         if self._last is None or done > self._last[1]:
             self._last = (now_s, done)
-        left = self._left(done, total, progress.tokens_per_s)
+        left = self._estimate_left(done, total, progress.tokens_per_s)
         slower = False
-        if left is not None and self._promised is not None:
-            promised = max(0.0, self._promised[1] - (now_s - self._promised[0]))
+        if left is not None and self._last_estimate is not None:
+            promised = max(0.0, self._last_estimate[1] - (now_s - self._last_estimate[0]))
             slower = left > SLOWER_BY * promised and left > promised + SHORTEST_SHOWN_S
             left = left if slower else min(left, promised)  # the time grows only if `slower` is set
         if left is not None:
-            self._promised = (now_s, left)
+            self._last_estimate = (now_s, left)
         new = total - progress.cached_tokens
         return PrefillProgress(
             percent=100 * done // total if total else 0,
@@ -264,7 +264,7 @@ class PrefillEta:
             slower=slower,
         )
 
-    def _left(self, done: int, total: int, tokens_per_s: float) -> float | None:
+    def _estimate_left(self, done: int, total: int, tokens_per_s: float) -> float | None:
         if not self._chunks and tokens_per_s <= 0:
             return None
         if len(self._chunks) < 2:

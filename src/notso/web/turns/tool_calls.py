@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from notso.web.engine.port import Tool, ToolCall
 from notso.web.store.protocol import ToolUse
-from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.elicitation import CANCELLED, MAX_QUESTIONS, QUESTION_SECONDS, Elicitation, Reply
 from notso.web.tools.toolbox import use as run_tool
 from notso.web.values.wording import words
@@ -29,7 +29,7 @@ class ToolOffer:
     """Tools that the model may call in a turn."""
 
     tools: tuple[ChatTool, ...]
-    surroundings: Surroundings
+    surroundings: ToolContext
     granted: set[str] = field(default_factory=set)  # digests of tools that run without asking
     grant: Callable[[ChatTool], Awaitable[None]] | None = None  # permits a tool permanently
 
@@ -50,7 +50,7 @@ class ToolCalls:
         may_repeat: bool = True,
     ) -> None:
         # may_repeat: whether calls that were interrupted while running may run again without permission.
-        self._begun = frozenset(use.id for use in uses if use.state == "running" and not may_repeat)
+        self._interrupted_ids = frozenset(use.id for use in uses if use.state == "running" and not may_repeat)
         self.uses = [use if use.is_final else replace(use, state="waiting") for use in uses]
         self.asking: ToolUse | None = None
         self.question: Elicitation | None = None
@@ -61,7 +61,7 @@ class ToolCalls:
         self._answer: asyncio.Future[Permission] | None = None
         self._reply: asyncio.Future[Reply] | None = None
         self._questions = 0  # number of questions asked by the running call
-        self._telling = asyncio.Lock()
+        self._update_lock = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
 
     @property
@@ -137,37 +137,43 @@ class ToolCalls:
                 continue
             in_round += 1
             if in_round > MAX_CALLS or self._round == MAX_ROUNDS:
-                await self._tell(at, replace(use, state="failed", result=words["tool_says_too_many"]))
+                await self._update_call(at, replace(use, state="failed", result=words["tool_says_too_many"]))
                 continue
-            await self._one(at, use)
+            await self._run_call(at, use)
 
-    async def _one(self, at: int, use: ToolUse) -> None:
+    async def _run_call(self, at: int, use: ToolUse) -> None:
         tools = self._offer.tools if self._offer is not None else ()
         tool = next((tool for tool in tools if tool.name == use.name), None)
         if tool is None or self._offer is None:
             names = ", ".join(tool.name for tool in tools) or words["tool_says_none"]
-            await self._tell(at, replace(use, state="failed", result=words["tool_says_unknown"].format(names=names)))
+            await self._update_call(
+                at, replace(use, state="failed", result=words["tool_says_unknown"].format(names=names))
+            )
             return
-        is_repeated = use.id in self._begun and tool.origin != ""  # the interrupted call may have had an effect
+        is_repeated = (
+            use.id in self._interrupted_ids and tool.origin != ""
+        )  # the interrupted call may have had an effect
         if tool.always_asks or is_repeated or tool.digest not in self._offer.granted:
-            refusal = await self._ask(at, use, self._offer, tool)
+            refusal = await self._request_permission(at, use, self._offer, tool)
             if refusal:
-                await self._tell(at, replace(use, state="denied", result=refusal))
+                await self._update_call(at, replace(use, state="denied", result=refusal))
                 return
-        await self._tell(at, replace(use, state="running"))
+        await self._update_call(at, replace(use, state="running"))
         self._questions = 0
-        surroundings = replace(self._offer.surroundings, ask=lambda question: self._put(at, question))
+        surroundings = replace(self._offer.surroundings, ask=lambda question: self._ask_user(at, question))
         try:
             outcome = await run_tool(tool, use.arguments, surroundings)
         finally:
-            self._withdraw()
-        await self._tell(at, replace(use, state=outcome.state, result=outcome.text, duration_ms=outcome.duration_ms))
+            self._cancel_question()
+        await self._update_call(
+            at, replace(use, state=outcome.state, result=outcome.text, duration_ms=outcome.duration_ms)
+        )
 
-    async def _ask(self, at: int, use: ToolUse, offer: ToolOffer, tool: ChatTool) -> str:
+    async def _request_permission(self, at: int, use: ToolUse, offer: ToolOffer, tool: ChatTool) -> str:
         # Returns '' if the call is permitted, otherwise the result for the model.
         self._answer = asyncio.get_running_loop().create_future()
         try:
-            await self._tell(at, use, use.id)
+            await self._update_call(at, use, use.id)
             self.asking = use
             permission = await asyncio.wait_for(self._answer, PERMISSION_SECONDS)
         except TimeoutError:
@@ -180,7 +186,7 @@ class ToolCalls:
                 await offer.grant(tool)
         return words["tool_says_denied"] if permission == "deny" else ""
 
-    async def _put(self, at: int, question: Elicitation) -> Reply:
+    async def _ask_user(self, at: int, question: Elicitation) -> Reply:
         use = self.uses[at]
         # A tool server may still ask after its call has ended.
         if use.state != "running" or self._reply is not None or self._questions == MAX_QUESTIONS:
@@ -190,26 +196,28 @@ class ToolCalls:
         self._reply = reply
         self.asking, self.question = use, replace(question, id=f"{use.id}-{self._questions}")
         try:
-            await self._tell(at, use, self.question.id, reply)
+            await self._update_call(at, use, self.question.id, reply)
             said = await asyncio.wait_for(reply, QUESTION_SECONDS)
         except TimeoutError:
             said = CANCELLED
         finally:
             if is_open := self._reply is reply:
-                self._withdraw()
+                self._cancel_question()
         if is_open:
-            await self._tell(at, use)
+            await self._update_call(at, use)
         return said
 
-    def _withdraw(self) -> None:
+    def _cancel_question(self) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(CANCELLED)
         self._reply = self.question = self.asking = None
 
-    async def _tell(self, at: int, use: ToolUse, waits_for: str = "", of: asyncio.Future[Reply] | None = None) -> None:
+    async def _update_call(
+        self, at: int, use: ToolUse, waits_for: str = "", of: asyncio.Future[Reply] | None = None
+    ) -> None:
         # Updates are serialized, because a question may arrive during the call's own updates. A withdrawn question is
         # skipped.
-        async with self._telling:
+        async with self._update_lock:
             if of is self._reply or of is None:
                 self.uses[at] = use
                 await self._changed(use, waits_for)

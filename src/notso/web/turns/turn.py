@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from notso.web.engine.port import Request
 from notso.web.store.protocol import AnswerTrace, StoredMessage
-from notso.web.turns.every_part import Part
+from notso.web.turns.every_part import DocumentPart
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn_log import TurnLog
 
@@ -17,7 +17,7 @@ class Turn:
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None
     keep_thinking: bool = False  # whether prompts after a tool call contain the reasoning
-    parts: tuple[Part, ...] = ()  # requests that replace `request`
+    parts: tuple[DocumentPart, ...] = ()  # requests that replace `request`
     hurry: bool = False  # whether to end unfinished reasoning at once
     left_out: int = 0  # number of messages that were omitted from `request`
     model: str | None = None  # value of the chat setting `model`

@@ -12,20 +12,20 @@ from itertools import groupby, zip_longest
 from typing import TypeAlias, cast
 
 from notso.web.engine.port import EngineLostError, Event, FinishReason, InvalidRequestError, Request, Usage
-from notso.web.engine.running import Ask, Prepared, RunningRequest, RunningRequests, asks
+from notso.web.engine.running import Ask, PreparedRequest, RunningRequest, RunningRequests, submissions_for
 from notso.web.rendering.budget import Budget
 from notso.web.rendering.markdown import RENDERER_VERSION
 from notso.web.rendering.streaming import Rendered, StreamingMarkdown
 from notso.web.store.documents import Citation
-from notso.web.store.protocol import AnswerTrace, ChatStore, MessageState, Numbers, StoredMessage, ToolUse
-from notso.web.turns.answer_trace import TraceRecorder, at_start_of, request_of
-from notso.web.turns.citations import citations_of
-from notso.web.turns.every_part import Part, answer_of_parts
-from notso.web.turns.prompt import next_request, parts_of
+from notso.web.store.protocol import AnswerStats, AnswerTrace, ChatStore, MessageState, StoredMessage, ToolUse
+from notso.web.turns.answer_trace import TraceRecorder, message_before_run, replay_request
+from notso.web.turns.citations import locate_citations
+from notso.web.turns.every_part import DocumentPart, answer_parts
+from notso.web.turns.prompt import continuation_request, split_at_tool_calls
 from notso.web.turns.status_line import StatusLine, TurnStats
 from notso.web.turns.tool_calls import MAX_ROUNDS, ToolCalls
 from notso.web.turns.turn import Turn
-from notso.web.turns.turn_log import CHANNELS, Card, ChannelName, Status
+from notso.web.turns.turn_log import CHANNELS, AnswerStatus, Card, ChannelName
 from notso.web.values.errors import NotsoError, StorageError
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.wording import translated, words
@@ -54,13 +54,13 @@ class TurnConsumer:
         requests: RunningRequests,
         running: RunningRequest,
         card: Callable[[ToolUse], Card],
-        prepared: Prepared | None,
+        prepared: PreparedRequest | None,
     ) -> None:
         self.turn = turn
         trace, is_recorded = turn.trace or AnswerTrace((), turn.model), turn.request.options.token_ids
         self._recorder = TraceRecorder(trace, is_counted=turn.is_taken_up) if is_recorded else None
         left = self._recorder if self._recorder is not None and self._recorder.is_within_run else None
-        begun = at_start_of(left.last, turn.message) if left is not None else turn.message
+        begun = message_before_run(left.last, turn.message) if left is not None else turn.message
         self.calls = ToolCalls(turn.offer, begun.tool_uses, self._show_call, may_repeat=not turn.is_taken_up)
         self.running = running  # current engine request
         self.finish_reason: FinishReason | None = None
@@ -74,28 +74,28 @@ class TurnConsumer:
         self._replaying: StoredMessage | None = None  # partial answer to show until the engine has replayed its tokens
         self._save_soon = False
         is_between_runs = left is None and bool(trace.runs)
-        self._begin_text(begun, is_apart=is_between_runs or (left is not None and left.last.is_apart))
-        self._before = begun.numbers if any(self._text.values()) or self.calls.uses else Numbers()
+        self._reset_text(begun, is_apart=is_between_runs or (left is not None and left.last.is_apart))
+        self._earlier_stats = begun.numbers if any(self._text.values()) or self.calls.uses else AnswerStats()
         self._status_line = StatusLine(
-            time.monotonic(), reasoning_before_s=self._before.thinking_ms / 1000, left_out=turn.left_out
+            time.monotonic(), reasoning_before_s=self._earlier_stats.thinking_ms / 1000, left_out=turn.left_out
         )
         self._note = ""
         self._failure: BaseException | None = None
         self._ended = False
         self._wake = asyncio.Event()
         self._last_save = time.monotonic()
-        self._listening: asyncio.Task[None] | None = None
+        self._event_task: asyncio.Task[None] | None = None
         self._asked_parts: list[RunningRequest] = []
         if left is not None:
-            self._go_on(left, running)
+            self._resend_last_run(left, running)
         elif self.calls.open:
             running.close()  # pending tool calls run before the engine is asked
         elif turn.parts:
             running.close()  # each part has its own request
-            self._listening = asyncio.create_task(self._listen_to_parts(turn.parts))
+            self._event_task = asyncio.create_task(self._consume_parts(turn.parts))
         else:
-            request = next_request(turn.request, turn.message, keep_thinking=turn.keep_thinking)
-            self._ask(self._left_over(request) if trace.runs else request, turn.message, prepared)
+            request = continuation_request(turn.request, turn.message, keep_thinking=turn.keep_thinking)
+            self._begin_run(self._with_remaining_limits(request) if trace.runs else request, turn.message, prepared)
 
     @property
     def usage(self) -> Usage | None:
@@ -109,14 +109,14 @@ class TurnConsumer:
         budget = self.turn.request.params.thinking_budget if self.turn.request.options.thinking else None
         return self._status_line.stats(time.monotonic(), budget)
 
-    def take(self, events: list[Event]) -> None:
+    def consume(self, events: list[Event]) -> None:
         now = time.monotonic()
         for event in events:
-            self._status_line.take(event, now)
+            self._status_line.consume(event, now)
             if self._recorder is not None and event.kind in ("started", "tokens", "usage", "end"):
                 # The start of a run and its first token change the count of tries, so they are saved soon.
                 self._save_soon = self._save_soon or event.kind == "started" or self._recorder.is_retrying
-                self._recorder.take(event)
+                self._recorder.consume(event)
             match event.kind:
                 case "progress":
                     self._replaying = None
@@ -129,7 +129,7 @@ class TurnConsumer:
                 case "tool_call" if event.tool_call is not None:
                     at = len(self._text["answer"]), len(self._text["reasoning"])
                     self._unrendered.append(self.calls.add(event.tool_call, *at))
-                    self._separate.add("answer")
+                    self._separate_next.add("answer")
                     self._after_call = True
                 case "usage" if event.usage is not None:
                     self._usages.append(event.usage)
@@ -149,9 +149,9 @@ class TurnConsumer:
         self.calls.stop()
 
     async def run(self) -> None:
-        await self._show_begun()
+        await self._render_existing()
         goes_on = True
-        if self._listening is not None:
+        if self._event_task is not None:
             goes_on = await self._follow_engine()
         while goes_on and self.calls.open:
             goes_on = await self._use_tools() and await self._follow_engine()
@@ -165,7 +165,7 @@ class TurnConsumer:
             if self._ended:
                 break
             started = time.monotonic()
-            self._tell()
+            self._update_status()
             if self._replaying is None:
                 await self._render_more()
             if self._save_soon or started - self._last_save >= SAVE_SECONDS:
@@ -174,44 +174,44 @@ class TurnConsumer:
             # Spend at most a fifth of the time on rendering.
             await self._pause(max(TICK_SECONDS, 4 * spent) - spent)
         recorder = self._recorder
-        may_go_on = recorder is not None and recorder.may_go_on and not self.turn.cancelled
-        if recorder is not None and may_go_on and isinstance(self._failure, EngineLostError):
-            return await self._go_on_elsewhere(recorder)
-        self._keep_shown()
-        self._status_line.end_of_reasoning(time.monotonic())
+        can_continue = recorder is not None and recorder.can_continue and not self.turn.cancelled
+        if recorder is not None and can_continue and isinstance(self._failure, EngineLostError):
+            return await self._continue_on_next_engine(recorder)
+        self._restore_unreplayed()
+        self._status_line.end_reasoning(time.monotonic())
         await self._render_more()
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
 
-    async def _go_on_elsewhere(self, recorder: TraceRecorder) -> bool:
+    async def _continue_on_next_engine(self, recorder: TraceRecorder) -> bool:
         # The engine has ended. The next engine that is loaded continues the answer after the tokens generated so far.
         logger.warning("another engine continues an answer: %s", self._failure)
         if self._replaying is None:
             self._replaying = self._message("running")
-        begun = at_start_of(recorder.last, self._replaying)
+        begun = message_before_run(recorder.last, self._replaying)
         self._failure = None
         self.calls.uses = list(begun.tool_uses)
-        self._begin_text(begun, is_apart=recorder.last.is_apart)
+        self._reset_text(begun, is_apart=recorder.last.is_apart)
         self.turn.log.clear()
-        self._go_on(recorder, self._requests.open(self._owner))
-        await self._show_begun()
+        self._resend_last_run(recorder, self._requests.open(self._owner))
+        await self._render_existing()
         return await self._follow_engine()
 
-    def _go_on(self, recorder: TraceRecorder, running: RunningRequest) -> None:
+    def _resend_last_run(self, recorder: TraceRecorder, running: RunningRequest) -> None:
         # Sends the last engine request again, with the tokens generated so far.
         run, message = recorder.last, self._replaying or self.turn.message
         self._replaying, self.running = message, running
-        request = request_of(run, self.turn.request, message, keep_thinking=self.turn.keep_thinking)
+        request = replay_request(run, self.turn.request, message, keep_thinking=self.turn.keep_thinking)
         self._send(request, hurry=run.hurry)
 
-    def _begin_text(self, message: StoredMessage, *, is_apart: bool = False) -> None:
+    def _reset_text(self, message: StoredMessage, *, is_apart: bool = False) -> None:
         self._text: dict[ChannelName, str] = {"reasoning": message.reasoning, "answer": message.content}
-        self._unrendered = _parts_before(message)
-        self._separate: set[ChannelName] = set(CHANNELS) if self.calls.open or is_apart else set()
-        self._after_call = bool(message.tool_uses) and not parts_of(message)[-1]
+        self._unrendered = _segments_of(message)
+        self._separate_next: set[ChannelName] = set(CHANNELS) if self.calls.open or is_apart else set()
+        self._after_call = bool(message.tool_uses) and not split_at_tool_calls(message)[-1]
         self._room = {name: self._max_characters - len(text) for name, text in self._text.items()}
         self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
 
-    async def _show_begun(self) -> None:
+    async def _render_existing(self) -> None:
         segments, shown = self._unrendered, self._replaying
         await self._render_more()
         if shown is None:
@@ -235,10 +235,10 @@ class TurnConsumer:
 
         self.turn.log.write(channel, "", await self._renderer.run(self._owner, render))
 
-    def _keep_shown(self) -> None:
+    def _restore_unreplayed(self) -> None:
         # If the engine ended before it had replayed the partial answer, keep that answer.
         if self._replaying is not None:
-            self._begin_text(self._replaying)
+            self._reset_text(self._replaying)
             self.calls.uses = list(self._replaying.tool_uses)
             self._replaying = None
             self.turn.log.clear()
@@ -251,29 +251,31 @@ class TurnConsumer:
         self.finish_reason = None
         if self.turn.cancelled or not await self.calls.finalize(len(self._text["answer"])) or self.turn.cancelled:
             return False
-        self._separate |= set(CHANNELS)
-        self._status_line = self._status_line.next_part(time.monotonic())
+        self._separate_next |= set(CHANNELS)
+        self._status_line = self._status_line.next_round(time.monotonic())
         so_far = self._message("running")
-        request = next_request(self.turn.request, so_far, keep_thinking=self.turn.keep_thinking)
+        request = continuation_request(self.turn.request, so_far, keep_thinking=self.turn.keep_thinking)
         self.running = self._requests.open(request.options.owner)
-        self._ask(self._left_over(request), so_far)
+        self._begin_run(self._with_remaining_limits(request), so_far)
         return True
 
-    def _ask(self, request: Request, message: StoredMessage, prepared: Prepared | None = None) -> None:
+    def _begin_run(self, request: Request, message: StoredMessage, prepared: PreparedRequest | None = None) -> None:
         if self._recorder is not None:
-            self._recorder.begin(request, message, hurry=self.turn.hurry, is_apart=bool(self._separate))
+            self._recorder.begin(request, message, hurry=self.turn.hurry, is_apart=bool(self._separate_next))
         self._send(request, prepared, hurry=self.turn.hurry)
 
-    def _send(self, request: Request, prepared: Prepared | None = None, *, hurry: bool) -> None:
+    def _send(self, request: Request, prepared: PreparedRequest | None = None, *, hurry: bool) -> None:
         if hurry:
             self.running.answer_now()
         self._ended = False
-        if not self._requests.host.model(request.model).takes_requests:
+        if not self._requests.host.model(request.model).accepts_requests:
             loading = replace(self.turn.log.status, phase="loading", label=words["phase_loading"])
             self.turn.log.set_status(loading)
-        self._listening = asyncio.create_task(self._listen(self.running, asks(request, prepared), request.model))
+        self._event_task = asyncio.create_task(
+            self._consume_events(self.running, submissions_for(request, prepared), request.model)
+        )
 
-    async def _listen(self, running: RunningRequest, ask: Ask, model: str | None) -> None:
+    async def _consume_events(self, running: RunningRequest, ask: Ask, model: str | None) -> None:
         try:
             # Events are taken as they arrive; rendering is paced separately.
             saving = asyncio.create_task(self._save_partial()) if self._recorder is not None else None
@@ -285,11 +287,11 @@ class TurnConsumer:
                     # Save the first new token at once, which resets the count of tries, because a later token may crash
                     # the process again.
                     first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
-                    self.take(events[:first])
+                    self.consume(events[:first])
                     if first:
                         await self._save_partial()
                     events = events[first:]
-                self.take(events)
+                self.consume(events)
         except NotsoError as error:
             self._failure = error
         except Exception as error:
@@ -300,12 +302,12 @@ class TurnConsumer:
             self._ended = True
             self._wake.set()
 
-    async def _listen_to_parts(self, parts: Sequence[Part]) -> None:
+    async def _consume_parts(self, parts: Sequence[DocumentPart]) -> None:
         answered = 0
         try:
-            answer = answer_of_parts(self._requests, parts, self._asked_parts.append, lambda: self.turn.cancelled)
+            answer = answer_parts(self._requests, parts, self._asked_parts.append, lambda: self.turn.cancelled)
             async for event in answer:
-                self.take([event])
+                self.consume([event])
                 if event.kind == "text" and answered < len(parts):  # a text event contains the whole answer to a part
                     answered += 1
                     trace = self.turn.trace
@@ -321,7 +323,7 @@ class TurnConsumer:
             self._ended = True
             self._wake.set()
 
-    def _left_over(self, request: Request) -> Request:
+    def _with_remaining_limits(self, request: Request) -> Request:
         # Token limits apply to the whole answer, so subtract the tokens of earlier requests.
         used, params = self.usage or Usage(0, 0), request.params
         if self._recorder is not None and self._recorder.trace.runs:
@@ -340,15 +342,15 @@ class TurnConsumer:
         if not self.turn.cancelled and not use.is_final:
             phase = "tool" if not waits_for else "asking" if use.state == "waiting" else "question"
             label = words[f"phase_{phase}"].format(name=use.name)
-            self.turn.log.set_status(Status(phase, label, self.turn.log.status.reasoning_label))
+            self.turn.log.set_status(AnswerStatus(phase, label, self.turn.log.status.reasoning_label))
         self.turn.log.ask(waits_for)
 
     def _add(self, channel: ChannelName, text: str) -> None:
-        if channel in self._separate:  # a call separates this text from the preceding text
+        if channel in self._separate_next:  # a call separates this text from the preceding text
             text = text.lstrip("\n")
             if not text:
                 return
-            self._separate.discard(channel)
+            self._separate_next.discard(channel)
             between = "\n\n" if self._text[channel] else ""
             self._text[channel] += between
             if channel == "reasoning" or not self._after_call:  # otherwise the call's card separates the texts
@@ -363,13 +365,13 @@ class TurnConsumer:
             self.turn.cancelled = True
             self.running.stop()
 
-    def _tell(self) -> None:
+    def _update_status(self) -> None:
         if not self.turn.cancelled:
             self.turn.log.set_status(self._status_line.status(time.monotonic()))
 
     async def _render_more(self) -> None:
         segments, self._unrendered = self._unrendered, []
-        for segment in _joined(segments):
+        for segment in _merge_segments(segments):
             if isinstance(segment, ToolUse):
                 await self._render("answer", StreamingMarkdown.finish)
                 self._markdown["answer"] = StreamingMarkdown(self._budget)
@@ -430,7 +432,7 @@ class TurnConsumer:
         error = note if state == "failed" else None
         if is_left:  # the next process continues the answer; this try does not count, because there was no crash
             message, trace = replace(message, state="running", renderer=0), trace and replace(trace, tries=0)
-        if not await self._save_for_good(message, trace):
+        if not await self._save_final(message, trace):
             state, error = "failed", words["failed_saving"]
         log.finish(state, words[f"phase_{state}"], error, asdict(message.numbers))
 
@@ -438,12 +440,12 @@ class TurnConsumer:
         request = self.turn.parts[0].request if self.turn.parts else self.turn.request
         documents = [each.name for each in request.options.sources]
         try:
-            return await citations_of(self._store.documents, self._owner, answer, documents)
+            return await locate_citations(self._store.documents, self._owner, answer, documents)
         except StorageError as error:
             logger.warning("the quotations of a response were not looked up: %s", error)
             return ()
 
-    async def _save_for_good(self, message: StoredMessage, trace: AnswerTrace | None) -> bool:
+    async def _save_final(self, message: StoredMessage, trace: AnswerTrace | None) -> bool:
         away = AWAY_RETRY_SECONDS if self._store.is_shared else ()
         for pause in (*SAVE_RETRY_SECONDS, *away, None):
             try:
@@ -474,8 +476,8 @@ class TurnConsumer:
         return "done", self._note
 
     def _message(self, state: MessageState) -> StoredMessage:
-        usage, before = self.usage or Usage(0, 0), self._before
-        numbers = Numbers(
+        usage, before = self.usage or Usage(0, 0), self._earlier_stats
+        numbers = AnswerStats(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=before.completion_tokens + usage.completion_tokens,
@@ -498,16 +500,16 @@ class TurnConsumer:
         )
 
 
-def _parts_before(message: StoredMessage) -> list[Segment]:
+def _segments_of(message: StoredMessage) -> list[Segment]:
     segments: list[Segment] = [("reasoning", message.reasoning)]
-    for text, use in zip_longest(parts_of(message), message.tool_uses):
+    for text, use in zip_longest(split_at_tool_calls(message), message.tool_uses):
         segments.append(("answer", text))
         if use is not None:
             segments.append(use)
     return segments
 
 
-def _joined(segments: list[Segment]) -> Iterator[Segment]:
+def _merge_segments(segments: list[Segment]) -> Iterator[Segment]:
     for (is_call, channel), group in groupby(segments, key=lambda segment: _kind(segment)):
         if is_call:
             yield from group

@@ -47,7 +47,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class AnswerStatus:
     phase: str
     label: str = ""  # in the status badge
     reasoning_label: str = ""  # above the reasoning
@@ -62,11 +62,11 @@ class Update:
     channels: dict[ChannelName, ChannelUpdate]
     cards: Mapping[str, Card]  # changed cards that the reader already has
     asking: str  # id of the pending permission or question
-    status: Status
+    status: AnswerStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReaderPosition:
     """Position of a reader, and the values that it last received of the fields that are sent only on change."""
 
     number: int | None
@@ -92,7 +92,7 @@ class TurnLog:
         self.number = number
         self._from = number  # readers below this number get a snapshot
         self.finished = False
-        self.status = Status("queued")
+        self.status = AnswerStatus("queued")
         self.stats: Mapping[str, Stat] = {}
         self.error: str | None = None
         self.words = 0
@@ -103,7 +103,7 @@ class TurnLog:
         self._card_numbers: dict[str, int] = {}
         self._channels: dict[ChannelName, _Channel] = {name: _Channel() for name in CHANNELS}
         # Encoded updates by reader position; cleared on every change.
-        self.encoded: dict[Place, tuple[bytes, Place]] = {}
+        self.encoded: dict[ReaderPosition, tuple[bytes, ReaderPosition]] = {}
         self._readers = 0
         self._notified = 0  # number at the last wake-up of readers
         self._notified_at = float("-inf")
@@ -111,7 +111,7 @@ class TurnLog:
         self._changed = asyncio.Event()
 
     @property
-    def is_read(self) -> bool:
+    def has_readers(self) -> bool:
         return self._readers > 0
 
     @contextlib.contextmanager
@@ -148,7 +148,7 @@ class TurnLog:
         self.number += 1
         self._wake()
 
-    def set_status(self, status: Status) -> None:
+    def set_status(self, status: AnswerStatus) -> None:
         if status != self.status:
             moved = status.phase != self.status.phase
             self.status = status
@@ -159,14 +159,14 @@ class TurnLog:
 
     def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:
         """Close the log with a one-line error or statistics."""
-        self.set_status(Status(phase, label, self.status.reasoning_label))
+        self.set_status(AnswerStatus(phase, label, self.status.reasoning_label))
         self.error = error
         self.stats = stats or {}
         self.finished = True
         self.number += 1
         self._wake()
 
-    def restate(self, html: Mapping[ChannelName, str]) -> None:
+    def replace_html(self, html: Mapping[ChannelName, str]) -> None:
         """Replace all HTML; every reader gets a snapshot."""
         self.number += 1
         self._from = self.number
@@ -178,7 +178,7 @@ class TurnLog:
     def clear(self) -> None:
         """Remove all text and cards; every reader gets a snapshot."""
         self.cards, self._card_numbers = {}, {}
-        self.restate({"reasoning": "", "answer": ""})
+        self.replace_html({"reasoning": "", "answer": ""})
 
     def html(self, channel: ChannelName) -> str:
         """Return HTML with CARD_MARK for each card."""
@@ -204,7 +204,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, self.status)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return the changes after number `after` (-1: all) as JSON values, for `take` in a copy of the log."""
+        """Return the changes after number `after` (-1: all) as JSON values, for `apply_changes` of a copy."""
         return {
             "from": self._from,
             "closed": {
@@ -221,7 +221,7 @@ class TurnLog:
             "ended": [self.error, dict(self.stats), self.words] if self.finished else None,
         }
 
-    def take(self, after: int, number: int, changes: Mapping[str, Any]) -> bool:
+    def apply_changes(self, after: int, number: int, changes: Mapping[str, Any]) -> bool:
         """Apply changes of the original log to this copy. Return False if earlier changes are missing."""
         if after > self.number:
             return False
@@ -237,7 +237,7 @@ class TurnLog:
             channel.tail_number, channel.tail = changes["tails"].get(name, (channel.tail_number, channel.tail))
         for name, (at, card) in changes["cards"].items():
             self.cards[name], self._card_numbers[name] = Card(**card), at
-        self.status = Status(*changes["said"])
+        self.status = AnswerStatus(*changes["said"])
         self.asking = changes["asking"]
         if changes["ended"] is not None:
             self.error, self.stats, self.words = changes["ended"]

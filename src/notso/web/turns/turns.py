@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Literal
 
 from notso.web.engine.port import FinishReason, Usage
-from notso.web.engine.running import Prepared, RunningRequest, RunningRequests
+from notso.web.engine.running import PreparedRequest, RunningRequest, RunningRequests
 from notso.web.store.protocol import ChatStore, ToolUse
-from notso.web.tools.elicitation import DECLINED, Elicitation, Reply, values_of
+from notso.web.tools.elicitation import DECLINED, Elicitation, Reply, parse_form
 from notso.web.turns.status_line import TurnStats
 from notso.web.turns.tool_calls import Permission
 from notso.web.turns.turn import Turn
@@ -32,7 +32,7 @@ Mark = Literal["waiting", "working", "asking"]
 """State of a chat in the chat list: queued, running, or waiting for the user."""
 
 
-def mark_of(phase: str) -> Mark:
+def mark_for_phase(phase: str) -> Mark:
     return "asking" if phase in ("asking", "question") else "waiting" if phase in ("queued", "loading") else "working"
 
 
@@ -80,15 +80,15 @@ class Turns:
         """Generation ids of unfinished turns, and of those that are about to start."""
         return frozenset(self._consumers) | frozenset(self._expected)
 
-    def start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None = None) -> None:
+    def start(self, turn: Turn, running: RunningRequest, prepared: PreparedRequest | None = None) -> None:
         """Start a stored turn; `running` is its admitted request."""
         # A turn has its own context, because its work does not belong to the HTTP request that started it.
         contextvars.copy_context().run(self._start, turn, running, prepared)
 
-    def _start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None) -> None:
+    def _start(self, turn: Turn, running: RunningRequest, prepared: PreparedRequest | None) -> None:
         for tell in self.at_start:
             tell(turn)
-        running.adopt()
+        running.use_current_context()
         consumer = TurnConsumer(
             turn,
             self._store,
@@ -100,15 +100,15 @@ class Turns:
             prepared,
         )
         self._consumers[turn.id] = consumer
-        turn.log.at_phase = lambda: self._mark(turn)
-        self._marks[turn.message.chat_id] = mark_of(turn.log.status.phase)
+        turn.log.at_phase = lambda: self._update_mark(turn)
+        self._marks[turn.message.chat_id] = mark_for_phase(turn.log.status.phase)
         if not consumer.calls.open:
-            phase = "queued" if self._requests.host.model(turn.request.model).takes_requests else "loading"
+            phase = "queued" if self._requests.host.model(turn.request.model).accepts_requests else "loading"
             # Set the phase now, because a long step of the engine may delay its first event.
             turn.log.set_status(replace(turn.log.status, phase=phase, label=words[f"phase_{phase}"]))
         if self.closing.is_set():
-            self._leave(consumer)
-        task = asyncio.create_task(self._follow(consumer))
+            self._hand_over(consumer)
+        task = asyncio.create_task(self._run_consumer(consumer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -116,8 +116,8 @@ class Turns:
     def marks(self) -> Mapping[str, Mark]:
         return self._marks
 
-    def _mark(self, turn: Turn) -> None:
-        chat_id, mark = turn.message.chat_id, mark_of(turn.log.status.phase)
+    def _update_mark(self, turn: Turn) -> None:
+        chat_id, mark = turn.message.chat_id, mark_for_phase(turn.log.status.phase)
         if self._marks.get(chat_id, mark) != mark:
             self._marks[chat_id] = mark
             for tell in self.at_mark:
@@ -138,7 +138,7 @@ class Turns:
         if (begun := self._expected.get(generation_id)) is not None:
             await begun.wait()
 
-    def lost(self, generation_id: str) -> bool:
+    def is_unknown(self, generation_id: str) -> bool:
         """Return whether the turn is unknown to this process."""
         return generation_id not in self._expected and self.find(generation_id) is None
 
@@ -185,7 +185,7 @@ class Turns:
         if form.get("answer") not in ("accept", "decline"):
             raise Problem(400, words["error_form"])
         accepted = form["answer"] == "accept"
-        return consumer.calls.reply(question_id, Reply("accept", values_of(question, form)) if accepted else DECLINED)
+        return consumer.calls.reply(question_id, Reply("accept", parse_form(question, form)) if accepted else DECLINED)
 
     def permit(self, generation_id: str, call_id: str, permission: Permission) -> bool:
         consumer = self._consumers.get(generation_id)
@@ -205,9 +205,9 @@ class Turns:
     def stop_chat(self, owner: str, chat_id: str) -> None:
         """Stop an owner's chat in all replicas."""
         self.not_here("stop_chat", chat_id, owner)
-        self.stop_chat_here(owner, chat_id)
+        self.stop_local_chat(owner, chat_id)
 
-    def stop_chat_here(self, owner: str, chat_id: str) -> None:
+    def stop_local_chat(self, owner: str, chat_id: str) -> None:
         for generation_id, consumer in list(self._consumers.items()):
             turn = consumer.turn
             if turn.message.chat_id == chat_id and turn.request.options.owner == owner:
@@ -219,9 +219,9 @@ class Turns:
             self.closing.set()
         for consumer in list(self._consumers.values()):
             if not asking_only or consumer.calls.asking is not None:
-                self._leave(consumer)
+                self._hand_over(consumer)
 
-    def _leave(self, consumer: TurnConsumer) -> None:
+    def _hand_over(self, consumer: TurnConsumer) -> None:
         consumer.turn.is_left = not consumer.turn.cancelled
         self.stop(consumer.turn.id, interrupted=True)
 
@@ -233,7 +233,7 @@ class Turns:
             if self._tasks:
                 await asyncio.wait(set(self._tasks))
 
-    async def _follow(self, consumer: TurnConsumer) -> None:
+    async def _run_consumer(self, consumer: TurnConsumer) -> None:
         turn = consumer.turn
         try:
             await consumer.run()
@@ -245,17 +245,17 @@ class Turns:
             del self._consumers[turn.id]
             turn.log.at_phase = None
             self._marks.pop(turn.message.chat_id, None)
-            self._keep(turn)
+            self._keep_finished(turn)
             for tell in self.at_end:
                 tell(turn, consumer.usage, consumer.finish_reason)
 
-    def _keep(self, turn: Turn) -> None:
-        later = asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._forget, turn.id)
+    def _keep_finished(self, turn: Turn) -> None:
+        later = asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._discard_finished, turn.id)
         self._finished[turn.id] = turn, later
         while len(self._finished) > MAX_FINISHED:
-            self._forget(next(iter(self._finished)))
+            self._discard_finished(next(iter(self._finished)))
 
-    def _forget(self, generation_id: str) -> None:
+    def _discard_finished(self, generation_id: str) -> None:
         finished = self._finished.pop(generation_id, None)
         # Cancel the timer, too. A busy server would otherwise have thousands of timers within KEEP_FINISHED_SECONDS.
         if finished is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from notso.plugins.process import PluginProcess
-from notso.system.confinement import Child, Limits
+from notso.system.confinement import ConfinedProcess, Limits
 
 
 class Killable(Protocol):
@@ -40,12 +40,12 @@ async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
             await asyncio.gather(working, return_exceptions=True)
 
 
-async def confined(program: str, request: bytes, limits: Limits) -> bytes:
+async def run_confined(program: str, request: bytes, limits: Limits) -> bytes:
     """Run a request in a sandboxed child and return its response. Raises ConfinedWorkError.
 
-    `program` is Python source code, which must call `serve_one` with the same limits.
+    `program` is Python source code, which must call `serve_confined` with the same limits.
     """
-    return await child_work(lambda: Child(("-c", program), request, limits), Child.answer)
+    return await child_work(lambda: ConfinedProcess(("-c", program), request, limits), ConfinedProcess.answer)
 
 
 async def call_plugin(process: PluginProcess, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:

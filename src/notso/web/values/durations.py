@@ -13,7 +13,7 @@ _WHOLE = re.compile(rf"(-?)((?:{_PART.pattern})+)", re.ASCII)
 _BARE = re.compile(r"-?\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 
 
-def duration_s(text: str) -> float | None:
+def parse_duration(text: str) -> float | None:
     """Return a duration in seconds, -1 if above MAX_SECONDS, or None if invalid."""
     text = text.strip()
     if _BARE.fullmatch(text):

@@ -82,7 +82,7 @@ class StorageFullError(StorageError):
     """The disk or the owner's quota is full."""
 
 
-def lacks_threads(error: BaseException) -> bool:
+def is_thread_shortage(error: BaseException) -> bool:
     """Return whether the (overloaded) system refused to start a thread."""
     return type(error) is RuntimeError and str(error).startswith("can't start new thread")
 

@@ -16,7 +16,7 @@ BEYOND = 4
 """When the capacity is used up, owners below an equal share may still add work, up to this multiple of the capacity."""
 
 
-def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
+def has_capacity(held: Mapping[str, int], owner: str, most: int) -> bool:
     """Return whether an owner may hold another place; there are `most` places."""
     # A single owner may hold all places. When all are taken, owners below an equal share may exceed the capacity.
     total, share = sum(held.values()), max(1, most // len({*held, owner}))
@@ -51,7 +51,7 @@ class FairQueue:
         except BaseException:  # no thread could be started, so free the place
             self._release(owner)
             raise
-        running.add_done_callback(lambda done: self._ended(owner, done))
+        running.add_done_callback(lambda done: self._on_done(owner, done))
         return await asyncio.shield(running)  # shielded, because a thread cannot be canceled and keeps its place
 
     @contextlib.asynccontextmanager
@@ -78,7 +78,7 @@ class FairQueue:
         self._waiting.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _ended(self, owner: str, done: asyncio.Future[T]) -> None:
+    def _on_done(self, owner: str, done: asyncio.Future[T]) -> None:
         if not done.cancelled():
             done.exception()  # mark as retrieved; the caller may be canceled
         self._release(owner)
@@ -87,7 +87,7 @@ class FairQueue:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(turn)
         self._idle.clear()
-        self._next()
+        self._start_next()
         try:
             await turn
         except asyncio.CancelledError:
@@ -101,9 +101,9 @@ class FairQueue:
             del self._running[owner]
         if owner in self._waiting:
             self._waiting.move_to_end(owner)  # behind owners that arrived meanwhile
-        self._next()
+        self._start_next()
 
-    def _next(self) -> None:
+    def _start_next(self) -> None:
         while self._running.total() < self._most and (owner := self._next_owner()) is not None:
             queue = self._waiting.pop(owner)
             turn = queue.popleft()

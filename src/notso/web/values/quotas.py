@@ -16,7 +16,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class MaxTokenUse:
     """Maximum tokens of one request."""
 
     prompt_tokens: int
@@ -38,7 +38,7 @@ class Reservation:
         return self.prompt_tokens + self.answer_tokens
 
 
-def granted(left: int, wanted: Sequence[Wanted]) -> list[int] | None:
+def allocate_tokens(left: int, wanted: Sequence[MaxTokenUse]) -> list[int] | None:
     """Return the tokens for each answer, in equal shares if `left` is too low, or None if an answer would get none."""
     left -= sum(each.prompt_tokens for each in wanted)
     if left < sum(1 for each in wanted if each.answer_tokens):

@@ -14,7 +14,7 @@ request_id: ContextVar[str | None] = ContextVar("notso_request_id", default=None
 """Id of the request being served; tasks and threads started for it inherit the value. None elsewhere."""
 
 
-def request_id_of(given: bytes | None) -> str:
+def resolve_request_id(given: bytes | None) -> str:
     """Return the client's id if it is short and plain, otherwise a new one."""
     if given is not None and _GIVEN.fullmatch(given):
         return given.decode()

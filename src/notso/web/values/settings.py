@@ -251,7 +251,7 @@ class Settings:
             raise SettingsError(f"{name} must be {wanted}", setting=name)
         if not self.host or any(character.isspace() or character == "/" for character in self.host):
             raise SettingsError("host must be a name or an address", setting="host")
-        if not is_loopback(self.host) and not self.asks_who:
+        if not is_loopback(self.host) and not self.requires_authentication:
             raise UnsafeBindError(
                 f"listening on {self.host} allows access from other machines: set an API key, or use 127.0.0.1",
                 setting="host",
@@ -294,13 +294,13 @@ class Settings:
         return frozenset(names)
 
     @property
-    def many_use_it(self) -> bool:
+    def is_multi_user(self) -> bool:
         """Whether the server distinguishes users."""
-        return self.sign_in_plugin is not None or self.sign_in.asks_who
+        return self.sign_in_plugin is not None or self.sign_in.requires_authentication
 
     @property
-    def asks_who(self) -> bool:
-        return bool(self.api_key) or self.many_use_it
+    def requires_authentication(self) -> bool:
+        return bool(self.api_key) or self.is_multi_user
 
     @property
     def rate(self) -> int:

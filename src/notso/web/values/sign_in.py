@@ -92,7 +92,7 @@ class SignInSettings:
     oidc: OidcSettings | None = None
 
     @property
-    def asks_who(self) -> bool:
+    def requires_authentication(self) -> bool:
         return self.require_key or self.proxy is not None or self.oidc is not None
 
     @property
@@ -117,23 +117,23 @@ def read_sign_in(path: Path) -> SignInSettings:
         raise SettingsError(f"{path} {error}", setting="sign_in") from None
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
-    oidc = _made(OidcSettings, given, "oidc")
+    oidc = _read_table(OidcSettings, given, "oidc")
     # The path of the secret's file is relative to the settings file.
     if oidc is not None and oidc.client_secret_file:
         oidc = replace(oidc, client_secret_file=str(path.parent / oidc.client_secret_file))
-    tables: dict[str, Any] = {"proxy": _made(ProxySignIn, given, "proxy"), "oidc": oidc}
-    return _checked(SignInSettings, given | tables, "")
+    tables: dict[str, Any] = {"proxy": _read_table(ProxySignIn, given, "proxy"), "oidc": oidc}
+    return _validate_table(SignInSettings, given | tables, "")
 
 
-def _made(kind: type[T], given: Mapping[str, Any], name: str) -> T | None:
+def _read_table(kind: type[T], given: Mapping[str, Any], name: str) -> T | None:
     table = given.get(name)
     if table is None:
         return None
     _require(isinstance(table, dict), f"{name} must be a table, [{name}]")
-    return _checked(kind, table, f"[{name}] ")
+    return _validate_table(kind, table, f"[{name}] ")
 
 
-def _checked(kind: type[T], given: Mapping[str, Any], where: str) -> T:
+def _validate_table(kind: type[T], given: Mapping[str, Any], where: str) -> T:
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in given.items():

@@ -16,7 +16,7 @@ class StrictFields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_one_unknown(cls, given: Any) -> Any:
+    def _keep_first_unknown(cls, given: Any) -> Any:
         # Keep only the first unknown field, which pydantic reports. An error for each further one would cost memory.
         fields = cls.model_fields
         if not isinstance(given, dict) or len(given) <= len(fields):
@@ -26,7 +26,7 @@ class StrictFields(BaseModel):
         return {name: given[name] for name in (*known, unknown) if name in given}
 
 
-def at_most(entries: int) -> BeforeValidator:
+def limit_entries(entries: int) -> BeforeValidator:
     """Truncate larger objects to `entries` + 1 members, which the length check then rejects."""
 
     # Members beyond this number are never validated.

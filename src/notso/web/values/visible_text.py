@@ -20,7 +20,7 @@ def visible(text: str) -> str:
     return "".join(each if each == "\n" or is_visible(each) else f"\\u{{{ord(each):x}}}" for each in text)
 
 
-def visible_line(text: str, characters: int) -> str:
+def sanitize_line(text: str, characters: int) -> str:
     """Return at most `characters` of a text on one line, with spaces for invisible characters."""
     text = text[: 2 * characters]
     return " ".join("".join(each if is_visible(each) else " " for each in text).split())[:characters]

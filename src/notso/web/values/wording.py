@@ -83,12 +83,12 @@ PLURALS: dict[str, tuple[int, Callable[[int], int]]] = {
 TWO_FORMS: tuple[int, Callable[[int], int]] = (2, lambda n: n != 1)
 
 
-class Figure(str):
+class FormattedNumber(str):
     """A formatted number with its value, which selects plural forms."""
 
     value: float
 
-    def __new__(cls, shown: str, value: float) -> Figure:
+    def __new__(cls, shown: str, value: float) -> FormattedNumber:
         made = super().__new__(cls, shown)
         made.value = value
         return made
@@ -98,7 +98,7 @@ class _Formatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if "|" not in format_spec:
             return str(super().format_field(value, format_spec))
-        number = value.value if isinstance(value, Figure) else value
+        number = value.value if isinstance(value, FormattedNumber) else value
         forms = format_spec.split("|")
         return forms[int(PLURALS.get(language.get(), TWO_FORMS)[1](abs(int(number))))]
 
@@ -106,7 +106,7 @@ class _Formatter(string.Formatter):
 _FORMATTER = _Formatter()
 
 
-class Phrase(str):
+class PluralString(str):
     """A string of the pages. `{count:token|tokens}` selects the form of a word for the number `count`."""
 
     __slots__ = ()
@@ -116,19 +116,19 @@ class Phrase(str):
 
 
 @cache
-def table(code: str) -> dict[str, str]:
+def language_table(code: str) -> dict[str, str]:
     found: dict[str, str] = tomllib.loads((FOLDER / f"{code}.toml").read_text("utf-8"))
-    return found | (_of_parameters() if code == "en" else {})
+    return found | (_parameter_strings() if code == "en" else {})
 
 
-def _of_parameters() -> dict[str, str]:
+def _parameter_strings() -> dict[str, str]:
     pages = {name: each.page for name, each in PARAMETERS.items() if each.page is not None}
     labels = {f"set_{name}": page.label for name, page in pages.items()}
     hints = {f"set_{name}_hint": page.hint for name, page in pages.items()}
     return labels | hints | {f"unset_{name}": page.unset for name, page in pages.items() if page.unset}
 
 
-class _English(Phrase):
+class _EnglishString(PluralString):
     __slots__ = ()
 
     def format(self, *args: object, **values: object) -> str:
@@ -139,61 +139,69 @@ class _English(Phrase):
             language.reset(spoken)
 
 
-class _Words(Mapping[str, str]):
+class _Translations(Mapping[str, str]):
     def __getitem__(self, name: str) -> str:
-        found = table(language.get()).get(name)
+        found = language_table(language.get()).get(name)
         if found is None:
             # Plural forms in an English string must be chosen by English rules.
-            return _English(table("en")[name]) if language.get() != "en" else Phrase(table("en")[name])
-        return Phrase(found)
+            return (
+                _EnglishString(language_table("en")[name])
+                if language.get() != "en"
+                else PluralString(language_table("en")[name])
+            )
+        return PluralString(found)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(table("en"))
+        return iter(language_table("en"))
 
     def __len__(self) -> int:
-        return len(table("en"))
+        return len(language_table("en"))
 
 
-words: Mapping[str, str] = _Words()
+words: Mapping[str, str] = _Translations()
 
 
-def missing(code: str) -> list[str]:
+def missing_translations(code: str) -> list[str]:
     """Return the strings of the pages that a language lacks; they are shown in English."""
-    known = {name: name for other in LANGUAGES for name in table(other)}
-    return [name for name in known if code != "en" and name not in table(code) and not name.startswith(FOR_THE_MODEL)]
+    known = {name: name for other in LANGUAGES for name in language_table(other)}
+    return [
+        name
+        for name in known
+        if code != "en" and name not in language_table(code) and not name.startswith(FOR_THE_MODEL)
+    ]
 
 
 def translated(said: object) -> str:
     """Return an error or its sentence in the current language, or in English if there is no translation."""
     said = getattr(said, "sentence", said)
     code = getattr(said, "code", "")
-    phrase = table(language.get()).get(f"{FAILURE}{code}") if code else None
+    phrase = language_table(language.get()).get(f"{FAILURE}{code}") if code else None
     if phrase is None:
         return str(said)
     values = getattr(said, "values", {})
     shown = {name: number(value) if isinstance(value, int) else value for name, value in values.items()}
     try:
-        return Phrase(phrase).format(**shown)
+        return PluralString(phrase).format(**shown)
     except KeyError:  # a value that another release or a damaged child process did not send
         return str(said)
 
 
-def localised(figure: str) -> str:
+def localize_number(figure: str) -> str:
     """Convert '1,234.5' to the current language's separators, such as '1.234,5'."""
     return figure.translate(str.maketrans(",.", "".join(separators(language.get()))))
 
 
 def number(value: float, decimals: int = 0) -> str:
     """Format a number with separators in the current language."""
-    return Figure(localised(f"{value:,.{decimals}f}"), value)
+    return FormattedNumber(localize_number(f"{value:,.{decimals}f}"), value)
 
 
-def rate_of(per_second: float) -> str:
+def format_rate(per_second: float) -> str:
     """Format a rate, with a decimal below 100."""
     return number(per_second, 1 if per_second < 100 else 0)
 
 
-def isolated(figure: str) -> str:
+def isolate_direction(figure: str) -> str:
     """Isolate a figure and its unit from the direction of surrounding right-to-left text."""
     return f"\u2066{figure}\u2069" if language.get() in RIGHT_TO_LEFT else figure
 
@@ -211,7 +219,7 @@ def ordinal(number: int) -> str:
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
 
 
-def chosen_language(wanted: str, accepted: str) -> str:
+def select_language(wanted: str, accepted: str) -> str:
     """Return the language chosen by the user, or else the best match of Accept-Language, or else English."""
     if wanted in LANGUAGES:
         return wanted

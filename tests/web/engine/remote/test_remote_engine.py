@@ -144,7 +144,7 @@ def text(events: Iterable[Event]) -> str:
     return "".join(event.text for event in events if event.kind == "text")
 
 
-def test_a_connection_that_breaks_costs_no_event_and_doubles_none(start: Start, relayed: Relayed) -> None:
+def test_broken_connection_neither_loses_nor_repeats_events(start: Start, relayed: Relayed) -> None:
     steps = Steps()
     scripted = ScriptedEngine(steps, slots=2)
     relay, source = relayed(start(scripted, **ENGINE).ready().address)
@@ -164,7 +164,7 @@ def test_a_connection_that_breaks_costs_no_event_and_doubles_none(start: Start, 
     assert text(engine.submit(ASKED).events()) == "" and len(scripted.requests) == 2, "no request is submitted twice"
 
 
-def test_a_stop_said_while_the_connection_is_broken_is_heard(start: Start, relayed: Relayed) -> None:
+def test_stop_during_connection_loss_is_delivered_later(start: Start, relayed: Relayed) -> None:
     steps = Steps()
     scripted = ScriptedEngine(steps)
     relay, source = relayed(start(scripted, **ENGINE).ready().address)
@@ -181,7 +181,7 @@ def test_a_stop_said_while_the_connection_is_broken_is_heard(start: Start, relay
     assert generation.read()[-1].finish_reason == "cancelled"
 
 
-def test_stopping_asks_nothing_of_the_network_where_it_is_called(
+def test_stop_sends_network_request_from_link_thread(
     start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
@@ -205,7 +205,7 @@ def test_stopping_asks_nothing_of_the_network_where_it_is_called(
     assert set(threads) == {"steer notso-link"}
 
 
-def test_a_front_end_serves_page_and_programs(start: Start, relayed: Relayed, tmp_path: Any) -> None:
+def test_front_end_serves_pages_and_api_from_remote_engine(start: Start, relayed: Relayed, tmp_path: Any) -> None:
     scripted = ScriptedEngine(slots=4)
     _, source = relayed(start(scripted, **ENGINE).ready().address)
     front = start(source, data_dir=tmp_path / "front", engine_url="http://engine:3000", engine_key=KEY).ready()
@@ -224,9 +224,7 @@ def test_a_front_end_serves_page_and_programs(start: Start, relayed: Relayed, tm
     assert scripted.cleared == [("local", "first")]
 
 
-def test_an_engine_that_went_away_is_told_of_and_comes_back_by_itself(
-    start: Start, relayed: Relayed, tmp_path: Any
-) -> None:
+def test_lost_engine_is_reported_and_reconnected(start: Start, relayed: Relayed, tmp_path: Any) -> None:
     steps = Steps()
     relay, source = relayed(start(ScriptedEngine(steps), **ENGINE).ready().address)
     front = start(source, data_dir=tmp_path / "front").ready()
@@ -255,9 +253,7 @@ def test_a_front_end_may_start_before_its_engine(start: Start, relayed: Relayed,
     front.ready()
 
 
-def test_an_engine_that_was_started_anew_has_lost_what_it_was_writing(
-    start: Start, relayed: Relayed, tmp_path: Any
-) -> None:
+def test_engine_restart_fails_running_response(start: Start, relayed: Relayed, tmp_path: Any) -> None:
     steps = Steps()
     first, second = start(ScriptedEngine(steps), **ENGINE).ready(), ScriptedEngine()
     relay, source = relayed(first.address)
@@ -274,7 +270,7 @@ def test_an_engine_that_was_started_anew_has_lost_what_it_was_writing(
     steps.end()
 
 
-def test_another_model_takes_over_and_what_runs_goes_on(start: Start, relayed: Relayed, tmp_path: Any) -> None:
+def test_engine_model_switch_keeps_running_response(start: Start, relayed: Relayed, tmp_path: Any) -> None:
     steps = Steps()
     server = start(ScriptedEngine(steps), **ENGINE).ready()
     _, source = relayed(server.address)
@@ -293,7 +289,7 @@ def test_another_model_takes_over_and_what_runs_goes_on(start: Start, relayed: R
     assert front.client.get("/health").json()["model"] == "Other"
 
 
-def test_an_engine_that_stops_says_so(start: Start, relayed: Relayed) -> None:
+def test_engine_shutdown_fails_running_response(start: Start, relayed: Relayed) -> None:
     steps = Steps()
     server = start(ScriptedEngine(steps), **ENGINE, drain_seconds=0.0).ready()
     _, source = relayed(server.address)
@@ -316,14 +312,14 @@ def test_an_engine_that_stops_says_so(start: Start, relayed: Relayed) -> None:
         ({}, "--engine-api"),
     ],
 )
-def test_what_an_operator_has_to_mend_is_said(start: Start, settings: dict[str, Any], told: str) -> None:
+def test_connection_error_names_setting_to_fix(start: Start, settings: dict[str, Any], told: str) -> None:
     source = RemoteSource(start(ScriptedEngine(), **settings).ready().address, KEY)
     with pytest.raises(EngineError, match=told):
         source()
     source.close()
 
 
-def test_a_server_known_by_another_name_says_what_to_do(start: Start) -> None:
+def test_unknown_host_error_names_allow_host_option(start: Start) -> None:
     address = start(ScriptedEngine(), **ENGINE).ready().address.replace("127.0.0.1", "127.0.0.2")
     port = int(address.rpartition(":")[2])
     with socket.socket() as probe:
@@ -337,7 +333,7 @@ def test_a_server_known_by_another_name_says_what_to_do(start: Start) -> None:
     relay.close()
 
 
-def test_something_else_that_listens_there_is_no_engine() -> None:
+def test_non_engine_server_is_rejected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -464,9 +460,7 @@ HELLO = (Message("user", "hello"),)
     ],
     ids=lambda each: str(each)[:60],
 )
-def test_what_no_engine_says_ends_the_answer_and_the_next_one_comes(
-    false: tuple[FalseEngine, RemoteSource], events: Any
-) -> None:
+def test_invalid_engine_events_fail_only_current_response(false: tuple[FalseEngine, RemoteSource], events: Any) -> None:
     engine, source = false
     right, engine.events = engine.events, events
     failed = list(source().submit(HELLO).events())
@@ -525,7 +519,7 @@ def test_an_idle_connection_that_was_closed_is_replaced(false: tuple[FalseEngine
     assert engine.calls == 2
 
 
-def test_a_body_without_end_is_read_to_its_limit(false: tuple[FalseEngine, RemoteSource]) -> None:
+def test_endless_response_is_read_only_to_limit(false: tuple[FalseEngine, RemoteSource]) -> None:
     engine, source = false
     remote = source()
     assert remote.estimate(HELLO).prompt_tokens == 5
@@ -546,7 +540,7 @@ def test_a_body_without_end_is_read_to_its_limit(false: tuple[FalseEngine, Remot
     ],
     ids=lambda each: each[:24],
 )
-def test_a_result_that_is_none_is_refused(false: tuple[FalseEngine, RemoteSource], result: bytes) -> None:
+def test_invalid_call_result_raises_engine_error(false: tuple[FalseEngine, RemoteSource], result: bytes) -> None:
     engine, source = false
     remote = source()
     engine.result = result
@@ -554,7 +548,7 @@ def test_a_result_that_is_none_is_refused(false: tuple[FalseEngine, RemoteSource
         remote.estimate(HELLO)
 
 
-def test_what_is_refused_there_is_refused_here(start: Start, relayed: Relayed) -> None:
+def test_engine_rejection_is_raised_at_front_end(start: Start, relayed: Relayed) -> None:
     refusal = InvalidRequestError("no such thing", param="top_p")
     scripted = ScriptedEngine(refusal=refusal)
     _, source = relayed(start(scripted, **ENGINE).ready().address)
@@ -567,7 +561,7 @@ def test_what_is_refused_there_is_refused_here(start: Start, relayed: Relayed) -
             wrong()
 
 
-def test_a_front_end_that_does_not_come_back_asks_for_nothing_any_more(
+def test_expired_front_end_session_stops_its_generations(
     start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "SESSION_SECONDS", 0.05)
@@ -586,7 +580,7 @@ def test_a_front_end_that_does_not_come_back_asks_for_nothing_any_more(
     server.wait(lambda: not server.app.state.front_ends._sessions)
 
 
-def test_a_server_ends_though_its_engine_hangs(
+def test_server_shuts_down_while_engine_hangs(
     start: Start, false: tuple[FalseEngine, RemoteSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine answers no call and ends no answer, but its event stream stays open."""
@@ -604,7 +598,7 @@ def test_a_server_ends_though_its_engine_hangs(
         before = engine.calls
         estimates = [threads.submit(server.client.post, "/tokenize", json={"content": "x"}) for _ in wanted]
         wait(lambda: engine.calls > before)
-        server.on_loop(lambda: app.begin_stopping(server.app.state.parts))
+        server.on_loop(lambda: app.drain_work(server.app.state.parts))
         assert {each.result().status_code for each in estimates} <= {500, 503}
     # The answer stays unfinished in the store, so that the next process continues it.
     assert server.stored(asked).state == "running" and server.chat.turns.unfinished == 0

@@ -53,11 +53,11 @@ from notso.web.engine.remote.engine_link import About
 from notso.web.engine.remote.wire_values import (
     ERRORS,
     METHODS,
-    packed,
-    packed_error,
+    error_from_wire,
+    error_to_wire,
+    from_wire,
+    to_wire,
     types_of,
-    unpacked,
-    unpacked_error,
 )
 from notso.web.values.errors import StorageError
 
@@ -205,40 +205,40 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def crossed(value: Any) -> Any:
-    return json.loads(json.dumps(packed(value)).encode())
+    return json.loads(json.dumps(to_wire(value)).encode())
 
 
 @pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
 @settings(max_examples=40 if is_long("server") else 12, deadline=None)
 @given(data=st.data())
-def test_each_value_comes_back_equal(kind: type, data: st.DataObject) -> None:
+def test_value_round_trip_preserves_equality_and_types(kind: type, data: st.DataObject) -> None:
     value = data.draw(STRATEGIES[kind])
-    back = unpacked(kind, crossed(value))
+    back = from_wire(kind, crossed(value))
     assert back == value and repr(back) == repr(value), "a number must keep its type"
 
 
 @settings(max_examples=40, deadline=None)
 @given(value=st.one_of(TEXT, st.lists(WHOLE), st.lists(MESSAGE, max_size=3)))
-def test_each_kind_of_prompt_comes_back_equal(value: PromptInput) -> None:
-    assert unpacked(PromptInput, crossed(value)) == value
+def test_prompt_input_round_trips_unchanged(value: PromptInput) -> None:
+    assert from_wire(PromptInput, crossed(value)) == value
 
 
-def test_no_value_is_left_out() -> None:
+def test_every_public_dataclass_is_covered_or_excluded() -> None:
     stay_here = {"AdapterSource", "DownloadPlan", "EngineConfig", "KnownFile", "LocalModel", "OnPage", "Parameter"}
     stay_here |= {"ProcessMemory", "StoredReading"}
     there = {name for name in model.__all__ if is_dataclass(getattr(model, name))}
     assert there - stay_here == {kind.__name__ for kind in STRATEGIES} - {"About", "Request"}
 
 
-def test_no_probability_of_a_first_token_is_still_none() -> None:
-    back = unpacked(Event, crossed(Event("prompt", logprobs=(TokenLogprob("a", (97,), math.nan),))))
+def test_nan_logprob_of_first_token_round_trips() -> None:
+    back = from_wire(Event, crossed(Event("prompt", logprobs=(TokenLogprob("a", (97,), math.nan),))))
     assert math.isnan(back.logprobs[0].logprob)
 
 
-def test_what_has_its_default_is_left_out() -> None:
-    assert packed(Event("text", text="word", tokens=3)) == {"kind": "text", "text": "word", "tokens": 3}
-    assert packed(SamplingParams()) == packed(RequestOptions()) == {}
-    assert packed(replace(SamplingParams(), top_p=1)) == {"top_p": 1}
+def test_default_field_values_are_omitted() -> None:
+    assert to_wire(Event("text", text="word", tokens=3)) == {"kind": "text", "text": "word", "tokens": 3}
+    assert to_wire(SamplingParams()) == to_wire(RequestOptions()) == {}
+    assert to_wire(replace(SamplingParams(), top_p=1)) == {"top_p": 1}
 
 
 class DeviceDiedError(EngineError):
@@ -258,10 +258,10 @@ class DeviceDiedError(EngineError):
         (StorageError("elsewhere"), NotsoError),
     ],
 )
-def test_an_error_is_the_same_or_the_nearest_above_it(error: NotsoError, kind: type) -> None:
+def test_error_round_trips_as_same_or_nearest_known_type(error: NotsoError, kind: type) -> None:
     for back in (
-        unpacked_error(json.loads(json.dumps(packed_error(error)))),
-        unpacked(Event, crossed(Event("error", error=error))).error,
+        error_from_wire(json.loads(json.dumps(error_to_wire(error)))),
+        from_wire(Event, crossed(Event("error", error=error))).error,
     ):
         assert type(back) is kind and str(back) == str(error)
         assert vars(back) == vars(error)
@@ -269,7 +269,7 @@ def test_an_error_is_the_same_or_the_nearest_above_it(error: NotsoError, kind: t
         assert ways[0] == ways[1]
 
 
-def test_every_error_of_the_model_is_known() -> None:
+def test_every_public_error_type_is_registered() -> None:
     there = {each for name in model.__all__ if inspect.isclass(each := getattr(model, name))}
     assert {each for each in there if issubclass(each, NotsoError)} == set(ERRORS.values())
     assert ModelError in there
@@ -298,17 +298,17 @@ WRONG: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("hint", "given_value"), WRONG)
-def test_what_is_none_is_refused(hint: Any, given_value: Any) -> None:
+def test_invalid_packed_value_is_rejected(hint: Any, given_value: Any) -> None:
     with pytest.raises(ValueError):
-        unpacked(hint, given_value)
+        from_wire(hint, given_value)
 
 
-def test_what_cannot_be_sent_is_refused_by_name() -> None:
+def test_unsupported_type_is_named_in_error() -> None:
     with pytest.raises(InvalidRequestError, match="complex"):
-        packed([1j])
+        to_wire([1j])
 
 
-def test_methods_are_told_by_the_protocol() -> None:
+def test_call_types_follow_engine_protocol() -> None:
     for name in METHODS:
         assert callable(getattr(ChatEngine, name))
     asked: Sequence[Message] = (Message("user", "x"),)

@@ -43,7 +43,7 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
     return best
 
 
-def byte_products(at_least: int | None = None) -> float:
+def byte_product_rate(at_least: int | None = None) -> float:
     """Return the number of byte products per second of all threads, with operands in registers: the best of several
     runs, or one run of `at_least` products. Raises OperandError if `at_least` is below 1.
     """

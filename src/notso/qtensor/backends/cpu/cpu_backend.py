@@ -6,7 +6,7 @@ from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.backends.cpu.huge_pages import HugePageArena
 from notso.qtensor.backends.protocol import Array, Host, Numbers
 from notso.qtensor.tensor import QTensor
-from notso.system.memory import available_memory, have_huge_pages
+from notso.system.memory import available_memory, huge_pages_available
 
 
 class CPU:
@@ -55,7 +55,7 @@ class CPU:
 
     @property
     def has_weight_arena(self) -> bool:
-        return have_huge_pages()
+        return huge_pages_available()
 
     def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> HugePageArena:
         return HugePageArena(size_bytes, count, packs=is_asked or kernel_choice.packs_by_default())

@@ -21,7 +21,7 @@ from notso.qtensor.backends.cpu.kernel_choice import is_packed, native
 from notso.qtensor.errors import OperandError, QTensorError
 from notso.qtensor.formats import KV_FORMATS, Format, KVFormat, kv_block_bytes
 from notso.qtensor.tensor import QTensor
-from notso.system.memory import have_huge_pages, use_huge_pages
+from notso.system.memory import huge_pages_available, use_huge_pages
 
 PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a page boundary, so that no two tensors share a cache line
@@ -37,7 +37,7 @@ def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
 
     large_pages: use 2 MiB pages for large sizes; unsuitable for sparsely written memory.
     """
-    large = large_pages and size >= LARGE_BYTES and have_huge_pages()
+    large = large_pages and size >= LARGE_BYTES and huge_pages_available()
     try:
         memory = mmap.mmap(-1, size + PAGE_BYTES * large, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if large:
@@ -98,14 +98,14 @@ class HugePageArena:
         Raises QTensorError if the arena is full.
         """
         if not self._packs or not all(_can_be_packed(tensor) for tensor in tensors):
-            return tuple(self._copied(tensor) for tensor in tensors)
+            return tuple(self._copy_tensor(tensor) for tensor in tensors)
         if len({tensor.rows for tensor in tensors}) > 1:
             return tuple(each for tensor in tensors for each in self.copy(tensor))
         slabs = [_packed_bytes(tensor, SLAB_ROWS, 1) for tensor in tensors]
         stride = sum(slabs)
         sizes = [_packed_bytes(tensor, tensor.rows, stride) for tensor in tensors]
         begins = [sum(slabs[:i]) for i in range(len(slabs))]
-        room = self._room(tensors[0].name, max(begin + size for begin, size in zip(begins, sizes, strict=True)))
+        room = self._reserve(tensors[0].name, max(begin + size for begin, size in zip(begins, sizes, strict=True)))
         places = [room[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
         for tensor, data in zip(tensors, places, strict=True):
             native.pack_weight(tensor.data, tensor.format.ggml_type, tensor.rows, tensor.cols, stride, data)
@@ -116,14 +116,14 @@ class HugePageArena:
             for tensor, data in zip(tensors, places, strict=True)
         )
 
-    def _copied(self, tensor: QTensor) -> QTensor:
-        data = self._room(tensor.name, tensor.nbytes)
+    def _copy_tensor(self, tensor: QTensor) -> QTensor:
+        data = self._reserve(tensor.name, tensor.nbytes)
         for at in range(0, tensor.nbytes, COPY_BYTES):
             np.copyto(data[at : at + COPY_BYTES], tensor.data[at : at + COPY_BYTES])
         data.flags.writeable = False
         return QTensor(tensor.name, tensor.format, tensor.shape, data)
 
-    def _room(self, name: str, size: int) -> npt.NDArray[np.uint8]:
+    def _reserve(self, name: str, size: int) -> npt.NDArray[np.uint8]:
         start = -(-self._used // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         if start + size > self._bytes.size:
             raise QTensorError(f"tensor {name!r} does not fit in the reserved memory")
@@ -200,10 +200,10 @@ class KeyValuePool:
 
 def reserved_blocks(blocks: int) -> int:
     """Return the capacity of a pool of `blocks` blocks, rounded up so that all runs have the same length."""
-    return math.prod(_runs(blocks))
+    return math.prod(_run_layout(blocks))
 
 
-def _runs(blocks: int) -> tuple[int, int]:
+def _run_layout(blocks: int) -> tuple[int, int]:
     runs = -(-blocks // RUN_BLOCKS)
     return runs, -(-blocks // runs)
 
@@ -221,7 +221,7 @@ def key_value_pools(
     """Return one pool per layer. The pools are adjacent, to share huge pages. Raises like `key_value_pool`."""
     if blocks < 1:
         raise OperandError(f"a cache cannot have {blocks} blocks")
-    runs, run = _runs(blocks)
+    runs, run = _run_layout(blocks)
     shape = layers, runs, kv_heads, run, kv_block_bytes(format, kv_heads, head_dim) // kv_heads
     data = zeroed(math.prod(shape), large_pages=large_pages).reshape(shape)
     return [KeyValuePool(format, kv_heads, head_dim, blocks, data[layer]) for layer in range(layers)]

@@ -77,35 +77,35 @@ def empty(rows: int, columns: int) -> Floats:
 
 def embed_rows(weight: Weight, ids: Integers, out: Floats) -> None:
     """out[i] = dequantized row ids[i] of `weight`. ids (L,) int32, out (L, K) float32."""
-    _array("ids", ids, np.int32, 1)
-    _array("out", out, np.float32, 2, writeable=True)
-    _same("out", out.shape, (ids.size, weight.cols))
-    _apart("out", out, ids, weight.data)
+    _check_array("ids", ids, np.int32, 1)
+    _check_array("out", out, np.float32, 2, writeable=True)
+    _check_shape("out", out.shape, (ids.size, weight.cols))
+    _check_no_overlap("out", out, ids, weight.data)
     shape = weight.rows, weight.cols, weight.slab_stride
     _native(native.embed_rows, weight.data, weight.format.ggml_type, *shape, ids, out)
 
 
 def gather_rows(x: Floats, ids: Integers, out: Floats) -> None:
     """out[i] = x[ids[i]]. x (L, C) float32, ids (M,) int32, out (M, C) float32."""
-    _array("x", x, np.float32, 2)
-    _array("ids", ids, np.int32, 1)
-    _array("out", out, np.float32, 2, writeable=True)
-    _same("out", out.shape, (ids.size, x.shape[1]))
-    _apart("out", out, x, ids)
+    _check_array("x", x, np.float32, 2)
+    _check_array("ids", ids, np.int32, 1)
+    _check_array("out", out, np.float32, 2, writeable=True)
+    _check_shape("out", out.shape, (ids.size, x.shape[1]))
+    _check_no_overlap("out", out, x, ids)
     _native(native.gather_rows, x, ids, out)
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     """out = weight * x / sqrt(mean(x^2) + eps) per row. x, out (L, C) float32, weight (C,); out may be x."""
-    _array("x", x, np.float32, 2)
-    _array("weight", weight, np.float32, 1)
-    _array("out", out, np.float32, 2, writeable=True)
-    _same("weight", weight.shape, x.shape[1:])
-    _same("out", out.shape, x.shape)
+    _check_array("x", x, np.float32, 2)
+    _check_array("weight", weight, np.float32, 1)
+    _check_array("out", out, np.float32, 2, writeable=True)
+    _check_shape("weight", weight.shape, x.shape[1:])
+    _check_shape("out", out.shape, x.shape)
     if x.shape[1] == 0:
         raise OperandError("rms_norm needs at least one value")
-    _apart("out", out, weight)
-    _apart("out", out, x, or_same=True)
+    _check_no_overlap("out", out, weight)
+    _check_no_overlap("out", out, x, or_same=True)
     _native(native.rms_norm, x, weight, float(eps), out)
 
 
@@ -119,7 +119,7 @@ def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = Non
 def matmul_many(x: Floats, products: Sequence[tuple[Weight, Floats]], *, norm: RMSNorm | None = None) -> None:
     """Multiply x by several weights like `matmul`, quantizing x only once."""
     for i, (_, out) in enumerate(products):
-        _apart("out", out, *(other for _, other in products[:i]))
+        _check_no_overlap("out", out, *(other for _, other in products[:i]))
     _matmul(x, products, norm, _PLAIN)
 
 
@@ -137,20 +137,20 @@ _PLAIN, _ADD, _GATED = 0, 1, 2  # how the native matmul combines its products
 
 
 def _matmul(x: Floats, products: Sequence[tuple[Weight, Floats]], norm: RMSNorm | None, combine: int) -> None:
-    _array("x", x, np.float32, 2)
+    _check_array("x", x, np.float32, 2)
     if not products or x.size == 0:
         raise OperandError("matmul needs at least one weight and one row")
     for weight, out in products:
-        _array("out", out, np.float32, 2, writeable=True)
+        _check_array("out", out, np.float32, 2, writeable=True)
         if weight.cols != x.shape[1]:
             raise OperandError(f"{weight.name or 'weight'} has {weight.cols} columns, but x has {x.shape[1]}")
-        _same("out", out.shape, (x.shape[0], weight.rows))
+        _check_shape("out", out.shape, (x.shape[0], weight.rows))
     if norm is not None:
-        _array("norm", norm.weight, np.float32, 1)
-        _same("norm", norm.weight.shape, x.shape[1:])
+        _check_array("norm", norm.weight, np.float32, 1)
+        _check_shape("norm", norm.weight.shape, x.shape[1:])
     weights = [weight for weight, _ in products]
     for _, out in products:
-        _apart("out", out, x, *(weight.data for weight in weights), *([] if norm is None else [norm.weight]))
+        _check_no_overlap("out", out, x, *(weight.data for weight in weights), *([] if norm is None else [norm.weight]))
     _native(
         native.matmul,
         x,
@@ -171,15 +171,15 @@ def rope_table(
 
     positions (L,) int32, nonnegative. Angles are float64; results are inexact for angles above 1.6 million.
     """
-    _array("frequencies", frequencies, np.float64, 1)
-    _array("positions", positions, np.int32, 1)
+    _check_array("frequencies", frequencies, np.float64, 1)
+    _check_array("positions", positions, np.int32, 1)
     if frequencies.size == 0 or not np.isfinite(frequencies).all() or not math.isfinite(factor):
         raise OperandError("rotary embedding needs frequencies; they and the factor must be finite")
     for name, values in zip(("cosine", "sine"), table, strict=True):
-        _array(name, values, np.float32, 2, writeable=True)
-        _same(name, values.shape, (positions.size, frequencies.size))
-        _apart(name, values, frequencies, positions)
-    _apart("cosine", *table)
+        _check_array(name, values, np.float32, 2, writeable=True)
+        _check_shape(name, values.shape, (positions.size, frequencies.size))
+        _check_no_overlap(name, values, frequencies, positions)
+    _check_no_overlap("cosine", *table)
     _native(native.rope_table, frequencies, positions, float(factor), *table)
 
 
@@ -188,16 +188,16 @@ def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjace
 
     adjacent: rotate pairs (2i, 2i+1), as in GGUF files, rather than (i, i + D/2).
     """
-    _array("x", x, np.float32, 3, writeable=True)
-    _array("positions", positions, np.int32, 1)
+    _check_array("x", x, np.float32, 3, writeable=True)
+    _check_array("positions", positions, np.int32, 1)
     cosine, sine = table
     for name, values in (("cosine", cosine), ("sine", sine)):
-        _array(name, values, np.float32, 2)
-        _same(name, values.shape, (cosine.shape[0], x.shape[2] // 2))
-    _same("positions", positions.shape, x.shape[:1])
+        _check_array(name, values, np.float32, 2)
+        _check_shape(name, values.shape, (cosine.shape[0], x.shape[2] // 2))
+    _check_shape("positions", positions.shape, x.shape[:1])
     if x.shape[1] == 0 or x.shape[2] == 0 or x.shape[2] % 2:
         raise OperandError(f"{x.shape[1]} heads of {x.shape[2]} cannot be rotated")
-    _apart("x", x, positions, cosine, sine)
+    _check_no_overlap("x", x, positions, cosine, sine)
     _native(native.rope, x, positions, cosine, sine, adjacent)
 
 
@@ -218,15 +218,15 @@ def store_key_values(
     # of the block tables and the k8v8 pool of these tiles; the tables have the same shape as `tables`. A row is written
     # to each pool whose table has a block for the row's tile (-1: no block). At least one of the two tables must have a
     # block for this tile.
-    _array("k", k, np.float32, 3)
-    _array("v", v, np.float32, 3)
-    _same("v", v.shape, k.shape)
-    _places(k.shape[0], positions, sequences, tables)
-    _pool(pool, k.shape[1], k.shape[2])
-    others = _window(pool, tables, window)
-    _apart("the pool", pool.data, k, v, positions, sequences, tables, *others)
+    _check_array("k", k, np.float32, 3)
+    _check_array("v", v, np.float32, 3)
+    _check_shape("v", v.shape, k.shape)
+    _check_positions(k.shape[0], positions, sequences, tables)
+    _check_pool(pool, k.shape[1], k.shape[2])
+    others = _window_arguments(pool, tables, window)
+    _check_no_overlap("the pool", pool.data, k, v, positions, sequences, tables, *others)
     if window is not None:
-        _apart("the window pool", others[1], k, v, positions, sequences, tables, others[0])
+        _check_no_overlap("the window pool", others[1], k, v, positions, sequences, tables, others[0])
     arguments = (pool.data, KV_FORMAT_NUMBERS[pool.format], *(others or (None, None)))
     _native(native.store_key_values, k, v, positions, sequences, tables, *arguments)
 
@@ -248,35 +248,35 @@ def attention(
     # Query head h reads head h // (H / KH) of the keys and of the values. With a format below 8 bits, a row at position
     # p reads tiles 0 and p // 128 from the window pool (see `store_key_values`) and all other tiles from `pool`; the
     # tables must have blocks for all tiles that are read.
-    _array("q", q, np.float32, 3)
-    _array("out", out, np.float32, 3, writeable=True)
-    _same("out", out.shape, q.shape)
-    _places(q.shape[0], positions, sequences, tables)
+    _check_array("q", q, np.float32, 3)
+    _check_array("out", out, np.float32, 3, writeable=True)
+    _check_shape("out", out.shape, q.shape)
+    _check_positions(q.shape[0], positions, sequences, tables)
     kv_heads = pool.kv_heads if isinstance(pool, KeyValuePool) else 0
     if q.shape[1] == 0 or kv_heads == 0 or q.shape[1] % kv_heads:
         raise OperandError(f"{q.shape[1]} query heads cannot share {kv_heads} heads of keys and values")
-    _pool(pool, kv_heads, q.shape[2])
-    others = _window(pool, tables, window)
-    _apart("out", out, q, positions, sequences, tables, pool.data, *others)
+    _check_pool(pool, kv_heads, q.shape[2])
+    others = _window_arguments(pool, tables, window)
+    _check_no_overlap("out", out, q, positions, sequences, tables, pool.data, *others)
     arguments = (pool.data, KV_FORMAT_NUMBERS[pool.format], kv_heads, *(others or (None, None)))
     _native(native.attention, q, positions, sequences, tables, *arguments, float(scale), out)
 
 
 def silu_mul(gate: Floats, up: Floats, out: Floats) -> None:
     """out = gate / (1 + exp(-gate)) * up, all (L, C) float32; out may be gate or up."""
-    _three("gate", gate, "up", up, out)
+    _check_elementwise("gate", gate, "up", up, out)
     _native(native.silu_mul, gate, up, out)
 
 
 def add(a: Floats, b: Floats, out: Floats) -> None:
     """out = a + b, all (L, C) float32; out may be a or b."""
-    _three("a", a, "b", b, out)
+    _check_elementwise("a", a, "b", b, out)
     _native(native.add, a, b, out)
 
 
 def softmax(x: Floats) -> None:
     """Replace each row of x (L, C) float32 by its softmax."""
-    _array("x", x, np.float32, 2, writeable=True)
+    _check_array("x", x, np.float32, 2, writeable=True)
     if x.shape[1] == 0:
         raise OperandError("softmax needs at least one value")
     _native(native.softmax, x)
@@ -284,12 +284,12 @@ def softmax(x: Floats) -> None:
 
 def argmax(x: Floats, out: Integers) -> None:
     """out[i] = the lowest index of the largest value in row i. x (L, C) float32, out (L,) int32."""
-    _array("x", x, np.float32, 2)
-    _array("out", out, np.int32, 1, writeable=True)
-    _same("out", out.shape, x.shape[:1])
+    _check_array("x", x, np.float32, 2)
+    _check_array("out", out, np.int32, 1, writeable=True)
+    _check_shape("out", out.shape, x.shape[:1])
     if x.shape[1] == 0:
         raise OperandError("argmax needs at least one value")
-    _apart("out", out, x)
+    _check_no_overlap("out", out, x)
     _native(native.argmax, x, out)
 
 
@@ -300,7 +300,7 @@ def _native(call: Any, *arguments: Any) -> None:
         raise OperandError(str(error).splitlines()[0]) from None
 
 
-def _array(name: str, value: object, dtype: type[np.generic], ndim: int, *, writeable: bool = False) -> None:
+def _check_array(name: str, value: object, dtype: type[np.generic], ndim: int, *, writeable: bool = False) -> None:
     if not isinstance(value, np.ndarray):
         raise OperandError(f"{name} must be a numpy array, not {type(value).__name__}")
     if value.dtype != dtype or value.ndim != ndim:
@@ -312,57 +312,57 @@ def _array(name: str, value: object, dtype: type[np.generic], ndim: int, *, writ
         raise OperandError(f"{name} is read-only")
 
 
-def _same(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
         raise OperandError(f"{name} must have shape {expected}, not {shape}")
 
 
-def _three(a_name: str, a: Floats, b_name: str, b: Floats, out: Floats) -> None:
-    _array(a_name, a, np.float32, 2)
-    _array(b_name, b, np.float32, 2)
-    _array("out", out, np.float32, 2, writeable=True)
-    _same(b_name, b.shape, a.shape)
-    _same("out", out.shape, a.shape)
-    _apart("out", out, a, b, or_same=True)
+def _check_elementwise(a_name: str, a: Floats, b_name: str, b: Floats, out: Floats) -> None:
+    _check_array(a_name, a, np.float32, 2)
+    _check_array(b_name, b, np.float32, 2)
+    _check_array("out", out, np.float32, 2, writeable=True)
+    _check_shape(b_name, b.shape, a.shape)
+    _check_shape("out", out.shape, a.shape)
+    _check_no_overlap("out", out, a, b, or_same=True)
 
 
-def _apart(name: str, written: Any, *others: Any, or_same: bool = False) -> None:
+def _check_no_overlap(name: str, written: Any, *others: Any, or_same: bool = False) -> None:
     # or_same: the operation also works in place.
     for other in others:
         if np.may_share_memory(written, other) and not (or_same and other.ctypes.data == written.ctypes.data):
             raise OperandError(f"{name} overlaps another operand")
 
 
-def _places(rows: int, positions: Integers, sequences: Integers, tables: Integers) -> None:
-    _array("positions", positions, np.int32, 1)
-    _array("sequences", sequences, np.int32, 1)
-    _array("tables", tables, np.int32, 2)
-    _same("positions", positions.shape, (rows,))
-    _same("sequences", sequences.shape, (rows,))
+def _check_positions(rows: int, positions: Integers, sequences: Integers, tables: Integers) -> None:
+    _check_array("positions", positions, np.int32, 1)
+    _check_array("sequences", sequences, np.int32, 1)
+    _check_array("tables", tables, np.int32, 2)
+    _check_shape("positions", positions.shape, (rows,))
+    _check_shape("sequences", sequences.shape, (rows,))
 
 
-def _pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
+def _check_pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
     if not isinstance(pool, KeyValuePool):
         raise OperandError(f"the pool must be a KeyValuePool, not {type(pool).__name__}")
-    _array("the pool", pool.data, np.uint8, 4, writeable=True)
+    _check_array("the pool", pool.data, np.uint8, 4, writeable=True)
     if (pool.kv_heads, pool.head_dim) != (kv_heads, head_dim):
         raise OperandError(
             f"the pool has {pool.kv_heads} heads of size {pool.head_dim}; {kv_heads} of size {head_dim} are needed"
         )
     head_bytes, run = kv_block_bytes(pool.format, kv_heads, head_dim) // kv_heads, max(pool.data.shape[2], 1)
-    _same("the pool", pool.data.shape, (-(-pool.blocks // run), kv_heads, run, head_bytes))
+    _check_shape("the pool", pool.data.shape, (-(-pool.blocks // run), kv_heads, run, head_bytes))
 
 
-def _window(pool: KeyValuePool, tables: Integers, window: Window | None) -> tuple[Any, ...]:
+def _window_arguments(pool: KeyValuePool, tables: Integers, window: Window | None) -> tuple[Any, ...]:
     # Returns the window pool's tables and bytes, or () if the format needs no window pool.
     if (window is not None) != pool.needs_window:
         raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_window else 'has no'} window pool")
     if window is None:
         return ()
     window_tables, window_pool = window
-    _array("window tables", window_tables, np.int32, 2)
-    _same("window tables", window_tables.shape, tables.shape)
-    _pool(window_pool, pool.kv_heads, pool.head_dim)
+    _check_array("window tables", window_tables, np.int32, 2)
+    _check_shape("window tables", window_tables.shape, tables.shape)
+    _check_pool(window_pool, pool.kv_heads, pool.head_dim)
     if window_pool.format != "k8v8":
         raise OperandError(f"the window pool must be k8v8, not {window_pool.format}")
     return window_tables, window_pool.data

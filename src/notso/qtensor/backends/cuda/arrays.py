@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask, laid_bytes
+from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, call_native, device_weight_bytes
 from notso.qtensor.errors import OperandError
 from notso.qtensor.tensor import QTensor
 
 Host = npt.NDArray[Any]
 
 
-class Mirror:
+class HostMirror:
     """Host copy of an integer array."""
 
     def __init__(self, values: npt.NDArray[np.int32], memory: DeviceMemory) -> None:
@@ -27,7 +27,7 @@ class Mirror:
         self._memory = memory
         self._begin, self._end = 0, 0
 
-    def changed(self, begin: int, end: int) -> None:
+    def mark_changed(self, begin: int, end: int) -> None:
         """Mark values begin..end-1 as changed."""
         self._begin, self._end = (
             (min(begin, self._begin), max(end, self._end)) if self._end > self._begin else (begin, end)
@@ -47,7 +47,7 @@ class DeviceArray:
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         offset: int = 0,
-        mirror: Mirror | None = None,
+        mirror: HostMirror | None = None,
     ) -> None:
         self.memory = memory
         self.shape = shape
@@ -97,7 +97,7 @@ class DeviceArray:
 
 def weight_bytes(tensor: QTensor) -> int:
     """Return the size of a weight in device memory."""
-    return laid_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
+    return device_weight_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
 
 
 class DeviceWeight:
@@ -109,10 +109,10 @@ class DeviceWeight:
         self.rows, self.columns = tensor.rows, tensor.cols
         kind = tensor.format.ggml_type
         self.facts = kind, self.memory.address, self.rows, self.columns
-        ask(device.native.upload_weight, kind, tensor.data, self.rows, self.columns, self.memory.address)
+        call_native(device.native.upload_weight, kind, tensor.data, self.rows, self.columns, self.memory.address)
 
 
-def downloaded(array: DeviceArray) -> Host:
+def download_array(array: DeviceArray) -> Host:
     """Wait for pending work and return an array's values."""
     values = np.empty(array.shape, array.dtype)
     array.memory.download(values, array.offset)

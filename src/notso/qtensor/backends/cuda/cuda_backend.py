@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, Mirror, downloaded, weight_bytes
-from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask
-from notso.qtensor.backends.cuda.program import Attending, Check, Launch, Places, Program, Rotation, Storing
+from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, HostMirror, download_array, weight_bytes
+from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, call_native
+from notso.qtensor.backends.cuda.program import AttentionLaunch, Check, Launch, Places, Program, RopeLaunch, StoreLaunch
 from notso.qtensor.backends.protocol import Numbers, RMSNorm
 from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import KV_FORMAT_NUMBERS, KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
@@ -79,7 +79,7 @@ class CUDA:
     def __init__(self, number: int = 0) -> None:
         self.device = Device(number)
         self.recording: Program | None = None
-        self._unseen = dict[int, Any]()  # by id: host copies (`Mirror`) with changes that are not uploaded yet
+        self._unflushed = dict[int, Any]()  # by id: host copies (`HostMirror`) with changes that are not uploaded yet
 
     @property
     def kernels(self) -> str:
@@ -104,7 +104,7 @@ class CUDA:
     def upload(self, values: Host) -> DeviceArray:
         memory = DeviceMemory(self.device, values.nbytes)
         memory.upload(np.ascontiguousarray(values))
-        mirror = Mirror(values.reshape(-1).copy(), memory) if values.dtype == np.int32 else None
+        mirror = HostMirror(values.reshape(-1).copy(), memory) if values.dtype == np.int32 else None
         return DeviceArray(memory, values.shape, values.dtype, mirror=mirror)
 
     def write(self, array: DeviceArray, values: Numbers) -> None:
@@ -117,15 +117,15 @@ class CUDA:
             return
         array.numbers[...] = given
         begin = array.offset // 4
-        array.mirror.changed(begin, begin + array.size)
-        self._unseen[id(array.mirror)] = array.mirror
+        array.mirror.mark_changed(begin, begin + array.size)
+        self._unflushed[id(array.mirror)] = array.mirror
 
     def flush(self) -> None:
-        while self._unseen:
-            self._unseen.popitem()[1].flush()
+        while self._unflushed:
+            self._unflushed.popitem()[1].flush()
 
     def download(self, array: DeviceArray) -> Host:
-        return array.numbers.copy() if array.mirror is not None else downloaded(array)
+        return array.numbers.copy() if array.mirror is not None else download_array(array)
 
     def weight(self, tensor: QTensor) -> DeviceWeight:
         return DeviceWeight(self.device, tensor)
@@ -148,7 +148,7 @@ class CUDA:
     def program(self) -> Program:
         return Program(self)
 
-    def _do(self, key: Hashable, check: Check, launch: Launch, *used: object) -> None:
+    def _dispatch(self, key: Hashable, check: Check, launch: Launch, *used: object) -> None:
         if self.recording is not None:
             self.recording.add(key, check, launch, used)
             return
@@ -159,7 +159,7 @@ class CUDA:
     # Operations
 
     def embed_rows(self, weight: DeviceWeight, ids: DeviceArray, out: DeviceArray) -> None:
-        _shape("out", out, (ids.size, weight.columns))
+        _expect_shape("out", out, (ids.size, weight.columns))
         native, rows = self.device.native, ids.size
 
         def check() -> int:
@@ -168,10 +168,12 @@ class CUDA:
 
         if rows:
             at = ids.address, rows, out.address
-            self._do(("embed", ids.key, weight.rows), check, lambda _: ask(native.embed_rows, weight.facts, *at), out)
+            self._dispatch(
+                ("embed", ids.key, weight.rows), check, lambda _: call_native(native.embed_rows, weight.facts, *at), out
+            )
 
     def gather_rows(self, x: DeviceArray, ids: DeviceArray, out: DeviceArray) -> None:
-        _shape("out", out, (ids.size, x.shape[1]))
+        _expect_shape("out", out, (ids.size, x.shape[1]))
         native, rows = self.device.native, ids.size
 
         def check() -> int:
@@ -180,7 +182,9 @@ class CUDA:
 
         if rows:
             at = x.address, ids.address, rows, x.shape[1], out.address
-            self._do(("gather", ids.key, x.shape[0]), check, lambda _: ask(native.gather_rows, *at), x, out)
+            self._dispatch(
+                ("gather", ids.key, x.shape[0]), check, lambda _: call_native(native.gather_rows, *at), x, out
+            )
 
     def matmul(self, x: DeviceArray, weight: DeviceWeight, out: DeviceArray, *, norm: RMSNorm | None = None) -> None:
         self.matmul_many(x, [(weight, out)], norm=norm)
@@ -206,20 +210,22 @@ class CUDA:
         for weight, out in products:
             if weight.columns != x.shape[1]:
                 raise OperandError(f"{weight.name or 'weight'} has {weight.columns} columns, but x has {x.shape[1]}")
-            _shape("out", out, (x.shape[0], weight.rows))
+            _expect_shape("out", out, (x.shape[0], weight.rows))
         if norm is not None:
-            _shape("norm", norm.weight, x.shape[1:])
+            _expect_shape("norm", norm.weight, x.shape[1:])
         each = [(weight.facts, out.address) for weight, out in products]
         normed = (0, 0.0) if norm is None else (norm.weight.address, float(norm.eps))
         at = x.address, *x.shape, each, *normed, join
-        self._do("matmul", _nothing, lambda _: ask(self.device.native.matmul, *at), x, products, norm)
+        self._dispatch("matmul", _no_check, lambda _: call_native(self.device.native.matmul, *at), x, products, norm)
 
     def silu_mul(self, gate: DeviceArray, up: DeviceArray, out: DeviceArray) -> None:
         for name, array in (("up", up), ("out", out)):
-            _shape(name, array, gate.shape)
+            _expect_shape(name, array, gate.shape)
         if gate.size:
             at = gate.address, up.address, gate.size, out.address
-            self._do("silu_mul", _nothing, lambda _: ask(self.device.native.silu_mul, *at), gate, up, out)
+            self._dispatch(
+                "silu_mul", _no_check, lambda _: call_native(self.device.native.silu_mul, *at), gate, up, out
+            )
 
     def rope_table(
         self,
@@ -230,7 +236,7 @@ class CUDA:
     ) -> None:
         rows, pairs = positions.size, frequencies.size
         for name, out in zip(("cosine", "sine"), table, strict=True):
-            _shape(name, out, (rows, pairs))
+            _expect_shape(name, out, (rows, pairs))
 
         def check() -> int:
             negative = positions.numbers[positions.numbers < 0]
@@ -241,16 +247,16 @@ class CUDA:
         if rows:
             at = frequencies.address, pairs, positions.address, rows, float(factor), *(out.address for out in table)
             key = "table", positions.key
-            self._do(key, check, lambda _: ask(self.device.native.rope_table, *at), frequencies, table)
+            self._dispatch(key, check, lambda _: call_native(self.device.native.rope_table, *at), frequencies, table)
 
     def rope(
         self, x: DeviceArray, positions: DeviceArray, table: tuple[DeviceArray, DeviceArray], *, adjacent: bool
     ) -> None:
         rows, heads, dim = x.shape
         length = table[0].shape[0]
-        _shape("positions", positions, (rows,))
+        _expect_shape("positions", positions, (rows,))
         for name, of_table in zip(("cosine", "sine"), table, strict=True):
-            _shape(name, of_table, (length, dim // 2))
+            _expect_shape(name, of_table, (length, dim // 2))
 
         def check() -> int:
             check_below("position", positions.numbers, length)
@@ -258,8 +264,8 @@ class CUDA:
 
         if rows:
             turn = positions.address, table[0].address, table[1].address
-            launch = Rotation(self.device, x.address, (rows, heads, dim), turn, adjacent)
-            self._do(("rope", positions.key, length), check, launch, x, table)
+            launch = RopeLaunch(self.device, x.address, (rows, heads, dim), turn, adjacent)
+            self._dispatch(("rope", positions.key, length), check, launch, x, table)
 
     def store_key_values(
         self,
@@ -271,9 +277,9 @@ class CUDA:
         pool: DevicePool,
         window: Window | None = None,
     ) -> None:
-        _shape("k", k, (positions.size, pool.kv_heads, pool.head_dim))
-        _shape("v", v, k.shape)
-        key, places = _places(positions, sequences, tables, pool, window)
+        _expect_shape("k", k, (positions.size, pool.kv_heads, pool.head_dim))
+        _expect_shape("v", v, k.shape)
+        key, places = _place_arguments(positions, sequences, tables, pool, window)
 
         def check() -> int:
             check_written(positions.numbers, sequences.numbers, tables.numbers, pool, window)
@@ -281,8 +287,8 @@ class CUDA:
 
         if positions.size:
             facts = pool.facts, (window[1] if window else pool).facts
-            launch = Storing(self.device, k.address, v.address, places, *facts)
-            self._do(("store", *key), check, launch, k, v, pool, window)
+            launch = StoreLaunch(self.device, k.address, v.address, places, *facts)
+            self._dispatch(("store", *key), check, launch, k, v, pool, window)
 
     def attention(
         self,
@@ -296,39 +302,39 @@ class CUDA:
         window: Window | None = None,
     ) -> None:
         rows, heads, dim = q.shape
-        _shape("out", out, q.shape)
-        _shape("q", q, (positions.size, heads, pool.head_dim))
+        _expect_shape("out", out, q.shape)
+        _expect_shape("q", q, (positions.size, heads, pool.head_dim))
         if heads % pool.kv_heads:
             raise OperandError(f"{heads} query heads cannot share {pool.kv_heads} heads of keys and values")
-        key, places = _places(positions, sequences, tables, pool, window)
+        key, places = _place_arguments(positions, sequences, tables, pool, window)
         facts = places, pool.facts, (window[1] if window else pool).facts, float(scale), out.address
 
         def check() -> int:
             return check_read(positions.numbers, sequences.numbers, tables.numbers, pool, window)
 
         if rows:
-            launch = Attending(self.device, q.address, (rows, heads, dim), *facts)
-            self._do(("attention", *key), check, launch, q, out, pool, window)
+            launch = AttentionLaunch(self.device, q.address, (rows, heads, dim), *facts)
+            self._dispatch(("attention", *key), check, launch, q, out, pool, window)
 
 
-def _nothing() -> int:
+def _no_check() -> int:
     return 0
 
 
-def _shape(name: str, array: DeviceArray, expected: tuple[int, ...]) -> None:
+def _expect_shape(name: str, array: DeviceArray, expected: tuple[int, ...]) -> None:
     if array.shape != expected:
         raise OperandError(f"{name} must have shape {expected}, not {array.shape}")
 
 
-def _places(
+def _place_arguments(
     positions: DeviceArray, sequences: DeviceArray, tables: DeviceArray, pool: DevicePool, window: Window | None
 ) -> tuple[tuple[Hashable, ...], Places]:
     if (window is not None) != pool.needs_window:
         raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_window else 'has no'} window pool")
-    _shape("sequences", sequences, positions.shape)
+    _expect_shape("sequences", sequences, positions.shape)
     windows = 0
     if window is not None:
-        _shape("window tables", window[0], tables.shape)
+        _expect_shape("window tables", window[0], tables.shape)
         windows = window[0].address
     key = positions.key, sequences.key, tables.key, pool.blocks, windows, window[1].blocks if window else 0
     return key, (positions.address, sequences.address, tables.address, windows, positions.size, tables.shape[1])

@@ -37,12 +37,12 @@ def architectures() -> tuple[int, ...]:
     return tuple(int(number) for number in native.cuda_architectures().split())
 
 
-def laid_bytes(ggml_type: int, rows: int, columns: int) -> int:
+def device_weight_bytes(ggml_type: int, rows: int, columns: int) -> int:
     """Return the size in bytes of a weight in device memory."""
     return int(native.cuda_laid_bytes(ggml_type, rows, columns))
 
 
-def bytes_of(values: npt.NDArray[Any]) -> Bytes:
+def as_byte_array(values: npt.NDArray[Any]) -> Bytes:
     """Return a contiguous array as bytes."""
     return values.reshape(-1).view(np.uint8)
 
@@ -53,12 +53,12 @@ class Device:
     # Every method may raise DeviceMemoryError and DeviceLostError.
     def __init__(self, number: int = 0) -> None:
         self.number = number
-        self.native: native.CudaDevice = ask(native.CudaDevice, LIBRARY, number, NO_CODE)
+        self.native: native.CudaDevice = call_native(native.CudaDevice, LIBRARY, number, NO_CODE)
         self.name: str = self.native.name
         self.architecture: int = self.native.architecture
 
     def free_bytes(self) -> int:
-        return int(ask(self.native.memory)[0])
+        return int(call_native(self.native.memory)[0])
 
 
 class DeviceMemory:
@@ -67,19 +67,19 @@ class DeviceMemory:
     def __init__(self, device: Device, size: int, *, zeroed: bool = False) -> None:
         self.device = device
         self.size = size
-        self.address: int = ask(device.native.allocate, size, zeroed)
+        self.address: int = call_native(device.native.allocate, size, zeroed)
         weakref.finalize(self, device.native.free, self.address)
 
     def upload(self, values: npt.NDArray[Any], offset: int = 0) -> None:
         if values.size:
-            ask(self.device.native.upload, self.address + offset, bytes_of(values))
+            call_native(self.device.native.upload, self.address + offset, as_byte_array(values))
 
     def download(self, values: npt.NDArray[Any], offset: int = 0) -> None:
         if values.size:
-            ask(self.device.native.download, bytes_of(values), self.address + offset)
+            call_native(self.device.native.download, as_byte_array(values), self.address + offset)
 
     def copy(self, target: int, source: int, size: int) -> None:
-        ask(self.device.native.copy, self.address + target, self.address + source, size)
+        call_native(self.device.native.copy, self.address + target, self.address + source, size)
 
 
 class Graph:
@@ -87,21 +87,21 @@ class Graph:
 
     def __init__(self, device: Device, work: Callable[[], None]) -> None:
         self._device = device
-        ask(device.native.capture_begin)
+        call_native(device.native.capture_begin)
         try:
             work()
         except BaseException:
             device.native.capture_drop()
             raise
-        self._handle: int = ask(device.native.capture_end)
+        self._handle: int = call_native(device.native.capture_end)
         self.scratch_moves: int = device.native.scratch_moves
         weakref.finalize(self, device.native.free_graph, self._handle)
 
     def launch(self) -> None:
-        ask(self._device.native.run_graph, self._handle)
+        call_native(self._device.native.run_graph, self._handle)
 
 
-def ask(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+def call_native(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Call a native function and convert its errors."""
     try:
         return call(*arguments, **named)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from notso.qtensor.backends.cuda.driver import Device, Graph, ask
+from notso.qtensor.backends.cuda.driver import Device, Graph, call_native
 from notso.qtensor.errors import OperandError
 
 # Function that launches an operation, given an upper bound on the number of tiles that a row reads.
@@ -25,7 +25,7 @@ _NO_TURN: Turn = (0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RopeLaunch:
     """Launch of `rope`."""
 
     device: Device
@@ -35,11 +35,11 @@ class Rotation:
     adjacent: bool
 
     def __call__(self, tiles: int) -> None:
-        ask(self.device.native.rope, self.x, *self.shape, *self.turn, self.adjacent)
+        call_native(self.device.native.rope, self.x, *self.shape, *self.turn, self.adjacent)
 
 
 @dataclass(frozen=True)
-class Storing:
+class StoreLaunch:
     """Launch of `store_key_values`."""
 
     device: Device
@@ -50,11 +50,11 @@ class Storing:
     window: PoolFacts
 
     def __call__(self, tiles: int) -> None:
-        ask(self.device.native.store_key_values, self.k, self.v, self.places, self.pool, self.window)
+        call_native(self.device.native.store_key_values, self.k, self.v, self.places, self.pool, self.window)
 
 
 @dataclass(frozen=True)
-class Attending:
+class AttentionLaunch:
     """Launch of `attention`."""
 
     device: Device
@@ -68,46 +68,46 @@ class Attending:
 
     def __call__(self, tiles: int) -> None:
         facts = self.places, self.pool, self.window, self.scale, tiles, self.out
-        ask(self.device.native.attention, self.q, self.shape[1], *facts)
+        call_native(self.device.native.attention, self.q, self.shape[1], *facts)
 
 
 @dataclass(frozen=True)
-class _Joined:
+class _FusedLaunch:
     # A single launch of a layer's rotations (if any), `store_key_values` and `attention`.
 
     of_keys: Turn
-    storing: Storing
+    storing: StoreLaunch
     of_queries: Turn
-    attending: Attending
+    attending: AttentionLaunch
 
     def __call__(self, tiles: int) -> None:
         stored, read = self.storing, self.attending
         before = self.of_keys, stored.k, stored.v, stored.places, self.of_queries, read.q, read.shape[1], read.places
-        ask(read.device.native.store_and_attend, *before, read.pool, read.window, read.scale, tiles, read.out)
+        call_native(read.device.native.store_and_attend, *before, read.pool, read.window, read.scale, tiles, read.out)
 
 
-def joined(launches: Sequence[Launch]) -> list[Launch]:
+def fuse_launches(launches: Sequence[Launch]) -> list[Launch]:
     """Return equivalent launches, with attention fused with the storing and rotations directly before it."""
     done: list[Launch] = []
     for launch in launches:
         done.append(launch)
-        if not isinstance(launch, Attending):
+        if not isinstance(launch, AttentionLaunch):
             continue
         at = len(done) - 2
-        of_queries, at = _turn(done, at, launch.q, launch.shape)
+        of_queries, at = _preceding_rotation(done, at, launch.q, launch.shape)
         storing = done[at] if at >= 0 else None
-        if not isinstance(storing, Storing) or storing.pool != launch.pool or launch.q in (storing.k, storing.v):
+        if not isinstance(storing, StoreLaunch) or storing.pool != launch.pool or launch.q in (storing.k, storing.v):
             continue
         _, kv_heads, dim, _ = storing.pool
-        of_keys, at = _turn(done, at - 1, storing.k, (storing.places[4], kv_heads, dim))
-        done[at + 1 :] = [_Joined(of_keys, storing, of_queries, launch)]
+        of_keys, at = _preceding_rotation(done, at - 1, storing.k, (storing.places[4], kv_heads, dim))
+        done[at + 1 :] = [_FusedLaunch(of_keys, storing, of_queries, launch)]
     return done
 
 
-def _turn(done: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]) -> tuple[Turn, int]:
+def _preceding_rotation(done: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]) -> tuple[Turn, int]:
     # If launch `at` rotates x, returns this rotation and at - 1, otherwise no rotation and `at`.
     launch = done[at] if at >= 0 else None
-    if isinstance(launch, Rotation) and launch.adjacent and (launch.x, launch.shape) == (x, shape):
+    if isinstance(launch, RopeLaunch) and launch.adjacent and (launch.x, launch.shape) == (x, shape):
         return launch.turn, at - 1
     return _NO_TURN, at
 
@@ -116,7 +116,7 @@ def _turn(done: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]) 
 Check = Callable[[], int]
 
 
-class Recorder(Protocol):
+class RecordingBackend(Protocol):
     """A backend that can record operations."""
 
     device: Device
@@ -128,7 +128,7 @@ class Recorder(Protocol):
 class Program:
     """Recorded operations."""
 
-    def __init__(self, backend: Recorder) -> None:
+    def __init__(self, backend: RecordingBackend) -> None:
         # The number of thread blocks in a graph is fixed, but the number needed depends on the number of tiles.
         # Therefore, one graph is captured for each power of two, when it is first needed. It is captured again when
         # scratch memory has moved, because it contains the old address.
@@ -164,16 +164,16 @@ class Program:
         self._backend.flush()
         graph = self._graphs.get(tiles)
         while graph is None or graph.scratch_moves != self._backend.device.native.scratch_moves:
-            graph = self._captured(tiles)
+            graph = self._capture_graph(tiles)
         self._graphs[tiles] = graph
         graph.launch()
 
-    def _captured(self, tiles: int) -> Graph | None:
+    def _capture_graph(self, tiles: int) -> Graph | None:
         device = self._backend.device
         moves = device.native.scratch_moves
 
         def launch_all() -> None:
-            for launch in joined(self._launches):
+            for launch in fuse_launches(self._launches):
                 launch(tiles)
 
         graph = Graph(device, launch_all)

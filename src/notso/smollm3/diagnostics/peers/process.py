@@ -63,8 +63,8 @@ class PeerProcess:
         for configuration in range(len(self.configurations)):
             for task in tasks:
                 try:
-                    seconds = self._try(task, configuration)
-                except _RefusedError:
+                    seconds = self._best_time(task, configuration)
+                except _TaskRejectedError:
                     continue
                 if seconds < best.get(task, float("inf")):
                     best[task], self._chosen[task] = seconds, configuration
@@ -103,7 +103,7 @@ class PeerProcess:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _try(self, task: Task, configuration: int) -> float:
+    def _best_time(self, task: Task, configuration: int) -> float:
         seconds = sum(self._measure(task, configuration))
         # Short tasks run twice, because an interruption could distort a single run.
         return seconds if seconds > SHORT_S else min(seconds, sum(self._measure(task, configuration)))
@@ -132,11 +132,11 @@ class PeerProcess:
             raise EngineError("the compared engine exited unexpectedly; it may lack memory or not support this model")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise _RefusedError(f"{self.name}: {answer['error']}")
+            raise _TaskRejectedError(f"{self.name}: {answer['error']}")
         return answer
 
 
-class _RefusedError(EngineError):
+class _TaskRejectedError(EngineError):
     pass
 
 

@@ -92,13 +92,13 @@ class LlamaCpp:
         self._vocabulary = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model(True)))
 
     def prefill(self, configuration: int, tokens: int, depth: int) -> list[float]:
-        context = self._laid(configuration, depth)
+        context = self._filled_context(configuration, depth)
         chunks = range(0, tokens, BATCH_TOKENS)
         return [self._read(context, depth + at, min(BATCH_TOKENS, tokens - at)) for at in chunks]
 
     def decode(self, configuration: int, tokens: int, depth: int) -> list[float]:
         depth = max(depth, SHORT_TOKENS)
-        context = self._laid(configuration, depth)
+        context = self._filled_context(configuration, depth)
         return [self._read(context, depth + i, 1) for i in range(tokens)]
 
     def batch(self, configuration: int, sequences: int, tokens: int) -> list[float]:
@@ -148,7 +148,7 @@ class LlamaCpp:
             self._read(context, 0, SHORT_TOKENS)  # warm up
         return self._contexts[configuration]
 
-    def _laid(self, configuration: int, depth: int) -> Any:
+    def _filled_context(self, configuration: int, depth: int) -> Any:
         c, context = self._c, self._context(configuration)
         memory = c.llama_get_memory(context)
         c.llama_memory_clear(memory, True)
@@ -218,11 +218,11 @@ class OpenVino:
         self._pipeline(0)
 
     def prefill(self, configuration: int, tokens: int, depth: int) -> list[float]:
-        self._lay(configuration, depth)
+        self._fill_prefix(configuration, depth)
         return list(self._steps(configuration, [self._prefix(depth) + self._sample(tokens)], 1))
 
     def decode(self, configuration: int, tokens: int, depth: int) -> list[float]:
-        self._lay(configuration, depth)
+        self._fill_prefix(configuration, depth)
         prompt = self._prefix(depth) + self._sample(SHORT_TOKENS)
         return list(self._steps(configuration, [prompt], tokens + 1))[-tokens:]
 
@@ -246,7 +246,7 @@ class OpenVino:
                 list(self._steps(configuration, [self._sample(BATCH_TOKENS)], 4))
         return self._pipelines[configuration]
 
-    def _lay(self, configuration: int, depth: int) -> None:
+    def _fill_prefix(self, configuration: int, depth: int) -> None:
         if depth:
             list(self._steps(configuration, [self._prefix(depth) + self._sample(1)], 1))
 
@@ -300,16 +300,16 @@ def _listen(tasks: queue.SimpleQueue[str]) -> None:
 
 def main() -> None:
     """Load the peer and answer tasks until stdin ends."""
-    from notso.system.processes import end_with_parent
+    from notso.system.processes import die_with_parent
 
-    end_with_parent()  # Linux only; elsewhere `_listen` exits, unless a library holds the interpreter lock
+    die_with_parent()  # Linux only; elsewhere `_listen` exits, unless a library holds the interpreter lock
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keep library output out of the protocol
 
-    def say(value: dict[str, Any]) -> None:
+    def write_result(value: dict[str, Any]) -> None:
         said.write(json.dumps(value) + "\n")
         said.flush()
 
@@ -317,16 +317,16 @@ def main() -> None:
     try:
         peer = PEERS[name](model, context, threads)
     except Exception as error:
-        say({"error": f"{type(error).__name__}: {error}"})
+        write_result({"error": f"{type(error).__name__}: {error}"})
         return
     load_s = time.perf_counter() - started
-    say({"version": peer.version, "load_s": load_s, "configurations": peer.configurations})
+    write_result({"version": peer.version, "load_s": load_s, "configurations": peer.configurations})
     while True:
         task = json.loads(tasks.get())
         try:
-            say(answer(peer, task))
+            write_result(answer(peer, task))
         except Exception as error:
-            say({"error": f"{type(error).__name__}: {error}"})
+            write_result({"error": f"{type(error).__name__}: {error}"})
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LookaheadNode:
     """Lookahead."""
 
     body: Node
@@ -85,19 +85,19 @@ class Assertion:
     kind: str
 
 
-Node: TypeAlias = Chars | Sequence | Choice | Repeat | Look | Assertion
+Node: TypeAlias = Chars | Sequence | Choice | Repeat | LookaheadNode | Assertion
 
 ANYTHING = Repeat(Chars(((0, LAST),)), 0, None)
 
 
-def written_plainly(node: Node, write: Callable[[Ranges], str]) -> str | None:
+def plain_pattern(node: Node, write: Callable[[Ranges], str]) -> str | None:
     """Return a pattern for texts that begin with a match of `node`, or None if `node` has assertions other than a final
     `$`, or classes that `write` cannot express."""
-    text = _plain(node, write)
+    text = _plain_text(node, write)
     return None if text is None else f"^(?:{text})"
 
 
-def _plain(node: Node, write: Callable[[Ranges], str], *, may_end: bool = True) -> str | None:
+def _plain_text(node: Node, write: Callable[[Ranges], str], *, may_end: bool = True) -> str | None:
     # may_end: `$` is allowed at the end of `node`.
     match node:
         case Chars(ranges):
@@ -105,13 +105,13 @@ def _plain(node: Node, write: Callable[[Ranges], str], *, may_end: bool = True) 
         case Assertion("$") if may_end:
             return "$"
         case Sequence(parts):
-            texts = [_plain(part, write, may_end=may_end and part is parts[-1]) for part in parts]
-            return None if None in texts else "".join(_grouped(text) for text in texts if text)
+            texts = [_plain_text(part, write, may_end=may_end and part is parts[-1]) for part in parts]
+            return None if None in texts else "".join(_parenthesize(text) for text in texts if text)
         case Choice(options):
-            texts = [_plain(option, write, may_end=False) for option in options]
+            texts = [_plain_text(option, write, may_end=False) for option in options]
             return None if None in texts else "|".join(text or "" for text in texts)
         case Repeat(body, least, most):
-            text = _plain(body, write, may_end=False)
+            text = _plain_text(body, write, may_end=False)
             return None if text is None else f"(?:{text}){{{least},{'' if most is None else most}}}"
     return None
 
@@ -134,9 +134,9 @@ class _Automaton:
         self._steps = self._depth = 0
         self._derived: dict[tuple[int, int], int] = {}
         self._expanded: dict[tuple[int, int], int] = {}
-        self.start = self._place(root, None)
+        self.start = self._position_formula(root, None)
 
-    def _spend(self) -> None:
+    def _count_steps(self) -> None:
         self._steps += 1
         if self._steps > self._most:
             raise TooLargeError
@@ -144,16 +144,16 @@ class _Automaton:
     def _id(self, formula: tuple[object, ...]) -> int:
         found = self._ids.get(formula)
         if found is None:
-            self._spend()
+            self._count_steps()
             found = self._ids[formula] = len(self._formulas)
             self._formulas.append(formula)
         return found
 
-    def _place(self, node: Node, rest: int | None) -> int:
+    def _position_formula(self, node: Node, rest: int | None) -> int:
         # The formula of a position: `node`, then `rest` (None: the end of the pattern).
         return self._id(("place", node, rest))
 
-    def _joined(self, kind: str, parts: Iterable[int]) -> int:
+    def _combine(self, kind: str, parts: Iterable[int]) -> int:
         other, neutral, absorbing = ("or", _TRUE, _FALSE) if kind == "and" else ("and", _FALSE, _TRUE)
         flat: set[int] = set()
         for part in parts:
@@ -171,7 +171,7 @@ class _Automaton:
             return neutral
         return kept[0] if len(kept) == 1 else self._id((kind, frozenset(kept)))
 
-    def _negated(self, part: int) -> int:
+    def _negate(self, part: int) -> int:
         if part <= _TRUE:
             return _TRUE - part
         formula = self._formulas[part]
@@ -182,7 +182,9 @@ class _Automaton:
         # behind: kind of the previous character.
         key = formula, behind
         if key not in self._expanded:
-            self._expanded[key] = self._map(formula, lambda place: self._expand_place(place, behind, frozenset()))
+            self._expanded[key] = self._map_leaves(
+                formula, lambda place: self._expand_place(place, behind, frozenset())
+            )
         return self._expanded[key]
 
     @contextmanager
@@ -195,21 +197,21 @@ class _Automaton:
         finally:
             self._depth -= 1
 
-    def _map(self, formula: int, change: Callable[[int], int]) -> int:
-        self._spend()
+    def _map_leaves(self, formula: int, change: Callable[[int], int]) -> int:
+        self._count_steps()
         with self._deeper():
             return self._map_parts(formula, change)
 
     def _map_parts(self, formula: int, change: Callable[[int], int]) -> int:
         kind = self._formulas[formula][0]
         if kind in ("and", "or"):
-            return self._joined(kind, [self._map(each, change) for each in self._formulas[formula][1]])  # type: ignore[attr-defined]
+            return self._combine(kind, [self._map_leaves(each, change) for each in self._formulas[formula][1]])  # type: ignore[attr-defined]
         if kind == "not":
-            return self._negated(self._map(self._formulas[formula][1], change))  # type: ignore[arg-type]
+            return self._negate(self._map_leaves(self._formulas[formula][1], change))  # type: ignore[arg-type]
         return change(formula)
 
     def _expand_place(self, place: int, behind: int, entered: frozenset[int]) -> int:
-        self._spend()
+        self._count_steps()
         formula = self._formulas[place]
         if formula[0] != "place":
             return place
@@ -228,54 +230,54 @@ class _Automaton:
                 return self._id(("chars", ranges, rest)) if ranges else _FALSE
             case Sequence(parts):
                 for part in reversed(parts):
-                    rest = self._place(part, rest)  # type: ignore[arg-type]
+                    rest = self._position_formula(part, rest)  # type: ignore[arg-type]
                 return then(rest)  # type: ignore[arg-type]
             case Choice(options):
-                return self._joined("or", [then(self._place(option, rest)) for option in options])  # type: ignore[arg-type]
+                return self._combine("or", [then(self._position_formula(option, rest)) for option in options])  # type: ignore[arg-type]
             case Repeat(body, least, most):
                 if most == 0:
                     return then(rest)  # type: ignore[arg-type]
                 again = Repeat(body, max(least - 1, 0), None if most is None else most - 1)
-                once = then(self._place(body, self._place(again, rest)), entered | {place})  # type: ignore[arg-type]
-                return once if least else self._joined("or", [once, then(rest)])  # type: ignore[arg-type]
-            case Look(body, is_negated):
-                anything = self._place(Repeat(Chars(((0, LAST),)), 0, None), None)
-                found = then(self._place(body, anything))
-                return self._joined("and", [self._negated(found) if is_negated else found, then(rest)])  # type: ignore[arg-type]
+                once = then(self._position_formula(body, self._position_formula(again, rest)), entered | {place})  # type: ignore[arg-type]
+                return once if least else self._combine("or", [once, then(rest)])  # type: ignore[arg-type]
+            case LookaheadNode(body, is_negated):
+                anything = self._position_formula(Repeat(Chars(((0, LAST),)), 0, None), None)
+                found = then(self._position_formula(body, anything))
+                return self._combine("and", [self._negate(found) if is_negated else found, then(rest)])  # type: ignore[arg-type]
             case Assertion(kind):
-                return self._joined("and", [self._asserted(kind, behind), then(rest)])  # type: ignore[arg-type]
+                return self._combine("and", [self._expand_assertion(kind, behind), then(rest)])  # type: ignore[arg-type]
         raise AssertionError(node)
 
-    def _asserted(self, kind: str, behind: int) -> int:
+    def _expand_assertion(self, kind: str, behind: int) -> int:
         if kind == "^":
             return _TRUE if behind == _START else _FALSE
         if kind == "$":
             return self._id(("end",))
-        anything = self._place(Repeat(Chars(((0, LAST),)), 0, None), None)
+        anything = self._position_formula(Repeat(Chars(((0, LAST),)), 0, None), None)
         word_follows = self._id(("chars", WORD, anything))
-        is_edge = self._negated(word_follows) if behind == _BEHIND_WORD else word_follows
-        return is_edge if kind == "b" else self._negated(is_edge)
+        is_edge = self._negate(word_follows) if behind == _BEHIND_WORD else word_follows
+        return is_edge if kind == "b" else self._negate(is_edge)
 
     def ends(self, expanded: int) -> bool:
-        return self._map(expanded, lambda leaf: _TRUE if self._formulas[leaf][0] == "end" else _FALSE) == _TRUE
+        return self._map_leaves(expanded, lambda leaf: _TRUE if self._formulas[leaf][0] == "end" else _FALSE) == _TRUE
 
     def behind(self, expanded: int, point: int) -> int:
         key = expanded, point
         if key not in self._derived:
-            self._derived[key] = self._map(expanded, lambda leaf: self._behind_leaf(leaf, point))
+            self._derived[key] = self._map_leaves(expanded, lambda leaf: self._derive_leaf(leaf, point))
         return self._derived[key]
 
-    def _behind_leaf(self, leaf: int, point: int) -> int:
+    def _derive_leaf(self, leaf: int, point: int) -> int:
         formula = self._formulas[leaf]
         if formula[0] != "chars" or not any(first <= point <= last for first, last in formula[1]):  # type: ignore[attr-defined]
             return _FALSE
         return self._id(("end",)) if formula[2] is None else formula[2]  # type: ignore[return-value]
 
-    def edges(self, expanded: int) -> set[int]:
+    def boundaries(self, expanded: int) -> set[int]:
         found = {0}
         left = [expanded]
         while left:
-            self._spend()
+            self._count_steps()
             formula = self._formulas[left.pop()]
             if formula[0] == "chars":
                 for first, last in formula[1]:  # type: ignore[attr-defined]
@@ -287,7 +289,7 @@ class _Automaton:
         return found
 
 
-def pattern_without_looks(root: Node, write: Callable[[Ranges], str]) -> str | None:
+def pattern_without_lookaheads(root: Node, write: Callable[[Ranges], str]) -> str | None:
     """Return an expression for the texts that a pattern matches as a whole, or None if there are none.
 
     write: converts a character class to the target dialect, or to "" if none of its characters can be generated.
@@ -300,10 +302,10 @@ def pattern_without_looks(root: Node, write: Callable[[Ranges], str]) -> str | N
     for state, out in states.items():
         for first, last, target in out:
             moves[names[state]].setdefault(names[target], []).append((first, last))
-    live = _live(moves, {names[state] for state in accepting})
+    live = _live_states(moves, {names[state] for state in accepting})
     if 0 not in live:
         return None
-    classes = _alike(moves, {names[state] for state in accepting}, live)
+    classes = _equivalent_states(moves, {names[state] for state in accepting}, live)
     return _expression(moves, {names[state] for state in accepting}, live, classes, write)
 
 
@@ -324,7 +326,7 @@ def shortest_text(root: Node) -> str | None:
         if automaton.ends(expanded):
             return texts[state]
         borders = sorted(
-            edge for edge in automaton.edges(expanded) | {0x30, 0x3A, 0x41, 0x5B, 0x61, 0x7B} if edge <= LAST
+            edge for edge in automaton.boundaries(expanded) | {0x30, 0x3A, 0x41, 0x5B, 0x61, 0x7B} if edge <= LAST
         )
         ranges = zip(borders, [*borders[1:], LAST + 1], strict=True)
         found = (next((p for p in range(first, min(end, first + 40)) if _is_plain(p)), None) for first, end in ranges)
@@ -363,10 +365,10 @@ def _states(root: Node) -> tuple[dict[_State, list[tuple[int, int, _State]]], se
         expanded = automaton.expand(*state)
         if automaton.ends(expanded):
             accepting.add(state)
-        edges = automaton.edges(expanded)
+        boundaries = automaton.boundaries(expanded)
         if has_edges:
-            edges |= {edge for first, last in WORD for edge in (first, last + 1)}
-        borders = sorted(edge for edge in edges if edge <= LAST)
+            boundaries |= {edge for first, last in WORD for edge in (first, last + 1)}
+        borders = sorted(edge for edge in boundaries if edge <= LAST)
         out: list[tuple[int, int, _State]] = []
         for first, following in zip(borders, [*borders[1:], LAST + 1], strict=True):
             formula = automaton.behind(expanded, first)
@@ -396,12 +398,12 @@ def _has_edges(node: Node) -> bool:
                 left += parts
             case Choice(options):
                 left += options
-            case Repeat(body) | Look(body):
+            case Repeat(body) | LookaheadNode(body):
                 left.append(body)
     return False
 
 
-def _live(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int]) -> set[int]:
+def _live_states(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int]) -> set[int]:
     sources: dict[int, set[int]] = {}
     for state, out in enumerate(moves):
         for target in out:
@@ -415,7 +417,9 @@ def _live(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int]) ->
     return live
 
 
-def _alike(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int], live: set[int]) -> dict[int, int]:
+def _equivalent_states(
+    moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int], live: set[int]
+) -> dict[int, int]:
     group = {state: int(state in accepting) for state in live}
     while True:
         kinds: dict[tuple[object, ...], int] = {}
@@ -425,7 +429,7 @@ def _alike(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int], l
             for target, ranges in moves[state].items():
                 if target in live:
                     reached.setdefault(group[target], []).extend(ranges)
-            key = group[state], frozenset((target, _merged(ranges)) for target, ranges in reached.items())
+            key = group[state], frozenset((target, _merge_ranges(ranges)) for target, ranges in reached.items())
             refined[state] = kinds.setdefault(key, len(kinds))
         if len(kinds) == len(set(group.values())):
             firsts: dict[int, int] = {}
@@ -433,7 +437,7 @@ def _alike(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int], l
         group = refined
 
 
-def _merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
     found: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:
@@ -457,7 +461,7 @@ def _expression(
         for target, ranges in moves[state].items():
             if target in live:
                 reached.setdefault(classes[target], []).extend(ranges)
-        written = {target: write(_merged(ranges)) for target, ranges in reached.items()}
+        written = {target: write(_merge_ranges(ranges)) for target, ranges in reached.items()}
         paths[state] = {target: text for target, text in written.items() if text}
         if state in accepting:
             paths[state][end] = ""
@@ -475,11 +479,11 @@ def _expression(
         again = "" if loop is None else f"(?:{loop})*"
         sources = into.pop(state, set()) - {state}
         for source in sources:
-            before = _grouped(paths[source].pop(state))
+            before = _parenthesize(paths[source].pop(state))
             for target, after in out.items():
-                path = before + again + _grouped(after)
+                path = before + again + _parenthesize(after)
                 known = paths[source].get(target)
-                paths[source][target] = path if known is None else _or(known, path)
+                paths[source][target] = path if known is None else _alternative(known, path)
                 written_in_all += len(paths[source][target])
                 if len(paths[source][target]) > MAX_WRITTEN or written_in_all > MAX_WORK * MAX_WRITTEN:
                     raise TooLargeError
@@ -498,13 +502,13 @@ def _cost(paths: dict[int, dict[int, str]], into: dict[int, set[int]], state: in
     return size_in * max(len(out) - 1, 0) + size_out * max(len(sources) - 1, 0) + loop * (len(sources) * len(out) - 1)
 
 
-def _or(one: str, other: str) -> str:
+def _alternative(one: str, other: str) -> str:
     if not one or not other:
         return f"(?:{one or other})?"
     return f"{one}|{other}"
 
 
-def _grouped(text: str) -> str:
+def _parenthesize(text: str) -> str:
     return f"(?:{text})" if _has_choice(text) else text
 
 

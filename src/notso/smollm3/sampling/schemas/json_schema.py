@@ -84,7 +84,7 @@ def enforced_schema(document: object, param: str) -> EnforcedSchema:
     if not isinstance(document, dict):
         raise InvalidRequestError("the schema must be a JSON object", param=param)
     rewriter = SchemaRewriter(document, param)
-    schema, definitions = rewriter.rewritten()
+    schema, definitions = rewriter.rewrite_document()
     if schema is False:
         raise InvalidRequestError("the schema is refused: no value satisfies it", param=param)
     held: dict[str, Any] = {**({} if schema is True else schema)}
@@ -98,7 +98,7 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
     deepest, size, period = 1, 0, 1
     patterns_of: dict[int, int] = {}
     for each in (schema, *definitions.values()):
-        for inner in _each_inner(each):
+        for inner in _iter_subschemas(each):
             period = math.lcm(period, _period(inner.get("multipleOf")))
             if period > MAX_PERIOD:
                 raise InvalidRequestError("multipleOf needs too much memory to be enforced", param=param)
@@ -122,7 +122,7 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
         )
 
 
-def _each_inner(schema: Schema) -> Iterator[dict[str, Any]]:
+def _iter_subschemas(schema: Schema) -> Iterator[dict[str, Any]]:
     left: list[Schema] = [schema]
     seen: set[int] = set()
     while left:

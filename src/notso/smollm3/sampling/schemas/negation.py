@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from notso.smollm3.sampling.schemas.patterns import any_but, complement
+from notso.smollm3.sampling.schemas.patterns import any_character_except, complement
 
 Schema: TypeAlias = bool | dict[str, Any]
 
@@ -56,7 +56,7 @@ def all_of(schemas: Iterable[Schema]) -> Schema:
     return left[0] if len(left) == 1 else {"allOf": left} if left else True
 
 
-def all_types_but(types: Iterable[str]) -> Schema:
+def all_types_except(types: Iterable[str]) -> Schema:
     """Return a schema of all types except `types`; "integer" is not a type here."""
     left = [name for name in TYPES if name not in set(types)]
     return {"type": left} if left else False
@@ -81,7 +81,7 @@ class Negation:
 
     def __init__(self, resolve: Callable[[str], Schema | None], spend: Callable[[int], None]) -> None:
         self._resolve = resolve
-        self._spend = spend
+        self._count_steps = spend
         self._following: set[str] = set()
         self._complements: set[str] = set()
 
@@ -91,26 +91,26 @@ class Negation:
         names: the only names that objects can have. is_exact: if False, the result may accept only some of these
         values, or none.
         """
-        self._spend(1)
+        self._count_steps(1)
         if isinstance(schema, bool):
             return not schema
         options: list[Schema] = []
         for keyword, value in schema.items():
             if keyword == "additionalProperties" and names is not None and "patternProperties" not in schema:
                 others: dict[str, Schema] = {name: value for name in names if name not in schema.get("properties", ())}
-                negated = self._of_properties(others, is_exact)
+                negated = self._negate_properties(others, is_exact)
             else:
-                negated = self._of_keyword(keyword, value, names, is_exact)
+                negated = self._negate_keyword(keyword, value, names, is_exact)
             if negated is not None:
                 options.append(negated)
             elif is_exact:
                 return None
         return any_of(options)
 
-    def _of_keyword(self, keyword: str, value: Any, names: Iterable[str] | None, is_exact: bool) -> Schema | None:
+    def _negate_keyword(self, keyword: str, value: Any, names: Iterable[str] | None, is_exact: bool) -> Schema | None:
         match keyword:
             case "$ref":
-                return self._of_reference(value, names, is_exact)
+                return self._negate_reference(value, names, is_exact)
             case "anyOf" | "allOf":
                 inner = [self.of(each, names, is_exact=is_exact) for each in value]
                 known = [each for each in inner if each is not None]
@@ -121,19 +121,19 @@ class Negation:
                 kinds = [value] if isinstance(value, str) else value
                 if "integer" in kinds and "number" not in kinds:
                     return None
-                return all_types_but(kinds)
+                return all_types_except(kinds)
             case "const":
-                return _all_values_but([value])
+                return _all_values_except([value])
             case "enum":
-                return _all_values_but(value)
+                return _all_values_except(value)
             case "required":
                 return any_of({"type": "object", "properties": {name: False}} for name in value)
             case "properties":
-                return self._of_properties(value, is_exact)
+                return self._negate_properties(value, is_exact)
             case "pattern":
                 if value not in self._complements:
                     self._complements.add(value)
-                    self._spend(AUTOMATON_STEPS)
+                    self._count_steps(AUTOMATON_STEPS)
                 others = complement(value)
                 return None if others is None else {"type": "string", "pattern": others}
             case "maxProperties" if value == 0:
@@ -146,7 +146,7 @@ class Negation:
             return {"type": kind, beyond: value + step} if value + step >= 0 else False
         return None
 
-    def _of_reference(self, reference: str, names: Iterable[str] | None, is_exact: bool) -> Schema | None:
+    def _negate_reference(self, reference: str, names: Iterable[str] | None, is_exact: bool) -> Schema | None:
         target = self._resolve(reference) if reference not in self._following else None
         if target is None:
             return None
@@ -156,7 +156,7 @@ class Negation:
         finally:
             self._following.discard(reference)
 
-    def _of_properties(self, properties: dict[str, Schema], is_exact: bool) -> Schema | None:
+    def _negate_properties(self, properties: dict[str, Schema], is_exact: bool) -> Schema | None:
         options: list[Schema] = []
         for name, schema in properties.items():
             negated = self.of(schema)
@@ -168,7 +168,7 @@ class Negation:
 
     def closed_names(self, schema: Schema) -> list[str] | None:
         """Return the only names that objects of a schema can have, or None if there may be others."""
-        self._spend(1)
+        self._count_steps(1)
         if not isinstance(schema, dict):
             return None
         if schema.get("additionalProperties") is False and "patternProperties" not in schema:
@@ -211,7 +211,7 @@ class Negation:
         return found
 
     def are_disjoint(self, one: Schema, other: Schema) -> bool:
-        self._spend(1)
+        self._count_steps(1)
         before = set(self._following)
         try:
             mine, theirs = self._conjuncts(one), self._conjuncts(other)
@@ -243,7 +243,7 @@ class Negation:
         found: list[dict[str, Any]] = []
         left = [schema]
         while left:
-            self._spend(1)
+            self._count_steps(1)
             each = left.pop()
             if each is False:
                 return None
@@ -295,19 +295,19 @@ def _property(schema: dict[str, Any], name: str) -> Schema:
     return True if found is None else found
 
 
-def _all_values_but(values: Sequence[Any]) -> Schema | None:
+def _all_values_except(values: Sequence[Any]) -> Schema | None:
     kinds: dict[str, list[Any]] = {}
     for value in values:
         kinds.setdefault(type_of(value), []).append(value)
     if kinds.keys() & {"array", "object"}:
         return None
-    options = [all_types_but(kinds)]
+    options = [all_types_except(kinds)]
     if len(set(kinds.get("boolean", []))) == 1:
         options.append({"const": not kinds["boolean"][0]})
     if "number" in kinds:
         options += _numbers_between(sorted(set(kinds["number"])))
     if "string" in kinds:
-        pattern = pattern_of_all_but(kinds["string"])
+        pattern = pattern_excluding(kinds["string"])
         if pattern is None:
             return None
         options.append({"type": "string", "pattern": pattern})
@@ -321,22 +321,22 @@ def _numbers_between(numbers: list[float]) -> Iterator[Schema]:
     yield {"type": "number", "exclusiveMinimum": numbers[-1]}
 
 
-def pattern_of_all_but(strings: Sequence[str]) -> str | None:
+def pattern_excluding(strings: Sequence[str]) -> str | None:
     """Return a regular expression for all texts except `strings`, or None if it would be too large or impossible."""
     if len(strings) > MAX_EXCLUDED_STRINGS or any(len(text) > MAX_EXCLUDED_LENGTH for text in strings):
         return None
-    if has_unwritable("".join(strings)):
+    if has_unwritable_characters("".join(strings)):
         return None
-    return f"^(?:{_pattern_of_rests(sorted(set(strings)))})$"
+    return f"^(?:{_suffix_pattern(sorted(set(strings)))})$"
 
 
-def _pattern_of_rests(strings: Sequence[str]) -> str:
+def _suffix_pattern(strings: Sequence[str]) -> str:
     rests: dict[str, list[str]] = {}
     for text in strings:
         if text:
             rests.setdefault(text[0], []).append(text[1:])
-    options = [f"{any_but(rests)}[\\s\\S]*" if rests else "[\\s\\S]+"]
-    options += (f"{_escaped(letter)}(?:{_pattern_of_rests(rest)})" for letter, rest in rests.items())
+    options = [f"{any_character_except(rests)}[\\s\\S]*" if rests else "[\\s\\S]+"]
+    options += (f"{_escaped(letter)}(?:{_suffix_pattern(rest)})" for letter, rest in rests.items())
     if "" not in strings:
         options.append("")
     return "|".join(options)
@@ -349,7 +349,7 @@ def _escaped(letter: str) -> str:
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
-def has_unwritable(text: str) -> bool:
+def has_unwritable_characters(text: str) -> bool:
     """Return whether the text has control characters that JSON writes only as numeric escapes."""
     # The grammar has no such escapes, and the library would leave the characters out.
     return _UNWRITABLE.search(text) is not None

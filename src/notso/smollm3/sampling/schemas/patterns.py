@@ -22,15 +22,15 @@ from notso.smollm3.sampling.schemas.automata import (
     Assertion,
     Chars,
     Choice,
-    Look,
+    LookaheadNode,
     Node,
     Ranges,
     Repeat,
     Sequence,
     TooLargeError,
-    pattern_without_looks,
+    pattern_without_lookaheads,
+    plain_pattern,
     shortest_text,
-    written_plainly,
 )
 
 MAX_NESTED = 64
@@ -87,26 +87,26 @@ class _Set:
 def library_pattern(pattern: str) -> str:
     """Return the pattern in the library's dialect. Raises PatternError."""
     texts = library_patterns(pattern)
-    return texts[0] if len(texts) == 1 else _without_looks(_parsed(pattern).found)
+    return texts[0] if len(texts) == 1 else _compile_without_lookaheads(_parse(pattern).found)
 
 
-def _unbounded(node: Node) -> Node:
+def _relax_bounds(node: Node) -> Node:
     # Removes large upper bounds of repetitions, which shortest texts rarely reach, to reduce the number of states.
     match node:
         case Sequence(parts):
-            return Sequence(tuple(map(_unbounded, parts)))
+            return Sequence(tuple(map(_relax_bounds, parts)))
         case Choice(options):
-            return Choice(tuple(map(_unbounded, options)))
+            return Choice(tuple(map(_relax_bounds, options)))
         case Repeat(body, least, most):
-            return Repeat(_unbounded(body), least, most if most is None or most - least <= FEW_REPEATS else None)
-        case Look(body, is_negated) if not is_negated:
-            return Look(_unbounded(body), is_negated)
+            return Repeat(_relax_bounds(body), least, most if most is None or most - least <= FEW_REPEATS else None)
+        case LookaheadNode(body, is_negated) if not is_negated:
+            return LookaheadNode(_relax_bounds(body), is_negated)
     return node
 
 
-def looks_around(pattern: str) -> bool:
+def has_lookaround(pattern: str) -> bool:
     """Return whether a pattern needs an automaton. Raises PatternError."""
-    return bool(_parsed(pattern).looks)
+    return bool(_parse(pattern).looks)
 
 
 def library_patterns(pattern: str) -> tuple[str, ...]:
@@ -114,13 +114,13 @@ def library_patterns(pattern: str) -> tuple[str, ...]:
 
     Takes linear time, plus a bounded time for lookarounds.
     """
-    reader = _parsed(pattern)
+    reader = _parse(pattern)
     if not reader.looks:
         return (reader.text,)
     if reader.is_opaque:
         raise PatternError(f"has {reader.looks} together with a Unicode property, which is not supported")
-    texts = _apart(reader.root)
-    return texts if texts is not None else (_without_looks(reader.found),)
+    texts = _split_lookaheads(reader.root)
+    return texts if texts is not None else (_compile_without_lookaheads(reader.found),)
 
 
 @lru_cache(maxsize=512)
@@ -134,8 +134,8 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
             reader.read()
             if reader.is_opaque:
                 return None
-            parts.append(_unbounded(reader.found))
-        looks = (Look(Sequence((part, Assertion("$"))), is_negated=False) for part in parts)
+            parts.append(_relax_bounds(reader.found))
+        looks = (LookaheadNode(Sequence((part, Assertion("$"))), is_negated=False) for part in parts)
         return shortest_text(Sequence((*looks, ANYTHING)))
     except (PatternError, _NotUnicodeError, TooLargeError):
         return None
@@ -148,39 +148,43 @@ def complement(pattern: str) -> str | None:
     try:
         reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
         reader.read()
-        return None if reader.is_opaque else _without_looks(Sequence((Look(reader.found_whole, True), ANYTHING)))
+        return (
+            None
+            if reader.is_opaque
+            else _compile_without_lookaheads(Sequence((LookaheadNode(reader.found_whole, True), ANYTHING)))
+        )
     except (PatternError, _NotUnicodeError):
         return None
 
 
 def matches(pattern: str, text: str) -> bool:
     """Return whether `text` matches `pattern`, in the library's dialect."""
-    return shortest_match((_exactly([text]), pattern), 0) is not None
+    return shortest_match((_literal_pattern([text]), pattern), 0) is not None
 
 
 @lru_cache(maxsize=512)
-def without(pattern: str, texts: tuple[str, ...]) -> str | None:
+def exclude_texts(pattern: str, texts: tuple[str, ...]) -> str | None:
     """Return a pattern for the texts that match `pattern`, except `texts`, or None if none is found in bounded time.
     Both patterns are in the library's dialect."""
     try:
         looks: list[Node] = []
-        for each, is_negated in ((_exactly(texts), True), (pattern, False)):
+        for each, is_negated in ((_literal_pattern(texts), True), (pattern, False)):
             reader = _Reader(each.replace("\\x{", "\\u{"), is_unicode=True)
             reader.read()
             if reader.is_opaque:
                 return None
-            looks.append(Look(reader.found_whole, is_negated))
-        return _without_looks(Sequence((*looks, ANYTHING)))
+            looks.append(LookaheadNode(reader.found_whole, is_negated))
+        return _compile_without_lookaheads(Sequence((*looks, ANYTHING)))
     except (PatternError, _NotUnicodeError):
         return None
 
 
-def _exactly(texts: Iterable[str]) -> str:
+def _literal_pattern(texts: Iterable[str]) -> str:
     options = ("".join(f"\\x{{{ord(letter):x}}}" for letter in text) for text in texts)
     return f"^(?:{'|'.join(options)})$"
 
 
-def _parsed(pattern: str) -> _Reader:
+def _parse(pattern: str) -> _Reader:
     try:
         reader = _Reader(pattern, is_unicode=True)
         reader.read()
@@ -190,35 +194,35 @@ def _parsed(pattern: str) -> _Reader:
     return reader
 
 
-def _apart(root: Node) -> tuple[str, ...] | None:
+def _split_lookaheads(root: Node) -> tuple[str, ...] | None:
     # Returns a pattern without the leading lookaheads, and one pattern per lookahead; None if it cannot separate them.
     parts = root.parts if isinstance(root, Sequence) else (root,)
     if not parts or parts[0] != Assertion("^"):
         return None
-    looks = list(itertools.takewhile(lambda part: isinstance(part, Look), parts[1:]))
+    looks = list(itertools.takewhile(lambda part: isinstance(part, LookaheadNode), parts[1:]))
     rest = parts[1 + len(looks) :]
     if not looks:
         return None
     try:
-        texts = [_with_looks(look) for look in looks]
-        return (_with_anchor(Sequence(rest)), *texts)
+        texts = [_lookahead_pattern(look) for look in looks]
+        return (_anchored_pattern(Sequence(rest)), *texts)
     except TooLargeError:
         return None
 
 
-def _with_looks(look: Node) -> str:
-    if isinstance(look, Look) and not look.is_negated:
-        return _with_anchor(look.body)
-    return _without_looks(Sequence((look, ANYTHING)))
+def _lookahead_pattern(look: Node) -> str:
+    if isinstance(look, LookaheadNode) and not look.is_negated:
+        return _anchored_pattern(look.body)
+    return _compile_without_lookaheads(Sequence((look, ANYTHING)))
 
 
-def _with_anchor(node: Node) -> str:
-    return written_plainly(node, _class_text) or _without_looks(Sequence((node, ANYTHING)))
+def _anchored_pattern(node: Node) -> str:
+    return plain_pattern(node, _class_text) or _compile_without_lookaheads(Sequence((node, ANYTHING)))
 
 
-def _without_looks(node: Node) -> str:
+def _compile_without_lookaheads(node: Node) -> str:
     try:
-        text = pattern_without_looks(node, _class_text)
+        text = pattern_without_lookaheads(node, _class_text)
     except TooLargeError:
         raise PatternError("has more lookarounds than are supported") from None
     if text is None:
@@ -227,13 +231,13 @@ def _without_looks(node: Node) -> str:
 
 
 def _class_text(ranges: Ranges) -> str:
-    text = _written(_Set(ranges))
+    text = _class_pattern(_Set(ranges))
     return "" if text == _NOTHING else text
 
 
-def any_but(letters: Iterable[str]) -> str:
+def any_character_except(letters: Iterable[str]) -> str:
     """Return a class, in the library's dialect, of all characters that can be generated except `letters`."""
-    return _written(_Set(tuple((ord(letter), ord(letter)) for letter in letters), is_negated=True))
+    return _class_pattern(_Set(tuple((ord(letter), ord(letter)) for letter in letters), is_negated=True))
 
 
 def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -247,7 +251,7 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(found)
 
 
-def _written(characters: _Set) -> str:
+def _class_pattern(characters: _Set) -> str:
     # Control characters that JSON cannot write are left out. If a class had all of them, the library would accept every
     # escape, including those of quotes and backslashes.
     ranges, properties = characters.ranges, "".join(characters.properties)
@@ -323,17 +327,17 @@ class _Reader:
 
     def read(self) -> None:
         # Raises PatternError, or _NotUnicodeError if the pattern may be valid without the flag `u`.
-        self.text, self.root = self._options(0)
+        self.text, self.root = self._alternatives(0)
         self._find_anchors(self.root)
         if self._at < len(self._pattern):
-            raise self._fault("unmatched )")
+            raise self._syntax_error("unmatched )")
         if any(number > self._groups for number in self._backreferences):
-            self._only_without_u("undefined group number")
+            self._require_legacy_mode("undefined group number")
         if any(name not in self._names for name in self._named_backreferences):
-            self._only_without_u("undefined group name")
-            raise self._fault("undefined group name")
+            self._require_legacy_mode("undefined group name")
+            raise self._syntax_error("undefined group name")
         if self._backreferences or self._named_backreferences:
-            self._refuse("a backreference")
+            self._mark_unsupported("a backreference")
         if self._refused is not None:
             raise PatternError(self._refused)
 
@@ -350,41 +354,41 @@ class _Reader:
 
     # The text
 
-    def _next(self, count: int = 1) -> str:
+    def _peek(self, count: int = 1) -> str:
         return self._pattern[self._at : self._at + count]
 
-    def _take(self, text: str) -> bool:
+    def _accept(self, text: str) -> bool:
         is_there = self._pattern.startswith(text, self._at)
         self._at += len(text) if is_there else 0
         return is_there
 
-    def _run(self, characters: frozenset[str], most: int) -> str:
+    def _read_while(self, characters: frozenset[str], most: int) -> str:
         end = self._at
         while end < len(self._pattern) and end - self._at < most and self._pattern[end] in characters:
             end += 1
         taken, self._at = self._pattern[self._at : end], end
         return taken
 
-    def _fault(self, why: str) -> Exception:
+    def _syntax_error(self, why: str) -> Exception:
         if self._is_unicode:
             return _NotUnicodeError(why)
         return PatternError(f"is not an ECMA-262 regular expression: {why}, at character {self._at}")
 
-    def _only_without_u(self, why: str) -> None:
+    def _require_legacy_mode(self, why: str) -> None:
         if self._is_unicode:
             raise _NotUnicodeError(why)
 
-    def _refuse(self, what: str) -> None:
+    def _mark_unsupported(self, what: str) -> None:
         self._refused = self._refused or f"has {what}, which is not supported"
 
-    def _refuse_unwritable(self) -> None:
+    def _reject_unwritable(self) -> None:
         self._refused = self._refused or "has control characters, which cannot be generated"
 
     # The grammar
 
-    def _options(self, nested: int) -> _Part:
+    def _alternatives(self, nested: int) -> _Part:
         options = [self._sequence(nested)]
-        while self._take("|"):
+        while self._accept("|"):
             options.append(self._sequence(nested))
         if len(options) == 1:
             return options[0]
@@ -392,7 +396,7 @@ class _Reader:
 
     def _sequence(self, nested: int) -> _Part:
         parts: list[_Part] = []
-        while self._at < len(self._pattern) and self._next() not in "|)":
+        while self._at < len(self._pattern) and self._peek() not in "|)":
             parts.append(self._term(nested))
         if len(parts) == 1:
             return parts[0]
@@ -400,25 +404,25 @@ class _Reader:
 
     def _term(self, nested: int) -> _Part:
         start = self._at
-        if self._next() in "^$":
+        if self._peek() in "^$":
             self._at += 1
             if self._quantifier() is not None:
-                raise self._fault("nothing to repeat")
+                raise self._syntax_error("nothing to repeat")
             return _Part(self._pattern[start], Assertion(self._pattern[start]))
-        if self._next(2) in (r"\b", r"\B"):
+        if self._peek(2) in (r"\b", r"\B"):
             self._at += 2
             self.looks = self.looks or "a word boundary"
             if self._quantifier() is not None:
-                raise self._fault("nothing to repeat")
+                raise self._syntax_error("nothing to repeat")
             return _Part("", Assertion(self._pattern[self._at - 1]))
-        if self._take("("):
+        if self._accept("("):
             atom: _Part | _Set = self._group(nested + 1)
         else:
             atom = self._atom()
         quantifier = self._quantifier()
         if isinstance(atom, _Set):
             if atom.is_pair and quantifier is not None:
-                self._refuse("a repetition of a lone surrogate")
+                self._mark_unsupported("a repetition of a lone surrogate")
             self.is_opaque |= bool(atom.properties)
             atom = _Part(self._checked(atom), Chars(_complement(atom.ranges) if atom.is_negated else atom.ranges))
         if quantifier is None:
@@ -428,73 +432,73 @@ class _Reader:
     def _group(self, nested: int) -> _Part:
         if nested > MAX_NESTED:
             raise PatternError(f"is nested more than {MAX_NESTED} levels deep")
-        look = next((opening for opening in ("?<=", "?<!", "?=", "?!") if self._take(opening)), None)
+        look = next((opening for opening in ("?<=", "?<!", "?=", "?!") if self._accept(opening)), None)
         if look is not None and "<" in look:
-            self._refuse(_LOOKS[look])
+            self._mark_unsupported(_LOOKS[look])
         elif look is not None:
             self.looks = _LOOKS[look]
-        elif self._take("?<"):
+        elif self._accept("?<"):
             name = self._name()
             if name in self._names:
-                raise self._fault("duplicate group name")
+                raise self._syntax_error("duplicate group name")
             self._names.add(name)
             self._groups += 1
-        elif self._take("?:"):
+        elif self._accept("?:"):
             pass
-        elif self._next() == "?":
-            raise self._fault("undefined group number")
+        elif self._peek() == "?":
+            raise self._syntax_error("undefined group number")
         else:
             self._groups += 1
-        inner, node = self._options(nested)
-        if not self._take(")"):
-            raise self._fault("unclosed group")
-        if look is not None and self._next() in ("*", "+", "?", "{") and self._next():
+        inner, node = self._alternatives(nested)
+        if not self._accept(")"):
+            raise self._syntax_error("unclosed group")
+        if look is not None and self._peek() in ("*", "+", "?", "{") and self._peek():
             if "<" in look and self._quantifier() is not None:
-                raise self._fault("nothing to repeat")
-            self._only_without_u("a lookahead is repeated")
+                raise self._syntax_error("nothing to repeat")
+            self._require_legacy_mode("a lookahead is repeated")
         if look is not None:
-            return _Part("", Look(node, look == "?!"))
+            return _Part("", LookaheadNode(node, look == "?!"))
         return _Part(f"(?:{inner})", node)
 
     def _name(self) -> str:
         end = self._pattern.find(">", self._at)
         name = self._pattern[self._at : end] if end >= 0 else ""
         if not name.replace("$", "_").isidentifier():
-            raise self._fault("invalid group name")
+            raise self._syntax_error("invalid group name")
         self._at = end + 1
         return name
 
     def _quantifier(self) -> str | None:
         # A lazy quantifier is read as a greedy one, because both match the same texts.
-        found = self._next()
+        found = self._peek()
         if found and found in "*+?":
             self._at += 1
-        elif found == "{" and (counts := self._counts()) is not None:
+        elif found == "{" and (counts := self._read_counts()) is not None:
             found = counts
         else:
             return None
-        self._take("?")
+        self._accept("?")
         return found
 
-    def _counts(self) -> str | None:
+    def _read_counts(self) -> str | None:
         start = self._at
         self._at += 1
-        least = self._run(_DIGITS, len(self._pattern))
-        has_comma = self._take(",")
-        most = self._run(_DIGITS, len(self._pattern)) if has_comma else least
-        if not least or not self._take("}"):
+        least = self._read_while(_DIGITS, len(self._pattern))
+        has_comma = self._accept(",")
+        most = self._read_while(_DIGITS, len(self._pattern)) if has_comma else least
+        if not least or not self._accept("}"):
             self._at = start
             return None
         least, most = least.lstrip("0") or "0", (most.lstrip("0") or "0") if most else ""
         if most and (len(most), most) < (len(least), least):
-            raise self._fault("the bounds of a repetition are out of order")
+            raise self._syntax_error("the bounds of a repetition are out of order")
         if any(len(number) > 6 or int(number or 0) > MAX_REPEATS for number in (least, most)):
-            self._refuse(f"more than {MAX_REPEATS:,} repetitions")
+            self._mark_unsupported(f"more than {MAX_REPEATS:,} repetitions")
             return "{1}"
         return f"{{{least},{most}}}" if has_comma else f"{{{least}}}"
 
     def _atom(self) -> _Set:
-        character = self._next()
+        character = self._peek()
         if character == "[":
             self._at += 1
             return self._class()
@@ -503,25 +507,25 @@ class _Reader:
             return self._escape()
         if character == ".":
             self._at += 1
-            return self._one_unit(_LINE_ENDS, is_negated=True)
+            return self._utf16_unit_class(_LINE_ENDS, is_negated=True)
         if character in "*+?":
-            raise self._fault("nothing to repeat")
+            raise self._syntax_error("nothing to repeat")
         if character in "{}]":
-            if character == "{" and self._counts() is not None:
-                raise self._fault("nothing to repeat")
-            self._only_without_u(f"a lone {character}")
+            if character == "{" and self._read_counts() is not None:
+                raise self._syntax_error("nothing to repeat")
+            self._require_legacy_mode(f"a lone {character}")
         self._at += 1
-        return self._one(ord(character))
+        return self._single_character(ord(character))
 
-    def _one(self, point: int) -> _Set:
+    def _single_character(self, point: int) -> _Set:
         return _Set(((point, point),), is_pair=point > 0xFFFF and not self._is_unicode)
 
-    def _one_unit(self, ranges: Ranges, properties: tuple[str, ...] = (), *, is_negated: bool = False) -> _Set:
+    def _utf16_unit_class(self, ranges: Ranges, properties: tuple[str, ...] = (), *, is_negated: bool = False) -> _Set:
         # Without the flag `u`, a class matches one UTF-16 unit, and therefore no character beyond U+FFFF.
         if self._is_unicode:
             return _Set(ranges, properties, is_negated)
         if any(last > 0xFFFF for _, last in ranges) and not is_negated and ranges[-1][1] != LAST:
-            self._refuse("a lone surrogate")
+            self._mark_unsupported("a lone surrogate")
         found = _complement(ranges) if is_negated else ranges
         return _Set(tuple((first, min(last, 0xFFFF)) for first, last in found if first <= 0xFFFF))
 
@@ -529,25 +533,25 @@ class _Reader:
         if not characters.properties:
             held = _complement(characters.ranges) if characters.is_negated else characters.ranges
             if held and not _writable(held) and held[0][0] < 0x80:
-                self._refuse_unwritable()
-        return _written(characters)
+                self._reject_unwritable()
+        return _class_pattern(characters)
 
     # Escapes and classes
 
     def _escape(self) -> _Set:
         if self._at >= len(self._pattern):
-            raise self._fault("incomplete escape")
-        character = self._next()
+            raise self._syntax_error("incomplete escape")
+        character = self._peek()
         if character in "123456789":
-            start, number = self._at, self._run(_DIGITS, len(self._pattern))
+            start, number = self._at, self._read_while(_DIGITS, len(self._pattern))
             if self._is_unicode or (len(number) < 6 and int(number) <= self._all_groups[0]):
                 self._backreferences.append(int(number) if len(number) < 6 else 10**6)
                 return _Set(((0x78, 0x78),))
             self._at = start
         if character == "k" and (self._is_unicode or self._all_groups[1]):
             self._at += 1
-            if not self._take("<"):
-                raise self._fault("a reference without a name")
+            if not self._accept("<"):
+                raise self._syntax_error("a reference without a name")
             self._named_backreferences.append(self._name())
             return _Set(((0x78, 0x78),))
         return self._class_escape(in_class=False)
@@ -572,25 +576,25 @@ class _Reader:
         return count, has_names
 
     def _class_escape(self, *, in_class: bool) -> _Set:
-        character = self._next()
+        character = self._peek()
         if character.lower() in _CLASSES and character:
             self._at += 1
-            return self._one_unit(_CLASSES[character.lower()], is_negated=character.isupper())
+            return self._utf16_unit_class(_CLASSES[character.lower()], is_negated=character.isupper())
         if character in ("p", "P") and self._is_unicode:
             self._at += 1
             return _Set((), (self._property(character),))
-        return self._one(self._character(in_class=in_class))
+        return self._single_character(self._character(in_class=in_class))
 
     def _property(self, letter: str) -> str:
         end = self._pattern.find("}", self._at)
-        name = self._pattern[self._at + 1 : end] if self._next() == "{" and end > 0 else ""
+        name = self._pattern[self._at + 1 : end] if self._peek() == "{" and end > 0 else ""
         if not name.replace("=", "", 1).replace("_", "").isalnum() or not name.isascii():
-            raise self._fault("unknown property")
+            raise self._syntax_error("unknown property")
         self._at = end + 1
         return f"\\{letter}{{{name}}}"
 
     def _character(self, *, in_class: bool) -> int:
-        character = self._next()
+        character = self._peek()
         self._at += 1
         if character in _NAMED:
             return _NAMED[character]
@@ -601,88 +605,88 @@ class _Reader:
         if character == "c":
             return self._control(in_class)
         if character == "x":
-            return self._by_number(2, ord("x"))
+            return self._numeric_escape(2, ord("x"))
         if character == "u":
-            return self._unit()
+            return self._read_unit()
         if character in _DIGITS:
             return self._octal(character)
         if character not in _SYNTAX:
-            self._only_without_u(f"\\{character}")
+            self._require_legacy_mode(f"\\{character}")
         return ord(character)
 
     def _control(self, in_class: bool) -> int:
-        letter = self._next()
+        letter = self._peek()
         if letter in _LETTERS or (in_class and not self._is_unicode and letter in _DIGITS | {"_"} and letter):
             self._at += 1
             return ord(letter) % 32
-        self._only_without_u("\\c without a letter")
+        self._require_legacy_mode("\\c without a letter")
         self._at -= 1  # a literal backslash, followed by a literal c
         return 0x5C
 
-    def _by_number(self, digits: int, otherwise: int) -> int:
+    def _numeric_escape(self, digits: int, otherwise: int) -> int:
         start = self._at
-        number = self._run(_HEX, digits)
+        number = self._read_while(_HEX, digits)
         if len(number) == digits:
             return int(number, 16)
-        self._only_without_u("an escape without a number")
+        self._require_legacy_mode("an escape without a number")
         self._at = start
         return otherwise
 
-    def _unit(self) -> int:
-        if self._is_unicode and self._take("{"):
-            number = self._run(_HEX, len(self._pattern))
-            if not number or not self._take("}") or len(number.lstrip("0")) > 6 or int(number, 16) > LAST:
+    def _read_unit(self) -> int:
+        if self._is_unicode and self._accept("{"):
+            number = self._read_while(_HEX, len(self._pattern))
+            if not number or not self._accept("}") or len(number.lstrip("0")) > 6 or int(number, 16) > LAST:
                 raise _NotUnicodeError("invalid character number")
             return int(number, 16)
-        point = self._by_number(4, ord("u"))
-        if 0xD800 <= point < 0xDC00 and self._next(2) == "\\u":
+        point = self._numeric_escape(4, ord("u"))
+        if 0xD800 <= point < 0xDC00 and self._peek(2) == "\\u":
             start = self._at
             self._at += 2
-            low = self._run(_HEX, 4)
+            low = self._read_while(_HEX, 4)
             if len(low) == 4 and 0xDC00 <= int(low, 16) <= 0xDFFF:
                 return 0x10000 + ((point - 0xD800) << 10) + int(low, 16) - 0xDC00
             self._at = start
         return point
 
     def _octal(self, first: str) -> int:
-        if first == "0" and self._next() not in _DIGITS:
+        if first == "0" and self._peek() not in _DIGITS:
             return 0
-        self._only_without_u("an octal escape")
+        self._require_legacy_mode("an octal escape")
         if first in "89":
             return ord(first)
         digits = first
-        while self._next() and self._next() in "01234567" and int(digits + self._next(), 8) <= 0xFF:
-            digits += self._next()
+        while self._peek() and self._peek() in "01234567" and int(digits + self._peek(), 8) <= 0xFF:
+            digits += self._peek()
             self._at += 1
         return int(digits, 8)
 
     def _class(self) -> _Set:
-        is_negated = self._take("^")
+        is_negated = self._accept("^")
         ranges: list[tuple[int, int]] = []
         properties: list[str] = []
         while True:
             if self._at >= len(self._pattern):
-                raise self._fault("unclosed character class")
-            if self._take("]"):
+                raise self._syntax_error("unclosed character class")
+            if self._accept("]"):
                 break
             first = self._member()
-            if self._next() != "-" or self._next(2) == "-]":
+            if self._peek() != "-" or self._peek(2) == "-]":
                 self._add(first, ranges, properties)
                 continue
             self._at += 1
             if self._at >= len(self._pattern):
-                raise self._fault("unclosed character class")
+                raise self._syntax_error("unclosed character class")
             last = self._member()
             if isinstance(first, _Set) or isinstance(last, _Set):
-                self._only_without_u("a range of classes")
+                self._require_legacy_mode("a range of classes")
                 for each in (first, 0x2D, last):
                     self._add(each, ranges, properties)
             elif first > last:
-                raise self._fault("a range is out of order")
+                raise self._syntax_error("a range is out of order")
             else:
                 ranges.append((first, last))
         merged = _complement(_complement(ranges))
-        return self._one_unit(merged, tuple(properties), is_negated=is_negated)
+        return self._utf16_unit_class(merged, tuple(properties), is_negated=is_negated)
 
     def _add(self, member: int | _Set, ranges: list[tuple[int, int]], properties: list[str]) -> None:
         if isinstance(member, int):
@@ -692,15 +696,15 @@ class _Reader:
             properties += member.properties
 
     def _member(self) -> int | _Set:
-        if not self._take("\\"):
+        if not self._accept("\\"):
             self._at += 1
             return ord(self._pattern[self._at - 1])
         if self._at >= len(self._pattern):
-            raise self._fault("incomplete escape")
-        if self._next() == "B" or self._next() == "k":
-            self._only_without_u("invalid escape")
-        if self._next() == "k" and self._all_groups[1]:
-            raise self._fault("invalid escape")
+            raise self._syntax_error("incomplete escape")
+        if self._peek() == "B" or self._peek() == "k":
+            self._require_legacy_mode("invalid escape")
+        if self._peek() == "k" and self._all_groups[1]:
+            raise self._syntax_error("invalid escape")
         found = self._class_escape(in_class=True)
         alone = found.ranges[0][0] if len(found.ranges) == 1 and not found.is_negated else -1
         is_one = alone >= 0 and found.ranges[0][1] == alone and not found.properties

@@ -23,15 +23,15 @@ from notso.smollm3.sampling.schemas.negation import (
     Negation,
     Schema,
     all_of,
-    all_types_but,
+    all_types_except,
     any_of,
-    has_unwritable,
+    has_unwritable_characters,
 )
 from notso.smollm3.sampling.schemas.patterns import (
     PatternError,
+    has_lookaround,
     library_pattern,
     library_patterns,
-    looks_around,
 )
 from notso.smollm3.sampling.schemas.simplifying import (
     ANNOTATIONS,
@@ -82,7 +82,7 @@ class References:
             if isinstance(name, str) and not (self._is_old and "$ref" in each):
                 address, fragment = urldefrag(name)
                 if address:
-                    base = _joined(base, address)
+                    base = _join_url(base, address)
                     self._resources.setdefault(base, each)
                 if fragment:
                     self._anchors[base, fragment] = each
@@ -101,12 +101,12 @@ class References:
         address, fragment = urldefrag(reference)
         base = self._bases.get(id(schema), "")
         if address:
-            base = _joined(base, address)
+            base = _join_url(base, address)
         resource = self._resources.get(base)
         if resource is not None:
             if (base, fragment) in self._anchors:
                 return self._anchors[base, fragment]
-            found = _pointed(resource, unquote(fragment)) if fragment[:1] in ("", "/") else None
+            found = _resolve_pointer(resource, unquote(fragment)) if fragment[:1] in ("", "/") else None
             if found is not None:
                 return found
         raise InvalidRequestError(
@@ -114,14 +114,14 @@ class References:
         )
 
 
-def _joined(base: str, address: str) -> str:
+def _join_url(base: str, address: str) -> str:
     try:
         return urljoin(base, address)
     except ValueError:
         return address
 
 
-def _pointed(document: Any, pointer: str) -> Any:
+def _resolve_pointer(document: Any, pointer: str) -> Any:
     found = document
     for part in pointer.split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
@@ -143,7 +143,7 @@ CONTAINED_WITHIN = 4
 """Number of leading items among which `contains` must match."""
 
 
-def containing(item: Schema, least: int) -> Schema:
+def array_containing(item: Schema, least: int) -> Schema:
     """Return a schema of arrays with `item` at one of the first positions.
 
     If `least` > 1, `item` must be at all of the first `least` positions.
@@ -157,10 +157,10 @@ def containing(item: Schema, least: int) -> Schema:
         }
         for place in places
     )
-    return any_of([all_types_but(["array"]), *arrays])
+    return any_of([all_types_except(["array"]), *arrays])
 
 
-def plain_values(items: Schema) -> list[Any] | None:
+def enumerate_values(items: Schema) -> list[Any] | None:
     """Return all possible values of `items`, or None if there are too many or some are arrays or objects."""
     if not isinstance(items, dict):
         return None
@@ -185,7 +185,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
     return list(range(math.ceil(low), math.floor(high) + 1))
 
 
-def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | None:
+def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | None:
     """Return a schema of arrays of distinct `values`, or None if there are too many.
 
     If there are too many permutations, the arrays must have the given order.
@@ -197,16 +197,16 @@ def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | Non
         arranged = itertools.chain.from_iterable(arrange(values, size) for size in sizes)
         lists = list(itertools.islice(arranged, MAX_ARRANGEMENTS + 1))
         if len(lists) <= MAX_ARRANGEMENTS:
-            return any_of([all_types_but(["array"]), *map(_array_of, lists)])
+            return any_of([all_types_except(["array"]), *map(_exact_array, lists)])
     return None
 
 
-def _array_of(values: Sequence[Any]) -> Schema:
+def _exact_array(values: Sequence[Any]) -> Schema:
     items = [{"const": value} for value in values]
     return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
-def other_items(schema: dict[str, Any], rest: Schema) -> Schema:
+def remaining_items(schema: dict[str, Any], rest: Schema) -> Schema:
     """Return a schema that applies `rest` to the items that `schema` does not constrain."""
     declared = schema.get("items")
     is_list = isinstance(declared, list)
@@ -252,7 +252,7 @@ class SchemaRewriter:
         self._names: dict[int, str] = {}
         self._pending: list[tuple[str, Any, str]] = []
         self._definitions: dict[str, Schema] = {}
-        self._negation = Negation(self._definition, self._spend)
+        self._negation = Negation(self._definition, self._count_steps)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
         self._left_open: dict[int, str] = {}  # JSON pointers of `oneOf`s whose options may overlap, by id of the list
         self._conditions = 0
@@ -260,15 +260,15 @@ class SchemaRewriter:
         self._steps = 0
         self.ignored: dict[str, None] = {}
 
-    def rewritten(self) -> tuple[Schema, dict[str, Schema]]:
+    def rewrite_document(self) -> tuple[Schema, dict[str, Schema]]:
         """Return the schema, and the definitions by the NAME in its references `#/$defs/NAME`."""
         schema = self._schema(self._document, "", 1)
         while self._pending:
             self._define(self._pending[-1])
         closed, definitions = ObjectCloser(
-            self._definitions, self._declared, self._negation, self._overlap, self._spend
+            self._definitions, self._declared, self._negation, self._overlap_error, self._count_steps
         ).closed(schema)
-        return Simplifier(definitions, self._spend).simplified(closed)
+        return Simplifier(definitions, self._count_steps).simplified(closed)
 
     def _define(self, pending: tuple[str, Any, str]) -> None:
         self._pending.remove(pending)
@@ -287,7 +287,7 @@ class SchemaRewriter:
         return self._definitions.get(name)
 
     def _schema(self, schema: Any, where: str, depth: int) -> Schema:
-        self._spend()
+        self._count_steps()
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -310,14 +310,14 @@ class SchemaRewriter:
                 asked = self._format(value)
                 (besides.append(asked) if asked.keys() & schema.keys() - {"format"} else held.update(asked))
             elif keyword in REWRITTEN:
-                besides.append(self._rewritten(schema, keyword, value, where, depth))
+                besides.append(self._rewrite_in_context(schema, keyword, value, where, depth))
             elif keyword in REFUSED:
                 raise self._refusal(f"the schema's keyword {path} is not supported")
             elif keyword not in ANNOTATIONS and keyword not in SILENT:
                 self.ignored[keyword] = None
         if "oneOf" in held:
             besides.append(self._one_of(held.pop("oneOf"), f"{where}/oneOf"))
-        besides += self._least_properties(held, where)
+        besides += self._require_min_properties(held, where)
         besides += self._unique_items(schema, held, where)
         rest = all_of(besides)
         if isinstance(rest, bool):
@@ -327,11 +327,11 @@ class SchemaRewriter:
     def _value(self, schema: dict[str, Any], keyword: str, value: Any, path: str) -> dict[str, Any]:
         match keyword:
             case "type":
-                is_right = isinstance(value, str) or (_are_names(value) and bool(value))
+                is_right = isinstance(value, str) or (_is_name_list(value) and bool(value))
             case "enum":
                 is_right = isinstance(value, list) and bool(value)
             case "required":
-                is_right = _are_names(value)
+                is_right = _is_name_list(value)
             case "pattern":
                 return self._patterns(value, path)
             case "const":
@@ -348,7 +348,7 @@ class SchemaRewriter:
                 is_number = isinstance(value, int | float) and abs(value) < math.inf
                 is_right = is_number and value == int(value) >= 0
                 return {keyword: self._checked(int(value) if is_right else value, is_right, path)}
-        if keyword in ("const", "enum") and any(map(has_unwritable, _texts(value))):
+        if keyword in ("const", "enum") and any(map(has_unwritable_characters, _all_strings(value))):
             raise self._refusal(f"{path} has control characters, which cannot be generated")
         return {keyword: self._checked(value, is_right, path)}
 
@@ -368,9 +368,9 @@ class SchemaRewriter:
         return {"pattern": first, **({"allOf": [{"pattern": each} for each in others]} if others else {})}
 
     def _spend_on_pattern(self, pattern: str) -> None:
-        if pattern not in self._automata and looks_around(pattern):
+        if pattern not in self._automata and has_lookaround(pattern):
             self._automata.add(pattern)
-            self._spend(AUTOMATON_STEPS)
+            self._count_steps(AUTOMATON_STEPS)
 
     def _pattern_refusal(self, pattern: str, path: str, error: PatternError) -> InvalidRequestError:
         shown = pattern if len(pattern) <= SHOWN_PATTERN else f"{pattern[:SHOWN_PATTERN]}..."
@@ -407,16 +407,16 @@ class SchemaRewriter:
             self._declared[id(schemas)] = schemas
         return {keyword: schemas}
 
-    def _rewritten(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
+    def _rewrite_in_context(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
         if keyword in _CONDITIONAL:
             self._conditions += 1
             try:
-                return self._restated(schema, keyword, value, where, depth)
+                return self._rewrite_keyword(schema, keyword, value, where, depth)
             finally:
                 self._conditions -= 1
-        return self._restated(schema, keyword, value, where, depth)
+        return self._rewrite_keyword(schema, keyword, value, where, depth)
 
-    def _restated(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
+    def _rewrite_keyword(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
         path = f"{where}/{keyword}"
 
         def inner(given: Any) -> Schema:
@@ -426,7 +426,7 @@ class SchemaRewriter:
             case "$ref":
                 return self._reference(schema, where)
             case "not":
-                return self._negated(inner(value), path)
+                return self._negate(inner(value), path)
             case "if":
                 return self._conditional(schema, where, depth)
             case "dependencies" | "dependentRequired" | "dependentSchemas":
@@ -443,7 +443,7 @@ class SchemaRewriter:
                     raise self._refusal(
                         f"the schema's keyword {path} is not supported together with others that apply to items"
                     )
-                return other_items(schema, inner(value))
+                return remaining_items(schema, inner(value))
         return True  # `_unique_items` handles uniqueItems, because it needs the rewritten items
 
     def _reference(self, schema: dict[str, Any], where: str) -> Schema:
@@ -460,7 +460,7 @@ class SchemaRewriter:
         self.ignored[f"format: {value}" if isinstance(value, str) else "format"] = None
         return {}
 
-    def _negated(self, schema: Schema, path: str) -> Schema:
+    def _negate(self, schema: Schema, path: str) -> Schema:
         negated = self._negation.of(schema)
         if negated is None:
             raise self._refusal(f"the schema's keyword {path} is not supported for this schema")
@@ -473,14 +473,14 @@ class SchemaRewriter:
             self._schema(schema.get(keyword, True), f"{where}/{keyword}", depth + 1)
             for keyword in ("if", "then", "else")
         )
-        return any_of([all_of([condition, then]), all_of([self._negated(condition, f"{where}/if"), otherwise])])
+        return any_of([all_of([condition, then]), all_of([self._negate(condition, f"{where}/if"), otherwise])])
 
     def _dependency(self, name: str, asked: Any, inner: Callable[[Any], Schema], path: str) -> Schema:
         lacking = {"properties": {name: False}}
         if isinstance(asked, str):
             asked = [asked]
         if isinstance(asked, list):
-            names = self._checked(asked, _are_names(asked), path)
+            names = self._checked(asked, _is_name_list(asked), path)
             return any_of([lacking, {"type": "object", "required": list(dict.fromkeys([name, *names]))}])
         return any_of([lacking, all_of([{"type": "object", "required": [name]}, inner(asked)])])
 
@@ -494,7 +494,7 @@ class SchemaRewriter:
 
     def _name_set(self, names: Schema, path: str) -> tuple[list[str] | None, str | None]:
         # Returns the allowed names as a list or a pattern; both are None if all names are allowed.
-        followed = self._followed(names)
+        followed = self._follow_references(names)
         asked = {key: value for key, value in followed.items() if key != "type"}
         if "string" not in followed.get("type", "string"):
             return [], None
@@ -509,7 +509,7 @@ class SchemaRewriter:
             raise self._refusal(f"the schema's keyword {path} is not supported with {', '.join(sorted(asked))}")
         return None, None
 
-    def _followed(self, schema: Schema) -> dict[str, Any]:
+    def _follow_references(self, schema: Schema) -> dict[str, Any]:
         # A circular reference is treated as a schema that no value matches.
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
@@ -523,21 +523,21 @@ class SchemaRewriter:
         least = self._value(schema, "minContains", schema.get("minContains", 1), f"{where}/minContains")["minContains"]
         if least <= 0:
             return True
-        return containing(item, least)
+        return array_containing(item, least)
 
     def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str) -> Schema:
         if "additionalProperties" in schema:
             return True
         if rest is True:
             return {"additionalProperties": True}
-        branches = self._cases(self._evaluated(schema, path, 1), path)
+        branches = self._limited_cases(self._evaluated(schema, path, 1), path)
         closed = (
             ({} if _ANY_NAME in names.get("patternProperties", {}) else {**names, "additionalProperties": rest}, also)
             for names, also in branches
         )
         return any_of(all_of(each) for each in closed)
 
-    def _cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
+    def _limited_cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
         # The limit is checked at every level before the next is computed.
         cases = list(itertools.islice(found, MAX_OPTIONS + 1))
         if len(cases) > MAX_OPTIONS:
@@ -545,30 +545,32 @@ class SchemaRewriter:
         return cases
 
     def _evaluated(self, schema: Any, path: str, depth: int) -> Iterator[_Case]:
-        self._spend()
+        self._count_steps()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} is a circular reference")
         own: dict[str, dict[str, Any]] = {"properties": {}, "patternProperties": {}}
         parts: list[list[_Case]] = []
         for keyword, value in schema.items() if isinstance(schema, dict) else ():
             if keyword in NAMED:
-                known = _listed(value)
+                known = _as_list(value)
                 if keyword == "patternProperties":
                     known = [self._pattern(name, f"{path}/{name}") for name in known]
                 own[keyword].update(dict.fromkeys(known, True))
             elif keyword in ("additionalProperties", "unevaluatedProperties") and depth > 1:
                 own["patternProperties"][_ANY_NAME] = True
             elif keyword == "allOf":
-                parts += (self._cases(self._evaluated(each, path, depth + 1), path) for each in _listed(value))
+                parts += (self._limited_cases(self._evaluated(each, path, depth + 1), path) for each in _as_list(value))
             elif keyword in ("anyOf", "oneOf"):
                 taken = (
                     (names, all_of([self._schema(each, path, depth), also]))
-                    for each in _listed(value)
+                    for each in _as_list(value)
                     for names, also in self._evaluated(each, path, depth + 1)
                 )
-                parts.append(self._cases(taken, path))
+                parts.append(self._limited_cases(taken, path))
             elif keyword == "$ref":
-                parts.append(self._cases(self._evaluated(self._references.target(schema, path), path, depth + 1), path))
+                parts.append(
+                    self._limited_cases(self._evaluated(self._references.target(schema, path), path, depth + 1), path)
+                )
             elif keyword in ("if", "dependentSchemas", "dependencies"):
                 raise self._refusal(f"the schema's keyword {path} is not supported together with {keyword}")
         for chosen in itertools.product(*parts):
@@ -576,7 +578,7 @@ class SchemaRewriter:
             for names, _ in chosen:
                 for key in merged:
                     merged[key].update(names.get(key, {}))
-            self._spend(1 + sum(map(len, merged.values())))
+            self._count_steps(1 + sum(map(len, merged.values())))
             yield {key: names for key, names in merged.items() if names}, all_of(also for _, also in chosen)
 
     def _one_of(self, options: list[Schema], path: str) -> Schema:
@@ -586,13 +588,13 @@ class SchemaRewriter:
             return {"oneOf": options}  # the options may exclude one another after ObjectCloser closed them
         return any_of(all_of([option, *more]) for option, more in zip(options, excluded, strict=True))
 
-    def _overlap(self, options: list[Schema]) -> InvalidRequestError:
+    def _overlap_error(self, options: list[Schema]) -> InvalidRequestError:
         path = self._left_open[id(options)]
         return self._refusal(
             f"several options of {path} may match the same value, which cannot be prevented; use anyOf"
         )
 
-    def _least_properties(self, held: dict[str, Any], where: str) -> Iterator[Schema]:
+    def _require_min_properties(self, held: dict[str, Any], where: str) -> Iterator[Schema]:
         # Expresses `minProperties` as required names, because the library counts a repeated name twice.
         least = held.get("minProperties", 0)
         names = held.get("properties", {})
@@ -612,13 +614,17 @@ class SchemaRewriter:
                 for number, each in enumerate(objects):
                     each["properties"] = dict.fromkeys(optional[:number], False)
                 objects.append({"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": 1})
-            yield any_of([all_types_but(["object"]), *objects])
+            yield any_of([all_types_except(["object"]), *objects])
 
     def _unique_items(self, schema: dict[str, Any], held: dict[str, Any], where: str) -> Iterator[Schema]:
         most = held.get("maxItems", math.inf)
-        if schema.get("uniqueItems") is True and most > 1 and not self._are_apart(held):
-            values = plain_values(self._followed(held.get("items", True))) if "prefixItems" not in held else None
-            arrays = None if values is None else arrangements(values, held.get("minItems", 0), most)
+        if schema.get("uniqueItems") is True and most > 1 and not self._are_items_disjoint(held):
+            values = (
+                enumerate_values(self._follow_references(held.get("items", True)))
+                if "prefixItems" not in held
+                else None
+            )
+            arrays = None if values is None else distinct_arrays(values, held.get("minItems", 0), most)
             if arrays is None:
                 raise self._refusal(
                     f"the schema's keyword {where}/uniqueItems is supported only for a few plain values, and for "
@@ -626,7 +632,7 @@ class SchemaRewriter:
                 )
             yield arrays
 
-    def _are_apart(self, held: dict[str, Any]) -> bool:
+    def _are_items_disjoint(self, held: dict[str, Any]) -> bool:
         first = held.get("prefixItems", [])
         rest = held.get("maxItems", math.inf) - len(first) if held.get("items", True) is not False else 0
         if not first or rest > 1:
@@ -634,13 +640,13 @@ class SchemaRewriter:
         items = [*first, held.get("items", True)] if rest == 1 else first
         return all(self._negation.are_disjoint(one, other) for one, other in itertools.combinations(items, 2))
 
-    def _spend(self, steps: int = 1) -> None:
+    def _count_steps(self, steps: int = 1) -> None:
         self._steps += steps
         if self._steps > MAX_STEPS:
             raise self._refusal("the schema takes too long to be enforced: it has too many combinations")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _all_strings(value: Any) -> Iterator[str]:
     left = [value]
     while left:
         each = left.pop()
@@ -652,10 +658,10 @@ def _texts(value: Any) -> Iterator[str]:
             left += each.values()
 
 
-def _are_names(value: object) -> bool:
+def _is_name_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     # The value may have the wrong type.
     return list(value) if isinstance(value, list | dict) else []

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from notso.smollm3.sampling.schemas.negation import AUTOMATON_STEPS, TYPES, Negation, Schema, all_of, any_of, type_of
-from notso.smollm3.sampling.schemas.patterns import matches, without
+from notso.smollm3.sampling.schemas.patterns import exclude_texts, matches
 
 _OBJECTS = frozenset(("properties", "patternProperties", "additionalProperties", "required", "minProperties"))
 _COMBINED = ("allOf", "anyOf", "oneOf")
@@ -44,7 +44,7 @@ class ObjectCloser:
         self._negation = negation
         self._refusal = refusal
         self._declared = declared
-        self._spend = spend
+        self._count_steps = spend
         self._pending: list[tuple[str, bool]] = []
         self._made: dict[str, Schema] = {}
         self._seen: set[str] = set()
@@ -66,7 +66,7 @@ class ObjectCloser:
         return f"#/$defs/{made}"
 
     def _alone(self, schema: Schema) -> Schema:
-        self._spend()
+        self._count_steps()
         if not isinstance(schema, dict):
             return schema
         applied = [keyword for keyword in (*_COMBINED, "$ref") if keyword in schema]
@@ -99,7 +99,7 @@ class ObjectCloser:
         return self._rest(schema) or True if isinstance(schema, dict) else True
 
     def _part(self, schema: Schema) -> Schema:
-        self._spend()
+        self._count_steps()
         return self._combined(schema) if isinstance(schema, dict) else schema
 
     def _combined(self, schema: dict[str, Any], rest: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class ObjectCloser:
         }
 
     def _parts(self, schema: Schema, followed: set[str]) -> Iterator[dict[str, Any]]:
-        self._spend()
+        self._count_steps()
         if not isinstance(schema, dict):
             return
         yield schema
@@ -232,7 +232,7 @@ class Simplifier:
 
     def __init__(self, definitions: dict[str, Schema], spend: Callable[[int], None]) -> None:
         self._definitions = definitions
-        self._spend = spend
+        self._count_steps = spend
         self._negation = Negation(self._target, spend)
         self._made: dict[int, tuple[Schema, Schema]] = {}  # by identity, because subschemas are shared
         self._kinds: dict[str, frozenset[str]] = {}
@@ -249,7 +249,7 @@ class Simplifier:
         if not isinstance(schema, dict):
             return schema
         if id(schema) not in self._made:
-            self._spend(1)
+            self._count_steps(1)
             self._made[id(schema)] = schema, self._remade(schema)
         return self._made[id(schema)][1]
 
@@ -281,9 +281,9 @@ class Simplifier:
             return schema
         properties, patterns = dict(schema["properties"]), {}
         for pattern, each in schema["patternProperties"].items():
-            self._spend(AUTOMATON_STEPS)
+            self._count_steps(AUTOMATON_STEPS)
             names = [name for name in properties if matches(pattern, name)] if _has_reference(each) else []
-            rest = without(pattern, tuple(names)) if names else None
+            rest = exclude_texts(pattern, tuple(names)) if names else None
             if rest is not None:
                 simple = self._simplified(each)
                 properties |= {name: self._intersection(self._simplified(properties[name]), simple) for name in names}
@@ -291,7 +291,7 @@ class Simplifier:
         return {**schema, "properties": properties, "patternProperties": patterns}
 
     def _intersection(self, one: Schema, other: Schema) -> Schema:
-        self._spend(1)
+        self._count_steps(1)
         if one == other:
             return one
         if isinstance(one, bool) or isinstance(other, bool):
@@ -339,7 +339,7 @@ class Simplifier:
 
     def _kinds_of(self, schema: Schema) -> frozenset[str]:
         # Returns the possible types; "number" includes "integer".
-        self._spend(1)
+        self._count_steps(1)
         if not isinstance(schema, dict):
             return _KINDS if schema else frozenset()
         kinds = _KINDS

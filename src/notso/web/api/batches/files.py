@@ -15,11 +15,11 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from notso.web.api.request_fields.fields import invalid
-from notso.web.api.shared.api_request import header_naming
+from notso.web.api.request_fields.fields import invalid_field
+from notso.web.api.shared.api_request import format_ignored_header
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, found_file
-from notso.web.api.shared.listing import page
+from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, get_stored_file
+from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner
 from notso.web.edge.access import GUARDED
@@ -46,7 +46,7 @@ async def upload(request: Request, services: Services, owner: Owner) -> Response
     usual = DOCUMENT_PURPOSES[0] if is_anthropic(request) else ""
     file, content, ignored = await work.run(lambda: _read_upload(kind, body, now_ms, usual), len(body), owner)
     await services.shared.store.records.add_file(owner, file, content)
-    return JSONResponse(_object(request, file), headers=header_naming(ignored))
+    return JSONResponse(_object(request, file), headers=format_ignored_header(ignored))
 
 
 @router.get("/v1/files", dependencies=[GUARDED])
@@ -55,19 +55,19 @@ async def files(request: Request, services: Services, owner: Owner) -> Response:
     wanted = request.query_params.get("purpose")
     found = reversed(await services.shared.store.records.files(owner))
     shown = [_object(request, each) for each in found if wanted in (None, each.purpose)]
-    return JSONResponse(page(shown, request.query_params, usual=10_000, most=10_000))
+    return JSONResponse(paginate(shown, request.query_params, usual=10_000, most=10_000))
 
 
 @router.get("/v1/files/{file_id}", dependencies=[GUARDED])
 async def show(request: Request, services: Services, owner: Owner, file_id: str) -> Response:
     """Return the description of a file."""
-    return JSONResponse(_object(request, await found_file(services, owner, file_id)))
+    return JSONResponse(_object(request, await get_stored_file(services, owner, file_id)))
 
 
 @router.get("/v1/files/{file_id}/content", dependencies=[GUARDED])
 async def content(services: Services, owner: Owner, file_id: str) -> Response:
     """Return the bytes of a file."""
-    file = await found_file(services, owner, file_id)
+    file = await get_stored_file(services, owner, file_id)
     headers = {
         "Content-Disposition": f"attachment; filename*=utf-8''{quote(file.name)}",
         "Content-Length": str(file.size),
@@ -79,7 +79,7 @@ async def content(services: Services, owner: Owner, file_id: str) -> Response:
 @router.delete("/v1/files/{file_id}", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, file_id: str) -> Response:
     """Delete a file. A batch that has not read it yet fails."""
-    await found_file(services, owner, file_id)
+    await get_stored_file(services, owner, file_id)
     await services.shared.store.records.delete_file(owner, file_id)
     if is_anthropic(request):
         return JSONResponse({"id": file_id, "type": "file_deleted"})
@@ -123,9 +123,9 @@ def expiry_ms(given: Mapping[str, Any], now_ms: int, param: str) -> int:
     """Return a file's expiry time from an `expires_after` object. Raises ApiError (400)."""
     seconds = str(given.get("seconds", ""))
     if given.get("anchor") != "created_at":
-        raise invalid(f"{param}.anchor", f"{param}.anchor must be created_at")
+        raise invalid_field(f"{param}.anchor", f"{param}.anchor must be created_at")
     if not re.fullmatch(r"[0-9]{1,8}", seconds) or not MIN_EXPIRY <= int(seconds) <= MAX_EXPIRY:
-        raise invalid(f"{param}.seconds", f"{param}.seconds must be {MIN_EXPIRY:,} to {MAX_EXPIRY:,}")
+        raise invalid_field(f"{param}.seconds", f"{param}.seconds must be {MIN_EXPIRY:,} to {MAX_EXPIRY:,}")
     return now_ms + 1000 * int(seconds)
 
 
@@ -138,7 +138,7 @@ def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[
         try:
             name, filename = str(part.get_param("name", "", header="content-disposition")), part.get_filename("file")
         except (LookupError, ValueError):  # the headers name an unknown or wrong encoding
-            raise invalid("file", "the headers of a form field cannot be read") from None
+            raise invalid_field("file", "the headers of a form field cannot be read") from None
         if name == "file":
             found = _safe_name(filename), value
         elif name in _NAMES:
@@ -146,10 +146,10 @@ def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[
         else:
             ignored.append(name)
     if found is None:
-        raise invalid("file", "file is required: a form field with the file's content")
+        raise invalid_field("file", "file is required: a form field with the file's content")
     purpose = fields.get("purpose", usual)
     if purpose not in ("batch", *DOCUMENT_PURPOSES):
-        raise invalid(
+        raise invalid_field(
             "purpose", f"purpose must be batch, {' or '.join(DOCUMENT_PURPOSES)}; other purposes are not supported"
         )
     after = {name.removeprefix("expires_after[")[:-1]: fields[name] for name in _NAMES[2:] if name in fields}
@@ -165,7 +165,7 @@ def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
     boundary = (form.get_boundary() or "").encode("latin-1", "replace")
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2) if boundary else []
     if len(pieces) > MAX_PARTS + 2:
-        raise invalid("file", f"the form has more than {MAX_PARTS} fields")
+        raise invalid_field("file", f"the form has more than {MAX_PARTS} fields")
     for piece in pieces[1:]:
         head, blank, value = piece.partition(b"\r\n\r\n")
         if piece.startswith(b"--") or not blank or len(head) > MAX_HEAD_BYTES:

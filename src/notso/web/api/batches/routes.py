@@ -13,11 +13,11 @@ from starlette.responses import JSONResponse, Response
 
 from notso.web.api.batches.files import expiry_ms
 from notso.web.api.batches.runner import batch_runner
-from notso.web.api.request_fields.fields import Fields, Name, hints_of, invalid, read_fields, works
-from notso.web.api.shared.api_request import header_naming
+from notso.web.api.request_fields.fields import Fields, Name, find_hints, invalid_field, read_fields, works
+from notso.web.api.shared.api_request import format_ignored_header
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.given_documents import found_file
-from notso.web.api.shared.listing import page
+from notso.web.api.shared.given_documents import get_stored_file
+from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body
 from notso.web.edge.access import GUARDED, caller_of
@@ -60,14 +60,14 @@ NOTES = {
 @router.post("/v1/batches", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
     """Create a batch from an uploaded file of requests. They run at lower priority than other requests."""
-    fields, ignored = await read_body(request, _read)
+    fields, ignored = await read_body(request, _parse_batch)
     now_ms = time.time_ns() // 1_000_000
     lifetime = fields.output_expires_after
     if lifetime is not None:
         expiry_ms(lifetime.model_dump(), now_ms, "output_expires_after")
-    file = await found_file(services, owner, fields.input_file_id, "input_file_id")
+    file = await get_stored_file(services, owner, fields.input_file_id, "input_file_id")
     if file.purpose != "batch":
-        raise invalid("input_file_id", "input_file_id must be a file with purpose batch")
+        raise invalid_field("input_file_id", "input_file_id must be a file with purpose batch")
     batch_id = new_id("batch", "_")
     body = {
         "id": batch_id,
@@ -99,27 +99,27 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     }
     await services.shared.store.records.add_batch(StoredBatch(batch_id, owner, now_ms, body, plan))
     batch_runner(request).wake()
-    return JSONResponse(body, headers=header_naming(ignored))
+    return JSONResponse(body, headers=format_ignored_header(ignored))
 
 
 @router.get("/v1/batches", dependencies=[GUARDED])
 async def batches(request: Request, services: Services, owner: Owner) -> Response:
     """List batches, newest first."""
     found = reversed(await services.shared.store.records.batches(owner))
-    return JSONResponse(page([each.body for each in found], request.query_params))
+    return JSONResponse(paginate([each.body for each in found], request.query_params))
 
 
 @router.get("/v1/batches/{batch_id}", dependencies=[GUARDED])
 async def show(services: Services, owner: Owner, batch_id: str) -> Response:
     """Return a batch, with the number of finished requests."""
-    return JSONResponse(await _now(services, await _found(services, owner, batch_id)))
+    return JSONResponse(await _current_body(services, await _get_batch(services, owner, batch_id)))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", dependencies=[GUARDED])
 async def cancel(request: Request, services: Services, owner: Owner, batch_id: str) -> Response:
     """Cancel a batch. Its answers so far become available. A finished batch is not changed."""
     for _ in range(3):  # try again if the status changes between reading and writing
-        batch = await _found(services, owner, batch_id)
+        batch = await _get_batch(services, owner, batch_id)
         body = dict(batch.body)
         if body["status"] not in ("validating", "in_progress"):
             break
@@ -127,17 +127,17 @@ async def cancel(request: Request, services: Services, owner: Owner, batch_id: s
         if await services.shared.store.records.change_batch(owner, batch_id, changed, before=body["status"]):
             batch_runner(request).stop(batch_id)
             break
-    return JSONResponse(await _now(services, await _found(services, owner, batch_id)))
+    return JSONResponse(await _current_body(services, await _get_batch(services, owner, batch_id)))
 
 
-async def _found(services: ApiServices, owner: str, batch_id: str) -> StoredBatch:
+async def _get_batch(services: ApiServices, owner: str, batch_id: str) -> StoredBatch:
     batch = await services.shared.store.records.batch(owner, batch_id)
     if batch is None:
         raise ApiError(404, "not_found", "no batch with that id is stored", param="batch_id")
     return batch
 
 
-async def _now(services: ApiServices, batch: StoredBatch) -> dict[str, Any]:
+async def _current_body(services: ApiServices, batch: StoredBatch) -> dict[str, Any]:
     if not batch.is_open:
         return dict(batch.body)
     records, counts = services.shared.store.records, batch.body["request_counts"]
@@ -145,6 +145,6 @@ async def _now(services: ApiServices, batch: StoredBatch) -> dict[str, Any]:
     return dict(batch.body) | {"request_counts": counts | {"completed": done, "failed": failed}}
 
 
-def _read(body: Mapping[str, Any]) -> tuple[BatchFields, list[str]]:
+def _parse_batch(body: Mapping[str, Any]) -> tuple[BatchFields, list[str]]:
     fields = read_fields(BatchFields, body, NOTES)
-    return fields, [hint.name for hint in hints_of(fields, body)]
+    return fields, [hint.name for hint in find_hints(fields, body)]

@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 
 from notso.smollm3 import NotsoError
 from notso.text_file import NotTextError, decode_text
-from notso.web.api.shared.background import LONGEST_RETRY_SECONDS, RETRY_STATUSES, scope_inside, sent_inside
+from notso.web.api.shared.background import LONGEST_RETRY_SECONDS, RETRY_STATUSES, internal_scope, send_internal
 from notso.web.api.shared.batch_line import read_line
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import BACKGROUND
@@ -57,7 +57,7 @@ class BatchRunner:
 
     def start(self, app: FastAPI) -> None:
         self._app = app
-        self._task = asyncio.create_task(self._look())
+        self._task = asyncio.create_task(self._claim_batches())
 
     async def close(self) -> None:
         """Stop running batches. They continue after the next start."""
@@ -75,7 +75,7 @@ class BatchRunner:
             stopping.set()
         self.wake()
 
-    async def _look(self) -> None:
+    async def _claim_batches(self) -> None:
         records, store = self._services.shared.store.records, self._services.shared.store
         while True:
             self._due.clear()
@@ -138,34 +138,34 @@ class _Run:
             lines, errors = await self._read_input()
             if errors:
                 data = {"object": "list", "data": errors[:MAX_ERRORS]}
-                await self._change("failed", is_open=False, errors=data)
+                await self._set_status("failed", is_open=False, errors=data)
                 return
         if self._body["status"] == "validating":
             counts = {"total": len(lines), "completed": 0, "failed": 0}
-            await self._change("in_progress", request_counts=counts)
+            await self._set_status("in_progress", request_counts=counts)
         if self._body["status"] == "in_progress":
-            await self._answer(lines)
+            await self._run_requests(lines)
         if self._lost:
             return
         if self._body["status"] == "in_progress":
-            if self._is_late():
-                await self._give_up(lines)
-            await self._change("finalizing")
+            if self._is_expired():
+                await self._expire_remaining(lines)
+            await self._set_status("finalizing")
         await self._finish()
 
     async def _read_input(self) -> tuple[list[bytes], list[dict[str, Any]]]:
         pieces = [piece async for piece in self._records.content(self._batch.owner, self._body["input_file_id"])]
         content = b"".join(pieces)
         work = self._services.shared.large_work
-        return await work.run(lambda: _validated(content, self._body["endpoint"]), len(content), self._batch.owner)
+        return await work.run(lambda: _validate_input(content, self._body["endpoint"]), len(content), self._batch.owner)
 
-    async def _answer(self, lines: list[bytes]) -> None:
+    async def _run_requests(self, lines: list[bytes]) -> None:
         done = await self._records.lines(self._batch.plan["output_file_id"], self._batch.plan["error_file_id"])
         missing = iter([number for number in range(len(lines)) if number not in done])
         info = self._services.shared.engine.info
         at_once = min(MAX_AT_ONCE, info.max_num_seqs if info is not None else 1)
-        workers = _together([self._work(lines, missing) for _ in range(at_once)])
-        tasks = [asyncio.create_task(each) for each in (workers, self._watch())]
+        workers = _run_concurrently([self._work(lines, missing) for _ in range(at_once)])
+        tasks = [asyncio.create_task(each) for each in (workers, self._renew_lease())]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
@@ -175,14 +175,14 @@ class _Run:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _watch(self) -> None:
+    async def _renew_lease(self) -> None:
         # Renews the lease until the batch is canceled or expires, or another process has leased it.
         while True:
             batch = await self._records.renew_batch(self._batch.id, self._holder, _now_ms())
             self._lost = batch is None
             if batch is not None:
                 self._body = dict(batch.body)
-            if self._lost or self._body["status"] != "in_progress" or self._is_late():
+            if self._lost or self._body["status"] != "in_progress" or self._is_expired():
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_SECONDS):
@@ -192,7 +192,7 @@ class _Run:
         for number in numbers:
             entry = read_line(lines[number], (self._body["endpoint"],))
             body = json.dumps(entry.body).encode()
-            status, headers, answer = await self._ask(entry.url, body)
+            status, headers, answer = await self._send_request(entry.url, body)
             response = {
                 "status_code": status,
                 "request_id": headers.get(HEADER.lower(), ""),
@@ -203,14 +203,14 @@ class _Run:
                 self._lost = True
                 return
 
-    async def _ask(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    async def _send_request(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         while True:
-            caller = await self._ring.still(Caller(*self._batch.plan["caller"]))
+            caller = await self._ring.with_current_key(Caller(*self._batch.plan["caller"]))
             if caller is None:
                 error = ApiError(401, "invalid_api_key", "the key that created this batch was revoked")
                 return 401, {}, json.dumps(error.body).encode()
-            scope = {**scope_inside(self._app, url, caller), BACKGROUND: True}
-            status, headers, answer = await sent_inside(self._inside, scope, body)
+            scope = {**internal_scope(self._app, url, caller), BACKGROUND: True}
+            status, headers, answer = await send_internal(self._inside, scope, body)
             if status not in RETRY_STATUSES:
                 return status, headers, answer
             wait_s = headers.get("retry-after", "")
@@ -232,7 +232,7 @@ class _Run:
         file_id = self._batch.plan["error_file_id" if failed else "output_file_id"]
         return await self._records.add_line(self._batch.id, self._holder, file_id, number, content)
 
-    async def _give_up(self, lines: list[bytes]) -> None:
+    async def _expire_remaining(self, lines: list[bytes]) -> None:
         done = await self._records.lines(self._batch.plan["output_file_id"], self._batch.plan["error_file_id"])
         error = {"code": "batch_expired", "message": "this request could not be answered before the batch expired"}
         for number, line in enumerate(lines):
@@ -250,12 +250,12 @@ class _Run:
             counts[counted] = len(await self._records.lines(file_id))
             if await self._records.finish_file(self._batch.owner, file) is not None:
                 finished[f"{kind}_file_id"] = file_id
-        late = self._body["status"] == "finalizing" and self._is_late() and counts["failed"]
+        late = self._body["status"] == "finalizing" and self._is_expired() and counts["failed"]
         status = "cancelled" if self._body["status"] == "cancelling" else "expired" if late else "completed"
         counts = self._body["request_counts"] | counts
-        await self._change(status, is_open=False, request_counts=counts, **finished)
+        await self._set_status(status, is_open=False, request_counts=counts, **finished)
 
-    async def _change(self, status: str, *, is_open: bool = True, **fields: Any) -> None:
+    async def _set_status(self, status: str, *, is_open: bool = True, **fields: Any) -> None:
         before = self._body["status"]
         changed = self._body | fields | {"status": status, f"{status}_at": int(time.time())}
         owner, id = self._batch.owner, self._batch.id
@@ -264,11 +264,11 @@ class _Run:
         elif (found := await self._records.batch(owner, id)) is not None:
             self._body = dict(found.body)
 
-    def _is_late(self) -> bool:
+    def _is_expired(self) -> bool:
         return time.time() >= float(self._body["expires_at"])
 
 
-async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def _run_concurrently(work: Iterable[Coroutine[Any, Any, None]]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for each in work:
@@ -277,7 +277,7 @@ async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
         raise errors.exceptions[0] from errors
 
 
-def _validated(content: bytes, endpoint: str) -> tuple[list[bytes], list[dict[str, Any]]]:
+def _validate_input(content: bytes, endpoint: str) -> tuple[list[bytes], list[dict[str, Any]]]:
     try:
         content = decode_text(content).encode()
     except NotTextError as error:

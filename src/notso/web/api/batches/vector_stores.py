@@ -23,17 +23,17 @@ from notso.web.api.request_fields.fields import (
     Name,
     Notes,
     Text,
+    find_hints,
     hint,
-    hints_of,
     inert,
-    invalid,
+    invalid_field,
     read_fields,
     works,
 )
 from notso.web.api.request_fields.sampling_fields import Whole
-from notso.web.api.shared.api_request import header_naming
-from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, found_file
-from notso.web.api.shared.listing import page
+from notso.web.api.shared.api_request import format_ignored_header
+from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, get_stored_file
+from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.serializer import large_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body
@@ -42,17 +42,17 @@ from notso.web.api.shared.vector_search import (
     RANKING_NOTES,
     RankingOptions,
     document_id_of,
-    file_ids_of,
-    found_library,
-    hits_in,
-    result_of,
+    get_library,
+    map_file_ids,
+    search_libraries,
     store_id_of,
+    to_search_result,
 )
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.store.documents import Library, StoredDocument
 from notso.web.values.ids import is_id
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 
 router = APIRouter()
 
@@ -151,7 +151,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     for at, file_id in enumerate(file_ids):
         await _file_content(services, owner, file_id, f"file_ids.{at}")
     wanted, number = _name(fields.name), 1
-    while (library := await services.shared.store.documents.new_library(owner, _numbered(wanted, number))) is None:
+    while (library := await services.shared.store.documents.new_library(owner, _numbered_name(wanted, number))) is None:
         number += 1
         if number > MAX_FILES_AT_ONCE:
             raise ApiError(429, "too_many", "there are too many vector stores; delete some", param="name")
@@ -169,33 +169,35 @@ async def stores(request: Request, services: Services, owner: Owner) -> Response
         documents[each.library_id, STATES[each.state]] += 1
         sizes[each.library_id] += each.size
     found = await services.shared.store.documents.libraries(owner)
-    shown = [_described(each, {s: documents[each.id, s] for s in STATES.values()}, sizes[each.id]) for each in found]
-    return JSONResponse(page(shown, request.query_params))
+    shown = [
+        _describe_store(each, {s: documents[each.id, s] for s in STATES.values()}, sizes[each.id]) for each in found
+    ]
+    return JSONResponse(paginate(shown, request.query_params))
 
 
 @router.get("/v1/vector_stores/{store_id}", dependencies=[GUARDED])
 async def show(services: Services, owner: Owner, store_id: str) -> Response:
     """Return a vector store with the number of its files."""
-    return JSONResponse(await _store_object(services, owner, await found_library(services, owner, store_id)))
+    return JSONResponse(await _store_object(services, owner, await get_library(services, owner, store_id)))
 
 
 @router.post("/v1/vector_stores/{store_id}", dependencies=[GUARDED])
 async def change(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
     """Rename a vector store."""
-    library = await found_library(services, owner, store_id, rights=("own",))
+    library = await get_library(services, owner, store_id, rights=("own",))
     fields, headers = await _read(request, ChangedFields, CHANGED_NOTES)
     if fields.name is not None:
         changed = await services.shared.store.documents.change_library(owner, library.id, name=_name(fields.name))
         if not changed:
             raise ApiError(409, "conflict", "a vector store with that name already exists", param="name")
-    found = await found_library(services, owner, store_id)
+    found = await get_library(services, owner, store_id)
     return JSONResponse(await _store_object(services, owner, found), headers=headers)
 
 
 @router.delete("/v1/vector_stores/{store_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, store_id: str) -> Response:
     """Delete a vector store with its documents. Uploaded files are kept."""
-    library = await found_library(services, owner, store_id, rights=("own",))
+    library = await get_library(services, owner, store_id, rights=("own",))
     await services.shared.store.documents.delete_library(owner, library.id)
     return JSONResponse({"id": store_id, "object": "vector_store.deleted", "deleted": True})
 
@@ -203,14 +205,14 @@ async def delete(services: Services, owner: Owner, store_id: str) -> Response:
 @router.post("/v1/vector_stores/{store_id}/search", dependencies=[GUARDED])
 async def search(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
     """Return the passages that contain words of the query, best first."""
-    library = await found_library(services, owner, store_id)
+    library = await get_library(services, owner, store_id)
     fields, headers = await _read(request, SearchFields, SEARCH_NOTES | RANKING_NOTES)
     queries = [fields.query] if isinstance(fields.query, str) else fields.query
-    hits = await hits_in(
+    hits = await search_libraries(
         services, owner, [library], queries, fields.max_num_results or USUAL_RESULTS, fields.ranking_options
     )
-    names = await file_ids_of(services, owner, (each.document for each in hits))
-    data = [result_of(each, names[each.document.id]) for each in hits]
+    names = await map_file_ids(services, owner, (each.document for each in hits))
+    data = [to_search_result(each, names[each.document.id]) for each in hits]
     for each in data:
         each["content"] = [{"type": "text", "text": each.pop("text")}]
     body = {"object": "vector_store.search_results.page", "search_query": queries, "data": data}
@@ -220,7 +222,7 @@ async def search(request: Request, services: Services, owner: Owner, store_id: s
 @router.post("/v1/vector_stores/{store_id}/files", dependencies=[GUARDED])
 async def add_file(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
     """Add an uploaded file to a vector store. It is parsed in the background."""
-    library = await found_library(services, owner, store_id, rights=("own", "add"))
+    library = await get_library(services, owner, store_id, rights=("own", "add"))
     fields, headers = await _read(request, VectorStoreFileFields, FILE_NOTES)
     document = await _add(services, owner, library, fields.file_id, "file_id")
     return JSONResponse(_file_object(document, fields.file_id), headers=headers)
@@ -229,25 +231,25 @@ async def add_file(request: Request, services: Services, owner: Owner, store_id:
 @router.get("/v1/vector_stores/{store_id}/files", dependencies=[GUARDED])
 async def files(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
     """List the documents of a vector store, newest first."""
-    library = await found_library(services, owner, store_id)
+    library = await get_library(services, owner, store_id)
     wanted = request.query_params.get("filter")
     found = await services.shared.store.documents.documents(owner, library.id)
-    names = await file_ids_of(services, owner, found)
+    names = await map_file_ids(services, owner, found)
     shown = [_file_object(each, names[each.id]) for each in found if wanted in (None, STATES[each.state])]
-    return JSONResponse(page(shown, request.query_params))
+    return JSONResponse(paginate(shown, request.query_params))
 
 
 @router.get("/v1/vector_stores/{store_id}/files/{file_id}", dependencies=[GUARDED])
 async def show_file(services: Services, owner: Owner, store_id: str, file_id: str) -> Response:
     """Return the state of a document."""
-    library = await found_library(services, owner, store_id)
+    library = await get_library(services, owner, store_id)
     return JSONResponse(_file_object(await _document(services, owner, library, file_id), file_id))
 
 
 @router.get("/v1/vector_stores/{store_id}/files/{file_id}/content", dependencies=[GUARDED])
 async def file_content(services: Services, owner: Owner, store_id: str, file_id: str) -> Response:
     """Return the text that was extracted from a document."""
-    library = await found_library(services, owner, store_id)
+    library = await get_library(services, owner, store_id)
     document = await _document(services, owner, library, file_id)
     found = await services.shared.store.documents.text(owner, document.id)
     data = [] if found is None else [{"type": "text", "text": found.text}]
@@ -258,7 +260,7 @@ async def file_content(services: Services, owner: Owner, store_id: str, file_id:
 @router.delete("/v1/vector_stores/{store_id}/files/{file_id}", dependencies=[GUARDED])
 async def remove_file(services: Services, owner: Owner, store_id: str, file_id: str) -> Response:
     """Delete a document with everything derived from it. The uploaded file is kept."""
-    library = await found_library(services, owner, store_id, rights=("own",))
+    library = await get_library(services, owner, store_id, rights=("own",))
     document = await _document(services, owner, library, file_id)
     await services.shared.store.documents.delete(owner, document.id)
     return JSONResponse({"id": file_id, "object": "vector_store.file.deleted", "deleted": True})
@@ -267,26 +269,28 @@ async def remove_file(services: Services, owner: Owner, store_id: str, file_id: 
 async def _read(request: Request, kind: type[F], notes: Notes) -> tuple[F, dict[str, str]]:
     def read(body: Mapping[str, Any]) -> tuple[F, list[str]]:
         fields = read_fields(kind, body, notes)
-        return fields, [each.name for each in hints_of(fields, body)]
+        return fields, [each.name for each in find_hints(fields, body)]
 
     fields, ignored = await read_body(request, read)
-    return fields, header_naming(ignored)
+    return fields, format_ignored_header(ignored)
 
 
 def _name(given: str | None) -> str:
-    return visible_line(given or "", MAX_NAME_CHARACTERS) or "Vector store"
+    return sanitize_line(given or "", MAX_NAME_CHARACTERS) or "Vector store"
 
 
-def _numbered(name: str, number: int) -> str:
+def _numbered_name(name: str, number: int) -> str:
     return name if number == 1 else f"{name[: MAX_NAME_CHARACTERS - 8]} ({number})"
 
 
 async def _store_object(services: ApiServices, owner: str, library: Library) -> dict[str, Any]:
     documents = await services.shared.store.documents.documents(owner, library.id)
-    return _described(library, Counter(STATES[each.state] for each in documents), sum(each.size for each in documents))
+    return _describe_store(
+        library, Counter(STATES[each.state] for each in documents), sum(each.size for each in documents)
+    )
 
 
-def _described(library: Library, counts: Mapping[str, int], size: int) -> dict[str, Any]:
+def _describe_store(library: Library, counts: Mapping[str, int], size: int) -> dict[str, Any]:
     shown = {state: counts.get(state, 0) for state in ("in_progress", "completed", "failed")}
     return {
         "id": store_id_of(library.id),
@@ -322,11 +326,11 @@ def _file_object(document: StoredDocument, file_id: str) -> dict[str, Any]:
 
 async def _file_content(services: ApiServices, owner: str, file_id: str, param: str) -> tuple[str, bytes]:
     # Raises ApiError: 404 if the file is unknown, 400 if it cannot be a document.
-    file = await found_file(services, owner, file_id, param)
+    file = await get_stored_file(services, owner, file_id, param)
     if file.purpose not in DOCUMENT_PURPOSES:
-        raise invalid(param, f"{param} must be a file with purpose {' or '.join(DOCUMENT_PURPOSES)}")
+        raise invalid_field(param, f"{param} must be a file with purpose {' or '.join(DOCUMENT_PURPOSES)}")
     if file.size > MAX_FILE_BYTES or not file.size:
-        raise invalid(param, f"{param} must be a file of 1 byte to {MAX_FILE_BYTES // MIB} MiB")
+        raise invalid_field(param, f"{param} must be a file of 1 byte to {MAX_FILE_BYTES // MIB} MiB")
     parts = [part async for part in services.shared.store.records.content(owner, file.id)]
     return file.name, b"".join(parts)
 

@@ -38,16 +38,16 @@ from notso.web.api.request_fields.fields import (
     Text,
     TextPart,
     check_depth,
-    checked_choice,
+    find_hints,
     hint,
-    hints_of,
     inert,
-    invalid,
-    joined,
+    invalid_field,
+    join_text,
     read_fields,
     refused,
     schema_grammar,
-    strict_names,
+    strict_tool_names,
+    validate_tool_choice,
     works,
 )
 from notso.web.api.request_fields.sampling_fields import (
@@ -58,9 +58,9 @@ from notso.web.api.request_fields.sampling_fields import (
     GrammarFields,
     Whole,
     check_stream_options,
-    either,
-    grammar_of,
-    sampling_of,
+    get_by_alias,
+    read_grammar,
+    to_sampling_params,
 )
 from notso.web.api.shared.api_request import ApiRequest
 
@@ -402,25 +402,25 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     thinking, budget = _thinking(fields)
     top_logprobs = _top_logprobs(fields)
     tools = _tools(fields)
-    grammar, said_by = grammar_of(fields, _format(fields))
-    longest = either(fields, "max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
+    grammar, said_by = read_grammar(fields, _format(fields))
+    longest = get_by_alias(fields, "max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
     return ChatRequest(
         model=fields.model,
         prompts=(messages,),
-        params=sampling_of(fields, longest, budget, top_logprobs),
+        params=to_sampling_params(fields, longest, budget, top_logprobs),
         options=RequestOptions(
             thinking=thinking,
             tools=tools,
             tool_choice=_tool_choice(fields),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
-            strict_tools=strict_names((tool.function.name, tool.function.strict) for tool in fields.tools or ()),
+            strict_tools=strict_tool_names((tool.function.name, tool.function.strict) for tool in fields.tools or ()),
             grammar=grammar,
             logits_processors=tuple(fields.logits_processors or ()),
             top_logprobs=top_logprobs,
-            continue_last=_continues(fields, messages),
+            continue_last=_continues_last_message(fields, messages),
         ),
         names={"response_format": said_by},
-        hints=hints_of(fields, body),
+        hints=find_hints(fields, body),
         stream=bool(fields.stream),
         keep_stream=bool(fields.store),
         fresh=fields.cache_prompt is False,
@@ -453,11 +453,11 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     for names, first, value in ((switches, name, asked), (efforts, said, effort)):
         for other, given in names.items():
             if given not in (None, value):
-                raise invalid(other, f"{first} and {other} contradict each other")
+                raise invalid_field(other, f"{first} and {other} contradict each other")
     if effort is not None and asked is not None and asked == (effort == "none"):
-        raise invalid(said, f"{said} and {name} contradict each other")
+        raise invalid_field(said, f"{said} and {name} contradict each other")
     thinking = effort != "none" if effort is not None else asked is not False
-    most = either(
+    most = get_by_alias(
         fields, "thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"
     )
     budgets = (
@@ -471,17 +471,17 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     return thinking, budget if thinking else None
 
 
-def _continues(fields: ChatFields, messages: Sequence[Message]) -> bool:
+def _continues_last_message(fields: ChatFields, messages: Sequence[Message]) -> bool:
     wanted, begun = fields.continue_final_message, fields.add_generation_prompt
     for name, contradicts in (("continue_final_message", wanted is True), ("add_generation_prompt", begun is False)):
         if contradicts and messages[-1].role != "assistant":
-            raise invalid(name, f"{name}: there is no final assistant message to continue")
+            raise invalid_field(name, f"{name}: there is no final assistant message to continue")
     return messages[-1].role == "assistant" and wanted is not False
 
 
 def _top_logprobs(fields: ChatFields) -> int | None:
     if fields.top_logprobs and not fields.logprobs:
-        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
+        raise invalid_field("top_logprobs", "top_logprobs needs logprobs: true")
     return fields.top_logprobs or 0 if fields.logprobs else None
 
 
@@ -506,9 +506,9 @@ def _format(fields: ChatFields) -> Grammar | None:
                 if schema is not None
             }
             if len(found) > 1:
-                raise invalid([*found][1], f"{' and '.join(found)} are aliases: use only one")
+                raise invalid_field([*found][1], f"{' and '.join(found)} are aliases: use only one")
             if not found:
-                raise invalid("response_format.json_schema", "response_format.json_schema is required")
+                raise invalid_field("response_format.json_schema", "response_format.json_schema is required")
             return schema_grammar(*found.popitem())
     return None
 
@@ -534,11 +534,11 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
     names = [tool.function.name for tool in fields.tools or ()]
     if isinstance(choice, AllowedToolsChoice):
         for tool in choice.allowed_tools.tools:
-            checked_choice("tool_choice", tool.function.name, names)
+            validate_tool_choice("tool_choice", tool.function.name, names)
         choice = choice.allowed_tools.mode
     if choice is None or choice in ("none", "auto"):
-        return "auto"  # also valid without tools; `checked_choice` requires tools
-    return checked_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
+        return "auto"  # also valid without tools; `validate_tool_choice` requires tools
+    return validate_tool_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 
 def _message(message: AnyMessage) -> Message:
@@ -546,8 +546,8 @@ def _message(message: AnyMessage) -> Message:
         calls = tuple(
             ToolCall(call.id, call.function.name, call.function.arguments or "") for call in message.tool_calls or ()
         )
-        said = joined(message.content) or message.refusal or ""
+        said = join_text(message.content) or message.refusal or ""
         return Message("assistant", said, message.reasoning_content or message.reasoning, calls)
     if isinstance(message, ToolMessage):
-        return Message("tool", joined(message.content), tool_call_id=message.tool_call_id)
-    return Message("user" if message.role == "user" else "system", joined(message.content))
+        return Message("tool", join_text(message.content), tool_call_id=message.tool_call_id)
+    return Message("user" if message.role == "user" else "system", join_text(message.content))

@@ -11,19 +11,26 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Event
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
-from notso.web.api.request_fields.fields import Fields, Name, invalid, printable, read_fields, unsupported
-from notso.web.api.shared.background import created_ms, left_response
+from notso.web.api.request_fields.fields import (
+    Fields,
+    Name,
+    invalid_field,
+    read_fields,
+    to_printable,
+    unsupported_field,
+)
+from notso.web.api.shared.background import created_ms, resumed_response
 from notso.web.api.shared.completion import (
     Completion,
-    Stopwatch,
+    LiveTimings,
     fingerprint,
     logprobs_body,
     new_choice,
     new_id,
     timings,
 )
-from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
-from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
+from notso.web.api.shared.given_documents import find_openai_files, parse_with_files, read_body_with_files
+from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream, number_events
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import EventStream, Owner, read_body, respond, sse_events
@@ -46,9 +53,9 @@ class ControlFields(Fields):
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
     """Create a chat completion. Disconnecting stops it, unless X-Conversation-Id was sent."""
     asked = await read_body_with_files(
-        request, openai_files, lambda body, files: parsed_with_files(body, files, parse_chat_request)
+        request, find_openai_files, lambda body, files: parse_with_files(body, files, parse_chat_request)
     )
-    left = left_response(request)
+    left = resumed_response(request)
     name = new_id("chatcmpl") if left is None else left.id
     created = created_ms(request) // 1000
     return await respond(
@@ -74,43 +81,45 @@ async def control(request: Request, services: Services, owner: Owner) -> Respons
 @router.get("/v1/stream", dependencies=[GUARDED])
 async def resume(request: Request, services: Services, owner: Owner) -> Response:
     """Resume the stream of a conversation's latest answer from event number `from`."""
-    stream = await _streams(request, services, owner)
+    stream = await _find_stream(request, services, owner)
     last = request.headers.get("last-event-id")
     named = request.query_params.get("from", "0")
     if not _NUMBER.fullmatch(named if last is None else last):
-        raise invalid("from", "from must be an event number, 0 or more")
+        raise invalid_field("from", "from must be an event number, 0 or more")
     start = int(named) if last is None else int(last) + 1
     services.reread_streams.opened(owner)
-    if isinstance(stream, AnswerElsewhere):
+    if isinstance(stream, RemoteAnswer):
         events = stream.events(start, PING)
     else:
-        events = numbered(sse_events(stream.running, stream.serializer.again()), start, stream.serializer.ping)
+        events = number_events(
+            sse_events(stream.running, stream.serializer.fresh_copy()), start, stream.serializer.ping
+        )
     return EventStream(events, lambda: services.reread_streams.closed(owner))
 
 
 @router.delete("/v1/stream", dependencies=[GUARDED])
 async def stop(request: Request, services: Services, owner: Owner) -> Response:
     """Stop a conversation's answer, keeping its text. No effect if the answer has ended."""
-    stream = await _streams(request, services, owner)
+    stream = await _find_stream(request, services, owner)
     stopped = not stream.finished
-    if isinstance(stream, AnswerElsewhere):
+    if isinstance(stream, RemoteAnswer):
         stream.stop()
     else:
         stream.running.stop(by_asker=True)
-    name = stream.log.id if isinstance(stream, AnswerElsewhere) else stream.running.name
+    name = stream.log.id if isinstance(stream, RemoteAnswer) else stream.running.name
     return JSONResponse({"conv_id": request.query_params["conv_id"], "id": name, "stopped": stopped})
 
 
-async def _streams(request: Request, services: ApiServices, owner: str) -> ResumableStream | AnswerElsewhere:
+async def _find_stream(request: Request, services: ApiServices, owner: str) -> ResumableStream | RemoteAnswer:
     for name in request.query_params:
         if name not in ("conv_id", "from"):
-            raise unsupported(printable(name), "only conv_id and from are supported")
+            raise unsupported_field(to_printable(name), "only conv_id and from are supported")
     conversation = request.query_params.get("conv_id", "")
     if not conversation:
-        raise invalid("conv_id", "conv_id is required: the value of X-Conversation-Id")
+        raise invalid_field("conv_id", "conv_id is required: the value of X-Conversation-Id")
     here = services.resumable_streams.find(owner, conversation)
     stream = here or await services.resumable_streams.elsewhere.find(owner, conversation)
-    if stream is None and await services.shared.store.records.open_stream(owner, conversation) is not None:
+    if stream is None and await services.shared.store.records.unfinished_stream(owner, conversation) is not None:
         said = "the server that was generating this response has stopped; another one will continue it"
         raise ApiError(503, "model_loading", said, retry_after_seconds=2)
     if stream is None:
@@ -126,23 +135,24 @@ class ChatSerializer:
     def __init__(self, asked: ChatRequest, completion: Completion) -> None:
         self._asked = asked
         self._completion = completion
-        self._weighed = asked.options.top_logprobs is not None
+        self._has_logprobs = asked.options.top_logprobs is not None
         self._choices = [
-            new_choice(raw_thinking=asked.raw_thinking, logprobs=self._weighed) for _ in range(len(list(asked.choices)))
+            new_choice(raw_thinking=asked.raw_thinking, logprobs=self._has_logprobs)
+            for _ in range(len(list(asked.choices)))
         ]
-        self._watches = [Stopwatch() for _ in self._choices] if asked.timings_per_token else None
+        self._watches = [LiveTimings() for _ in self._choices] if asked.timings_per_token else None
         self.id = completion.id
 
-    def again(self) -> ChatSerializer:
+    def fresh_copy(self) -> ChatSerializer:
         return ChatSerializer(self._asked, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
         for number in range(len(self._choices)):
             yield data_event(self._chunk(number, {"role": "assistant", "content": "", "refusal": None}))
 
-    def take(self, number: int, event: Event) -> Iterator[bytes]:
+    def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice, chunk = self._choices[number], self._chunk
-        so_far = self._watches[number].take(event) if self._watches is not None else None
+        so_far = self._watches[number].feed(event) if self._watches is not None else None
         more = {"timings": so_far} if so_far else {}
         delta = choice.add(event)
         if delta is not None:
@@ -156,7 +166,7 @@ class ChatSerializer:
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_events(self) -> Iterator[bytes]:
         if self._asked.include_usage:
             yield data_event(self._completion.usage_chunk(self._choices))
         yield DONE
@@ -175,7 +185,7 @@ class ChatSerializer:
         return self._completion.chunk(number, delta, reason, logprobs, **unknown, **more)
 
     def _logprobs(self, event: Event) -> dict[str, Any] | None:
-        if not self._weighed or event.kind not in ("reasoning", "text"):
+        if not self._has_logprobs or event.kind not in ("reasoning", "text"):
             return None
         is_reasoning = event.kind == "reasoning" and not self._asked.raw_thinking
         return logprobs_body(() if is_reasoning else event.logprobs, event.logprobs if is_reasoning else ())

@@ -14,9 +14,9 @@ from notso.smollm3 import MAX_TOP_LOGPROBS, Event, InvalidRequestError, RequestO
 from notso.web.api.request_fields.fields import (
     Notes,
     Text,
-    hints_of,
+    find_hints,
     inert,
-    invalid,
+    invalid_field,
     later,
     read_fields,
     refused,
@@ -30,18 +30,18 @@ from notso.web.api.request_fields.sampling_fields import (
     GrammarFields,
     Whole,
     check_stream_options,
-    either,
-    grammar_of,
-    sampling_of,
+    get_by_alias,
+    read_grammar,
+    to_sampling_params,
 )
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 from notso.web.api.shared.completion import (
     Choice,
     Completion,
-    Stopwatch,
-    characters,
+    LiveTimings,
+    count_characters,
     fingerprint,
-    legacy,
+    legacy_logprobs,
     new_choice,
     new_id,
     timings,
@@ -49,7 +49,7 @@ from notso.web.api.shared.completion import (
 )
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
+from notso.web.api.shared.serving import Owner, read_body, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -104,7 +104,7 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest(ApiRequest):
-    texts: tuple[str, ...] = ()  # text of each prompt; '' for token ids until `with_texts` decodes them
+    texts: tuple[str, ...] = ()  # text of each prompt; '' for token ids until `decode_prompts` decodes them
     echo: bool = False
     include_usage: bool = False
     return_progress: bool = False
@@ -118,22 +118,22 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     check_stream_options(fields)
     prompts = _prompts(fields.prompt)
     if not all(prompts):
-        raise invalid("prompt", "prompt is empty", "empty_prompt")
+        raise invalid_field("prompt", "prompt is empty", "empty_prompt")
     scored = fields.logprobs if fields.echo else None
     if scored is not None and (wanted := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
-        raise invalid(
+        raise invalid_field(
             "logprobs",
             f"logprobs of {wanted:,} tokens exceed {MAX_SCORED:,}: send fewer prompts",
         )
-    grammar, said_by = grammar_of(fields)
-    asked = either(fields, "max_tokens", "max_new_tokens", "n_predict")
+    grammar, said_by = read_grammar(fields)
+    asked = get_by_alias(fields, "max_tokens", "max_new_tokens", "n_predict")
     longest = DEFAULT_MAX_TOKENS if asked is None else asked
     return TextRequest(
         model=fields.model,
         prompts=prompts,
         texts=tuple(prompt if isinstance(prompt, str) else "" for prompt in prompts),
-        params=sampling_of(fields, longest or 1, None, fields.logprobs),
-        hints=hints_of(fields, body),
+        params=to_sampling_params(fields, longest or 1, None, fields.logprobs),
+        hints=find_hints(fields, body),
         names={
             **{"messages": "prompt", "top_logprobs": "logprobs", "prompt_logprobs": "logprobs"},
             "response_format": said_by,
@@ -156,12 +156,12 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     )
 
 
-def with_texts(asked: TextRequest, detokenize: Callable[[Sequence[int]], str]) -> TextRequest:
+def decode_prompts(asked: TextRequest, detokenize: Callable[[Sequence[int]], str]) -> TextRequest:
     """Decode prompts given as token ids. Raises ApiError (400) for invalid ids."""
     try:
         texts = tuple(prompt if isinstance(prompt, str) else detokenize(_ids(prompt)) for prompt in asked.prompts)
     except InvalidRequestError as error:
-        raise invalid("prompt", str(error)) from None
+        raise invalid_field("prompt", str(error)) from None
     return replace(asked, texts=texts)
 
 
@@ -173,10 +173,10 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> tuple[str 
     if isinstance(given, str):
         return (given,)
     ids = tuple(each for each in given if isinstance(each, int))
-    return (ids,) if ids else tuple(each if isinstance(each, str) else tuple(each) for each in _listed(given))
+    return (ids,) if ids else tuple(each if isinstance(each, str) else tuple(each) for each in _exclude_ids(given))
 
 
-def _listed(given: list[str] | list[int] | list[list[int]]) -> Iterator[str | list[int]]:
+def _exclude_ids(given: list[str] | list[int] | list[list[int]]) -> Iterator[str | list[int]]:
     return (each for each in given if not isinstance(each, int))
 
 
@@ -188,20 +188,20 @@ def _check_prompts(prompts: object) -> None:
         _check_ids("prompt", prompts)
         return
     if len(prompts) > MAX_PROMPTS:
-        raise invalid("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
+        raise invalid_field("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
     if any(isinstance(each, list) for each in prompts):
         for index, each in enumerate(prompts):
             if not isinstance(each, list) or not each:
-                raise invalid(f"prompt.{index}", f"prompt.{index} must be a list of one or more token ids")
+                raise invalid_field(f"prompt.{index}", f"prompt.{index} must be a list of one or more token ids")
             _check_ids(f"prompt.{index}", each)
 
 
 def _check_ids(name: str, ids: list[object]) -> None:
     if len(ids) > MAX_PROMPT_IDS:
-        raise invalid(name, f"{name} is limited to {MAX_PROMPT_IDS:,} token ids")
+        raise invalid_field(name, f"{name} is limited to {MAX_PROMPT_IDS:,} token ids")
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 1 << 31:
-            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, like the others in the list")
+            raise invalid_field(f"{name}.{index}", f"{name}.{index} must be a token id, like the others in the list")
 
 
 class TextSerializer:
@@ -212,43 +212,43 @@ class TextSerializer:
     def __init__(self, asked: TextRequest, completion: Completion) -> None:
         self._asked = asked
         self._completion = completion
-        self._weighed = asked.options.top_logprobs is not None
-        self._echoed = [text if asked.echo else "" for text in asked.texts for _ in asked.params]
-        self._prompts: list[list[TokenLogprob]] = [[] for _ in self._echoed]
-        self._choices = [new_choice(logprobs=self._weighed) for _ in self._echoed]
-        self._watches = [Stopwatch() for _ in self._choices] if asked.timings_per_token else None
+        self._has_logprobs = asked.options.top_logprobs is not None
+        self._echoed_texts = [text if asked.echo else "" for text in asked.texts for _ in asked.params]
+        self._prompts: list[list[TokenLogprob]] = [[] for _ in self._echoed_texts]
+        self._choices = [new_choice(logprobs=self._has_logprobs) for _ in self._echoed_texts]
+        self._watches = [LiveTimings() for _ in self._choices] if asked.timings_per_token else None
         self.id = completion.id
 
-    def again(self) -> TextSerializer:
+    def fresh_copy(self) -> TextSerializer:
         return TextSerializer(self._asked, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
-        for number, echoed in enumerate(self._echoed):
+        for number, echoed in enumerate(self._echoed_texts):
             if echoed:
                 yield self._sse_event(number, echoed)
 
-    def take(self, number: int, event: Event) -> Iterator[bytes]:
+    def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
-        so_far = self._watches[number].take(event) if self._watches is not None else None
+        so_far = self._watches[number].feed(event) if self._watches is not None else None
         more = {"timings": so_far} if so_far else {}
         if event.kind == "prompt":
-            scores = legacy(event.logprobs, characters(self._prompts[number]))
+            scores = legacy_logprobs(event.logprobs, count_characters(self._prompts[number]))
             self._prompts[number] += event.logprobs
             yield self._sse_event(number, "", None, scores)
-        written = len(self._echoed[number]) + len(choice.content)
+        written = len(self._echoed_texts[number]) + len(choice.content)
         delta = choice.add(event)
         if delta is not None and "content" in delta:
-            logprobs = legacy(event.logprobs, written) if self._weighed else None
+            logprobs = legacy_logprobs(event.logprobs, written) if self._has_logprobs else None
             yield self._sse_event(number, delta["content"], None, logprobs, **more)
         elif event.progress is not None and self._asked.return_progress:
             yield self._sse_event(number, "", prompt_progress=progress_body(event.progress))
         if event.kind == "end":
-            untold = legacy(event.logprobs, written) if event.logprobs else None
+            untold = legacy_logprobs(event.logprobs, written) if event.logprobs else None
             yield self._sse_event(number, "", choice.reason, untold, timings=timings([choice]))
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_events(self) -> Iterator[bytes]:
         if self._asked.include_usage:
             yield data_event(self._head() | {"choices": [], "usage": self._usage()})
         yield DONE
@@ -265,10 +265,10 @@ class TextSerializer:
 
     def _entry(self, number: int, choice: Choice) -> dict[str, Any]:
         weighed = choice.content_logprobs
-        told = None if weighed is None else legacy([*self._prompts[number], *weighed], 0)
+        told = None if weighed is None else legacy_logprobs([*self._prompts[number], *weighed], 0)
         return {
             "index": number,
-            "text": self._echoed[number] + choice.content,
+            "text": self._echoed_texts[number] + choice.content,
             "logprobs": told,
             "finish_reason": choice.reason,
         }
@@ -296,7 +296,7 @@ async def completions(request: Request, services: Services, owner: Owner) -> Res
     if asked.echo and not all(asked.texts):
         read = asked
         async with serving(services, asked.model) as model:
-            asked = await with_prompt(request, lambda: with_texts(read, model.engine.detokenize))
+            asked = await run_prompt_work(request, lambda: decode_prompts(read, model.engine.detokenize))
     return await respond(
         request,
         services,

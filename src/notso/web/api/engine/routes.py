@@ -31,7 +31,7 @@ from notso.web.engine.port import (
     SamplingParams,
 )
 from notso.web.engine.remote.engine_link import WIRE_PATH, About
-from notso.web.engine.remote.wire_values import METHODS, packed, packed_error, types_of, unpacked
+from notso.web.engine.remote.wire_values import METHODS, error_to_wire, from_wire, to_wire, types_of
 from notso.web.engine.running import OffLoop, RunningRequest
 from notso.web.values.errors import Problem
 from notso.web.values.json_steps import json_bytes
@@ -50,7 +50,7 @@ MOST_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EngineRequest:
     prompt: PromptInput
     params: SamplingParams
     options: RequestOptions
@@ -72,7 +72,7 @@ class _Answer:
 
 
 @dataclass(slots=True, eq=False)
-class _Prepared:
+class _PreparedPrompt:
     engine: ChatEngine
     begin: Callable[[], Generation]
 
@@ -87,11 +87,11 @@ class _Stream:
     stats: Any = None  # latest value sent
 
 
-class Session:
+class FrontEndSession:
     """The answers of one front end. They survive a broken connection. Use only on the event loop."""
 
-    def __init__(self, among: FrontEnds) -> None:
-        self._among = among
+    def __init__(self, among: FrontEndSessions) -> None:
+        self._front_ends = among
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
         self._expires = asyncio.get_running_loop().call_later(
@@ -99,29 +99,31 @@ class Session:
         )  # canceled by the first connection
 
     @property
-    def _open(self) -> int:
+    def _open_count(self) -> int:
         return sum(1 for each in self._answers.values() if each.generation is None or not each.generation.finished)
 
     def wake(self) -> None:
         self._stream.news.set()
 
-    async def begin(self, number: int, asked: Asked, prepared: str | None, off_loop: OffLoop) -> None:
+    async def begin(self, number: int, asked: EngineRequest, prepared: str | None, off_loop: OffLoop) -> None:
         """Start an answer; idempotent per `number`. Raises the engine's error."""
         answer = self._answers.get(number)
         if answer is None:
-            shared = self._among.services.shared
+            shared = self._front_ends.services.shared
             if shared.stopping:
                 raise EngineError(STOPPING)
-            if self._open >= MOST_OPEN:
+            if self._open_count >= MOST_OPEN:
                 raise EngineError(f"this front end already has {MOST_OPEN} running responses")
-            observe = self._among.services.metrics.observe
+            observe = self._front_ends.services.metrics.observe
             answer = self._answers[number] = _Answer(shared.requests.open(asked.options.owner, on_end=observe))
             answer.begun = asyncio.create_task(self._begin(number, answer, asked, prepared, off_loop))
         if answer.begun is not None:
             await asyncio.shield(answer.begun)
 
-    async def _begin(self, number: int, answer: _Answer, asked: Asked, prepared: str | None, off_loop: OffLoop) -> None:
-        before = self._among.take_prepared(prepared)
+    async def _begin(
+        self, number: int, answer: _Answer, asked: EngineRequest, prepared: str | None, off_loop: OffLoop
+    ) -> None:
+        before = self._front_ends.pop_prepared(prepared)
         begun: list[Generation] = []
 
         def ask(engine: ChatEngine) -> list[Generation]:
@@ -136,7 +138,7 @@ class Session:
         except BaseException:
             self._answers.pop(number, None)
             raise
-        wakes, loop = self._among.services.shared.requests.wakes, asyncio.get_running_loop()
+        wakes, loop = self._front_ends.services.shared.requests.wakes, asyncio.get_running_loop()
         for generation in begun:
             answer.generation = generation
             generation.subscribe(partial(wakes.wake, loop, self.wake))
@@ -169,7 +171,7 @@ class Session:
                 stream.news.clear()
                 line = self._line(stream)
                 yield line
-                if self._among.services.shared.stopping and not self._open:
+                if self._front_ends.services.shared.stopping and not self._open_count:
                     return
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -178,7 +180,7 @@ class Session:
                     continue
         finally:
             if stream is self._stream:
-                self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, self._among.remove, self)
+                self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, self._front_ends.remove, self)
 
     def end(self) -> None:
         for number in list(self._answers):
@@ -193,10 +195,10 @@ class Session:
             events = answer.read(after)[:MOST_AT_ONCE]
             if events:
                 stream.sent[number] = after + len(events)
-                answers[str(number)] = [after, packed(self._ending(number, answer, events))]
+                answers[str(number)] = [after, to_wire(self._close_if_ended(number, answer, events))]
                 if len(events) == MOST_AT_ONCE:
                     stream.news.set()  # there may be more events
-        stats, about = packed(self._among.services.shared.engine.stats()), packed(self._among.about())
+        stats, about = to_wire(self._front_ends.services.shared.engine.stats()), to_wire(self._front_ends.about())
         if stats is not None and stats != stream.stats:
             told["stats"] = stream.stats = stats
         if about != stream.about:
@@ -205,7 +207,7 @@ class Session:
             told["answers"] = answers
         return json.dumps(told).encode() + b"\n"
 
-    def _ending(self, number: int, answer: _Answer, events: list[Event]) -> list[Event]:
+    def _close_if_ended(self, number: int, answer: _Answer, events: list[Event]) -> list[Event]:
         # Closes the request after its last event, but keeps its events for a while: if the connection breaks before the
         # front end receives this line, the next connection sends them again.
         last = events[-1]
@@ -213,7 +215,7 @@ class Session:
             return events
         answer.running.close()
         asyncio.get_running_loop().call_later(SESSION_SECONDS, self._answers.pop, number, None)
-        if self._among.services.shared.stopping and last.finish_reason == "cancelled" and not answer.stopped:
+        if self._front_ends.services.shared.stopping and last.finish_reason == "cancelled" and not answer.stopped:
             return [
                 *events[:-1],
                 Event(
@@ -228,13 +230,13 @@ class Session:
         answer.running.close()
 
 
-class FrontEnds:
+class FrontEndSessions:
     """Sessions of all front ends. Use only on the event loop."""
 
     def __init__(self, services: ApiServices) -> None:
         self.services = services
-        self._sessions: dict[str, Session] = {}
-        self._prepared: dict[str, _Prepared] = {}
+        self._sessions: dict[str, FrontEndSession] = {}
+        self._prepared: dict[str, _PreparedPrompt] = {}
         self._adapters: Mapping[str, AdapterInfo] = {}
         self._watching = False
 
@@ -246,23 +248,23 @@ class FrontEnds:
         state = "stopping" if shared.stopping or shared.leaving else host.state
         return About(state, host.failure, host.info, self._adapters)
 
-    def session(self, name: str) -> Session:
+    def session(self, name: str) -> FrontEndSession:
         """Return or create a session. Raises EngineError at the limit."""
         if name not in self._sessions:
             if len(self._sessions) >= MOST_SESSIONS:
                 raise EngineError("too many front ends")
-            self._sessions[name] = Session(self)
+            self._sessions[name] = FrontEndSession(self)
             self._watch()
         return self._sessions[name]
 
-    def known(self, name: str) -> Session:
+    def known(self, name: str) -> FrontEndSession:
         """Return a session. Raises EngineError if unknown."""
         session = self._sessions.get(name)
         if session is None:
             raise EngineError("the engine was restarted; send the request again")
         return session
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: FrontEndSession) -> None:
         session.end()
         self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
 
@@ -273,7 +275,7 @@ class FrontEnds:
             raise EngineError(STOPPING)
         return engine
 
-    async def prepare(self, asked: Asked, off_loop: OffLoop) -> str:
+    async def prepare(self, asked: EngineRequest, off_loop: OffLoop) -> str:
         """Render a prompt; return the key for submitting it within PREPARED_SECONDS."""
         running = self.services.shared.requests.open("", counts=False)
         try:
@@ -285,14 +287,14 @@ class FrontEnds:
         name = secrets.token_hex(16)
         while len(self._prepared) >= MOST_PREPARED:
             del self._prepared[next(iter(self._prepared))]
-        self._prepared[name] = _Prepared(engine, begun[0])
+        self._prepared[name] = _PreparedPrompt(engine, begun[0])
         asyncio.get_running_loop().call_later(PREPARED_SECONDS, self._prepared.pop, name, None)
         return name
 
-    def take_prepared(self, name: str | None) -> _Prepared | None:
+    def pop_prepared(self, name: str | None) -> _PreparedPrompt | None:
         return self._prepared.pop(name, None) if name is not None else None
 
-    def _changed(self) -> None:
+    def _on_host_changed(self) -> None:
         self._watching = False
         for session in self._sessions.values():
             session.wake()
@@ -302,7 +304,7 @@ class FrontEnds:
     def _watch(self) -> None:
         if not self._watching:  # otherwise, an earlier session has registered the callback
             self._watching = True
-            self.services.shared.engine.when_changed.append(self._changed)
+            self.services.shared.engine.when_changed.append(self._on_host_changed)
 
 
 logger = logging.getLogger("notso.web.api")
@@ -313,16 +315,16 @@ T = TypeVar("T")
 
 
 def mount(app: FastAPI, services: ApiServices) -> None:
-    app.state.front_ends = FrontEnds(services)
+    app.state.front_ends = FrontEndSessions(services)
     app.state.engine_ring = KeyRing(services.shared.settings.engine_key)
     include_marked(app, router)
 
 
-def front_ends(request: Request) -> FrontEnds:
-    return cast(FrontEnds, request.app.state.front_ends)
+def front_ends(request: Request) -> FrontEndSessions:
+    return cast(FrontEndSessions, request.app.state.front_ends)
 
 
-Ends = Annotated[FrontEnds, Depends(front_ends)]
+Ends = Annotated[FrontEndSessions, Depends(front_ends)]
 
 
 @router.post("/events", dependencies=[FRONT_ENDS_ONLY])
@@ -330,12 +332,12 @@ async def events(request: Request, ends: Ends) -> Response:
     """Stream all events of the front end's answers, and the engine's status, as JSON lines."""
 
     async def answer() -> Response:
-        told = await _read(request, ends, _Resumed)
+        told = await _read(request, ends, _ResumeMessage)
         session = ends.session(told.session)
         session.steer(told.stop, told.answer_now)
         return StreamingResponse(session.lines(told.read, told.pending, told.up_to), media_type="application/x-ndjson")
 
-    return await _answered(answer)
+    return await _respond(answer)
 
 
 @router.post("/submit", dependencies=[FRONT_ENDS_ONLY])
@@ -343,12 +345,12 @@ async def submit(request: Request, ends: Ends) -> Response:
     """Start an answer. /events streams its events."""
 
     async def answer() -> Response:
-        told = await _read(request, ends, _Submitted)
+        told = await _read(request, ends, _SubmitMessage)
         off_loop = _off_loop(request, ends)
         await ends.known(told.session).begin(told.number, told.asked, told.prepared, off_loop)
-        return _told(True)
+        return _result_response(True)
 
-    return await _answered(answer)
+    return await _respond(answer)
 
 
 @router.post("/prepare", dependencies=[FRONT_ENDS_ONLY])
@@ -356,9 +358,11 @@ async def prepare(request: Request, ends: Ends) -> Response:
     """Render a prompt for a later submission."""
 
     async def answer() -> Response:
-        return _told(await ends.prepare(await _read(request, ends, _asked), _off_loop(request, ends)))
+        return _result_response(
+            await ends.prepare(await _read(request, ends, _parse_request), _off_loop(request, ends))
+        )
 
-    return await _answered(answer)
+    return await _respond(answer)
 
 
 @router.post("/steer", dependencies=[FRONT_ENDS_ONLY])
@@ -366,11 +370,11 @@ async def steer(request: Request, ends: Ends) -> Response:
     """Stop answers, or end their reasoning."""
 
     async def answer() -> Response:
-        told = await _read(request, ends, _Steered)
+        told = await _read(request, ends, _SteerMessage)
         ends.known(told.session).steer(told.stop, told.answer_now)
-        return _told(True)
+        return _result_response(True)
 
-    return await _answered(answer)
+    return await _respond(answer)
 
 
 @router.post("/call", dependencies=[FRONT_ENDS_ONLY])
@@ -378,80 +382,80 @@ async def call(request: Request, ends: Ends) -> Response:
     """Call a method of the engine."""
 
     async def answer() -> Response:
-        name, arguments = await _read(request, ends, _called)
+        name, arguments = await _read(request, ends, _parse_call)
         running = ends.services.shared.requests.open("", counts=False)
         try:
             engine = await ends.load(running)
             if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
                 await ends.services.shared.engine.clear_cache(**arguments)
-                return _told(None)
+                return _result_response(None)
             if name == "forget_reading":
                 await ends.services.shared.engine.forget_reading(arguments["scope"], arguments["name"])
-                return _told(None)
-            work = partial(_result, engine, name, arguments)
+                return _result_response(None)
+            work = partial(_call_method, engine, name, arguments)
             return await ends.services.shared.large_work.run(work, len(await request.body()), "")
         finally:
             running.close()
 
-    return await _answered(answer)
+    return await _respond(answer)
 
 
-def _result(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Response:
-    result = packed(getattr(engine, name)(**arguments))
+def _call_method(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Response:
+    result = to_wire(getattr(engine, name)(**arguments))
     return Response(json_bytes({"result": result}, allow_nan=True), media_type="application/json")
 
 
-class _Steered:
+class _SteerMessage:
     def __init__(self, given: dict[str, Any]) -> None:
-        self.session = unpacked(str, given["session"])
-        self.stop = unpacked(list[int], given.get("stop", []))
-        self.answer_now = unpacked(list[int], given.get("answer_now", []))
+        self.session = from_wire(str, given["session"])
+        self.stop = from_wire(list[int], given.get("stop", []))
+        self.answer_now = from_wire(list[int], given.get("answer_now", []))
 
 
-class _Resumed(_Steered):
+class _ResumeMessage(_SteerMessage):
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
-        self.read = {int(number): unpacked(int, count) for number, count in given["read"].items()}
-        self.pending = frozenset(unpacked(list[int], given["pending"]))
-        self.up_to = unpacked(int, given["up_to"])
+        self.read = {int(number): from_wire(int, count) for number, count in given["read"].items()}
+        self.pending = frozenset(from_wire(list[int], given["pending"]))
+        self.up_to = from_wire(int, given["up_to"])
 
 
-class _Submitted:
+class _SubmitMessage:
     def __init__(self, given: dict[str, Any]) -> None:
-        self.session = unpacked(str, given["session"])
-        self.number = unpacked(int, given["number"])
-        self.prepared = unpacked(str | None, given.get("prepared"))
-        self.asked = _asked(given)
+        self.session = from_wire(str, given["session"])
+        self.number = from_wire(int, given["number"])
+        self.prepared = from_wire(str | None, given.get("prepared"))
+        self.asked = _parse_request(given)
 
 
-def _asked(given: dict[str, Any]) -> Asked:
-    return Asked(
-        unpacked(PromptInput, given["prompt"]),
-        unpacked(SamplingParams, given["params"]),
-        unpacked(RequestOptions, given["options"]),
+def _parse_request(given: dict[str, Any]) -> EngineRequest:
+    return EngineRequest(
+        from_wire(PromptInput, given["prompt"]),
+        from_wire(SamplingParams, given["params"]),
+        from_wire(RequestOptions, given["options"]),
     )
 
 
-def _called(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    name = unpacked(str, given["method"])
+def _parse_call(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    name = from_wire(str, given["method"])
     if name not in METHODS:
         raise ValueError("no method")
     return name, types_of(name).unpack(given["arguments"])
 
 
-async def _read(request: Request, ends: FrontEnds, parse: Callable[[dict[str, Any]], T]) -> T:
+async def _read(request: Request, ends: FrontEndSessions, parse: Callable[[dict[str, Any]], T]) -> T:
     body = await request.body()
     return await ends.services.shared.large_work.run(lambda: parse(json.loads(body)), len(body), "")
 
 
-def _off_loop(request: Request, ends: FrontEnds) -> OffLoop:
+def _off_loop(request: Request, ends: FrontEndSessions) -> OffLoop:
     async def off_loop(work: Callable[[], None]) -> None:
         await ends.services.shared.large_work.run(work, len(await request.body()), "")
 
     return off_loop
 
 
-def _told(result: Any) -> Response:
+def _result_response(result: Any) -> Response:
     return _json({"result": result})
 
 
@@ -459,16 +463,16 @@ def _json(told: dict[str, Any], status: int = 200) -> Response:
     return Response(json.dumps(told), status, media_type="application/json")
 
 
-async def _answered(answer: Callable[[], Awaitable[Response]]) -> Response:
+async def _respond(answer: Callable[[], Awaitable[Response]]) -> Response:
     # Engine errors are sent in the body with status 200. Another status means that the servers' protocols differ.
     try:
         return await answer()
     except NotsoError as error:
-        return _json({"error": packed_error(error)})
+        return _json({"error": error_to_wire(error)})
     except Problem as problem:
-        return _json({"error": packed_error(EngineError(problem.sentence))})
+        return _json({"error": error_to_wire(EngineError(problem.sentence))})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return _json({"error": packed_error(EngineError("the front end sent an invalid request"))}, 400)
+        return _json({"error": error_to_wire(EngineError("the front end sent an invalid request"))}, 400)
     except Exception:
         logger.exception("a front end's request failed")
-        return _json({"error": packed_error(EngineError(Sentence("the engine failed; see its log", "engine_failed")))})
+        return _json({"error": error_to_wire(EngineError(Sentence("the engine failed; see its log", "engine_failed")))})

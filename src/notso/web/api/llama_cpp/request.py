@@ -28,10 +28,10 @@ from notso.web.api.request_fields.fields import (
     Name,
     Notes,
     Text,
+    find_hints,
     hint,
-    hints_of,
     inert,
-    invalid,
+    invalid_field,
     read_fields,
     refused,
     works,
@@ -44,15 +44,15 @@ from notso.web.api.request_fields.sampling_fields import (
     GrammarFields,
     Whole,
     check_stream_options,
-    either,
-    grammar_of,
-    sampling_of,
+    get_by_alias,
+    read_grammar,
+    to_sampling_params,
 )
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.completion import Choice, Stopwatch, entry_of, new_choice, new_id, timings
+from notso.web.api.shared.completion import Choice, LiveTimings, logprob_entry, new_choice, new_id, timings
 from notso.web.api.shared.serializer import PING, data_event, progress_body
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
+from notso.web.api.shared.serving import Owner, read_body, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.model_names import model_id
@@ -186,11 +186,11 @@ TokenBias = tuple[Piece, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest(ApiRequest):
-    """A validated request. `tokenized` converts the texts in `pieces` and `biases` to token ids."""
+    """A validated request. `tokenize_request` converts the texts in `pieces` and `biases` to token ids."""
 
     pieces: tuple[tuple[Piece, ...], ...]
     biases: tuple[TokenBias, ...] = ()
-    texts: tuple[str, ...] = ()  # text of each prompt, set by `tokenized`
+    texts: tuple[str, ...] = ()  # text of each prompt, set by `tokenize_request`
     n_predict: int = -1  # as requested; -1: unlimited
     n_probs: int = 0
     is_list: bool = False  # respond with a list
@@ -206,30 +206,30 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     check_stream_options(fields)
     pieces = tuple(_pieces(fields.prompt))
     if len(pieces) > MAX_PROMPTS:
-        raise invalid("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
+        raise invalid_field("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
     if sum(isinstance(piece, str) for prompt in pieces for piece in prompt) > MAX_TEXTS:
-        raise invalid("prompt", f"prompt is limited to {MAX_TEXTS:,} texts: join adjacent ones")
-    grammar, said_by = grammar_of(fields)
-    longest = either(fields, "n_predict", "max_tokens", "max_new_tokens")
+        raise invalid_field("prompt", f"prompt is limited to {MAX_TEXTS:,} texts: join adjacent ones")
+    grammar, said_by = read_grammar(fields)
+    longest = get_by_alias(fields, "n_predict", "max_tokens", "max_new_tokens")
     n_probs = fields.n_probs or 0
     wants_tokens = bool(fields.stream or fields.return_tokens or n_probs)
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
     plain = fields.model_copy(
         update={
-            "n": either(fields, "n", "n_cmpl"),
+            "n": get_by_alias(fields, "n", "n_cmpl"),
             "seed": None if fields.seed in (RANDOM_SEED, SHOWN_RANDOM_SEED) else fields.seed,
             "stop": [each for each in stops or () if each] or None,  # llama.cpp ignores empty strings
             "logit_bias": None,
         }
     )
-    params = sampling_of(plain, longest or 1 if longest is not None else None, None, n_probs)
+    params = to_sampling_params(plain, longest or 1 if longest is not None else None, None, n_probs)
     return NativeRequest(
         model=fields.model,
         prompts=(),
         pieces=pieces,
         biases=tuple(_biases(fields.logit_bias)),
         params=params,
-        hints=hints_of(fields, body),
+        hints=find_hints(fields, body),
         names={"messages": "prompt", "max_tokens": "n_predict", "response_format": said_by},
         options=RequestOptions(
             thinking=False,
@@ -243,7 +243,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
         fresh=fields.cache_prompt is False,
         n_predict=-1 if longest is None else longest,
         n_probs=n_probs,
-        is_list=len(params) > 1 or _holds_prompts(fields.prompt),
+        is_list=len(params) > 1 or _is_prompt_list(fields.prompt),
         return_tokens=bool(fields.return_tokens),
         response_fields=tuple(fields.response_fields or ()),
         return_progress=bool(fields.return_progress),
@@ -251,18 +251,18 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     )
 
 
-def tokenized(
+def tokenize_request(
     asked: NativeRequest, tokenize: Callable[[str], list[int]], detokenize: Callable[[list[int]], str]
 ) -> NativeRequest:
     """Convert prompts and biases to token ids. Raises ApiError (400) if invalid, empty or too many."""
     try:
         prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in asked.pieces]
         if not all(prompts):
-            raise invalid("prompt", "prompt is empty", "empty_prompt")
+            raise invalid_field("prompt", "prompt is empty", "empty_prompt")
         texts = tuple(map(detokenize, prompts))
         bias = {token: bias for piece, bias in asked.biases for token in _ids(piece, tokenize)}
         if len(bias) > MAX_LOGIT_BIAS:
-            raise invalid("logit_bias", f"logit_bias is limited to {MAX_LOGIT_BIAS:,} tokens")
+            raise invalid_field("logit_bias", f"logit_bias is limited to {MAX_LOGIT_BIAS:,} tokens")
         params: tuple[SamplingParams, ...] = tuple(replace(each, logit_bias=bias) for each in asked.params)
     except InvalidRequestError as error:
         raise api_error_of(error).called(asked.names) from None
@@ -273,7 +273,7 @@ def _ids(piece: Piece, tokenize: Callable[[str], list[int]]) -> list[int]:
     return [piece] if isinstance(piece, int) else tokenize(piece)
 
 
-def _holds_prompts(given: PromptField) -> bool:
+def _is_prompt_list(given: PromptField) -> bool:
     return isinstance(given, list) and not any(isinstance(each, int) for each in given)
 
 
@@ -282,7 +282,7 @@ def _pieces(given: PromptField) -> Iterator[tuple[Piece, ...]]:
         yield (given,)
     elif isinstance(given, PromptObject):
         yield (given.prompt_string,)
-    elif _holds_prompts(given):
+    elif _is_prompt_list(given):
         for each in given:
             if not isinstance(each, int):
                 yield tuple(each) if isinstance(each, list) else next(_pieces(each))
@@ -312,10 +312,10 @@ class NativeSerializer:
         self._params = [params for _ in asked.prompts for params in asked.params]
         self._choices = [new_choice(logprobs=True) for _ in self._params]
         self._stopped_by: list[str | None] = [None for _ in self._params]
-        self._watches = [Stopwatch() for _ in self._params] if asked.timings_per_token else None
+        self._watches = [LiveTimings() for _ in self._params] if asked.timings_per_token else None
         self.id = new_id("cmpl")
 
-    def again(self) -> NativeSerializer:
+    def fresh_copy(self) -> NativeSerializer:
         other = NativeSerializer(self._asked, self._info)
         other.id = self.id
         return other
@@ -323,9 +323,9 @@ class NativeSerializer:
     def initial_events(self) -> Iterator[bytes]:
         yield from ()
 
-    def take(self, number: int, event: Event) -> Iterator[bytes]:
+    def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
-        so_far = self._watches[number].take(event) if self._watches is not None else None
+        so_far = self._watches[number].feed(event) if self._watches is not None else None
         more: dict[str, Any] = {"timings": so_far} if so_far else {}
         delta = choice.add(event)
         if delta is not None and "content" in delta:
@@ -340,14 +340,14 @@ class NativeSerializer:
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_events(self) -> Iterator[bytes]:
         yield from ()
 
     def failure(self, error: ApiError) -> bytes:
         return data_event(error.body)
 
     def body(self) -> Any:
-        whole = [self._chosen(self._final(number)) for number in range(len(self._choices))]
+        whole = [self._select_fields(self._final(number)) for number in range(len(self._choices))]
         return whole if self._asked.is_list else whole[0]
 
     def _piece(self, number: int, content: str, tokens: list[int], **more: Any) -> bytes:
@@ -406,7 +406,7 @@ class NativeSerializer:
             return "word"
         return {"length": "limit", "cancelled": "none"}.get(choice.finish_reason, "eos")
 
-    def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _select_fields(self, body: dict[str, Any]) -> dict[str, Any]:
         # Names with slashes address nested values.
         if not self._asked.response_fields:
             return body
@@ -425,7 +425,7 @@ def _probabilities(tokens: list[TokenLogprob] | tuple[TokenLogprob, ...]) -> lis
 
 
 def _entry(token: TokenLogprob) -> dict[str, Any]:
-    return {"id": token.id} | entry_of(token)
+    return {"id": token.id} | logprob_entry(token)
 
 
 router = APIRouter()
@@ -439,5 +439,5 @@ async def completion(request: Request, services: Services, owner: Owner) -> Resp
     read = await read_body(request, parse_native_request)
     async with serving(services, read.model) as model:
         tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize
-        asked = await with_prompt(request, lambda: tokenized(read, tokenize, detokenize))
+        asked = await run_prompt_work(request, lambda: tokenize_request(read, tokenize, detokenize))
     return await respond(request, services, owner, asked, lambda info: NativeSerializer(asked, info))

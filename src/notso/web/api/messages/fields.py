@@ -125,7 +125,7 @@ Applied = tuple[Mapping[str, Any], ...]
 """Applied edits in the API's format."""
 
 
-def edited(
+def apply_edits(
     messages: tuple[Message, ...], management: ContextManagement, count: Count
 ) -> tuple[tuple[Message, ...], Applied]:
     """Apply edits to a conversation; return the new conversation and the edits that had an effect.
@@ -135,29 +135,29 @@ def edited(
     # The caller has applied `clear_thinking` by setting `keep_reasoning`. Only the number of tokens that it saves is
     # computed here. Several such edits are reported as one, because only the strictest has an effect.
     applied: list[Mapping[str, Any]] = []
-    turns = sum(map(_is_thoughtless, messages[:-1]))
+    turns = sum(map(_drops_reasoning, messages[:-1]))
     if turns and management.of_kind(ClearThinking):
-        whole = [replace(each, keep_reasoning=True) if _is_thoughtless(each) else each for each in messages[:-1]]
+        whole = [replace(each, keep_reasoning=True) if _drops_reasoning(each) else each for each in messages[:-1]]
         saved = count([*whole, messages[-1]]) - count(messages)
         if saved > 0:
             counts = {"cleared_thinking_turns": turns, "cleared_input_tokens": saved}
             applied.append({"type": "clear_thinking_20251015", **counts})
     for clearing in management.of_kind(ClearToolUses):
-        ids = _old_uses(messages, clearing)
+        ids = _clearable_calls(messages, clearing)
         if not ids:
             continue
         before, trigger = count(messages), clearing.trigger or InputTokens(type="input_tokens", value=USUAL_TRIGGER)
-        shorter = tuple(_without(message, ids, clearing.clear_tool_inputs) for message in messages)
+        shorter = tuple(_clear_tool_use(message, ids, clearing.clear_tool_inputs) for message in messages)
         saved = before - count(shorter)
         is_due = isinstance(trigger, ToolUses) or before > trigger.value
         if is_due and saved > 0 and saved >= (clearing.clear_at_least.value if clearing.clear_at_least else 0):
-            counts = {"cleared_tool_uses": _changed_uses(messages, shorter), "cleared_input_tokens": saved}
+            counts = {"cleared_tool_uses": _count_cleared_uses(messages, shorter), "cleared_input_tokens": saved}
             messages = shorter
             applied.append({"type": "clear_tool_uses_20250919", **counts})
     return messages, tuple(applied)
 
 
-def _changed_uses(before: Sequence[Message], after: Sequence[Message]) -> int:
+def _count_cleared_uses(before: Sequence[Message], after: Sequence[Message]) -> int:
     # An earlier edit may have cleared some of the results already.
     ids: set[str | None] = set()
     for old, new in zip(before, after, strict=True):
@@ -167,11 +167,11 @@ def _changed_uses(before: Sequence[Message], after: Sequence[Message]) -> int:
     return len(ids)
 
 
-def _is_thoughtless(message: Message) -> bool:
+def _drops_reasoning(message: Message) -> bool:
     return bool(message.reasoning_content) and not message.keep_reasoning
 
 
-def _old_uses(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
+def _clearable_calls(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
     # Returns the ids of the calls whose results can be cleared. There are none if the trigger is a number of tool uses
     # that is not exceeded. If the trigger is a number of tokens, the caller checks it.
     names = {call.id: call.name for message in messages for call in message.tool_calls}
@@ -183,7 +183,7 @@ def _old_uses(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
     return {id for id in results[: max(0, len(results) - kept)] if id in names and names[id] not in excluded}
 
 
-def _without(message: Message, ids: set[str], inputs: bool | list[str] | None) -> Message:
+def _clear_tool_use(message: Message, ids: set[str], inputs: bool | list[str] | None) -> Message:
     if message.role == "tool" and message.tool_call_id in ids:
         return replace(message, content=CLEARED)
     calls = tuple(
@@ -355,7 +355,7 @@ class SystemTurn(Fields):
 AnyTurn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
-def _with_direct(callers: list[str]) -> list[str]:
+def _require_direct(callers: list[str]) -> list[str]:
     if callers and "direct" not in callers:
         raise ValueError("it should contain direct, because only the model calls tools")
     return callers
@@ -371,9 +371,9 @@ class AnthropicTool(Fields):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     defer_loading: bool | None = None
-    allowed_callers: Annotated[list[Name], Field(max_length=8, fail_fast=True), AfterValidator(_with_direct)] | None = (
-        None
-    )
+    allowed_callers: (
+        Annotated[list[Name], Field(max_length=8, fail_fast=True), AfterValidator(_require_direct)] | None
+    ) = None
     input_examples: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     eager_input_streaming: Annotated[bool | None, Hint(done=(False,))] = None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Any, TypeVar
 
-from notso.documents.citations import Mark, quotable
+from notso.documents.citations import QuotedSpan, replace_newlines
 from notso.smollm3 import FixedPrefix, Message, RequestOptions, Tool, ToolCall, ToolChoice
 from notso.web.api.messages.fields import (
     COUNT_NOTES,
@@ -46,21 +46,28 @@ from notso.web.api.messages.fields import (
     ToolResultBlock,
     ToolUseBlock,
     UserTurn,
-    edited,
+    apply_edits,
 )
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
     check_depth,
-    checked_choice,
-    hints_of,
-    invalid,
+    find_hints,
+    invalid_field,
     read_fields,
     schema_grammar,
-    strict_names,
+    strict_tool_names,
+    validate_tool_choice,
 )
-from notso.web.api.request_fields.sampling_fields import checked_params, parameters_in, sampling_names
+from notso.web.api.request_fields.sampling_fields import create_sampling_params, read_parameters, sampling_names
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.given_documents import NO_FILES, Files, GivenDocument, GivenDocuments, GivenFile, digest_of
+from notso.web.api.shared.given_documents import (
+    NO_FILES,
+    Files,
+    RequestDocument,
+    RequestDocuments,
+    RequestFile,
+    digest_of,
+)
 from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
@@ -70,7 +77,7 @@ BETWEEN_BLOCKS = "\n"
 PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
 
-def files_in(body: Mapping[str, Any]) -> Iterator[GivenFile]:
+def find_files(body: Mapping[str, Any]) -> Iterator[RequestFile]:
     """Yield the PDFs and stored files of a request that has not been validated yet."""
     turns = body.get("messages")
     for at, turn in enumerate(turns if isinstance(turns, list) else ()):
@@ -78,7 +85,7 @@ def files_in(body: Mapping[str, Any]) -> Iterator[GivenFile]:
         yield from _files(content, f"messages.{at}.content")
 
 
-def _files(content: Any, param: str) -> Iterator[GivenFile]:
+def _files(content: Any, param: str) -> Iterator[RequestFile]:
     for at, block in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(block, dict):
             continue
@@ -88,25 +95,25 @@ def _files(content: Any, param: str) -> Iterator[GivenFile]:
         elif block.get("type") == "document" and isinstance(source, dict):
             data, kind = source.get("data"), (source.get("type"), source.get("media_type"))
             if isinstance(data, str) and kind == ("base64", "application/pdf"):
-                yield GivenFile(data, "document.pdf", f"{place}.source.data")
+                yield RequestFile(data, "document.pdf", f"{place}.source.data")
             elif source.get("type") == "file" and isinstance(source.get("file_id"), str):
-                yield GivenFile("", "", f"{place}.source.file_id", source["file_id"])
+                yield RequestFile("", "", f"{place}.source.file_id", source["file_id"])
 
 
-def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
+def add_document(given: RequestDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
     """Add a document or search result; return its text for the prompt. Raises ApiError (400)."""
     is_quoted = bool(block.citations and block.citations.enabled)
     kind = "search_result" if isinstance(block, SearchResultBlock) else "document"
     facts: dict[str, Any] = {"type": kind, "title": block.title}
     if isinstance(block, SearchResultBlock):
-        text, starts = _joined(block.content)
+        text, starts = _join_blocks(block.content)
         facts |= {"location": "search_result_location", "source": block.source}
-        return given.add(GivenDocument(block.title, text, is_quoted, starts, facts))
+        return given.add(RequestDocument(block.title, text, is_quoted, starts, facts))
     source = block.source
     if isinstance(source, PdfSource | FileSource):
         document = files.get(source.file_id if isinstance(source, FileSource) else digest_of(source.data))
         if document is None:
-            raise invalid("messages", "PDF documents can be sent to /v1/messages only")
+            raise invalid_field("messages", "PDF documents can be sent to /v1/messages only")
         text, starts = document.text, document.pages
         has_pages = document.kind == "PDF"
         facts |= {"location": "page_location" if has_pages else "char_location"}
@@ -114,21 +121,21 @@ def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock
             facts |= {"file_id": source.file_id, "title": block.title or document.title}
     elif isinstance(source, ContentSource):
         blocks = [TextBlock(type="text", text=source.content)] if isinstance(source.content, str) else source.content
-        text, starts = _joined(blocks)
+        text, starts = _join_blocks(blocks)
         facts["location"] = "content_block_location"
     else:
         text, starts = source.data, (0,)
         facts["location"] = "char_location"
-    return given.add(GivenDocument(facts["title"] or "", text, is_quoted, starts, facts), block.context or "")
+    return given.add(RequestDocument(facts["title"] or "", text, is_quoted, starts, facts), block.context or "")
 
 
-def _joined(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
+def _join_blocks(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
     texts = [block.text for block in blocks]
     sizes = (len(text) + len(BETWEEN_BLOCKS) for text in texts[:-1])
     return BETWEEN_BLOCKS.join(texts), tuple(accumulate(sizes, initial=0))
 
 
-def citation_of(given: GivenDocuments, mark: Mark) -> dict[str, Any] | None:
+def to_citation(given: RequestDocuments, mark: QuotedSpan) -> dict[str, Any] | None:
     """Return a quotation in the API's format, or None if no document contains it."""
     found = given.found(mark.number, mark.words)
     if found is None:
@@ -151,14 +158,14 @@ def citation_of(given: GivenDocuments, mark: Mark) -> dict[str, Any] | None:
     return cited | {"document_title": facts["title"], "file_id": facts.get("file_id")} | place
 
 
-def cited_text(given: GivenDocuments, block: TextBlock) -> str:
+def cited_text(given: RequestDocuments, block: TextBlock) -> str:
     """Return an earlier text block as the model wrote it, with its quotations in front."""
     marks = []
     for each in block.citations or ():
         for kind, name in PLACES.items():
             index, numbers = each.get(name), given.numbers(kind)
             if isinstance(index, int) and 0 <= index < len(numbers) and isinstance(each.get("cited_text"), str):
-                marks.append(f"[[{numbers[index]}: {quotable(each['cited_text'])}]]")
+                marks.append(f"[[{numbers[index]}: {replace_newlines(each['cited_text'])}]]")
     return " ".join([*marks, block.text])
 
 
@@ -173,7 +180,7 @@ VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
 }
 
 
-def without_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
+def strip_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
     """Remove volatile lines from the start of a system prompt; return their names."""
     # The rest of the prompt is the same as in earlier requests, so it can be found in the cache.
     for name, line in VOLATILE_LINES.items():
@@ -201,17 +208,17 @@ class MessageRequest(ApiRequest):
     hides_reasoning: bool = False  # report that the model reasons, but not the text
     management: ContextManagement | None = None  # edits to apply
     applied: Applied = ()  # edits that had an effect
-    documents: GivenDocuments = field(default_factory=GivenDocuments)
+    documents: RequestDocuments = field(default_factory=RequestDocuments)
 
     @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
-    def edited(self, engine: ChatEngine) -> MessageRequest:
+    def apply_edits(self, engine: ChatEngine) -> MessageRequest:
         """Apply the context edits. Raises the errors of `count_tokens`."""
         if self.management is None or not self.management.edits:
             return self
-        messages, applied = edited(
+        messages, applied = apply_edits(
             self.messages, self.management, lambda messages: engine.count_tokens(messages, self.options)
         )
         return replace(self, prompts=(messages,), applied=applied)
@@ -229,11 +236,11 @@ def parse_message_request(
     fields = read_fields(MessageFields, body, MESSAGE_NOTES | WITHIN_MESSAGE)
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
-        raise invalid("thinking.budget_tokens", "thinking.budget_tokens must be below max_tokens")
+        raise invalid_field("thinking.budget_tokens", "thinking.budget_tokens must be below max_tokens")
     chosen = {"max_tokens": fields.max_tokens, "thinking_budget": budget}
-    params = checked_params(NAMES, parameters_in(fields, "anthropic") | chosen)
+    params = create_sampling_params(NAMES, read_parameters(fields, "anthropic") | chosen)
     return _request(
-        fields, files, keep_volatile, params=(params,), stream=bool(fields.stream), hints=hints_of(fields, body)
+        fields, files, keep_volatile, params=(params,), stream=bool(fields.stream), hints=find_hints(fields, body)
     )
 
 
@@ -242,7 +249,9 @@ def parse_count_request(
 ) -> MessageRequest:
     """Validate a count request. Raises ApiError (400) naming the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
-    return _request(fields, files, keep_volatile, params=(checked_params(NAMES, {}),), hints=hints_of(fields, body))
+    return _request(
+        fields, files, keep_volatile, params=(create_sampling_params(NAMES, {}),), hints=find_hints(fields, body)
+    )
 
 
 def _thread_refusal() -> ApiError:
@@ -258,12 +267,12 @@ def _thread_refusal() -> ApiError:
 
 def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any) -> MessageRequest:
     given = _text(fields.system or "")
-    system, ignored = (given, ()) if keep_volatile else without_volatile_lines(given)
-    documents = GivenDocuments()
-    pins = Pins()
+    system, ignored = (given, ()) if keep_volatile else strip_volatile_lines(given)
+    documents = RequestDocuments()
+    pins = PinnedPrefix()
     conversation = tuple(_conversation(fields, system, documents, files, pins))
-    messages = documents.asking(conversation)
-    offered, choice = _offered(fields), fields.tool_choice
+    messages = documents.with_quotation_request(conversation)
+    offered, choice = _prompt_tools(fields), fields.tool_choice
     asked, named = _format(fields)
     return MessageRequest(
         model=fields.model,
@@ -278,10 +287,10 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
                 tools=_tools(offered, choice),
                 tool_choice=_tool_choice(offered, choice),
                 parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
-                strict_tools=strict_names((tool.name, tool.strict) for tool in offered),
+                strict_tools=strict_tool_names((tool.name, tool.strict) for tool in offered),
                 grammar=None if asked is None else schema_grammar(named, asked.schema_),
                 continue_last=messages[-1].role == "assistant",
-                prefix=None if fields.context_management else pins.prefix_of(conversation),
+                prefix=None if fields.context_management else pins.find_prefix(conversation),
             )
         ),
         ignored=ignored,
@@ -294,7 +303,7 @@ def _format(fields: CountFields) -> tuple[OutputFormat | None, str]:
     given = fields.output_config.format if fields.output_config else None
     older = fields.output_format
     if given is not None and older is not None and given != older:
-        raise invalid("output_format", "output_config.format and output_format are aliases: use only one")
+        raise invalid_field("output_format", "output_config.format and output_format are aliases: use only one")
     return (older, "output_format.schema") if given is None and older else (given, NAMES["response_format"])
 
 
@@ -306,7 +315,7 @@ def _budget(fields: CountFields) -> int | None:
     return EFFORT_BUDGETS.get(fields.output_config.effort or "")
 
 
-def _offered(fields: CountFields) -> list[AnthropicTool]:
+def _prompt_tools(fields: CountFields) -> list[AnthropicTool]:
     # Returns the tools of the prompt, ending with the deferred tools that a tool search has found.
     for index, tool in enumerate(fields.tools or ()):
         check_depth(f"tools.{index}.input_schema", tool.input_schema)
@@ -343,19 +352,19 @@ def _parameters(tool: AnthropicTool) -> dict[str, Any]:
 
 def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
-        return "auto"  # also valid without tools; `checked_choice` requires tools
+        return "auto"  # also valid without tools; `validate_tool_choice` requires tools
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
-    return checked_choice("tool_choice", name, [tool.name for tool in offered])
+    return validate_tool_choice("tool_choice", name, [tool.name for tool in offered])
 
 
 @dataclass(slots=True)
-class Pins:
+class PinnedPrefix:
     """The last cache breakpoint that pins a prefix of the conversation, if any."""
 
     message: Message | None = None  # the message that contains the breakpoint
     characters: int = 0  # length of the content before the breakpoint
 
-    def see(self, blocks: Sequence[object], parts: Sequence[str], message: Message) -> None:
+    def record(self, blocks: Sequence[object], parts: Sequence[str], message: Message) -> None:
         """Record a message's last pinning breakpoint, if any."""
         # The message ends with `parts`, the texts of `blocks`, joined by line breaks.
         for number, block in enumerate(blocks, start=1):
@@ -364,7 +373,7 @@ class Pins:
                 self.message = message
                 self.characters = len(message.content) - len("\n".join(parts)) + len("\n".join(parts[:number]))
 
-    def prefix_of(self, messages: Sequence[Message]) -> FixedPrefix | None:
+    def find_prefix(self, messages: Sequence[Message]) -> FixedPrefix | None:
         """Return the prefix up to the breakpoint, which the engine pins for the request's owner."""
         at = next((at for at, each in enumerate(messages) if each is self.message), None)
         if at is None or self.characters <= 0:
@@ -376,15 +385,15 @@ class Pins:
 
 
 def _conversation(
-    fields: CountFields, system: str, documents: GivenDocuments, files: Files, pins: Pins
+    fields: CountFields, system: str, documents: RequestDocuments, files: Files, pins: PinnedPrefix
 ) -> Iterator[Message]:
     if system:
         first = Message("system", system)
         if not isinstance(fields.system, str | None):
-            pins.see(fields.system, [each.text for each in fields.system], first)
+            pins.record(fields.system, [each.text for each in fields.system], first)
         yield first
     # Reasoning is kept in the last `kept_turns` turns. User messages with tool results do not begin a turn.
-    asked_at = [-1, *(at for at, turn in enumerate(fields.messages) if _asks(turn))]
+    asked_at = [-1, *(at for at, turn in enumerate(fields.messages) if _starts_turn(turn))]
     management = fields.context_management or ContextManagement()
     kept_turns = management.kept_thinking_turns
     kept_from = -1 if kept_turns is None else asked_at[max(0, len(asked_at) - kept_turns)]
@@ -392,14 +401,14 @@ def _conversation(
         yield from _turn(turn, documents, files, pins, keeps_reasoning=at > kept_from)
 
 
-def _asks(turn: AnyTurn) -> bool:
+def _starts_turn(turn: AnyTurn) -> bool:
     if not isinstance(turn, UserTurn):
         return False
     return isinstance(turn.content, str) or not any(isinstance(block, ToolResultBlock) for block in turn.content)
 
 
 def _turn(
-    turn: AnyTurn, documents: GivenDocuments, files: Files, pins: Pins, *, keeps_reasoning: bool
+    turn: AnyTurn, documents: RequestDocuments, files: Files, pins: PinnedPrefix, *, keeps_reasoning: bool
 ) -> Iterator[Message]:
     match turn:
         case SystemTurn():
@@ -410,7 +419,7 @@ def _turn(
             yield from _user_message(turn, documents, files, pins)
 
 
-def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files, pins: Pins) -> Iterator[Message]:
+def _user_message(turn: UserTurn, documents: RequestDocuments, files: Files, pins: PinnedPrefix) -> Iterator[Message]:
     # Adjacent texts and documents become one message; each tool result becomes a separate message.
     if isinstance(turn.content, str):
         yield Message("user", turn.content)
@@ -422,11 +431,11 @@ def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files, pins:
             texts = [block for block in blocks if not isinstance(block, ToolResultBlock)]
             parts = _parts(texts, documents, files)
             message = Message("user", "\n".join(parts))
-            pins.see(texts, parts, message)
+            pins.record(texts, parts, message)
             yield message
 
 
-def _assistant_message(turn: AssistantTurn, documents: GivenDocuments, keeps_reasoning: bool) -> Message:
+def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, keeps_reasoning: bool) -> Message:
     # By default, reasoning stays in the prompt until the next user message; `clear_thinking` can keep it longer.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
@@ -443,14 +452,14 @@ def _input(given: dict[str, Any] | str | None) -> str:
     return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given or ""
 
 
-def _result(block: ToolResultBlock, documents: GivenDocuments, files: Files) -> Message:
+def _result(block: ToolResultBlock, documents: RequestDocuments, files: Files) -> Message:
     text = _text(block.content or "", documents, files)
     return Message("tool", f"Error: {text}" if block.is_error else text, tool_call_id=block.tool_use_id)
 
 
 def _text(
     content: str | Sequence[TextBlock | ToolReference | DocumentBlock | SearchResultBlock],
-    documents: GivenDocuments | None = None,
+    documents: RequestDocuments | None = None,
     files: Files = NO_FILES,
 ) -> str:
     return content if isinstance(content, str) else "\n".join(_parts(content, documents, files))
@@ -458,7 +467,7 @@ def _text(
 
 def _parts(
     content: Sequence[TextBlock | ToolReference | DocumentBlock | SearchResultBlock],
-    documents: GivenDocuments | None,
+    documents: RequestDocuments | None,
     files: Files,
 ) -> list[str]:
     parts = []

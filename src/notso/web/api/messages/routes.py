@@ -10,21 +10,21 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.documents.citations import Mark, MarkReader
+from notso.documents.citations import MarkedQuoteParser, QuotedSpan
 from notso.smollm3 import Event, FinishReason, ToolCall, Usage
 from notso.web.api.messages.request import (
     MessageRequest,
-    citation_of,
-    files_in,
+    find_files,
     parse_count_request,
     parse_message_request,
+    to_citation,
 )
-from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
+from notso.web.api.shared.api_request import find_dropped_parts, ignored_headers
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import Files, read_body_with_files
 from notso.web.api.shared.serializer import named_event
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, as_api_error, respond, serving, with_prompt
+from notso.web.api.shared.serving import Owner, as_api_error, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -48,27 +48,27 @@ async def count_tokens(request: Request, services: Services) -> Response:
     keep_volatile = services.shared.settings.keep_volatile
     asked = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
     async with serving(services, asked.model) as model:
-        dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
+        dropped = find_dropped_parts(model.info, asked, strict=services.shared.settings.strict_fields)
         try:
-            count = await with_prompt(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
+            count = await run_prompt_work(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
         except Exception as error:
             raise as_api_error(error, asked.names) from error
     told: dict[str, Any] = {"input_tokens": count}
     if asked.management is not None:
         cleared = sum(each["cleared_input_tokens"] for each in asked.applied)
         told["context_management"] = {"original_input_tokens": count + cleared}
-    return JSONResponse(told, headers=await with_prompt(request, lambda: ignored_headers(asked, dropped)))
+    return JSONResponse(told, headers=await run_prompt_work(request, lambda: ignored_headers(asked, dropped)))
 
 
 async def _read(
     request: Request, services: ApiServices, parse: Callable[[Mapping[str, Any], Files], MessageRequest]
 ) -> MessageRequest:
-    asked = await read_body_with_files(request, files_in, parse)
+    asked = await read_body_with_files(request, find_files, parse)
     if asked.management is None:
         return asked
     async with serving(services, asked.model) as model:
         try:
-            return await with_prompt(request, lambda: asked.edited(model.engine))
+            return await run_prompt_work(request, lambda: asked.apply_edits(model.engine))
         except Exception as error:
             raise as_api_error(error, asked.names) from error
 
@@ -101,16 +101,16 @@ class MessageSerializer:
         self._usage: Usage | None = None
         self._reason: str | None = None
         self._stop: str | None = None
-        self._marks = MarkReader() if asked.documents.are_quoted else None
+        self._marks = MarkedQuoteParser() if asked.documents.has_quotable else None
 
-    def again(self) -> MessageSerializer:
+    def fresh_copy(self) -> MessageSerializer:
         return MessageSerializer(self._asked, self._model, self.id)
 
     def initial_events(self) -> Iterator[bytes]:
         # message_start contains the number of cached tokens, so it is sent only after the first event that reports it.
         return iter(())
 
-    def take(self, number: int, event: Event) -> Iterator[bytes]:
+    def feed(self, number: int, event: Event) -> Iterator[bytes]:
         if event.kind not in BEFORE_IT_BEGINS and not self._is_started:
             self._is_started = True
             if event.progress is not None:
@@ -118,18 +118,18 @@ class MessageSerializer:
             yield self._sse_event("message_start", message=self.body())
         match event.kind:
             case "reasoning":
-                yield from self._in_block("thinking", {"thinking": "", "signature": ""})
+                yield from self._open_block("thinking", {"thinking": "", "signature": ""})
                 if not self._asked.hides_reasoning:
                     self._blocks[-1]["thinking"] += event.text
                     yield self._delta(type="thinking_delta", thinking=event.text)
             case "text" if self._marks is not None:
-                yield from self._cited(self._marks.feed(event.text))
+                yield from self._write_cited(self._marks.feed(event.text))
             case "text":
-                yield from self._say(event.text)
+                yield from self._write_text(event.text)
             case "tool_call_part" if event.begun_call is not None:
-                yield from self._call_on(event.begun_call, event.text)
+                yield from self._write_call(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
-                yield from self._call_on(event.tool_call, event.tool_call.arguments[self._called :])
+                yield from self._write_call(event.tool_call, event.tool_call.arguments[self._called :])
                 self._blocks[-1]["input"] = json.loads(event.tool_call.arguments)
                 yield from self._close_block()
             case "usage":
@@ -138,41 +138,41 @@ class MessageSerializer:
                 raise event.error
             case "end":
                 if self._marks is not None:
-                    yield from self._cited([self._marks.end()])
+                    yield from self._write_cited([self._marks.end()])
                 yield from self._close_block()
                 called = any(block["type"] == "tool_use" for block in self._blocks)
                 reason: FinishReason = event.finish_reason or "stop"
                 self._stop = event.stop
                 self._reason = STOP_REASONS["tool_calls" if called and reason == "stop" else reason]
-                if reason == "length" and self._written < (self._asked.params[0].max_tokens or 0):
+                if reason == "length" and self._completion_tokens < (self._asked.params[0].max_tokens or 0):
                     self._reason = CONTEXT_END
                 if self._stop is not None and not called:
                     self._reason = "stop_sequence"
 
-    def _say(self, text: str) -> Iterator[bytes]:
-        yield from self._in_block("text", {"text": ""})
+    def _write_text(self, text: str) -> Iterator[bytes]:
+        yield from self._open_block("text", {"text": ""})
         self._blocks[-1]["text"] += text
         yield self._delta(type="text_delta", text=text)
 
-    def _cited(self, pieces: Iterable[str | Mark]) -> Iterator[bytes]:
+    def _write_cited(self, pieces: Iterable[str | QuotedSpan]) -> Iterator[bytes]:
         for piece in pieces:
-            citation = citation_of(self._asked.documents, piece) if isinstance(piece, Mark) else None
+            citation = to_citation(self._asked.documents, piece) if isinstance(piece, QuotedSpan) else None
             if citation is not None:
                 if self._is_open and self._blocks[-1].get("text"):
                     yield from self._close_block()
-                yield from self._in_block("text", {"text": "", "citations": []})
+                yield from self._open_block("text", {"text": "", "citations": []})
                 self._blocks[-1]["citations"].append(citation)
                 yield self._delta(type="citations_delta", citation=citation)
                 continue
-            text = piece.words if isinstance(piece, Mark) else piece
+            text = piece.words if isinstance(piece, QuotedSpan) else piece
             if not (self._is_open and self._blocks[-1].get("text")):
                 text = text.lstrip()
             if text:
-                yield from self._say(text)
+                yield from self._write_text(text)
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_events(self) -> Iterator[bytes]:
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
         yield self._sse_event("message_delta", delta=delta, usage=self._usage_body(), **self._edits_body())
         yield self._sse_event("message_stop")
@@ -197,16 +197,16 @@ class MessageSerializer:
         applied = self._asked.applied
         return {} if self._asked.management is None else {"context_management": {"applied_edits": list(applied)}}
 
-    def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
+    def _write_call(self, call: ToolCall, text: str) -> Iterator[bytes]:
         # A call that is cut off has an empty input, because its arguments are not valid JSON.
         if not self._called:
             yield from self._close_block()
-            yield from self._in_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
+            yield from self._open_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
         self._called += len(text)
         if text:
             yield self._delta(type="input_json_delta", partial_json=text)
 
-    def _in_block(self, kind: str, empty: dict[str, Any]) -> Iterator[bytes]:
+    def _open_block(self, kind: str, empty: dict[str, Any]) -> Iterator[bytes]:
         if self._is_open and self._blocks[-1]["type"] == kind:
             return
         yield from self._close_block()
@@ -228,7 +228,7 @@ class MessageSerializer:
         return named_event(name, {"type": name, **fields})
 
     @property
-    def _written(self) -> int:
+    def _completion_tokens(self) -> int:
         return self._usage.completion_tokens if self._usage is not None else 0
 
     def _usage_body(self) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from notso.web.api.request_fields.fields import (
     Notes,
     Text,
     check_depth,
+    find_hints,
     hint,
-    hints_of,
     inert,
-    invalid,
+    invalid_field,
     parse_object,
     read_fields,
     refused,
@@ -42,8 +42,8 @@ from notso.web.api.request_fields.sampling_fields import (
     MAX_TOOLS,
     MIROSTAT_ADVICE,
     Whole,
-    checked_params,
-    parameters_in,
+    create_sampling_params,
+    read_parameters,
     sampling_names,
     sampling_notes,
     with_sampling,
@@ -51,7 +51,7 @@ from notso.web.api.request_fields.sampling_fields import (
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 from notso.web.api.shared.embedding import EMBEDDED, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest
 from notso.web.edge.errors import ApiError
-from notso.web.values.durations import duration_s
+from notso.web.values.durations import parse_duration
 
 RANDOM_SEED = -1
 MAX_OPTION_TEXT = 256
@@ -115,18 +115,18 @@ PARAMS = sampling_names("ollama", within="options.")
 """Engine parameter -> Ollama's field."""
 
 
-def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingParams:
+def to_sampling_params(options: OptionFields, thinking_budget: int | None) -> SamplingParams:
     """Convert to engine parameters. Raises ApiError (400) naming the option."""
     if options.tfs_z not in (None, 1.0):
-        raise invalid("options.tfs_z", f"this value of options.tfs_z is not supported: {_OFF}")
-    given = parameters_in(options, "ollama") | {"thinking_budget": thinking_budget}
+        raise invalid_field("options.tfs_z", f"this value of options.tfs_z is not supported: {_OFF}")
+    given = read_parameters(options, "ollama") | {"thinking_budget": thinking_budget}
     if (given["max_tokens"] or 0) <= 0:
         given["max_tokens"] = None
     if given["top_k"] is not None:
         given["top_k"] = max(0, given["top_k"])
     if given["seed"] == RANDOM_SEED:
         given["seed"] = None
-    return checked_params(PARAMS, given)
+    return create_sampling_params(PARAMS, given)
 
 
 Nothing = Annotated[list[Any], Field(max_length=0)]
@@ -347,13 +347,13 @@ def parse_embedding(body: Mapping[str, Any]) -> OllamaEmbedding:
 
 def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], texts: list[str]) -> OllamaEmbedding:
     if not all(texts):
-        raise invalid("input", "input contains an empty string", "empty_prompt")
+        raise invalid_field("input", "input contains an empty string", "empty_prompt")
     return OllamaEmbedding(
         prompts=tuple(texts),
         params=ONE_TOKEN,
         options=EMBEDDED,
         names={"messages": "input", "prompt": "input"},
-        hints=hints_of(fields, body),
+        hints=find_hints(fields, body),
         given_name=fields.model,
         truncate=True,
     )
@@ -375,21 +375,21 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
         return _request(fields, body, ())
     if fields.raw:
         if fields.system:
-            raise invalid("system", "system cannot be combined with raw")
+            raise invalid_field("system", "system cannot be combined with raw")
         if fields.context:
-            raise invalid("context", "context cannot be combined with raw")
+            raise invalid_field("context", "context cannot be combined with raw")
         if fields.think:
-            raise invalid("think", "think cannot be combined with raw")
+            raise invalid_field("think", "think cannot be combined with raw")
         if fields.format:
-            raise invalid("format", "format cannot be combined with raw")
+            raise invalid_field("format", "format cannot be combined with raw")
         return _request(fields, body, prompt)
-    earlier = messages_in(fields.context or ())
+    earlier = decode_context(fields.context or ())
     if fields.system:
         earlier = (Message("system", fields.system), *(each for each in earlier if each.role != "system"))
     return replace(_request(fields, body, (*earlier, Message("user", prompt))), gives_context=True)
 
 
-def context_of(messages: Sequence[Message]) -> list[int]:
+def encode_context(messages: Sequence[Message]) -> list[int]:
     """Encode a conversation as numbers, an opaque value that clients send back with the next prompt."""
     # Each number holds three bytes of JSON after a leading 1, which preserves leading zeros.
     said = [[each.role, each.content] for each in messages]
@@ -397,8 +397,8 @@ def context_of(messages: Sequence[Message]) -> list[int]:
     return [CONTEXT_MARK, *(int.from_bytes(b"\1" + data[at : at + 3], "big") for at in range(0, len(data), 3))]
 
 
-def messages_in(context: Sequence[int]) -> tuple[Message, ...]:
-    """Decode a conversation from `context_of`. Raises ApiError (400) for other numbers."""
+def decode_context(context: Sequence[int]) -> tuple[Message, ...]:
+    """Decode a conversation from `encode_context`. Raises ApiError (400) for other numbers."""
     if not context:
         return ()
     try:
@@ -419,7 +419,7 @@ def messages_in(context: Sequence[int]) -> tuple[Message, ...]:
         if not isinstance(said, list) or not fit or len(said) > MAX_MESSAGES:
             raise ValueError
     except (ValueError, TypeError, ApiError):
-        raise invalid("context", "context must come from an earlier response of this server") from None
+        raise invalid_field("context", "context must come from an earlier response of this server") from None
     return tuple(Message(role, content) for role, content in said)
 
 
@@ -435,10 +435,10 @@ def _request(
     is_raw = isinstance(prompt, str)
     budget = EFFORT_BUDGETS.get(fields.think) if isinstance(fields.think, str) else None
     if fields.top_logprobs and not fields.logprobs:
-        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
+        raise invalid_field("top_logprobs", "top_logprobs needs logprobs: true")
     return OllamaRequest(
         prompts=(prompt,),
-        params=(sampling_of(options, budget),),
+        params=(to_sampling_params(options, budget),),
         names=PARAMS | {"response_format": "format"} | ({"messages": "prompt"} if is_raw else {}),
         options=RequestOptions(
             thinking=fields.think is not False and not is_raw,
@@ -452,7 +452,7 @@ def _request(
         given_name=fields.model,
         is_chat=isinstance(fields, OllamaChatFields),
         keep_alive_s=_seconds(fields.keep_alive),
-        hints=hints_of(fields, body),
+        hints=find_hints(fields, body),
     )
 
 
@@ -490,11 +490,11 @@ def _seconds(given: KeepAlive | None) -> float | None:
     if given is None or isinstance(given, (int, float)):
         seconds = given
     else:
-        seconds = duration_s(given)
+        seconds = parse_duration(given)
         if seconds is None:
-            raise invalid(
+            raise invalid_field(
                 "keep_alive", "keep_alive must be a number of seconds, or a duration such as 30s, 5m or 1h30m"
             )
     if seconds is not None and not math.isfinite(seconds):
-        raise invalid("keep_alive", "keep_alive must be finite")
+        raise invalid_field("keep_alive", "keep_alive must be finite")
     return None if seconds is None else float(seconds)

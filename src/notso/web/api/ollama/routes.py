@@ -24,24 +24,24 @@ from notso.web.api.ollama.fields import (
     OllamaEmbedding,
     OllamaRequest,
     ShowFields,
-    context_of,
+    encode_context,
     parse_chat,
     parse_embed,
     parse_embedding,
     parse_generate,
 )
-from notso.web.api.request_fields.fields import invalid, read_fields, unsupported
+from notso.web.api.request_fields.fields import invalid_field, read_fields, unsupported_field
 from notso.web.api.request_fields.sampling_fields import sampling_names
 from notso.web.api.shared.api_request import ignored_headers
-from notso.web.api.shared.completion import Choice, entries, fingerprint, new_choice, new_id, release
-from notso.web.api.shared.embedding import Embeddings, embeddings_of
+from notso.web.api.shared.completion import Choice, fingerprint, logprob_entries, new_choice, new_id, server_version
+from notso.web.api.shared.embedding import Embeddings, compute_embeddings
 from notso.web.api.shared.serializer import as_json, large_response
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import CONVERSATION, Owner, chosen_model, read_body, respond, serving
+from notso.web.api.shared.serving import CONVERSATION, Owner, read_body, resolve_model_choice, respond, serving
 from notso.web.edge.access import GUARDED, caller_of
 from notso.web.edge.errors import ApiError
-from notso.web.engine.model_names import LATEST, model_id, names_of, other_models
-from notso.web.engine.models import Installed
+from notso.web.engine.model_names import LATEST, accepted_names, model_id, other_installed_models
+from notso.web.engine.models import InstalledModel
 from notso.web.values.wording import words
 
 NANOSECONDS = 1_000_000  # per millisecond
@@ -54,24 +54,24 @@ class OllamaSerializer:
         self._model = model
         self._created = timestamp(datetime.now(UTC))
         self._choice = new_choice(logprobs=asked.options.top_logprobs is not None)
-        self._untold: dict[str, Any] = {}
+        self._last_logprobs: dict[str, Any] = {}
         self.id = new_id("ollama")
         self.ping = self._line(self._piece())  # an empty piece, because JSON lines have no comments
 
-    def again(self) -> OllamaSerializer:
-        again = OllamaSerializer(self._asked, self._model)
-        again.id, again._created, again.ping = self.id, self._created, self.ping
-        return again
+    def fresh_copy(self) -> OllamaSerializer:
+        fresh_copy = OllamaSerializer(self._asked, self._model)
+        fresh_copy.id, fresh_copy._created, fresh_copy.ping = self.id, self._created, self.ping
+        return fresh_copy
 
     def initial_events(self) -> Iterator[bytes]:
         return iter(())
 
-    def take(self, number: int, event: Event) -> Iterator[bytes]:
+    def feed(self, number: int, event: Event) -> Iterator[bytes]:
         self._choice.add(event)
-        weighed = {"logprobs": entries(event.logprobs)} if event.logprobs else {}
+        weighed = {"logprobs": logprob_entries(event.logprobs)} if event.logprobs else {}
         match event.kind:
             case "end":
-                self._untold = weighed
+                self._last_logprobs = weighed
             case "text":
                 yield self._line(self._piece(text=event.text) | weighed)
             case "reasoning":
@@ -81,9 +81,9 @@ class OllamaSerializer:
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_events(self) -> Iterator[bytes]:
         # The last line contains the token counts, and the log probabilities of tokens after the last visible text.
-        yield self._line(self._piece() | self._untold | self._end())
+        yield self._line(self._piece() | self._last_logprobs | self._end())
 
     def failure(self, error: ApiError) -> bytes:
         return self._line(error.ollama_body)
@@ -93,7 +93,7 @@ class OllamaSerializer:
         calls = [_call(index, call) for index, call in enumerate(choice.tool_calls)]
         weighed = [*(choice.reasoning_logprobs or ()), *(choice.content_logprobs or ())]
         whole = self._piece(text=choice.content, thinking=choice.reasoning, calls=calls)
-        return whole | ({"logprobs": entries(weighed)} if weighed else {}) | self._end()
+        return whole | ({"logprobs": logprob_entries(weighed)} if weighed else {}) | self._end()
 
     def loaded(self) -> dict[str, Any]:
         return self._piece() | {"done": True, "done_reason": "load"}
@@ -117,7 +117,7 @@ class OllamaSerializer:
         if not self._asked.gives_context or isinstance(prompt, str):
             return {}
         said = [each for each in prompt if isinstance(each, Message)]
-        return {"context": context_of([*said, Message("assistant", self._choice.content)])}
+        return {"context": encode_context([*said, Message("assistant", self._choice.content)])}
 
     @staticmethod
     def _line(value: dict[str, Any]) -> bytes:
@@ -161,20 +161,20 @@ LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
 """Names in Ollama's model library -> names in the other APIs."""
 
 
-def plain_name(name: str | None, info: ModelInfo | None) -> str | None:
+def resolve_ollama_name(name: str | None, info: ModelInfo | None) -> str | None:
     """Return the default model's name in the other APIs if `name` is one of its Ollama names, else `name`."""
     if name is None:
         return None
     short = name.lower().removesuffix(LATEST)
     known = LIBRARY_NAMES.get(short, short)
-    return known if info is not None and known in names_of(info) else name
+    return known if info is not None and known in accepted_names(info) else name
 
 
 def listed_name(info: ModelInfo) -> str:
-    return tagged(model_id(info))
+    return with_tag(model_id(info))
 
 
-def tagged(name: str) -> str:
+def with_tag(name: str) -> str:
     return name if ":" in name else name + LATEST
 
 
@@ -198,7 +198,7 @@ async def heartbeat() -> Response:
 @discovery_router.head("/api/version", dependencies=[GUARDED])
 async def version() -> Response:
     """Return the implemented version of Ollama's API, and the server's own version."""
-    return JSONResponse({"version": API_VERSION, "notso": release()})
+    return JSONResponse({"version": API_VERSION, "notso": server_version()})
 
 
 @discovery_router.get("/api/tags", dependencies=[GUARDED])
@@ -209,7 +209,7 @@ async def tags(services: Services) -> Response:
     info = host.info
     listed = [await asyncio.to_thread(_entry, info)] if info is not None else []
     if registry is not None and (listed or host.state == "failed"):
-        others = await asyncio.to_thread(other_models, host, registry)
+        others = await asyncio.to_thread(other_installed_models, host, registry)
         listed += await asyncio.to_thread(lambda: [_installed_entry(each) for each in others])
     return JSONResponse({"models": listed})
 
@@ -223,9 +223,9 @@ async def loaded(services: Services) -> Response:
             continue
         entry = await asyncio.to_thread(_entry, served.info)
         if served is not host.default and served.name:
-            entry |= {"name": tagged(served.name), "model": tagged(served.name)}
-        stays_s = host.stays_s(served)
-        expires = NEVER if stays_s < 0 else timestamp(datetime.now(UTC) + timedelta(seconds=stays_s))
+            entry |= {"name": with_tag(served.name), "model": with_tag(served.name)}
+        idle_timeout_s = host.idle_timeout_s(served)
+        expires = NEVER if idle_timeout_s < 0 else timestamp(datetime.now(UTC) + timedelta(seconds=idle_timeout_s))
         models.append(entry | {"expires_at": expires, "size_vram": 0, "context_length": served.info.context_tokens})
     return JSONResponse({"models": models})
 
@@ -236,14 +236,14 @@ async def show(request: Request, services: Services) -> Response:
     fields = await read_body(request, lambda body: read_fields(ShowFields, body, SHOW_NOTES), of_any_type=True)
     name = fields.model or fields.name
     if name is None:
-        raise invalid("model", "model is required")
+        raise invalid_field("model", "model is required")
     host = services.shared.engine
-    choice = await chosen_model(services, plain_name(name, host.default.info))
+    choice = await resolve_model_choice(services, resolve_ollama_name(name, host.default.info))
     served = host.model(choice.model)
     info = served.info
     if info is None:  # never loaded: only its name and file are known
         model_info: dict[str, Any] = {"general.architecture": FAMILY, "general.basename": served.name}
-        about = {"license": "", "modelfile": f"FROM {tagged(served.name)}\n", "parameters": "", "template": ""}
+        about = {"license": "", "modelfile": f"FROM {with_tag(served.name)}\n", "parameters": "", "template": ""}
         details = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]}
         return JSONResponse(about | {"details": details, "model_info": model_info, "capabilities": CAPABILITIES})
     return JSONResponse(
@@ -277,15 +277,15 @@ def _entry(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def _installed_entry(installed: Installed) -> dict[str, Any]:
+def _installed_entry(installed: InstalledModel) -> dict[str, Any]:
     # Other entries hash the model's fingerprint, which is known only after loading. This one hashes the name, size and
     # modification time of the file.
     model = installed.model
     name, status = "-".join(model.name.lower().split()), model.path.stat()
     digest = hashlib.sha256(repr((name, status.st_size, status.st_mtime_ns)).encode()).hexdigest()
     return {
-        "name": tagged(name),
-        "model": tagged(name),
+        "name": with_tag(name),
+        "model": with_tag(name),
         "modified_at": timestamp(datetime.fromtimestamp(status.st_mtime, UTC)),
         "size": model.size_bytes,
         "digest": digest,
@@ -305,7 +305,7 @@ def _details(info: ModelInfo) -> dict[str, Any]:
         "format": "gguf",
         "family": FAMILY,
         "families": [FAMILY],
-        "parameter_size": _in_short(info.parameter_count),
+        "parameter_size": _format_parameter_count(info.parameter_count),
         "quantization_level": _main_format(info.quantization),
         "context_length": info.context_tokens,
     }
@@ -329,7 +329,7 @@ def _main_format(tensors: Mapping[str, int]) -> str:
     return max(weights, key=lambda name: weights[name], default="unknown").upper()
 
 
-def _in_short(count: int) -> str:
+def _format_parameter_count(count: int) -> str:
     return f"{count / 1e9:.1f}B" if count >= 10**9 else f"{count / 1e6:.2f}M"
 
 
@@ -352,7 +352,7 @@ async def generate(request: Request, services: Services, owner: Owner) -> Respon
 
 async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaRequest]) -> OllamaRequest:
     if CONVERSATION in request.headers:
-        raise unsupported(
+        raise unsupported_field(
             CONVERSATION, "X-Conversation-Id is not supported here, because JSON lines have no event numbers"
         )
     return await read_body(request, parse, of_any_type=True)
@@ -360,14 +360,14 @@ async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaReq
 
 async def _answer(request: Request, services: ApiServices, owner: str, asked: OllamaRequest) -> Response:
     host = services.shared.engine
-    asked = replace(asked, model=plain_name(asked.given_name, host.default.info))
+    asked = replace(asked, model=resolve_ollama_name(asked.given_name, host.default.info))
     # Other users share the model, so only operators control how long it stays loaded.
     if asked.keep_alive_s is not None and not caller_of(request).is_operator:
         if (asked.only_loads and asked.keep_alive_s == 0) or services.shared.settings.strict_fields:
             raise ApiError(403, "forbidden", words["error_operator"], param="keep_alive")
         asked = replace(asked, keep_alive_s=None, ignored=(*asked.ignored, "keep_alive"))
     if asked.only_loads:
-        choice = await chosen_model(services, asked.model)
+        choice = await resolve_model_choice(services, asked.model)
         served = host.model(choice.model)
         if asked.keep_alive_s == 0:  # unload: must not load the model first
             host.keep(served, 0)
@@ -416,8 +416,8 @@ async def embed_one(request: Request, services: Services, owner: Owner) -> Respo
 async def _embeddings(
     request: Request, services: ApiServices, owner: str, asked: OllamaEmbedding
 ) -> tuple[Embeddings, str]:
-    asked = replace(asked, model=plain_name(asked.given_name, services.shared.engine.default.info))
-    found = await embeddings_of(request, services, owner, asked)
+    asked = replace(asked, model=resolve_ollama_name(asked.given_name, services.shared.engine.default.info))
+    found = await compute_embeddings(request, services, owner, asked)
     return found, asked.given_name or listed_name(found.info)
 
 

@@ -41,7 +41,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     or lone surrogates, and bodies that exceed LIMITS.
     """
     if body.startswith(_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
-        body = _as_utf8(body)
+        body = _to_utf8(body)
     try:
         check_shape(body, LIMITS)
         value = _DECODER.decode(body.decode("utf-8"))
@@ -60,7 +60,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _as_utf8(body: bytes) -> bytes:
+def _to_utf8(body: bytes) -> bytes:
     # Converts UTF-16 or UTF-32 to UTF-8, without byte order mark and final NUL.
     try:
         return decode_text(body).encode()
@@ -80,7 +80,7 @@ def _check_texts(value: object) -> None:
             _check_texts(item)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         raise _invalid_json("an object has a duplicate key")
@@ -107,7 +107,9 @@ def _constant(name: str) -> NoReturn:
 _invalid_json = partial(ApiError, 400, "invalid_json")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_float=_number, parse_constant=_constant)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_reject_duplicates, parse_int=_integer, parse_float=_number, parse_constant=_constant
+)
 
 MAX_PARTS = 256
 MAX_SCHEMA_DEPTH = 32
@@ -120,7 +122,7 @@ Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, be
 class Fields(StrictFields):
     """Base class of request bodies and their nested objects.
 
-    Unknown fields are dropped; `hints_of` reports them. Fields that the notes (passed as validation context)
+    Unknown fields are dropped; `find_hints` reports them. Fields that the notes (passed as validation context)
     mark as unsupported are rejected, unless their value is null, false, '' or [].
     """
 
@@ -128,27 +130,27 @@ class Fields(StrictFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_unknown(cls, given: Any, info: ValidationInfo) -> Any:
-        if not isinstance(given, dict) or given.keys() <= (known := _spellings(cls)):
+    def _drop_unknown(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict) or given.keys() <= (known := _wire_names(cls)):
             return given
         noted = info.context or {}
         return {
             name: value
             for name, value in given.items()
-            if name in known or (name in noted and not noted[name].is_taken and not _is_nothing(value))
+            if name in known or (name in noted and not noted[name].is_accepted and not _is_neutral(value))
         }
 
 
-def spelling(name: str, field: FieldInfo) -> str:
+def wire_name(name: str, field: FieldInfo) -> str:
     return field.alias or name
 
 
 @lru_cache(maxsize=256)
-def _spellings(kind: type[BaseModel]) -> frozenset[str]:
-    return frozenset(spelling(name, field) for name, field in kind.model_fields.items())
+def _wire_names(kind: type[BaseModel]) -> frozenset[str]:
+    return frozenset(wire_name(name, field) for name, field in kind.model_fields.items())
 
 
-def _is_nothing(value: object) -> bool:
+def _is_neutral(value: object) -> bool:
     # An empty object does not count as nothing, because it may request a feature with default options.
     return value is None or value is False or value == "" or value == []
 
@@ -188,14 +190,14 @@ class Note:
 
     @property
     def advice(self) -> str:
-        return self.instead or ("" if self.is_taken else self.text)
+        return self.instead or ("" if self.is_accepted else self.text)
 
     @property
     def described(self) -> str:
         return "; ".join(filter(None, (self.text, self.ignored and f"ignored: {self.ignored}")))
 
     @property
-    def is_taken(self) -> bool:
+    def is_accepted(self) -> bool:
         return self.state in ("works", "inert", "hint")
 
 
@@ -211,27 +213,27 @@ def hint(text: str, but: str = "", instead: str = "", done: tuple[Any, ...] = ()
     return Note("hint", but, instead, text, done)
 
 
-def notes_of(body: type[BaseModel]) -> Notes:
+def notes_in(body: type[BaseModel]) -> Notes:
     """Return the notes in the annotations of a body's fields."""
     return {
-        spelling(name, field): note
+        wire_name(name, field): note
         for name, field in body.model_fields.items()
         for note in field.metadata
         if isinstance(note, Note)
     }
 
 
-def joined(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
+def join_text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)
 
 
-def depth(value: object) -> int:
+def nesting_depth(value: object) -> int:
     if isinstance(value, dict):
-        return 1 + max(map(depth, value.values()), default=0)
+        return 1 + max(map(nesting_depth, value.values()), default=0)
     if isinstance(value, list):
-        return 1 + max(map(depth, value), default=0)
+        return 1 + max(map(nesting_depth, value), default=0)
     return 0
 
 
@@ -246,65 +248,67 @@ def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes) -> F:
     try:
         return kind.model_validate(body, context=notes)
     except ValidationError as error:
-        raise _refusal(error, body, notes) from None
+        raise _to_api_error(error, body, notes) from None
 
 
-def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+def invalid_field(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, code, message, param=param)
 
 
-unsupported = partial(invalid, code="unsupported_parameter")
+unsupported_field = partial(invalid_field, code="unsupported_parameter")
 
 
 def check_depth(param: str, schema: object) -> None:
     """Raise ApiError (400) for a schema nested too deeply."""
-    if depth(schema) > MAX_SCHEMA_DEPTH:
-        raise invalid(param, f"{param} is nested more than {MAX_SCHEMA_DEPTH} levels deep")
+    if nesting_depth(schema) > MAX_SCHEMA_DEPTH:
+        raise invalid_field(param, f"{param} is nested more than {MAX_SCHEMA_DEPTH} levels deep")
 
 
-def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
+def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
     # Messages are written here, because pydantic's may repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports an error per alternative; the error at the deepest path belongs to the intended alternative.
     fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _TELLING.get(each["type"], 0)))
-    path = _place_of(fault["loc"], body) if fault["type"] == "missing" else _path(fault["loc"], body)
+    path = _parent_path(fault["loc"], body) if fault["type"] == "missing" else _path(fault["loc"], body)
     param = ".".join(map(str, path))
-    shown = printable(param or "the body")
+    shown = to_printable(param or "the body")
     match fault["type"]:
         case "extra_forbidden":
             advice = notes[str(path[-1])].advice if path[-1] in notes else ""
-            return unsupported(shown, f"{shown} is not supported" + (f": {advice}" if advice else ""))
+            return unsupported_field(shown, f"{shown} is not supported" + (f": {advice}" if advice else ""))
         case "missing":
             missing = f"{shown}.{fault['loc'][-1]}" if param else str(fault["loc"][-1])
-            return invalid(missing, f"{missing} is required")
+            return invalid_field(missing, f"{missing} is required")
         case "union_tag_invalid" | "union_tag_not_found":
-            return _wrong_kind(shown, fault.get("ctx", {}), notes)
-        case "literal_error" if (given := _at(body, path)) in notes and notes[given].advice:
-            return unsupported(shown, f"{shown}: {given} is not supported: {notes[given].advice}")
+            return _invalid_type_error(shown, fault.get("ctx", {}), notes)
+        case "literal_error" if (given := _string_at(body, path)) in notes and notes[given].advice:
+            return unsupported_field(shown, f"{shown}: {given} is not supported: {notes[given].advice}")
         case "literal_error" | "none_required" | "too_long":
             advised = [end for end, part in enumerate(path, 1) if part in notes and notes[str(part)].advice]
             if advised:
                 advice = notes[str(path[advised[-1] - 1])].advice
-                shown = printable(".".join(map(str, path[: advised[-1]])))
-                return unsupported(shown, f"this value of {shown} is not supported: {advice}")
+                shown = to_printable(".".join(map(str, path[: advised[-1]])))
+                return unsupported_field(shown, f"this value of {shown} is not supported: {advice}")
         case "model_type" | "model_attributes_type" | "dict_type":
-            return invalid(shown, f"{shown} must be an object")
+            return invalid_field(shown, f"{shown} must be an object")
     if fault["type"] == "too_short" and shown in ("messages", "input", "prompt"):
-        return invalid(shown, f"{shown} is empty", "empty_prompt")
+        return invalid_field(shown, f"{shown} is empty", "empty_prompt")
     said = re.sub(r"^(Input|List|String|Dictionary|Value|Value error, it) should", "it should", fault["msg"])
-    return invalid(shown, f"{shown}: {said}")
+    return invalid_field(shown, f"{shown}: {said}")
 
 
-def _wrong_kind(shown: str, context: Mapping[str, Any], notes: Notes) -> ApiError:
+def _invalid_type_error(shown: str, context: Mapping[str, Any], notes: Notes) -> ApiError:
     tag, field = context.get("tag"), str(context.get("discriminator", "")).strip("'")
     if tag in notes and notes[str(tag)].advice:
-        return unsupported(f"{shown}.{field}", f"{shown}.{field} {tag} is not supported: {notes[str(tag)].advice}")
+        return unsupported_field(
+            f"{shown}.{field}", f"{shown}.{field} {tag} is not supported: {notes[str(tag)].advice}"
+        )
     known = re.findall(r"'([^']*)'", str(context.get("expected_tags", "")))
-    choices = f" must be {_listed(known)}" if known else " is required"
-    return invalid(f"{shown}.{field}", f"{shown}.{field}{choices}")
+    choices = f" must be {_join_with_or(known)}" if known else " is required"
+    return invalid_field(f"{shown}.{field}", f"{shown}.{field}{choices}")
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join_with_or(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
@@ -319,7 +323,7 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
     return path
 
 
-def _place_of(location: Sequence[int | str], body: Any) -> list[int | str]:
+def _parent_path(location: Sequence[int | str], body: Any) -> list[int | str]:
     # Returns the path of the object that lacks the last part of the location. The names of types in the location may
     # also be names of fields, in which that part is present.
     path = _path(location[:-1], body)
@@ -334,12 +338,12 @@ def _value_at(body: Any, path: Sequence[str | int]) -> Any:
     return body
 
 
-def _at(body: Any, path: Sequence[str | int]) -> str:
+def _string_at(body: Any, path: Sequence[str | int]) -> str:
     value = _value_at(body, path)
     return value if isinstance(value, str) else ""
 
 
-def printable(text: str) -> str:
+def to_printable(text: str) -> str:
     """Make a client's field name safe to display."""
     return "".join(c if c.isprintable() else "?" for c in text[:_SHOWN_CHARACTERS])
 
@@ -366,7 +370,7 @@ class GivenHint:
     tells: bool
 
 
-def hints_of(fields: BaseModel, body: Mapping[str, Any]) -> tuple[GivenHint, ...]:
+def find_hints(fields: BaseModel, body: Mapping[str, Any]) -> tuple[GivenHint, ...]:
     """List the ignored fields in order of occurrence, each name once.
 
     Takes time linear in the size of the body.
@@ -381,12 +385,14 @@ def hints_of(fields: BaseModel, body: Mapping[str, Any]) -> tuple[GivenHint, ...
     return tuple(found.values())
 
 
-def refuse_hints(hints: Iterable[GivenHint]) -> None:
+def reject_hints(hints: Iterable[GivenHint]) -> None:
     """Raise ApiError (400) for the first hint that does not describe the caller."""
     for hint in hints:
         if not hint.tells:
-            shown = printable(hint.path)
-            raise unsupported(shown, f"{shown} has no effect and is refused because of --strict-fields: remove it")
+            shown = to_printable(hint.path)
+            raise unsupported_field(
+                shown, f"{shown} has no effect and is refused because of --strict-fields: remove it"
+            )
 
 
 def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:
@@ -415,7 +421,7 @@ def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...]
 @lru_cache(maxsize=256)
 def _marks(kind: type[BaseModel]) -> dict[str, tuple[str, Hint | None]]:
     return {
-        spelling(name, field): (name, next(filter(None, map(_as_hint, field.metadata)), None))
+        wire_name(name, field): (name, next(filter(None, map(_as_hint, field.metadata)), None))
         for name, field in kind.model_fields.items()
     }
 
@@ -443,16 +449,16 @@ def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
-def strict_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
+def strict_tool_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
     return tuple(name for name, strict in tools if strict)
 
 
-def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
+def validate_tool_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
     """Return the choice that requires tool `name`, or any tool if None. Raises ApiError (400) if unknown."""
     if not names:
-        raise invalid(param, f"{param} requires a tool call, but no tools are given")
+        raise invalid_field(param, f"{param} requires a tool call, but no tools are given")
     if name is None:
         return "required"
     if name not in names:
-        raise invalid(param, f"{param} is not the name of a tool")
+        raise invalid_field(param, f"{param} is not the name of a tool")
     return ToolName(name)

@@ -30,28 +30,28 @@ from notso.web.api.request_fields.fields import (
     Text,
     hint,
     inert,
-    invalid,
-    notes_of,
+    invalid_field,
+    notes_in,
     refused,
     schema_grammar,
     works,
 )
 from notso.web.edge.errors import api_error_of
-from notso.web.values.strict_fields import at_most
+from notso.web.values.strict_fields import limit_entries
 
 
-def whole(given: Any) -> Any:
+def to_integer(given: Any) -> Any:
     """Convert integral floats to int; reject booleans."""
     if isinstance(given, bool):
         raise ValueError("it should be a valid integer")
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
-Off = Annotated[Literal[0, -1], BeforeValidator(whole)]
-OffBelow0 = Annotated[Literal[-1], BeforeValidator(whole)]
-Off0 = Annotated[Literal[0], BeforeValidator(whole)]
-Off1 = Annotated[Literal[1], BeforeValidator(whole)]
-Whole = Annotated[int, BeforeValidator(whole)]
+Off = Annotated[Literal[0, -1], BeforeValidator(to_integer)]
+OffBelow0 = Annotated[Literal[-1], BeforeValidator(to_integer)]
+Off0 = Annotated[Literal[0], BeforeValidator(to_integer)]
+Off1 = Annotated[Literal[1], BeforeValidator(to_integer)]
+Whole = Annotated[int, BeforeValidator(to_integer)]
 Number = int | float
 
 
@@ -62,7 +62,7 @@ MIROSTAT_ADVICE = (
 )
 
 
-class AbsentSamplerFields(Fields):
+class UnsupportedSamplerFields(Fields):
     """Samplers and options that are not implemented. Neutral values are accepted; hints are ignored."""
 
     tfs_z: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
@@ -124,10 +124,10 @@ class AbsentSamplerFields(Fields):
     ] = None
 
 
-ABSENT_NOTES = notes_of(AbsentSamplerFields)
+ABSENT_NOTES = notes_in(UnsupportedSamplerFields)
 
 
-def _as_list(given: Any) -> Any:
+def _parse_list(given: Any) -> Any:
     # text-generation-webui and its clients send the list as JSON text.
     if not isinstance(given, str):
         return given
@@ -171,9 +171,9 @@ def sampling_names(api: Api, within: str = "") -> dict[str, str]:
     return {name: within + next(iter(spelled)) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
 
 
-def parameters_in(fields: BaseModel, api: Api) -> dict[str, Any]:
+def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
     """Return the values in a body, keyed by engine parameter. Raises ApiError (400) for aliases that disagree."""
-    given = {name: either(fields, *spelled) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
+    given = {name: get_by_alias(fields, *spelled) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
     for name, value in given.items():
         if PARAMETERS[name].is_list and value is not None:
             given[name] = (value,) if isinstance(value, str) else tuple(value)
@@ -204,7 +204,7 @@ class StreamOptions(Fields):
 
 
 @with_sampling("openai")
-class SamplingFields(AbsentSamplerFields):
+class SamplingFields(UnsupportedSamplerFields):
     """Sampling fields; the engine checks their ranges."""
 
     model: Name | None = None
@@ -217,10 +217,10 @@ class SamplingFields(AbsentSamplerFields):
     seed: Whole | None = None
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
     do_sample: bool | None = None
-    logit_bias: Annotated[dict[TokenId, float], at_most(MAX_LOGIT_BIAS)] | None = None
+    logit_bias: Annotated[dict[TokenId, float], limit_entries(MAX_LOGIT_BIAS)] | None = None
     repeat_last_n: Annotated[Whole, Field(ge=-1)] | None = None
     dry_sequence_breakers: (
-        Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True), BeforeValidator(_as_list)] | None
+        Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True), BeforeValidator(_parse_list)] | None
     ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -262,13 +262,13 @@ WITHIN_SAMPLING: Notes = {
 """Notes on nested fields."""
 
 
-def sampling_of(
+def to_sampling_params(
     fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None, top_logprobs: int | None = None
 ) -> tuple[SamplingParams, ...]:
     """Return the parameters of each choice; they differ only in the seed. Raises ApiError (400) naming the field."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
-    given = parameters_in(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
-    if stops := either(fields, "stop", "stopping_strings"):
+    given = read_parameters(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
+    if stops := get_by_alias(fields, "stop", "stopping_strings"):
         given["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
     if fields.do_sample is False:
         given["temperature"] = 0.0
@@ -279,14 +279,16 @@ def sampling_of(
     choices = fields.n or 1
     work = choices * min(max_tokens or 1, MAX_CONTEXT) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
-        raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}; the maximum is {MAX_WORK:,}")
+        raise invalid_field(
+            "max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}; the maximum is {MAX_WORK:,}"
+        )
     # Each choice has its own seed, because equal seeds would give equal choices. Seeds beyond 64 bits wrap around.
-    seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
+    seeds = [None if fields.seed is None else _wrap_seed(fields.seed + index) for index in range(choices)]
     names = sampling_names("openai") | ({} if fields.n_predict is None else {"max_tokens": "n_predict"})
-    return tuple(checked_params(names, given | {"seed": seed}) for seed in seeds)
+    return tuple(create_sampling_params(names, given | {"seed": seed}) for seed in seeds)
 
 
-def checked_params(names: Mapping[str, str], given: Mapping[str, Any]) -> SamplingParams:
+def create_sampling_params(names: Mapping[str, str], given: Mapping[str, Any]) -> SamplingParams:
     """Create engine parameters, ignoring values of None. Raises ApiError (400) with the API's field name."""
     chosen = {name: value for name, value in given.items() if value is not None}
     try:
@@ -295,22 +297,22 @@ def checked_params(names: Mapping[str, str], given: Mapping[str, Any]) -> Sampli
         raise api_error_of(error).called(names) from None
 
 
-def either(fields: BaseModel, *names: str) -> Any:
+def get_by_alias(fields: BaseModel, *names: str) -> Any:
     """Return the value given under any of a field's aliases. Raises ApiError if they disagree."""
     given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in given:
         if value != given[0][1]:
-            raise invalid(name, f"{given[0][0]} and {name} are aliases: use only one")
+            raise invalid_field(name, f"{given[0][0]} and {name} are aliases: use only one")
     return given[0][1] if given else None
 
 
 def check_stream_options(fields: SamplingFields) -> None:
     """Raise ApiError for stream options without a stream."""
     if not fields.stream and fields.stream_options is not None:
-        raise invalid("stream_options", "stream_options needs stream: true")
+        raise invalid_field("stream_options", "stream_options needs stream: true")
 
 
-def _wrapped(seed: int) -> int:
+def _wrap_seed(seed: int) -> int:
     return seed if seed < 1 << 64 else seed - (1 << 64)
 
 
@@ -382,51 +384,51 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 """Includes the sampling notes."""
 
 
-def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
+def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
     """Return the grammar of the answer and the name of its field. Raises ApiError (400) if invalid or ambiguous."""
     asked = fields.structured_outputs
     given: dict[str, Grammar | None] = {
         "response_format": format_grammar,
-        "grammar": _written(fields.grammar),
-        "json_schema": _schema("json_schema", fields.json_schema),
-        "regex": _expression(fields.regex),
-        "choice": _one_of(fields.choice),
-        "guided_json": _schema("guided_json", fields.guided_json),
-        "guided_regex": _expression(fields.guided_regex),
-        "guided_choice": _one_of(fields.guided_choice),
-        "guided_grammar": _written(fields.guided_grammar),
-        "ebnf": _written(fields.ebnf),
-        "grammar_string": _written(fields.grammar_string),
+        "grammar": _text_grammar(fields.grammar),
+        "json_schema": _json_schema_grammar("json_schema", fields.json_schema),
+        "regex": _regex_grammar(fields.regex),
+        "choice": _choice_grammar(fields.choice),
+        "guided_json": _json_schema_grammar("guided_json", fields.guided_json),
+        "guided_regex": _regex_grammar(fields.guided_regex),
+        "guided_choice": _choice_grammar(fields.guided_choice),
+        "guided_grammar": _text_grammar(fields.guided_grammar),
+        "ebnf": _text_grammar(fields.ebnf),
+        "grammar_string": _text_grammar(fields.grammar_string),
     }
     if asked is not None:
         given |= {
-            "structured_outputs.json": _schema("structured_outputs.json", asked.json_),
-            "structured_outputs.regex": _expression(asked.regex),
-            "structured_outputs.choice": _one_of(asked.choice),
-            "structured_outputs.grammar": _written(asked.grammar),
+            "structured_outputs.json": _json_schema_grammar("structured_outputs.json", asked.json_),
+            "structured_outputs.regex": _regex_grammar(asked.regex),
+            "structured_outputs.choice": _choice_grammar(asked.choice),
+            "structured_outputs.grammar": _text_grammar(asked.grammar),
             "structured_outputs.json_object": Grammar("json_object") if asked.json_object else None,
         }
     found = [(grammar, name) for name, grammar in given.items() if grammar is not None]
     if len(found) > 1:
-        raise invalid(found[1][1], f"{found[0][1]} and {found[1][1]} both constrain the answer: use only one")
+        raise invalid_field(found[1][1], f"{found[0][1]} and {found[1][1]} both constrain the answer: use only one")
     return found[0] if found else (None, "response_format")
 
 
-def _written(source: str | None) -> Grammar | None:
+def _text_grammar(source: str | None) -> Grammar | None:
     if not source:  # llama.cpp's clients send an empty string if they use no grammar
         return None
     return Grammar("gbnf" if _GBNF_RULE.search(source) else "lark", source)
 
 
-def _schema(param: str, schema: Schema | None) -> Grammar | None:
+def _json_schema_grammar(param: str, schema: Schema | None) -> Grammar | None:
     if schema is None or isinstance(schema, str):
         return Grammar("json_schema", schema) if schema else None
     return schema_grammar(param, schema)
 
 
-def _expression(expression: str | None) -> Grammar | None:
+def _regex_grammar(expression: str | None) -> Grammar | None:
     return Grammar("regex", expression) if expression else None
 
 
-def _one_of(choices: list[str] | None) -> Grammar | None:
+def _choice_grammar(choices: list[str] | None) -> Grammar | None:
     return None if choices is None else Grammar("choice", json.dumps(choices))

@@ -29,7 +29,7 @@ from notso.web.api.request_fields.fields import (
 )
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
 from notso.web.api.shared.vector_search import MAX_RESULTS, RANKING_NOTES, RankingOptions
-from notso.web.values.strict_fields import at_most
+from notso.web.values.strict_fields import limit_entries
 
 MAX_VECTOR_STORES = 8
 USUAL_RESULTS = 10
@@ -299,7 +299,7 @@ class ResponseFields(InputTokenFields):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     max_tool_calls: Annotated[Whole, Field(ge=1)] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16), limit_entries(16)] | None = None
     # Accepted only with values that have no effect.
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
     user: Annotated[Label | None, TELLS] = None

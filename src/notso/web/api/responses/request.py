@@ -8,23 +8,23 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from notso.documents.citations import Mark
+from notso.documents.citations import QuotedSpan
 from notso.documents.passages import estimated_tokens
 from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
     check_depth,
-    checked_choice,
-    hints_of,
-    invalid,
+    find_hints,
+    invalid_field,
     read_fields,
     schema_grammar,
-    strict_names,
+    strict_tool_names,
+    validate_tool_choice,
 )
 from notso.web.api.request_fields.sampling_fields import (
     MAX_TOOLS,
-    checked_params,
-    parameters_in,
+    create_sampling_params,
+    read_parameters,
     sampling_names,
 )
 from notso.web.api.responses.fields import (
@@ -56,10 +56,10 @@ from notso.web.api.responses.fields import (
     WebSearchCallItem,
 )
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.given_documents import GivenDocument, GivenDocuments
+from notso.web.api.shared.given_documents import RequestDocument, RequestDocuments
 from notso.web.api.shared.serializer import as_json
 from notso.web.api.shared.services import ApiServices
-from notso.web.api.shared.vector_search import file_ids_of, found_library, hits_in, result_of
+from notso.web.api.shared.vector_search import get_library, map_file_ids, search_libraries, to_search_result
 from notso.web.edge.errors import ApiError
 from notso.web.store.protocol import StoredResponse
 from notso.web.turns.documents import MAX_PASSAGE_TOKENS, NOTHING_FOUND, PASSAGES_FOLLOW
@@ -88,12 +88,12 @@ def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) 
     return f"{_MARKS[kind]}_{response_id.partition('_')[2]}{'in' if is_input else ''}{index:02x}"
 
 
-def kept_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
+def normalize_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
     """Return input items as the API lists them: with ids, status and content parts."""
-    return tuple(_kept(item, response_id, index) for index, item in enumerate(items))
+    return tuple(_normalize_item(item, response_id, index) for index, item in enumerate(items))
 
 
-async def referenced_items(
+async def load_referenced_items(
     references: Sequence[Reference], stored: Callable[[str], Awaitable[StoredResponse | None]]
 ) -> dict[str, Item]:
     """Load referenced items by id.
@@ -107,19 +107,19 @@ async def referenced_items(
     for index, id in references:
         param = f"input.{index}.id"
         if ids.index(id) != len(found):
-            raise invalid(param, f"{param} refers to an item twice")
+            raise invalid_field(param, f"{param} refers to an item twice")
         named = _ITEM_ID.fullmatch(id)
         response_id = f"resp_{named[1]}" if named else ""
         if response_id and response_id not in responses:
             if len(responses) == MAX_REFERENCED_RESPONSES:
-                raise invalid(param, f"input refers to items of more than {MAX_REFERENCED_RESPONSES} responses")
+                raise invalid_field(param, f"input refers to items of more than {MAX_REFERENCED_RESPONSES} responses")
             responses[response_id] = _by_id(await stored(response_id))
         item = responses.get(response_id, {}).get(id)
         if item is None:
             raise ApiError(404, "not_found", "no stored item has that id (store: false disables storing)", param=param)
         size += len(as_json(item))
         if size > MAX_REFERENCED_CHARACTERS:
-            raise invalid(param, f"the items referenced by input exceed {MAX_REFERENCED_CHARACTERS:,} characters")
+            raise invalid_field(param, f"the items referenced by input exceed {MAX_REFERENCED_CHARACTERS:,} characters")
         found[id] = item
     return found
 
@@ -129,7 +129,7 @@ def _by_id(response: StoredResponse | None) -> dict[str, Item]:
     return {item["id"]: item for item in items}
 
 
-def _kept(item: Item, response_id: str, index: int) -> Item:
+def _normalize_item(item: Item, response_id: str, index: int) -> Item:
     kind = item["type"]
     kept = {name: value for name, value in item.items() if value is not None}
     kept["id"] = kept.get("id") or item_id(response_id, kind, index, is_input=True)
@@ -170,7 +170,7 @@ class FileSearch:
     shows_results: bool
     queries: tuple[str, ...] = ()
     results: tuple[Mapping[str, Any], ...] = ()
-    documents: GivenDocuments = field(default_factory=GivenDocuments)
+    documents: RequestDocuments = field(default_factory=RequestDocuments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,25 +189,25 @@ class ResponseRequest(ApiRequest):
     def messages(self) -> tuple[Message, ...]:
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
-    def after(self, earlier: Sequence[Message]) -> ResponseRequest:
-        return with_conversation(self, (*earlier, *self.said))
+    def continue_from(self, earlier: Sequence[Message]) -> ResponseRequest:
+        return replace_conversation(self, (*earlier, *self.said))
 
 
 def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
     """Validate a count request. Raises the errors of `parse_response_request`."""
-    read_fields(InputTokenFields, _typed(body, stored or {}), INPUT_TOKEN_NOTES | WITHIN_RESPONSE)
+    read_fields(InputTokenFields, _add_item_types(body, stored or {}), INPUT_TOKEN_NOTES | WITHIN_RESPONSE)
     return parse_response_request(body, stored)
 
 
 def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
     """Validate a request, resolving references from `stored`. Raises ApiError (400) naming the field."""
-    typed = _typed(body, stored or {})
+    typed = _add_item_types(body, stored or {})
     fields = read_fields(ResponseFields, typed, RESPONSE_NOTES | WITHIN_RESPONSE)
     if fields.background and fields.store is False:
-        raise invalid("background", "background requires store")
+        raise invalid_field("background", "background requires store")
     effort = fields.reasoning.effort if fields.reasoning else None
-    sampling = parameters_in(fields, "responses")
-    params = checked_params(NAMES, sampling | {"thinking_budget": EFFORT_BUDGETS.get(effort or "")})
+    sampling = read_parameters(fields, "responses")
+    params = create_sampling_params(NAMES, sampling | {"thinking_budget": EFFORT_BUDGETS.get(effort or "")})
     items = [] if isinstance(fields.input, str) else fields.input
     references = tuple((at, item.id) for at, item in enumerate(items) if isinstance(item, ItemReference))
     spelt_out = [item for item in items if not isinstance(item, ItemReference | SearchCallItem | WebSearchCallItem)]
@@ -218,13 +218,13 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         prompts=(),
         params=(params,),
         names=NAMES,
-        hints=hints_of(fields, typed),
+        hints=find_hints(fields, typed),
         options=RequestOptions(
             thinking=effort != "none",
             tools=_tools(fields, functions),
             tool_choice=_tool_choice(fields, functions),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
-            strict_tools=strict_names((name, function.strict) for name, (function, _) in functions.items()),
+            strict_tools=strict_tool_names((name, function.strict) for name, (function, _) in functions.items()),
             grammar=_grammar(fields),
             top_logprobs=_top_logprobs(fields),
             when_full="drop_oldest" if fields.truncation == "auto" else "stop",
@@ -239,12 +239,12 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         keep=fields.store is not False,
         background=bool(fields.background),
         search=_search(fields),
-        echoed=_echoed(fields, body, sampling),
+        echoed=_echoed_fields(fields, body, sampling),
     )
-    return with_conversation(asked, said)
+    return replace_conversation(asked, said)
 
 
-def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
+def replace_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
     """Replace the conversation. Reasoning is kept only for tool calls after the last user message."""
     asked_at = max((at for at, message in enumerate(said) if message.role == "user"), default=-1)
     said = tuple(
@@ -257,15 +257,15 @@ def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> Resp
     return replace(asked, said=said, prompts=((*before, *said),), options=options)
 
 
-def _typed(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapping[str, Any]:
+def _add_item_types(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapping[str, Any]:
     # Adds the type to messages and references, which may omit it, and replaces references with the items in `stored`.
     items = body.get("input")
     if not isinstance(items, list):
         return body
-    return {**body, "input": [_typed_item(item, stored) for item in items]}
+    return {**body, "input": [_add_item_type(item, stored) for item in items]}
 
 
-def _typed_item(item: Any, stored: Mapping[str, Item]) -> Any:
+def _add_item_type(item: Any, stored: Mapping[str, Item]) -> Any:
     if not isinstance(item, dict):
         return item
     if "role" in item and "type" not in item:
@@ -302,7 +302,7 @@ def _assistant_message(items: Sequence[SpeltOutItem]) -> Message:
 
 
 def _call(item: CallItem) -> ToolCall:
-    return ToolCall(item.call_id, known_as(item.name, item.namespace), item.arguments)
+    return ToolCall(item.call_id, qualified_name(item.name, item.namespace), item.arguments)
 
 
 def _message(item: SpeltOutItem) -> Message:
@@ -317,7 +317,7 @@ def _text(content: ItemContent | Parts) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def known_as(name: str, namespace: str | None) -> str:
+def qualified_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}.{name}"
 
 
@@ -328,16 +328,16 @@ def _functions(fields: ResponseFields) -> Functions:
         inner = within.tools if within else [tool] if isinstance(tool, FunctionTool) else []
         for at, function in enumerate(inner):
             check_depth(f"tools.{index}{f'.tools.{at}' if within else ''}.parameters", function.parameters)
-            functions[known_as(function.name, within.name if within else None)] = function, within
+            functions[qualified_name(function.name, within.name if within else None)] = function, within
     if len(functions) > MAX_TOOLS:
-        raise invalid("tools", f"tools has more than {MAX_TOOLS} functions")
+        raise invalid_field("tools", f"tools has more than {MAX_TOOLS} functions")
     return functions
 
 
 def _tools(fields: ResponseFields, functions: Functions) -> tuple[Tool, ...] | None:
     if fields.tool_choice == "none":
         return None
-    return tuple(_tool(name, *functions[name]) for name in _allowed(fields, functions)) or None
+    return tuple(_tool(name, *functions[name]) for name in _allowed_names(fields, functions)) or None
 
 
 def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> Tool:
@@ -348,7 +348,7 @@ def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> To
     return {"type": "function", "function": told}
 
 
-def _allowed(fields: InputTokenFields, functions: Iterable[str]) -> list[str]:
+def _allowed_names(fields: InputTokenFields, functions: Iterable[str]) -> list[str]:
     # Returns the names of the functions that may be called.
     choice = fields.tool_choice
     if not isinstance(choice, AllowedToolsChoice):
@@ -360,7 +360,7 @@ def _allowed(fields: InputTokenFields, functions: Iterable[str]) -> list[str]:
 def _search(fields: InputTokenFields) -> FileSearch | None:
     tools = [each for each in fields.tools or () if isinstance(each, FileSearchTool)]
     if len(tools) > 1:
-        raise invalid("tools", "tools has more than one file_search; list all vector stores in one")
+        raise invalid_field("tools", "tools has more than one file_search; list all vector stores in one")
     choice = fields.tool_choice
     is_excluded = isinstance(choice, AllowedToolsChoice) and not any(
         isinstance(each, SearchChoice) for each in choice.tools
@@ -375,16 +375,16 @@ def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
     if isinstance(choice, AllowedToolsChoice):
         for each in choice.tools:
             if isinstance(each, FunctionChoice):
-                checked_choice("tool_choice", each.name, [*functions])
+                validate_tool_choice("tool_choice", each.name, [*functions])
             elif not _search(fields):
-                raise invalid("tool_choice", "tool_choice allows file_search, which is not in tools")
-        functions = {name: functions[name] for name in _allowed(fields, functions)}
+                raise invalid_field("tool_choice", "tool_choice allows file_search, which is not in tools")
+        functions = {name: functions[name] for name in _allowed_names(fields, functions)}
         choice = choice.mode
     is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
     if choice is None or choice in ("none", "auto") or is_met:
-        return "auto"  # also valid without tools; `checked_choice` requires tools
+        return "auto"  # also valid without tools; `validate_tool_choice` requires tools
     name = choice.name if isinstance(choice, FunctionChoice) else None
-    return checked_choice("tool_choice", name, [*functions])
+    return validate_tool_choice("tool_choice", name, [*functions])
 
 
 def _top_logprobs(fields: ResponseFields) -> int | None:
@@ -401,7 +401,7 @@ def _grammar(fields: ResponseFields) -> Grammar | None:
     return None
 
 
-def _echoed(fields: ResponseFields, body: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
+def _echoed_fields(fields: ResponseFields, body: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
@@ -424,7 +424,7 @@ def _echoed(fields: ResponseFields, body: Mapping[str, Any], sampling: Mapping[s
 MAX_QUERY_CHARACTERS = 2_000
 
 
-async def with_passages(services: ApiServices, owner: str, asked: ResponseRequest) -> ResponseRequest:
+async def insert_passages(services: ApiServices, owner: str, asked: ResponseRequest) -> ResponseRequest:
     """Find passages for the last user message and insert them before its text.
 
     Raises ApiError (404) for an unknown vector store.
@@ -436,34 +436,34 @@ async def with_passages(services: ApiServices, owner: str, asked: ResponseReques
     tool = search.tool
     names = dict.fromkeys(tool.vector_store_ids)
     param = "tools.vector_store_ids"
-    libraries = [await found_library(services, owner, each, param) for each in names]
+    libraries = [await get_library(services, owner, each, param) for each in names]
     query = messages[at].content[:MAX_QUERY_CHARACTERS]
     most = tool.max_num_results or USUAL_RESULTS
-    hits = await hits_in(services, owner, libraries, [query], most, tool.ranking_options)
-    file_ids = await file_ids_of(services, owner, (each.document for each in hits))
-    documents, parts, room = GivenDocuments(), list[str](), MAX_PASSAGE_TOKENS
+    hits = await search_libraries(services, owner, libraries, [query], most, tool.ranking_options)
+    file_ids = await map_file_ids(services, owner, (each.document for each in hits))
+    documents, parts, room = RequestDocuments(), list[str](), MAX_PASSAGE_TOKENS
     for hit in hits:
         room -= estimated_tokens(hit.text)
         if room < 0 and parts:
             break
         facts = {"file_id": file_ids[hit.document.id], "filename": hit.document.name}
         is_quoted = asked.options.grammar is None
-        parts.append(documents.add(GivenDocument(hit.document.name, hit.text, is_quoted, facts=facts)))
+        parts.append(documents.add(RequestDocument(hit.document.name, hit.text, is_quoted, facts=facts)))
     count = len({each.document.id for each in hits})
     named = "the document" if count == 1 else f"{count} documents" if count else "the documents"
     passages = (PASSAGES_FOLLOW if parts else NOTHING_FOUND).format(documents=named)
     question = replace(messages[at], content="\n\n".join([passages, *parts, messages[at].content]))
-    results = tuple(result_of(hit, file_ids[hit.document.id]) for hit in hits[: len(parts)])
+    results = tuple(to_search_result(hit, file_ids[hit.document.id]) for hit in hits[: len(parts)])
     before: tuple[Message, ...] = (*messages[:at], question, *messages[at + 1 :])
     return replace(
         asked,
-        prompts=(documents.asking(before),),
+        prompts=(documents.with_quotation_request(before),),
         options=documents.options(asked.options),
         search=replace(search, queries=(query,), results=results, documents=documents),
     )
 
 
-def annotation_of(given: GivenDocuments, mark: Mark, index: int) -> Mapping[str, Any] | None:
+def to_annotation(given: RequestDocuments, mark: QuotedSpan, index: int) -> Mapping[str, Any] | None:
     """Return a quotation as an annotation at character `index` of the text, or None if no passage contains it."""
     found = given.found(mark.number, mark.words)
     return None if found is None else {"type": "file_citation", "index": index, **found[0].facts}

@@ -13,27 +13,27 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Message
-from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
+from notso.web.api.request_fields.fields import GivenHint, invalid_field, reject_hints, to_printable, unsupported_field
 from notso.web.api.responses.request import (
     Item,
     ResponseRequest,
-    kept_input,
+    insert_passages,
+    load_referenced_items,
+    normalize_input,
     parse_input_token_request,
     parse_response_request,
-    referenced_items,
-    with_passages,
 )
 from notso.web.api.responses.stream import ResponseSerializer
-from notso.web.api.shared.api_request import IGNORED, dropped_by_template, ignored_headers
-from notso.web.api.shared.background import created_ms, left_response, queued_body
+from notso.web.api.shared.api_request import IGNORED, find_dropped_parts, ignored_headers
+from notso.web.api.shared.background import created_ms, queued_body, resumed_response
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
-from notso.web.api.shared.listing import page
+from notso.web.api.shared.given_documents import find_openai_files, parse_with_files, read_body_with_files
+from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.receipts import ReceiptSerializer
-from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
+from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream, number_events
 from notso.web.api.shared.serializer import PING, large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import EventStream, Owner, as_api_error, respond, serving, sse_events, with_prompt
+from notso.web.api.shared.serving import EventStream, Owner, as_api_error, respond, run_prompt_work, serving, sse_events
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -51,68 +51,70 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
     """Return a stored response, or the current state of a background response. With `stream`, stream the events
     after number `starting_after`."""
-    query, headers = _query(request, services, ("stream", "starting_after"))
+    query, headers = _parse_query(request, services, ("stream", "starting_after"))
     streams, start = query.get("stream", "false"), query.get("starting_after")
     if streams not in ("true", "false"):
-        raise invalid("stream", "stream must be true or false")
+        raise invalid_field("stream", "stream must be true or false")
     if start is not None and (streams == "false" or not _NUMBER.fullmatch(start)):
-        raise invalid("starting_after", "starting_after must be an event number, and requires stream: true")
-    running = _running(services, owner, response_id)
+        raise invalid_field("starting_after", "starting_after must be an event number, and requires stream: true")
+    running = _find_running(services, owner, response_id)
     if streams == "true":
         if running is None:
             if (elsewhere := await services.resumable_streams.elsewhere.find(owner, response_id)) is not None:
                 services.reread_streams.opened(owner)
                 events = elsewhere.events(0 if start is None else int(start) + 1, PING)
                 return EventStream(events, lambda: services.reread_streams.closed(owner))
-            await found_response(services, owner, response_id, "response_id")
-            raise unsupported("stream", "the events of this response are no longer available; use stream: false")
+            await get_response(services, owner, response_id, "response_id")
+            raise unsupported_field("stream", "the events of this response are no longer available; use stream: false")
         services.reread_streams.opened(owner)
-        again = running.serializer.again()
-        events = numbered(sse_events(running.running, again), 0 if start is None else int(start) + 1, again.ping)
+        fresh_copy = running.serializer.fresh_copy()
+        events = number_events(
+            sse_events(running.running, fresh_copy), 0 if start is None else int(start) + 1, fresh_copy.ping
+        )
         return EventStream(events, lambda: services.reread_streams.closed(owner))
     if running is not None:
         if running.finished:  # wait until it is stored
             await asyncio.shield(running.following)
         return await whole_response(running.followed, headers)
-    if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
+    if (elsewhere := await _find_unfinished_remote(services, owner, response_id)) is not None:
         return await large_response(lambda: elsewhere.log.body, headers)
-    if await stored_response(services, owner, response_id) is None:
-        left = await services.shared.store.records.open_response(owner, response_id)
+    if await load_response(services, owner, response_id) is None:
+        left = await services.shared.store.records.unfinished_response(owner, response_id)
         if left is not None:
             return JSONResponse(queued_body(left), headers=headers)
-    stored = await found_response(services, owner, response_id, "response_id")
+    stored = await get_response(services, owner, response_id, "response_id")
     return await large_response(lambda: stored.body, headers)
 
 
 @stored_router.get("/v1/responses/{response_id}/input_items", dependencies=[GUARDED])
 async def input_items(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
     """List the input items of a response, latest first, without the items of the response that it continues."""
-    query, headers = _query(request, services, ("limit", "order", "after"))
-    running = _running(services, owner, response_id)
+    query, headers = _parse_query(request, services, ("limit", "order", "after"))
+    running = _find_running(services, owner, response_id)
     serializer = running.serializer if running is not None else None
     if isinstance(serializer, ReceiptSerializer):
         serializer = serializer.inner
     if isinstance(serializer, ResponseSerializer):
-        items = kept_input(serializer.asked.items, response_id)
+        items = normalize_input(serializer.asked.items, response_id)
     else:
-        items = (await found_response(services, owner, response_id, "response_id")).input
-    listed = page(items, query)
+        items = (await get_response(services, owner, response_id, "response_id")).input
+    listed = paginate(items, query)
     return await large_response(lambda: listed, headers)
 
 
 @stored_router.post("/v1/responses/{response_id}/cancel", dependencies=[GUARDED])
 async def cancel(services: Services, owner: Owner, response_id: str) -> Response:
     """Stop a background response and keep its text. A response that has ended stays unchanged."""
-    running = _running(services, owner, response_id)
+    running = _find_running(services, owner, response_id)
     if running is not None:
         running.running.stop(by_asker=True)
         await asyncio.shield(running.following)
         return await whole_response(running.followed)
-    if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
+    if (elsewhere := await _find_unfinished_remote(services, owner, response_id)) is not None:
         elsewhere.stop()
-        body = await elsewhere.whole()
+        body = await elsewhere.wait_for_body()
         return await large_response(lambda: body)
-    stored = await found_response(services, owner, response_id, "response_id")
+    stored = await get_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
         raise ApiError(400, "invalid_value", "only a background response can be canceled", param="response_id")
     return await large_response(lambda: stored.body)
@@ -121,57 +123,59 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
 @stored_router.delete("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
     """Delete a stored response and its cached prompt. Responses that continue it are kept."""
-    running = _running(services, owner, response_id)
+    running = _find_running(services, owner, response_id)
     if running is None:
-        if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
+        if (elsewhere := await _find_unfinished_remote(services, owner, response_id)) is not None:
             elsewhere.stop()
-            await elsewhere.whole()
-        await found_response(services, owner, response_id, "response_id")
+            await elsewhere.wait_for_body()
+        await get_response(services, owner, response_id, "response_id")
     else:
         running.running.stop(by_asker=True)
         await asyncio.shield(running.following)
         services.resumable_streams.forget(owner, response_id)
-    await services.shared.store.records.end_open_response(owner, response_id)
+    await services.shared.store.records.delete_unfinished_response(owner, response_id)
     await services.shared.store.delete(owner, "response", response_id)
     await services.shared.engine.clear_cache(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-async def stored_response(services: ApiServices, owner: str, id: str) -> StoredResponse | None:
+async def load_response(services: ApiServices, owner: str, id: str) -> StoredResponse | None:
     try:
         return await services.shared.store.response(owner, id)
     except Exception as error:
         raise as_api_error(error) from error
 
 
-async def found_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
+async def get_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
     """Return a response by id. Raises ApiError (404) naming `param` if unknown."""
-    found = await stored_response(services, owner, id)
+    found = await load_response(services, owner, id)
     if found is None:
         raise ApiError(404, "not_found", "no response with that id is stored", param=param)
     return found
 
 
-async def _unfinished_elsewhere(services: ApiServices, owner: str, response_id: str) -> AnswerElsewhere | None:
+async def _find_unfinished_remote(services: ApiServices, owner: str, response_id: str) -> RemoteAnswer | None:
     found = None
-    if await stored_response(services, owner, response_id) is None:
+    if await load_response(services, owner, response_id) is None:
         found = await services.resumable_streams.elsewhere.find(owner, response_id)
     return found if found is not None and not found.finished else None
 
 
-def _running(services: ApiServices, owner: str, response_id: str) -> ResumableStream | None:
+def _find_running(services: ApiServices, owner: str, response_id: str) -> ResumableStream | None:
     stream = services.resumable_streams.find(owner, response_id)
     return stream if stream is not None and stream.serializer.id == response_id else None
 
 
-def _query(request: Request, services: ApiServices, names: tuple[str, ...]) -> tuple[Mapping[str, str], dict[str, str]]:
+def _parse_query(
+    request: Request, services: ApiServices, names: tuple[str, ...]
+) -> tuple[Mapping[str, str], dict[str, str]]:
     # Raises ApiError (400) for unknown parameters.
     for name in request.query_params:
         if name not in names and name not in HINTS:
-            raise unsupported(printable(name), "unknown parameter; remove it")
+            raise unsupported_field(to_printable(name), "unknown parameter; remove it")
     hints = [name for name in HINTS if request.query_params.get(name, "false") != "false"]
     if services.shared.settings.strict_fields:
-        refuse_hints(GivenHint(name, name, False) for name in hints)
+        reject_hints(GivenHint(name, name, False) for name in hints)
     return request.query_params, {IGNORED: ", ".join(hints)} if hints else {}
 
 
@@ -189,14 +193,14 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     if asked.keep and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
-    left = left_response(request)
+    left = resumed_response(request)
     name = new_id("resp", "_") if left is None else left.id
     created = created_ms(request) // 1000
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
         if saved is None:  # every reader of the stream calls `keep`; saving twice would restore a deleted response
-            stored_ms, items = int(1000 * time.time()), kept_input(asked.items, body["id"])
+            stored_ms, items = int(1000 * time.time()), normalize_input(asked.items, body["id"])
             stored = StoredResponse(body["id"], asked.previous_id, body, conversation, stored_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
         await asyncio.shield(saved)
@@ -215,12 +219,12 @@ async def input_tokens(request: Request, services: Services, owner: Owner) -> Re
     """Count the prompt's tokens."""
     asked = await _read(request, services, owner, parse_input_token_request)
     async with serving(services, asked.model) as model:
-        dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
+        dropped = find_dropped_parts(model.info, asked, strict=services.shared.settings.strict_fields)
         try:
-            count = await with_prompt(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
+            count = await run_prompt_work(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
         except Exception as error:
             raise as_api_error(error, asked.names) from error
-    headers = await with_prompt(request, lambda: ignored_headers(asked, dropped))
+    headers = await run_prompt_work(request, lambda: ignored_headers(asked, dropped))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 
 
@@ -230,15 +234,15 @@ async def _read(request: Request, services: ApiServices, owner: str, parse: Pars
     async def read() -> ResponseRequest:
         return await read_body_with_files(
             request,
-            openai_files,
-            lambda body, files: parsed_with_files(body, files, lambda given: parse(given, stored)),
+            find_openai_files,
+            lambda body, files: parse_with_files(body, files, lambda given: parse(given, stored)),
         )
 
     asked = await read()
     if asked.references:
-        stored |= await referenced_items(asked.references, partial(stored_response, services, owner))
+        stored |= await load_referenced_items(asked.references, partial(load_response, services, owner))
         asked = await read()
     if asked.previous_id is not None:
-        earlier = await found_response(services, owner, asked.previous_id, "previous_response_id")
-        asked = asked.after(earlier.conversation)
-    return asked if asked.search is None else await with_passages(services, owner, asked)
+        earlier = await get_response(services, owner, asked.previous_id, "previous_response_id")
+        asked = asked.continue_from(earlier.conversation)
+    return asked if asked.search is None else await insert_passages(services, owner, asked)

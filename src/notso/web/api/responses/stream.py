@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from notso.documents.citations import Mark, MarkReader
+from notso.documents.citations import MarkedQuoteParser, QuotedSpan
 from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
-from notso.web.api.responses.request import ResponseRequest, annotation_of, item_id
-from notso.web.api.shared.completion import entries
+from notso.web.api.responses.request import ResponseRequest, item_id, to_annotation
+from notso.web.api.shared.completion import logprob_entries
 from notso.web.api.shared.serializer import PING, named_event
 from notso.web.edge.errors import ApiError
 
@@ -36,21 +36,21 @@ class ResponseSerializer:
         self._status = "queued" if asked.background else "in_progress"
         self._usage: Usage | None = None
         self._error: dict[str, Any] | None = None
-        self._weighed: list[TokenLogprob] = []
+        self._logprobs: list[TokenLogprob] = []
         self._calls: list[ToolCall] = []
         self._dropped = 0
         self._sequence = -1
         self._searches = asked.search is not None
-        self._marks = MarkReader() if asked.search is not None and asked.search.documents.are_quoted else None
+        self._marks = MarkedQuoteParser() if asked.search is not None and asked.search.documents.has_quotable else None
 
-    def again(self) -> ResponseSerializer:
+    def fresh_copy(self) -> ResponseSerializer:
         return ResponseSerializer(self.asked, self._model, self.id, self._keep, self._created)
 
     def initial_events(self) -> Iterator[bytes]:
         yield self._sse_event("response.created", response=self.body())
         yield self._sse_event(f"response.{self._status}", response=self.body())
 
-    def take(self, number: int, event: Event) -> Iterator[bytes]:
+    def feed(self, number: int, event: Event) -> Iterator[bytes]:
         if self._status == "queued" and event.kind not in BEFORE_IT_BEGINS:
             self._status = "in_progress"
             yield self._sse_event("response.in_progress", response=self.body())
@@ -58,21 +58,21 @@ class ResponseSerializer:
             yield from self._search()
         match event.kind:
             case "reasoning":
-                yield from self._in_item("reasoning")
+                yield from self._open_item("reasoning")
                 self._part["text"] += event.text
-                yield self._within("response.reasoning_text.delta", content_index=0, delta=event.text)
+                yield self._item_event("response.reasoning_text.delta", content_index=0, delta=event.text)
             case "text":
-                self._weighed += event.logprobs
-                logprobs = entries(event.logprobs)
+                self._logprobs += event.logprobs
+                logprobs = logprob_entries(event.logprobs)
                 if self._marks is None:
-                    yield from self._say(event.text, logprobs)
+                    yield from self._write_text(event.text, logprobs)
                 else:
-                    yield from self._cited(self._marks.feed(event.text), logprobs)
+                    yield from self._write_cited(self._marks.feed(event.text), logprobs)
             case "tool_call_part" if event.begun_call is not None:
-                yield from self._call_on(event.begun_call, event.text)
+                yield from self._write_call(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
                 written = len(self._item["arguments"]) if self._is_call else 0
-                yield from self._call_on(event.tool_call, event.tool_call.arguments[written:])
+                yield from self._write_call(event.tool_call, event.tool_call.arguments[written:])
                 self._calls.append(event.tool_call)
                 yield from self._close_item()
             case "trimmed":
@@ -82,36 +82,36 @@ class ResponseSerializer:
             case "error" if event.error is not None:
                 raise event.error
             case "end":
-                self._weighed += event.logprobs
+                self._logprobs += event.logprobs
                 if self._marks is not None and (rest := self._marks.end()):
-                    yield from self._cited([rest], [])
+                    yield from self._write_cited([rest], [])
                 whole = event.finish_reason not in ("length", "cancelled")
                 self._status = "completed" if whole else "incomplete"
                 self._is_cancelled = self.asked.background and event.finish_reason == "cancelled"
                 yield from self._close_item()
 
-    def _say(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
-        yield from self._in_item("message")
+    def _write_text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+        yield from self._open_item("message")
         self._part["text"] += text
-        yield self._within("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def _cited(self, pieces: Iterable[str | Mark], logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+    def _write_cited(self, pieces: Iterable[str | QuotedSpan], logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
         for piece in pieces:
-            yield from self._in_item("message")
+            yield from self._open_item("message")
             text = self._part["text"]
             annotation = None
-            if isinstance(piece, Mark) and self.asked.search is not None:
-                annotation = annotation_of(self.asked.search.documents, piece, len(text))
+            if isinstance(piece, QuotedSpan) and self.asked.search is not None:
+                annotation = to_annotation(self.asked.search.documents, piece, len(text))
             if annotation is not None:
                 number = len(self._part["annotations"])
                 self._part["annotations"].append(annotation)
                 told = {"content_index": 0, "annotation_index": number, "annotation": annotation}
-                yield self._within("response.output_text.annotation.added", **told)
+                yield self._item_event("response.output_text.annotation.added", **told)
                 continue
-            said = piece.words if isinstance(piece, Mark) else piece
+            said = piece.words if isinstance(piece, QuotedSpan) else piece
             said = said if text else said.lstrip()
             if said:
-                yield from self._say(said, logprobs)
+                yield from self._write_text(said, logprobs)
                 logprobs = []
 
     def _search(self) -> Iterator[bytes]:
@@ -121,9 +121,9 @@ class ResponseSerializer:
         self._begin({"type": "file_search_call", "queries": list(search.queries), "results": None})
         yield self._sse_event("response.output_item.added", output_index=self._index, item=dict(self._item))
         for step in ("in_progress", "searching", "completed"):
-            yield self._within(f"response.file_search_call.{step}")
+            yield self._item_event(f"response.file_search_call.{step}")
         self._item["results"] = [dict(each) for each in search.results] if search.shows_results else None
-        yield from self._done("completed")
+        yield from self._finish_item("completed")
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         # Runs before the last event, so that clients can retrieve the response after that event. Messages that were
@@ -136,7 +136,7 @@ class ResponseSerializer:
                 body | dict(added or {}), (*said[:head], *said[head + self._dropped :], self._assistant_message())
             )
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_events(self) -> Iterator[bytes]:
         yield self._sse_event(f"response.{self._status}", response=self.body())
 
     def failure(self, error: ApiError) -> bytes:
@@ -178,7 +178,7 @@ class ResponseSerializer:
         }
         return Message("assistant", texts["message"], texts["reasoning"] or None, tuple(self._calls))
 
-    def _in_item(self, kind: str) -> Iterator[bytes]:
+    def _open_item(self, kind: str) -> Iterator[bytes]:
         if self._is_open and self._item["type"] == kind:
             return
         yield from self._close_item()
@@ -191,7 +191,7 @@ class ResponseSerializer:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         yield self._sse_event("response.output_item.added", output_index=self._index, item=self._item)
         self._item["content"] = [part]
-        yield self._within("response.content_part.added", content_index=0, part=part)
+        yield self._item_event("response.content_part.added", content_index=0, part=part)
 
     def _close_item(self) -> Iterator[bytes]:
         if not self._is_open:
@@ -199,46 +199,46 @@ class ResponseSerializer:
         is_call, self._is_open = self._is_call, False
         if is_call:
             yield from self._close_call()
-            yield from self._done("incomplete" if self._status == "incomplete" else "completed")
+            yield from self._finish_item("incomplete" if self._status == "incomplete" else "completed")
             return
         part, text = self._part, self._part["text"]
         if self._item["type"] == "reasoning":
-            yield self._within("response.reasoning_text.done", content_index=0, text=text)
+            yield self._item_event("response.reasoning_text.done", content_index=0, text=text)
         else:
-            part["logprobs"], self._weighed = entries(self._weighed), []
-            yield self._within("response.output_text.done", content_index=0, text=text, logprobs=part["logprobs"])
-        yield self._within("response.content_part.done", content_index=0, part=part)
-        yield from self._done("incomplete" if self._status == "incomplete" else "completed")
+            part["logprobs"], self._logprobs = logprob_entries(self._logprobs), []
+            yield self._item_event("response.output_text.done", content_index=0, text=text, logprobs=part["logprobs"])
+        yield self._item_event("response.content_part.done", content_index=0, part=part)
+        yield from self._finish_item("incomplete" if self._status == "incomplete" else "completed")
 
     @property
     def _is_call(self) -> bool:
         return self._is_open and self._item["type"] == "function_call"
 
-    def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
+    def _write_call(self, call: ToolCall, text: str) -> Iterator[bytes]:
         if not self._is_call:
             yield from self._close_item()
             self._is_open = True
-            self._begin({"type": "function_call", "call_id": call.id, **self._spelt(call.name), "arguments": ""})
+            self._begin({"type": "function_call", "call_id": call.id, **self._split_name(call.name), "arguments": ""})
             yield self._sse_event("response.output_item.added", output_index=self._index, item=dict(self._item))
         if text:
             self._item["arguments"] += text
-            yield self._within("response.function_call_arguments.delta", delta=text)
+            yield self._item_event("response.function_call_arguments.delta", delta=text)
 
-    def _spelt(self, known_as: str) -> dict[str, str]:
-        namespace = self.asked.namespaces.get(known_as)
+    def _split_name(self, qualified_name: str) -> dict[str, str]:
+        namespace = self.asked.namespaces.get(qualified_name)
         if namespace is None:
-            return {"name": known_as}
-        return {"name": known_as.removeprefix(f"{namespace}."), "namespace": namespace}
+            return {"name": qualified_name}
+        return {"name": qualified_name.removeprefix(f"{namespace}."), "namespace": namespace}
 
     def _close_call(self) -> Iterator[bytes]:
         told = {"arguments": self._item["arguments"], "name": self._item["name"]}
-        yield self._within("response.function_call_arguments.done", **told)
+        yield self._item_event("response.function_call_arguments.done", **told)
 
     def _begin(self, item: dict[str, Any]) -> None:
         id = item_id(self.id, item["type"], len(self._output))
         self._output.append({"id": id, "status": "in_progress", **item})
 
-    def _done(self, status: str) -> Iterator[bytes]:
+    def _finish_item(self, status: str) -> Iterator[bytes]:
         self._item["status"] = status
         yield self._sse_event("response.output_item.done", output_index=self._index, item=self._item)
 
@@ -246,7 +246,7 @@ class ResponseSerializer:
     def _index(self) -> int:
         return len(self._output) - 1
 
-    def _within(self, event: str, **fields: Any) -> bytes:
+    def _item_event(self, event: str, **fields: Any) -> bytes:
         return self._sse_event(event, item_id=self._item["id"], output_index=self._index, **fields)
 
     def _sse_event(self, event: str, **fields: Any) -> bytes:

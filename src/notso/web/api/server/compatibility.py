@@ -51,7 +51,7 @@ describes endpoints and responses.
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class Endpoint:
     """An endpoint: the fields of its body, notes on them, and notes on nested fields (`within`)."""
 
     path: str
@@ -62,38 +62,38 @@ class Address:
 
 
 ADDRESSES = (
-    Address("POST /v1/chat/completions", "OpenAI", ChatFields, CHAT_NOTES, WITHIN_CHAT),
-    Address("POST /v1/responses", "OpenAI", ResponseFields, RESPONSE_NOTES, WITHIN_RESPONSE),
-    Address("POST /v1/responses/input_tokens", "OpenAI", InputTokenFields, INPUT_TOKEN_NOTES, {}),
-    Address("POST /v1/batches", "OpenAI", BatchFields, BATCH_NOTES, {}),
-    Address("POST /v1/vector_stores", "OpenAI", stores.VectorStoreFields, stores.STORE_NOTES, {}),
-    Address("POST /v1/vector_stores/{store_id}", "OpenAI", stores.ChangedFields, stores.CHANGED_NOTES, {}),
-    Address("POST /v1/vector_stores/{store_id}/files", "OpenAI", stores.VectorStoreFileFields, stores.FILE_NOTES, {}),
-    Address(
+    Endpoint("POST /v1/chat/completions", "OpenAI", ChatFields, CHAT_NOTES, WITHIN_CHAT),
+    Endpoint("POST /v1/responses", "OpenAI", ResponseFields, RESPONSE_NOTES, WITHIN_RESPONSE),
+    Endpoint("POST /v1/responses/input_tokens", "OpenAI", InputTokenFields, INPUT_TOKEN_NOTES, {}),
+    Endpoint("POST /v1/batches", "OpenAI", BatchFields, BATCH_NOTES, {}),
+    Endpoint("POST /v1/vector_stores", "OpenAI", stores.VectorStoreFields, stores.STORE_NOTES, {}),
+    Endpoint("POST /v1/vector_stores/{store_id}", "OpenAI", stores.ChangedFields, stores.CHANGED_NOTES, {}),
+    Endpoint("POST /v1/vector_stores/{store_id}/files", "OpenAI", stores.VectorStoreFileFields, stores.FILE_NOTES, {}),
+    Endpoint(
         "POST /v1/vector_stores/{store_id}/search", "OpenAI", stores.SearchFields, stores.SEARCH_NOTES, RANKING_NOTES
     ),
-    Address("POST /v1/completions", "OpenAI", TextFields, TEXT_NOTES, WITHIN_SAMPLING),
-    Address("POST /v1/embeddings", "OpenAI", EmbeddingFields, EMBEDDING_NOTES, {}),
-    Address("POST /v1/messages", "Anthropic", MessageFields, MESSAGE_NOTES, WITHIN_MESSAGE),
-    Address("POST /v1/messages/count_tokens", "Anthropic", CountFields, COUNT_NOTES, {}),
-    Address("POST /api/chat", "Ollama", ollama.OllamaChatFields, ollama.CHAT_NOTES, ollama.WITHIN_CHAT),
-    Address("POST /api/generate", "Ollama", ollama.GenerateFields, ollama.GENERATE_NOTES, ollama.WITHIN_ANSWER),
-    Address("POST /api/show", "Ollama", ollama.ShowFields, ollama.SHOW_NOTES, {}),
-    Address("POST /api/embed", "Ollama", ollama.EmbedFields, ollama.EMBED_NOTES, ollama.OPTION_NOTES),
-    Address("POST /api/embeddings", "Ollama", ollama.EmbeddingFields, ollama.EMBEDDING_NOTES, ollama.OPTION_NOTES),
-    Address("POST /completion", "llama-server", NativeFields, NATIVE_NOTES, WITHIN_NATIVE),
-    Address("POST /v1/load_lora_adapter", "vLLM", LoadFields, LOAD_NOTES, {}),
-    Address("POST /v1/unload_lora_adapter", "vLLM", UnloadFields, UNLOAD_NOTES, {}),
-    Address("POST /tokenize", "llama-server", TokenizeFields, TOKENIZE_NOTES, {}),
-    Address("POST /detokenize", "llama-server", DetokenizeFields, DETOKENIZE_NOTES, {}),
+    Endpoint("POST /v1/completions", "OpenAI", TextFields, TEXT_NOTES, WITHIN_SAMPLING),
+    Endpoint("POST /v1/embeddings", "OpenAI", EmbeddingFields, EMBEDDING_NOTES, {}),
+    Endpoint("POST /v1/messages", "Anthropic", MessageFields, MESSAGE_NOTES, WITHIN_MESSAGE),
+    Endpoint("POST /v1/messages/count_tokens", "Anthropic", CountFields, COUNT_NOTES, {}),
+    Endpoint("POST /api/chat", "Ollama", ollama.OllamaChatFields, ollama.CHAT_NOTES, ollama.WITHIN_CHAT),
+    Endpoint("POST /api/generate", "Ollama", ollama.GenerateFields, ollama.GENERATE_NOTES, ollama.WITHIN_ANSWER),
+    Endpoint("POST /api/show", "Ollama", ollama.ShowFields, ollama.SHOW_NOTES, {}),
+    Endpoint("POST /api/embed", "Ollama", ollama.EmbedFields, ollama.EMBED_NOTES, ollama.OPTION_NOTES),
+    Endpoint("POST /api/embeddings", "Ollama", ollama.EmbeddingFields, ollama.EMBEDDING_NOTES, ollama.OPTION_NOTES),
+    Endpoint("POST /completion", "llama-server", NativeFields, NATIVE_NOTES, WITHIN_NATIVE),
+    Endpoint("POST /v1/load_lora_adapter", "vLLM", LoadFields, LOAD_NOTES, {}),
+    Endpoint("POST /v1/unload_lora_adapter", "vLLM", UnloadFields, UNLOAD_NOTES, {}),
+    Endpoint("POST /tokenize", "llama-server", TokenizeFields, TOKENIZE_NOTES, {}),
+    Endpoint("POST /detokenize", "llama-server", DetokenizeFields, DETOKENIZE_NOTES, {}),
 )
 
 
-def page() -> str:
+def render_page() -> str:
     return "\n".join([HEAD, *map(_section, ADDRESSES)])
 
 
-def _section(address: Address) -> str:
+def _section(address: Endpoint) -> str:
     lines = [f"## {address.path} ({address.api})", "", *_head("field")]
     top = {name: note for name, note in address.notes.items() if name not in address.within}
     lines += [_row(name, note) for name, note in sorted(top.items(), key=lambda item: ORDER.index(item[1].state))]
@@ -108,10 +108,10 @@ def _head(first: str) -> list[str]:
 
 
 def _row(name: str, note: Note) -> str:
-    done = note.text if note.is_taken else ""
+    done = note.text if note.is_accepted else ""
     refused = f"not yet: {note.advice}" if note.state == "later" else note.advice
     return f"| `{name}` | {done} | {note.ignored} | {refused} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(render_page())

@@ -19,16 +19,23 @@ from notso.web.api.request_fields.fields import (
     Name,
     Notes,
     Text,
+    find_hints,
     hint,
-    hints_of,
     inert,
-    invalid,
+    invalid_field,
     read_fields,
     works,
 )
 from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS, Whole
 from notso.web.api.shared.api_request import Prompt, ignored_headers
-from notso.web.api.shared.embedding import EMBEDDED, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest, Embeddings, embeddings_of
+from notso.web.api.shared.embedding import (
+    EMBEDDED,
+    MAX_INPUTS,
+    ONE_TOKEN,
+    EmbeddingRequest,
+    Embeddings,
+    compute_embeddings,
+)
 from notso.web.api.shared.serializer import large_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body
@@ -112,7 +119,7 @@ async def _respond(
     request: Request, services: ApiServices, owner: str, body: Callable[[Embeddings, EmbeddingFields], Any]
 ) -> Response:
     fields, asked = await read_body(request, parse_embedding_request)
-    found = await embeddings_of(request, services, owner, asked)
+    found = await compute_embeddings(request, services, owner, asked)
     return await large_response(lambda: body(found, fields), ignored_headers(asked))
 
 
@@ -122,9 +129,9 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
     name = "content" if fields.input is None and fields.content is not None else "input"
     given = getattr(fields, name)
     if given is None:
-        raise invalid("input", "input must be a string, a list of token ids, or a list of either")
+        raise invalid_field("input", "input must be a string, a list of token ids, or a list of either")
     if fields.input is not None and fields.content is not None:
-        raise invalid("content", "only one of input and content is allowed")
+        raise invalid_field("content", "only one of input and content is allowed")
     prompts: tuple[Prompt, ...] = (
         (given,)
         if isinstance(given, str)
@@ -133,14 +140,14 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
         else tuple(each if isinstance(each, str) else tuple(each) for each in given)
     )
     if not all(prompts):
-        raise invalid(name, f"{name} contains an empty string", "empty_prompt")
+        raise invalid_field(name, f"{name} contains an empty string", "empty_prompt")
     asked = EmbeddingRequest(
         model=fields.model,
         prompts=prompts,
         params=ONE_TOKEN,
         options=EMBEDDED,
         names={"messages": name, "prompt": name},
-        hints=hints_of(fields, body),
+        hints=find_hints(fields, body),
         dimensions=fields.dimensions,
     )
     return fields, asked

@@ -14,22 +14,22 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from notso.smollm3 import EngineError, InvalidRequestError, ModelInfo, NotsoError, OutOfMemoryError
-from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid, read_fields, works
+from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid_field, read_fields, works
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import as_api_error, chosen_model, read_body, serving
+from notso.web.api.shared.serving import as_api_error, read_body, resolve_model_choice, serving
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.errors import ApiError
 from notso.web.engine.host import ServedModel
 from notso.web.engine.model_names import (
     ModelChoice,
-    adapters_of,
+    accepted_names,
+    adapter_names,
     listed_names,
     model_id,
-    names_of,
-    other_models,
-    served_file,
+    other_installed_models,
+    register_installed,
 )
-from notso.web.engine.models import Installed, within
+from notso.web.engine.models import InstalledModel, resolve_within
 from notso.web.engine.port import AdapterSource
 
 adapters_router = APIRouter()
@@ -69,7 +69,7 @@ UNLOAD_NOTES: Notes = {
 async def load(request: Request, services: Services) -> Response:
     """Load an adapter. Later requests may name it as `model`."""
     fields = await read_body(request, lambda body: read_fields(LoadFields, body, LOAD_NOTES))
-    path = _within(services.shared.settings.adapter_dir, fields.lora_path)
+    path = _resolve_adapter_path(services.shared.settings.adapter_dir, fields.lora_path)
     async with serving(services, fields.base_model_name) as model:
         try:
             scale = 1.0 if fields.scale is None else fields.scale
@@ -78,7 +78,7 @@ async def load(request: Request, services: Services) -> Response:
         except (InvalidRequestError, EngineError, OutOfMemoryError) as error:
             raise as_api_error(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
         except NotsoError as error:
-            raise invalid("lora_path", f"not an adapter for this model: {error}") from None
+            raise invalid_field("lora_path", f"not an adapter for this model: {error}") from None
     return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.")
 
 
@@ -86,16 +86,16 @@ async def load(request: Request, services: Services) -> Response:
 async def unload(request: Request, services: Services) -> Response:
     """Unload an adapter. Running answers that use it continue."""
     fields = await read_body(request, lambda body: read_fields(UnloadFields, body, UNLOAD_NOTES))
-    _within(services.shared.settings.adapter_dir, "")
+    _resolve_adapter_path(services.shared.settings.adapter_dir, "")
     for served in services.shared.engine.models():
-        names = {name.lower(): name for name in adapters_of(served)}
+        names = {name.lower(): name for name in adapter_names(served)}
         name = names.get(fields.lora_name.lower())  # names are case-insensitive
         if name is not None:
             try:
                 if served.engine is not None:
                     await asyncio.to_thread(served.engine.adapters.remove, name)
             except NotsoError as error:
-                if name not in adapters_of(served):  # another request has removed it meanwhile
+                if name not in adapter_names(served):  # another request has removed it meanwhile
                     break
                 raise as_api_error(error, {"adapter": "lora_name"}) from error
             served.forget_adapter(name)
@@ -103,12 +103,12 @@ async def unload(request: Request, services: Services) -> Response:
     raise ApiError(404, "model_not_found", "the adapter is not loaded", param="lora_name")
 
 
-def _within(folder: Path | None, name: str) -> Path:
+def _resolve_adapter_path(folder: Path | None, name: str) -> Path:
     if folder is None:
         raise ApiError(403, "not_allowed", "loading adapters by request requires the option --adapter-dir")
-    path = within(folder, name)
+    path = resolve_within(folder, name)
     if path is None:
-        raise invalid("lora_path", "the adapter is not in the folder given with --adapter-dir")
+        raise invalid_field("lora_path", "the adapter is not in the folder given with --adapter-dir")
     return path
 
 
@@ -134,7 +134,7 @@ async def list_models(request: Request, services: Services) -> Response:
 @router.get("/v1/models/{name:path}", dependencies=[GUARDED])
 async def show_model(request: Request, services: Services, name: str) -> Response:
     """Describe a model by any of its names."""
-    choice = await chosen_model(services, name)
+    choice = await resolve_model_choice(services, name)
     for listed, entry in await _entries(services):
         if listed == choice:
             return JSONResponse(_anthropic_entry(entry) if ANTHROPIC_VERSION in request.headers else entry)
@@ -145,11 +145,11 @@ def _anthropic_page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> 
     # Raises ApiError (400).
     text = asked.get("limit", str(ANTHROPIC_LIMIT))
     if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= ANTHROPIC_MOST):
-        raise invalid("limit", f"limit must be an integer from 1 to {ANTHROPIC_MOST}")
+        raise invalid_field("limit", f"limit must be an integer from 1 to {ANTHROPIC_MOST}")
     ids, limit = [entry["id"] for entry in entries], int(text)
     for name in ("after_id", "before_id"):
         if asked.get(name) and asked[name] not in ids:
-            raise invalid(name, f"{name} must be the id of a listed model")
+            raise invalid_field(name, f"{name} must be the id of a listed model")
     start = ids.index(asked["after_id"]) + 1 if asked.get("after_id") else 0
     stop = ids.index(asked["before_id"]) if asked.get("before_id") else len(ids)
     start = max(start, stop - limit) if asked.get("before_id") else start
@@ -171,28 +171,28 @@ async def _entries(services: ApiServices) -> list[tuple[ModelChoice, dict[str, A
     entries: list[tuple[ModelChoice, dict[str, Any]]] = []
     info = host.info
     if info is not None:
-        created = await asyncio.to_thread(_changed_s, Path(info.path) if info.path else None)
+        created = await asyncio.to_thread(_modified_s, Path(info.path) if info.path else None)
         entry = _loaded_entry(info, host.default, created)
         entries += [(ModelChoice(), entry), *_with_adapters(host.default, entry)]
     if registry is None or (info is None and host.state != "failed"):
         return entries
-    others = await asyncio.to_thread(other_models, host, registry)
-    dates = await asyncio.to_thread(lambda: [_changed_s(each.model.path) for each in others])
+    others = await asyncio.to_thread(other_installed_models, host, registry)
+    dates = await asyncio.to_thread(lambda: [_modified_s(each.model.path) for each in others])
     for installed, created in zip(others, dates, strict=True):
-        served = served_file(host, registry, installed)
+        served = register_installed(host, registry, installed)
         entry = _installed_entry(installed, served, created)
         entries += [(ModelChoice(served.key), entry), *_with_adapters(served, entry)]
     return entries
 
 
-def _changed_s(path: Path | None) -> int:
+def _modified_s(path: Path | None) -> int:
     return int(path.stat().st_mtime) if path is not None and path.exists() else 0
 
 
 def _with_adapters(served: ServedModel, base: dict[str, Any]) -> Iterator[tuple[ModelChoice, dict[str, Any]]]:
     # As in vLLM, `parent` is the adapter's base model.
     infos = served.engine.adapters.infos if served.engine is not None else {}
-    for name in adapters_of(served):
+    for name in adapter_names(served):
         info = infos.get(name)
         meta = {"rank": info.rank, "scale": info.scale, "size": info.size_bytes} if info is not None else {}
         about = {"id": f"{base['id']}:{name.lower()}", "parent": base["id"], "aliases": [name], "meta": meta}
@@ -207,11 +207,11 @@ def _loaded_entry(info: ModelInfo, served: ServedModel, created: int) -> dict[st
         "demo": info.is_demo,
         "loaded": served.engine is not None,
     }
-    names = names_of(info) | ({served.name} if served.name else set())
+    names = accepted_names(info) | ({served.name} if served.name else set())
     return _entry(model_id(info), created, sorted(names - {model_id(info)}), own)
 
 
-def _installed_entry(installed: Installed, served: ServedModel, created: int) -> dict[str, Any]:
+def _installed_entry(installed: InstalledModel, served: ServedModel, created: int) -> dict[str, Any]:
     meta: dict[str, Any] = {"size": installed.model.size_bytes, "demo": installed.path is None}
     if served.info is not None:
         meta = {"n_ctx": served.info.context_tokens, "n_params": served.info.parameter_count} | meta

@@ -25,7 +25,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from notso.web.api.server.compatibility import ADDRESSES
-from notso.web.api.shared.completion import release
+from notso.web.api.shared.completion import server_version
 from notso.web.edge.access import GUARDED, public
 from notso.web.edge.errors import OLLAMA_PREFIX, is_api_path
 
@@ -422,7 +422,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, route, bodies.get(f"{method} {path}"))
     return {
         "openapi": "3.1.0",
-        "info": {"title": "notso-smollm3-bot", "version": release()},
+        "info": {"title": "notso-smollm3-bot", "version": server_version()},
         "paths": paths,
         "components": {
             "schemas": definitions | components() | {"Error": _ERROR, "OllamaError": _OLLAMA_ERROR},

@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo, SamplingParams
 from notso.web.api.llama_cpp.request import generation_settings
-from notso.web.api.shared.completion import release
+from notso.web.api.shared.completion import server_version
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import require_serving
+from notso.web.api.shared.serving import require_model_available
 from notso.web.edge.access import GUARDED, PUBLIC, operator_only
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -26,7 +26,7 @@ router = APIRouter()
 @router.get("/props", dependencies=[GUARDED])
 async def props(services: Services) -> Response:
     """Return the model, its context length and the default parameters."""
-    info = _info(services)
+    info = _require_model_info(services)
     return JSONResponse(
         {
             "default_generation_settings": {
@@ -37,7 +37,7 @@ async def props(services: Services) -> Response:
             "model_alias": model_id(info),
             "model_path": Path(info.path).name,
             "modalities": {"vision": False, "audio": False},
-            "build_info": f"notso {release()}",
+            "build_info": f"notso {server_version()}",
             "chat_template": info.chat_template,
             "bos_token": "",  # the model has no begin-of-text token
             "eos_token": info.end_token,
@@ -57,7 +57,7 @@ async def props(services: Services) -> Response:
 @router.get("/slots", dependencies=[GUARDED])
 async def slots(services: Services) -> Response:
     """List slots and whether each is processing a request. Prompts are not shown."""
-    info, stats = _info(services), services.shared.engine.stats()
+    info, stats = _require_model_info(services), services.shared.engine.stats()
     running = stats.running if stats is not None else 0
     listed: list[dict[str, Any]] = [
         {"id": number, "n_ctx": info.context_tokens, "is_processing": number < running}
@@ -66,8 +66,8 @@ async def slots(services: Services) -> Response:
     return JSONResponse(listed)
 
 
-def _info(services: Services) -> ModelInfo:
-    require_serving(services)
+def _require_model_info(services: Services) -> ModelInfo:
+    require_model_available(services)
     info, failure = services.shared.engine.info, services.shared.engine.failure
     if info is None and failure:
         raise ApiError(503, "model_failed", f"no model is available: {failure}", retry_after_seconds=60)
@@ -98,7 +98,7 @@ async def health(services: Services) -> JSONResponse:
     info = shared.engine.info
     about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
     # An unreachable Valkey server is reported, but is not an error: replicas also work without it.
-    missing = {"missing": ["valkey"]} if shared.exchange.is_away else {}
+    missing = {"missing": ["valkey"]} if shared.exchange.is_unreachable else {}
     return JSONResponse({"status": "ok", **about, **missing})
 
 
@@ -112,7 +112,7 @@ async def livez() -> JSONResponse:
 @router.get("/version", dependencies=[GUARDED])
 async def version() -> Response:
     """Return the server's version, in vLLM's format."""
-    return JSONResponse({"version": release()})
+    return JSONResponse({"version": server_version()})
 
 
 @router.get("/load", dependencies=[GUARDED])

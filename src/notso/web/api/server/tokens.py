@@ -11,11 +11,11 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import InvalidRequestError
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
-from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, invalid, read_fields, works
-from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
+from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, invalid_field, read_fields, works
+from notso.web.api.shared.api_request import find_dropped_parts, ignored_headers
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import as_api_error, read_body, serving, with_prompt
+from notso.web.api.shared.serving import as_api_error, read_body, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 
 router = APIRouter()
@@ -105,9 +105,9 @@ def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequ
     asked = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
     given = [name for name in ("content", "prompt", "messages") if getattr(asked, name) is not None]
     if not given:
-        raise invalid("content", "content is required, or prompt or messages in its place")
+        raise invalid_field("content", "content is required, or prompt or messages in its place")
     if len(given) > 1:
-        raise invalid("content", f"only one of {' and '.join(given)} is allowed")
+        raise invalid_field("content", f"only one of {' and '.join(given)} is allowed")
     if asked.messages is None:
         return asked, None
     return asked, parse_chat_request({name: body[name] for name in _OF_CHATS if name in body})
@@ -139,9 +139,9 @@ async def detokenize(request: Request, services: Services) -> Response:
             return JSONResponse({"content": text, "prompt": text})
 
         try:
-            return await with_prompt(request, work)
+            return await run_prompt_work(request, work)
         except InvalidRequestError as error:
-            raise invalid("tokens", str(error)) from None
+            raise invalid_field("tokens", str(error)) from None
 
 
 @router.post("/chat/completions/input_tokens", dependencies=[GUARDED])
@@ -151,7 +151,7 @@ async def input_tokens(request: Request, services: Services) -> Response:
     asked = await read_body(request, parse_chat_request)
     async with serving(services, asked.model) as model:
         engine = model.engine
-        dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
+        dropped = find_dropped_parts(model.info, asked, strict=services.shared.settings.strict_fields)
 
         def work() -> Response:
             count = engine.count_tokens(asked.messages, asked.options)
@@ -166,10 +166,10 @@ async def apply_template(request: Request, services: Services) -> Response:
     """Render the prompt of a chat completion and count its tokens."""
     asked = await read_body(request, parse_chat_request)
     if asked.options.continue_last:
-        raise invalid("messages", "the template cannot continue a response: remove the last assistant message")
+        raise invalid_field("messages", "the template cannot continue a response: remove the last assistant message")
     async with serving(services, asked.model) as model:
         engine = model.engine
-        dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
+        dropped = find_dropped_parts(model.info, asked, strict=services.shared.settings.strict_fields)
 
         def work() -> Response:
             prompt = engine.render(asked.messages, asked.options)
@@ -185,6 +185,6 @@ def _reader(kind: type[F], notes: Notes) -> Callable[[Mapping[str, Any]], F]:
 
 async def _off_loop(request: Request, work: Callable[[], Response]) -> Response:
     try:
-        return await with_prompt(request, work)
+        return await run_prompt_work(request, work)
     except Exception as error:
         raise as_api_error(error) from error

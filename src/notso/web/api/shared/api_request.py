@@ -57,7 +57,7 @@ MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 
 
-def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> list[str]:
+def find_dropped_parts(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> list[str]:
     """Return the message parts that the chat template drops. If `strict`, raise ApiError (400) instead."""
     found: dict[str, None] = {}
     for prompt in asked.prompts:
@@ -77,21 +77,21 @@ def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str,
 
     Raises InvalidRequestError for an invalid schema.
     """
-    keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
+    keywords = (name for source in _enforced_schemas(asked.options) for name in ignored_keywords(source))
     # The schema keyword QUOTE_OF is enforced, not ignored, if the request has sources to quote.
     keywords = (name for name in keywords if name != QUOTE_OF or not asked.options.sources)
-    return header_naming((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
+    return format_ignored_header((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
 
 
-def header_naming(ignored: Iterable[str]) -> dict[str, str]:
+def format_ignored_header(ignored: Iterable[str]) -> dict[str, str]:
     names = dict.fromkeys(ignored)
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
-    least = "at least " if len(names) >= MAX_HINTS else ""  # `hints_of` reports no more than MAX_HINTS
+    least = "at least " if len(names) >= MAX_HINTS else ""  # `find_hints` reports no more than MAX_HINTS
     more = f", and {least}{len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return {IGNORED: value + more} if value else {}
 
 
-def _held_schemas(options: RequestOptions) -> Iterator[str]:
+def _enforced_schemas(options: RequestOptions) -> Iterator[str]:
     if options.grammar is not None and options.grammar.kind == "json_schema":
         yield options.grammar.source
     holds_all = options.tool_choice == "required" or isinstance(options.tool_choice, ToolName)

@@ -18,11 +18,11 @@ IMPOSSIBLE = -9999.0
 """Lowest log probability in responses. It replaces minus infinity, which JSON cannot represent."""
 
 
-def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    return [entry_of(token) | {"top_logprobs": [entry_of(other) for other in token.top]} for token in tokens]
+def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    return [logprob_entry(token) | {"top_logprobs": [logprob_entry(other) for other in token.top]} for token in tokens]
 
 
-def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
+def legacy_logprobs(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
     """Return log probabilities in the format of text completions: four parallel lists.
 
     `offset` is the first token's position in the text, in characters.
@@ -31,26 +31,26 @@ def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
     for token in tokens:
         # A prompt's first token has no predecessor and thus no probability; the API returns null for it.
         is_first = math.isnan(token.logprob)
-        top = {_spelt(other): max(other.logprob, IMPOSSIBLE) for other in token.top}
-        listed["tokens"].append(_spelt(token))
+        top = {_token_text(other): max(other.logprob, IMPOSSIBLE) for other in token.top}
+        listed["tokens"].append(_token_text(token))
         listed["token_logprobs"].append(None if is_first else max(token.logprob, IMPOSSIBLE))
         listed["top_logprobs"].append(None if is_first else top)
         # A token whose bytes start in the middle of a character has the offset of that character.
-        listed["text_offset"].append(offset - (not _begins(token.bytes[:1])))
-        offset += _begins(token.bytes)
+        listed["text_offset"].append(offset - (not _count_character_starts(token.bytes[:1])))
+        offset += _count_character_starts(token.bytes)
     return listed
 
 
-def characters(tokens: Iterable[TokenLogprob]) -> int:
-    return sum(_begins(token.bytes) for token in tokens)
+def count_characters(tokens: Iterable[TokenLogprob]) -> int:
+    return sum(_count_character_starts(token.bytes) for token in tokens)
 
 
-def _begins(spelt: Sequence[int]) -> int:
+def _count_character_starts(spelt: Sequence[int]) -> int:
     # Counts the characters that begin in these bytes: UTF-8 continuation bytes are 10xxxxxx.
     return sum(byte & 0xC0 != 0x80 for byte in spelt)
 
 
-def _spelt(token: TokenLogprob) -> str:
+def _token_text(token: TokenLogprob) -> str:
     # As in OpenAI's API, tokens with incomplete characters are written as bytes. As text, they could not be told apart,
     # because each incomplete character is shown as U+FFFD.
     if "\N{REPLACEMENT CHARACTER}" not in token.text or bytes(token.bytes) == token.text.encode():
@@ -58,7 +58,7 @@ def _spelt(token: TokenLogprob) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
 
 
-def entry_of(token: TokenLogprob) -> dict[str, Any]:
+def logprob_entry(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.text, "logprob": max(token.logprob, IMPOSSIBLE), "bytes": list(token.bytes)}
 
 
@@ -85,20 +85,20 @@ class Choice:
             case "reasoning" if self.raw_thinking:
                 piece = event.text if self.in_raw_reasoning else OPEN_REASONING + event.text
                 self.in_raw_reasoning = True
-                self._weigh(self.content_logprobs, event)
-                return self._say(piece)
+                self._collect_logprobs(self.content_logprobs, event)
+                return self._append_text(piece)
             case "reasoning":
                 self.reasoning += event.text
-                self._weigh(self.reasoning_logprobs, event)
+                self._collect_logprobs(self.reasoning_logprobs, event)
                 return {"reasoning_content": event.text}
             case "text":
-                self._weigh(self.content_logprobs, event)
-                return self._say(self._end_of_reasoning() + event.text)
+                self._collect_logprobs(self.content_logprobs, event)
+                return self._append_text(self._close_reasoning() + event.text)
             case "tool_call_part" if event.begun_call is not None:
-                return self._call_on(event.begun_call, event.text)
+                return self._append_call(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
                 written = "" if self.begun_call is None else self.begun_call.arguments
-                delta = self._call_on(event.tool_call, event.tool_call.arguments[len(written) :])
+                delta = self._append_call(event.tool_call, event.tool_call.arguments[len(written) :])
                 self.tool_calls.append(event.tool_call)
                 self.begun_call = None
                 return delta
@@ -107,14 +107,14 @@ class Choice:
             case "error" if event.error is not None:
                 raise event.error
             case "end":
-                self._weigh(self.content_logprobs, event)
+                self._collect_logprobs(self.content_logprobs, event)
                 self.finish_reason = event.finish_reason or "stop"
                 self.ended = True
                 if self.begun_call is not None:  # the call was cut off: keep the part that was streamed
                     self.tool_calls.append(self.begun_call)
                     self.begun_call = None
-                if tail := self._end_of_reasoning():
-                    return self._say(tail)
+                if tail := self._close_reasoning():
+                    return self._append_text(tail)
         return None
 
     @property
@@ -136,9 +136,9 @@ class Choice:
             message["tool_calls"] = [_call(call) for call in self.tool_calls]
         return {"index": index, "message": message, "logprobs": self.logprobs, "finish_reason": self.reason}
 
-    def _call_on(self, call: ToolCall, text: str) -> dict[str, Any] | None:
+    def _append_call(self, call: ToolCall, text: str) -> dict[str, Any] | None:
         # A call may directly follow raw reasoning. Its delta then also contains the tag that closes the reasoning.
-        index, before = len(self.tool_calls), self._end_of_reasoning()
+        index, before = len(self.tool_calls), self._close_reasoning()
         if self.begun_call is None:
             self.begun_call = replace(call, arguments=text)
             told = {"index": index, **_call(self.begun_call)}
@@ -147,17 +147,17 @@ class Choice:
             told = {"index": index, "function": {"arguments": text}}
         else:
             return None
-        return {"tool_calls": [told]} | (self._say(before) if before else {})
+        return {"tool_calls": [told]} | (self._append_text(before) if before else {})
 
-    def _weigh(self, kept: list[TokenLogprob] | None, event: Event) -> None:
+    def _collect_logprobs(self, kept: list[TokenLogprob] | None, event: Event) -> None:
         if kept is not None:
             kept += event.logprobs
 
-    def _say(self, text: str) -> dict[str, Any]:
+    def _append_text(self, text: str) -> dict[str, Any]:
         self.content += text
         return {"content": text}
 
-    def _end_of_reasoning(self) -> str:
+    def _close_reasoning(self) -> str:
         was, self.in_raw_reasoning = self.in_raw_reasoning, False
         return CLOSE_REASONING if was else ""
 
@@ -175,13 +175,13 @@ def logprobs_body(
     # Reasoning tokens are listed separately, under vLLM's name `reasoning_content`.
     if content is None:
         return None
-    reasoning_entries = entries(reasoning or ())
-    return {"content": entries(content), "refusal": None} | (
+    reasoning_entries = logprob_entries(reasoning or ())
+    return {"content": logprob_entries(content), "refusal": None} | (
         {"reasoning_content": reasoning_entries} if reasoning_entries else {}
     )
 
 
-def collect(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
+def collect_choice(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
     """Build a choice from all its events. Raises the error of an `error` event."""
     choice = new_choice(raw_thinking=raw_thinking, logprobs=logprobs)
     for event in events:
@@ -229,7 +229,7 @@ def new_id(kind: str, mark: str = "-") -> str:
 
 
 @lru_cache(maxsize=8)
-def release() -> str:
+def server_version() -> str:
     try:
         return version("notso-smollm3-bot")
     except PackageNotFoundError:
@@ -239,7 +239,7 @@ def release() -> str:
 def fingerprint(info: ModelInfo) -> str:
     """Return a fingerprint of the release, model file and KV cache format."""
     # Reported as `system_fingerprint`. If it changes, the same request may get a different answer.
-    parts = (release(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantization.items()))
+    parts = (server_version(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantization.items()))
     digest = hashlib.sha256(repr((parts, info.kv_format)).encode()).hexdigest()
     return f"fp_{digest[:12]}"
 
@@ -274,11 +274,11 @@ def timings_body(cached: int, read: int, read_ms: float, written: int, written_m
         "cache_n": cached,
         "prompt_n": read,
         "prompt_ms": read_ms,
-        "prompt_per_token_ms": _each(read_ms, read),
+        "prompt_per_token_ms": _per_token_ms(read_ms, read),
         "prompt_per_second": _rate(read, read_ms),
         "predicted_n": written,
         "predicted_ms": written_ms,
-        "predicted_per_token_ms": _each(written_ms, written - 1),
+        "predicted_per_token_ms": _per_token_ms(written_ms, written - 1),
         "predicted_per_second": _rate(written - 1, written_ms),
     }
 
@@ -291,7 +291,7 @@ def _rate(tokens: int, milliseconds: float) -> float:
     return 1000 * tokens / milliseconds if tokens > 0 and milliseconds > 0 else 0.0
 
 
-def _each(milliseconds: float, tokens: int) -> float:
+def _per_token_ms(milliseconds: float, tokens: int) -> float:
     return milliseconds / tokens if tokens > 0 else 0.0
 
 
@@ -299,12 +299,12 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-class Stopwatch:
+class LiveTimings:
     def __init__(self) -> None:
         self._cached = self._read = 0
         self._began = self._first = 0.0
 
-    def take(self, event: Event) -> dict[str, Any] | None:
+    def feed(self, event: Event) -> dict[str, Any] | None:
         """Return the `timings` so far, or None for events that do not report them."""
         now = time.monotonic()
         self._began = self._began or now

@@ -11,7 +11,7 @@ from fastapi import Request
 from notso.smollm3 import ModelInfo, RequestOptions, SamplingParams, Usage
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 from notso.web.api.shared.services import ApiServices
-from notso.web.api.shared.serving import events_of_choices, serving, with_prompt
+from notso.web.api.shared.serving import generate_choices, run_prompt_work, serving
 from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
@@ -41,13 +41,15 @@ class Embeddings:
         return sum(usage.prompt_tokens for usage in self.usages)
 
 
-async def embeddings_of(request: Request, services: ApiServices, owner: str, asked: EmbeddingRequest) -> Embeddings:
+async def compute_embeddings(
+    request: Request, services: ApiServices, owner: str, asked: EmbeddingRequest
+) -> Embeddings:
     """Compute embeddings, up to `max_num_seqs` at a time. A disconnect stops the work. Raises ApiError."""
     if asked.truncate:
         async with serving(services, asked.model) as model:
-            cut = await with_prompt(request, lambda: _cut(asked.prompts, model.engine))
+            cut = await run_prompt_work(request, lambda: _truncate_prompts(asked.prompts, model.engine))
         asked = replace(asked, prompts=cut)
-    info, choices = await events_of_choices(request, services, owner, asked)
+    info, choices = await generate_choices(request, services, owner, asked)
     events = list(itertools.chain.from_iterable(choices))
     vectors = [event.embedding for event in events if event.kind == "embedding"]
     if asked.dimensions is not None and vectors and len(vectors[0]) != asked.dimensions:
@@ -61,7 +63,7 @@ async def embeddings_of(request: Request, services: ApiServices, owner: str, ask
     return Embeddings(info, vectors, usages)
 
 
-def _cut(prompts: Sequence[Prompt], engine: ChatEngine) -> tuple[Prompt, ...]:
+def _truncate_prompts(prompts: Sequence[Prompt], engine: ChatEngine) -> tuple[Prompt, ...]:
     most = engine.info.context_tokens
     # A token has at least one byte, so a text with at most `most` bytes always fits.
     long = (isinstance(prompt, str) and len(prompt.encode(errors="replace")) > most for prompt in prompts)

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from notso.documents.citations import QUOTE_FIRST, framed, quotable
+from notso.documents.citations import QUOTE_FIRST, format_for_prompt, replace_newlines
 from notso.documents.reading import DocumentReader
 from notso.documents.values import MAX_FILE_BYTES, MIB, Document, UnreadableError
 from notso.smollm3 import QUOTE_OF, Message, QuoteSource, RequestOptions
-from notso.web.api.request_fields.fields import invalid
+from notso.web.api.request_fields.fields import invalid_field
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.api.shared.serving import T, read_body, require_json
@@ -26,7 +26,7 @@ from notso.web.edge.access import owner_of
 from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredFile
 from notso.web.values.child_work import child_work
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 
 R = TypeVar("R", bound=ApiRequest)
 
@@ -38,12 +38,12 @@ _HOLD_FILES = ("file_data", "file_id")
 _DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Parsed documents by `GivenFile.key`: the digest of the base64 text, or the id of the stored file."""
+"""Parsed documents by `RequestFile.key`: the digest of the base64 text, or the id of the stored file."""
 NO_FILES: Files = {}
 
 
 @dataclass(frozen=True, slots=True)
-class GivenFile:
+class RequestFile:
     """A file in the request field `param`: base64 text, or the id of a stored file."""
 
     data: str
@@ -57,7 +57,7 @@ class GivenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenDocument:
+class RequestDocument:
     """A document, and its name in the prompt."""
 
     name: str
@@ -67,39 +67,39 @@ class GivenDocument:
     facts: Mapping[str, Any] = field(default_factory=dict)  # API-specific values for citations
 
 
-class GivenDocuments:
+class RequestDocuments:
     """The documents of a prompt, numbered from 1."""
 
     def __init__(self) -> None:
-        self._documents: list[GivenDocument] = []
+        self._documents: list[RequestDocument] = []
 
     def __bool__(self) -> bool:
         return bool(self._documents)
 
     @property
-    def are_quoted(self) -> bool:
+    def has_quotable(self) -> bool:
         return any(each.is_quoted for each in self._documents)
 
-    def add(self, document: GivenDocument, context: str = "") -> str:
+    def add(self, document: RequestDocument, context: str = "") -> str:
         """Add a document; return its text for the prompt, preceded by `context`. The default name is its number."""
-        name = visible_line(document.name, MAX_NAME_CHARACTERS) or f"document {len(self._documents) + 1}"
+        name = sanitize_line(document.name, MAX_NAME_CHARACTERS) or f"document {len(self._documents) + 1}"
         self._documents.append(replace(document, name=name))
-        return framed(name, f"{context}\n\n{document.text}" if context else document.text)
+        return format_for_prompt(name, f"{context}\n\n{document.text}" if context else document.text)
 
     def numbers(self, kind: str) -> list[int]:
         return [number for number, each in enumerate(self._documents, start=1) if each.facts.get("type") == kind]
 
-    def found(self, number: int, words: str) -> tuple[GivenDocument, int, int] | None:
+    def found(self, number: int, words: str) -> tuple[RequestDocument, int, int] | None:
         if not 0 < number <= len(self._documents) or not self._documents[number - 1].is_quoted:
             return None
         document = self._documents[number - 1]
-        start = quotable(document.text).find(words)  # the engine takes quotations from the same normalized text
+        start = replace_newlines(document.text).find(words)  # the engine takes quotations from the same normalized text
         return None if start < 0 else (document, start, start + len(words))
 
-    def asking(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def with_quotation_request(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Append a request for quotations to the last user message, if any document may be quoted."""
         at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
-        if at < 0 or not self.are_quoted:
+        if at < 0 or not self.has_quotable:
             return tuple(messages)
         asked = replace(messages[at], content=f"{messages[at].content}\n\n{QUOTE_FIRST}")
         return (*messages[:at], asked, *messages[at + 1 :])
@@ -108,15 +108,15 @@ class GivenDocuments:
         """Return options that limit quotations to the text of the documents."""
         if has_quoting_fields(options):
             return replace(options, sources=tuple(QuoteSource(each.text, each.name) for each in self._documents))
-        if not self.are_quoted:
+        if not self.has_quotable:
             return options
-        sources = (QuoteSource(quotable(each.text) if each.is_quoted else "") for each in self._documents)
+        sources = (QuoteSource(replace_newlines(each.text) if each.is_quoted else "") for each in self._documents)
         return replace(options, sources=tuple(sources))
 
 
 async def read_body_with_files(
     request: Request,
-    files_in: Callable[[Mapping[str, Any]], Iterator[GivenFile]],
+    files_in: Callable[[Mapping[str, Any]], Iterator[RequestFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
     """Parse the files that `files_in` finds in a body, and then the body, like `read_body`.
@@ -129,42 +129,42 @@ async def read_body_with_files(
     if any(each in body for each in (b"base64", b"file_data", b"file_id")):
         given = await read_body(request, lambda body: list(files_in(body)))
         if len(given) > MAX_FILES:
-            raise invalid(given[-1].param, f"a request can contain at most {MAX_FILES} files")
+            raise invalid_field(given[-1].param, f"a request can contain at most {MAX_FILES} files")
         for each in given:
             if each.key not in files:
                 files[each.key] = await _read(request, each)
     return await read_body(request, lambda body: parse(body, files))
 
 
-def openai_files(body: Mapping[str, Any]) -> Iterator[GivenFile]:
+def find_openai_files(body: Mapping[str, Any]) -> Iterator[RequestFile]:
     """Yield the files in the messages of an OpenAI request that has not been validated yet."""
     for _, param, file in _file_parts(body):
-        yield _given(file, param)
+        yield _to_request_file(file, param)
 
 
-def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
+def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
     """Replace the files in an OpenAI request with their text."""
     if not files:
         return body
     body = json.loads(json.dumps(body))  # a deep copy, which is modified below
     for part, param, file in _file_parts(body):
-        each = files[_given(file, param).key]
-        text = framed(_shown_name(file, each), each.text)
+        each = files[_to_request_file(file, param).key]
+        text = format_for_prompt(_shown_name(file, each), each.text)
         kind = "input_text" if part["type"] == "input_file" else "text"
         part.clear()
         part.update(type=kind, text=f"{text}\n")
     return body
 
 
-def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
+def parse_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
     """Parse an OpenAI request, replacing its files with their text.
 
     The sources of quoting fields (see `has_quoting_fields`) are these files and the last user message, named "prompt".
     """
-    asked = parse(with_texts(body, files))
+    asked = parse(inline_files(body, files))
     if not has_quoting_fields(asked.options):
         return asked
-    given = ((file, files[_given(file, param).key]) for _, param, file in _file_parts(body))
+    given = ((file, files[_to_request_file(file, param).key]) for _, param, file in _file_parts(body))
     sources = [QuoteSource(each.text, _shown_name(file, each)) for file, each in given]
     for each in reversed(asked.prompts[0]):
         if isinstance(each, Message) and each.role == "user":
@@ -193,25 +193,25 @@ def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, 
                         yield part, f"{name}.{at}.{inner}.{index}", file
 
 
-def _given(file: Mapping[str, Any], param: str) -> GivenFile:
+def _to_request_file(file: Mapping[str, Any], param: str) -> RequestFile:
     name, data, file_id = file.get("filename"), file.get("file_data"), file.get("file_id")
     name = name if isinstance(name, str) else ""
     if not isinstance(data, str):
-        return GivenFile("", name, param, str(file_id))
+        return RequestFile("", name, param, str(file_id))
     usual = "document.pdf" if data.startswith("data:application/pdf") else "document"
-    return GivenFile(_DATA_URL.sub("", data, count=1), name or usual, param)
+    return RequestFile(_DATA_URL.sub("", data, count=1), name or usual, param)
 
 
 def _shown_name(file: Mapping[str, Any], document: Document) -> str:
     name = file.get("filename")
-    return visible_line(name if isinstance(name, str) else "", MAX_NAME_CHARACTERS) or document.title or "document"
+    return sanitize_line(name if isinstance(name, str) else "", MAX_NAME_CHARACTERS) or document.title or "document"
 
 
 def digest_of(data: str) -> str:
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def found_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
+async def get_stored_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
     """Return a stored file by id. Raises ApiError (404) naming `param` if unknown or expired."""
     file = await services.shared.store.records.file(owner, file_id)
     if file is None or 0 < file.expires_ms <= time.time_ns() // 1_000_000:
@@ -219,11 +219,11 @@ async def found_file(services: ApiServices, owner: str, file_id: str, param: str
     return file
 
 
-async def _read(request: Request, file: GivenFile) -> Document:
+async def _read(request: Request, file: RequestFile) -> Document:
     services, owner, name = api_services(request), owner_of(request), file.name
     try:
         if file.file_id:
-            stored = await found_file(services, owner, file.file_id, file.param)
+            stored = await get_stored_file(services, owner, file.file_id, file.param)
             name = stored.name
             if stored.size > MAX_FILE_BYTES:
                 raise UnreadableError(f"is larger than {MAX_FILE_BYTES // MIB} MiB")
@@ -232,8 +232,8 @@ async def _read(request: Request, file: GivenFile) -> Document:
             data = base64.b64decode(file.data, validate=True)
         unconfined = services.shared.settings.unconfined_documents
         document = await child_work(lambda: DocumentReader(data, name, unconfined), DocumentReader.read)
-        return replace(document, title=visible_line(name, MAX_NAME_CHARACTERS))
+        return replace(document, title=sanitize_line(name, MAX_NAME_CHARACTERS))
     except (binascii.Error, ValueError):
-        raise invalid(file.param, f"{file.param} is not base64") from None
+        raise invalid_field(file.param, f"{file.param} is not base64") from None
     except UnreadableError as error:
         raise ApiError(400, "invalid_value", f"{file.param}: the file {error}", param=file.param) from None

@@ -20,16 +20,16 @@ from notso.smollm3 import NotsoError
 from notso.web.api.shared.resumable import (
     PING_SECONDS,
     SILENT_SECONDS,
-    AnswerElsewhere,
     AnswerLog,
-    AnswersElsewhere,
+    RemoteAnswer,
+    RemoteAnswers,
     claim_name,
 )
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import INCOMPLETE
 from notso.web.edge.access import KeyRing
 from notso.web.edge.errors import ApiError, api_error_of, is_api
-from notso.web.store.records import KeptAnswer
+from notso.web.store.records import IdempotentResponse
 
 HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
 MAX_KEPT_BYTES = 16 * 1024 * 1024
@@ -54,7 +54,7 @@ class _Recording:
     body: list[bytes] = field(default_factory=list)
 
 
-class KeptAnswers:
+class IdempotencyMiddleware:
     """Innermost ASGI middleware. Completes requests with Idempotency-Key even if the client disconnects.
 
     Stores only successful, complete responses; a failed request runs again when repeated.
@@ -98,14 +98,14 @@ class KeptAnswers:
     async def _respond(
         self, scope: Scope, message: Message, receive: Receive, send: Send, name: tuple[str, str]
     ) -> None:
-        digest = await asyncio.to_thread(_digest_of, scope, message["body"])
+        digest = await asyncio.to_thread(_request_digest, scope, message["body"])
         recording = self._running.get(name)
         repeated = recording is not None
         if recording is None:
             recording = self._running[name] = _Recording(digest, AnswerLog(digest.hex()))
             recording.task = asyncio.create_task(self._record(recording, scope, message, name))
         if recording.digest != digest:
-            raise _reused()
+            raise _key_reused_error()
         await _deliver(recording.log, receive, send, lambda: repeated or recording.replayed)
 
     async def _record(self, recording: _Recording, scope: Scope, message: Message, name: tuple[str, str]) -> None:
@@ -132,21 +132,21 @@ class KeptAnswers:
 
     async def _replay(self, recording: _Recording, name: tuple[str, str]) -> bool:
         # Returns False if no response is stored yet. Another replica may still be generating it.
-        kept = await self._services.shared.store.records.kept_answer(*name, _now_ms())
+        kept = await self._services.shared.store.records.idempotent_response(*name, _now_ms())
         if kept is None:
             return False
         if kept.digest != recording.digest:
-            raise _reused()
+            raise _key_reused_error()
         recording.replayed = True
         recording.log.add((_start(kept.status, [list(each) for each in kept.headers]), kept.body))
         return True
 
     async def _run(self, recording: _Recording, scope: Scope, message: Message, name: tuple[str, str]) -> None:
-        exchange, claim = self._services.shared.exchange, claim_name(*_conversation(*name))
+        exchange, claim = self._services.shared.exchange, claim_name(*_claim_key(*name))
         if holder := await exchange.claim(claim, f"{recording.digest.hex()} {secrets.token_hex(8)}"):
             if holder.partition(" ")[0] != recording.digest.hex():
-                raise _reused()
-            found = await AnswersElsewhere(exchange).find(*_conversation(*name))
+                raise _key_reused_error()
+            found = await RemoteAnswers(exchange).find(*_claim_key(*name))
             if found is not None:
                 recording.replayed = True
                 await _copy(found, recording.log)
@@ -161,13 +161,13 @@ class KeptAnswers:
                 return
             if exchange.is_shared:
                 exchange.publish(claim, recording.log)
-            await self._app(scope, _receive_of(message), self._noting(recording))
+            await self._app(scope, _make_receive(message), self._recording_send(recording))
             if 200 <= recording.started.get("status", 0) < 300 and not scope.get(INCOMPLETE):
-                await self._keep(recording, name)
+                await self._store_answer(recording, name)
         finally:
             exchange.release(claim)
 
-    def _noting(self, recording: _Recording) -> Send:
+    def _recording_send(self, recording: _Recording) -> Send:
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 recording.started = message
@@ -182,19 +182,19 @@ class KeptAnswers:
 
         return send
 
-    async def _keep(self, recording: _Recording, name: tuple[str, str]) -> None:
+    async def _store_answer(self, recording: _Recording, name: tuple[str, str]) -> None:
         if recording.size > MAX_KEPT_BYTES:
             return
         start = json.loads(recording.log.sse_events[0])
         headers = tuple((key, value) for key, value in start["headers"])
-        answer = KeptAnswer(recording.digest, start["status"], headers, b"".join(recording.body), _now_ms())
+        answer = IdempotentResponse(recording.digest, start["status"], headers, b"".join(recording.body), _now_ms())
         try:
-            await self._services.shared.store.records.keep_answer(*name, answer)
+            await self._services.shared.store.records.save_idempotent_response(*name, answer)
         except NotsoError as error:  # the client still receives the whole response
             _log.warning("a response could not be stored for its idempotency key: %s", error)
 
 
-def _receive_of(message: Message) -> Receive:
+def _make_receive(message: Message) -> Receive:
     given = [message]
 
     async def receive() -> Message:
@@ -208,7 +208,7 @@ def _receive_of(message: Message) -> Receive:
 
 async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Callable[[], bool]) -> None:
     number = 0
-    leaving = asyncio.create_task(_left(receive))
+    leaving = asyncio.create_task(_wait_for_disconnect(receive))
     try:
         while not leaving.done():
             for entry in log.sse_events[number:]:
@@ -233,12 +233,12 @@ async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Ca
         leaving.cancel()
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _copy(found: AnswerElsewhere, log: AnswerLog) -> None:
+async def _copy(found: RemoteAnswer, log: AnswerLog) -> None:
     # Copies the log until its end. Raises ApiError (503) if the replica that generates the response has stopped.
     while True:
         log.add(found.log.sse_events[len(log.sse_events) :])
@@ -256,20 +256,20 @@ def _start(status: int, headers: list[list[str]]) -> bytes:
     return json.dumps({"status": status, "headers": headers}).encode()
 
 
-def _conversation(owner: str, key: str) -> tuple[str, str]:
+def _claim_key(owner: str, key: str) -> tuple[str, str]:
     # Idempotency keys use the same claims (locks across replicas) as resumable answers. The space prevents collisions
     # with the conversation names that clients choose, because these names cannot contain spaces.
     return owner, f"idempotency-key {key}"
 
 
-def _digest_of(scope: Scope, body: bytes) -> bytes:
+def _request_digest(scope: Scope, body: bytes) -> bytes:
     digest = hashlib.sha256()
     for part in (scope["path"].encode(), scope.get("query_string", b""), body):
         digest.update(len(part).to_bytes(8) + part)
     return digest.digest()
 
 
-def _reused() -> ApiError:
+def _key_reused_error() -> ApiError:
     said = "this Idempotency-Key was sent with another request; use a new one for each request"
     return ApiError(422, "idempotency_key_reused", said, param=HEADER)
 

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from notso.web.api.request_fields.fields import invalid
+from notso.web.api.request_fields.fields import invalid_field
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-def page(
+def paginate(
     items: Sequence[Mapping[str, Any]], asked: Mapping[str, str | None], *, usual: int = 20, most: int = 100
 ) -> dict[str, Any]:
     """Return a page of `items`, which are ordered oldest first, in the API's format.
@@ -21,14 +21,14 @@ def page(
     """
     limit, order, after = (asked.get(name) for name in ("limit", "order", "after"))
     if order not in (None, "asc", "desc"):
-        raise invalid("order", "order must be asc or desc")
+        raise invalid_field("order", "order must be asc or desc")
     size = int(limit) if limit is not None and _NUMBER.fullmatch(limit) else usual if limit is None else 0
     if not 1 <= size <= most:
-        raise invalid("limit", f"limit must be 1 to {most:,}")
+        raise invalid_field("limit", f"limit must be 1 to {most:,}")
     ordered = list(items) if order == "asc" else list(reversed(items))
     ids = [item["id"] for item in ordered]
     if after is not None and after not in ids:
-        raise invalid("after", "after must be the id of an item of this list")
+        raise invalid_field("after", "after must be the id of an item of this list")
     start = 0 if after is None else ids.index(after) + 1
     shown = ordered[start : start + size]
     return {

@@ -26,7 +26,7 @@ RECEIPT = "x-notso-receipt"
 FIELD = "notso_receipt"
 
 
-def wanted_receipt(request: Request) -> str | None:
+def requested_receipt(request: Request) -> str | None:
     """Return the requested form of receipt, if any. Raises ApiError (400) if unknown."""
     form = request.headers.get(RECEIPT)
     if form not in (None, "open", "sealed"):
@@ -34,7 +34,7 @@ def wanted_receipt(request: Request) -> str | None:
     return form
 
 
-def recorded(submission: Submission, seed: int | None = None) -> Submission:
+def with_seed_and_token_ids(submission: Submission, seed: int | None = None) -> Submission:
     """Return a copy that reports token ids and has a seed: its own, else `seed`, else random."""
     params = submission.params
     if params.seed is None:
@@ -58,14 +58,14 @@ class ReceiptSerializer:
         self._held: list[bytes] = []
         self._receipts: Any = None
 
-    def again(self) -> ReceiptSerializer:
-        return ReceiptSerializer(self.inner.again(), self._engine, self._submissions, self._form)
+    def fresh_copy(self) -> ReceiptSerializer:
+        return ReceiptSerializer(self.inner.fresh_copy(), self._engine, self._submissions, self._form)
 
-    def take(self, number: int, event: Event) -> Iterator[bytes]:
+    def feed(self, number: int, event: Event) -> Iterator[bytes]:
         if event.kind in ("started", "tokens"):
-            self._records[number].take(event)
+            self._records[number].feed(event)
             return
-        frames = self.inner.take(number, event)
+        frames = self.inner.feed(number, event)
         if event.kind == "end":
             held, self._held = self._held, list(frames)
             yield from held
@@ -80,8 +80,8 @@ class ReceiptSerializer:
         # Passed on so that a response that the inner serializer stores also contains the receipts.
         await self.inner.finalize({**(added or {}), FIELD: self._receipts})
 
-    def closing(self) -> Iterator[bytes]:
-        frames = [*self._held, *self.inner.closing()]
+    def closing_events(self) -> Iterator[bytes]:
+        frames = [*self._held, *self.inner.closing_events()]
         last = max((at for at, frame in enumerate(frames) if _split(frame) is not None), default=None)
         for at, frame in enumerate(frames):
             head, told = (_split(frame) if at == last else None) or (b"", {})

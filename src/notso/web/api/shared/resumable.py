@@ -16,15 +16,15 @@ from typing import Any
 from notso.smollm3 import Event, FinishReason, NotsoError, Replay
 from notso.web.api.shared.serializer import (
     Serializer,
-    closing_events_of,
     data_event,
-    failure_event_of,
     generation_events,
-    sse_events_of,
+    serialize_closing,
+    serialize_event,
+    serialize_failure,
 )
 from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
-from notso.web.replicas.exchange import Alone, Body, Exchange
+from notso.web.replicas.exchange import Body, Exchange, LocalExchange
 
 FIRST_SECONDS = 0.5
 """If no replica sends an answer's log within this time, the answer is assumed not to exist."""
@@ -62,7 +62,7 @@ class AnswerLog:
         sse_events = [event.decode() for event in self.sse_events[max(0, after) :]]
         return {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
 
-    def take(self, changes: Body) -> bool:
+    def feed(self, changes: Body) -> bool:
         """Apply changes to this copy. Return False if earlier ones are missing."""
         after = max(0, changes["after"])
         # A whole log with another id belongs to a newer answer of the conversation and replaces this copy.
@@ -91,7 +91,7 @@ class AnswerLog:
         self._changed = asyncio.Event()
 
 
-class AnswerElsewhere:
+class RemoteAnswer:
     # An answer that another replica generates. `log` is a copy of that replica's log.
 
     def __init__(self, exchange: Exchange, owner: str, conversation: str) -> None:
@@ -118,43 +118,43 @@ class AnswerElsewhere:
                 return
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS):
                 if await self.is_abandoned():
-                    yield data_event(_gone().body_for("/v1/"))
+                    yield data_event(_replica_stopped_error().body_for("/v1/"))
                     return
                 silent_s += SILENT_SECONDS
                 if silent_s >= PING_SECONDS:
                     silent_s = 0.0
                     yield ping
 
-    async def whole(self) -> Any:
+    async def wait_for_body(self) -> Any:
         """Wait for the body. Raises ApiError (503) if the generating replica has stopped."""
         while not self.log.finished:
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self.is_abandoned():
-                raise _gone()
+                raise _replica_stopped_error()
         return self.log.body
 
     async def is_abandoned(self) -> bool:
         return not self.log.finished and not await self._exchange.is_held(self._name)
 
 
-class AnswersElsewhere:
+class RemoteAnswers:
     """Finds answers that other replicas generate. Use on the event loop."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def find(self, owner: str, conversation: str) -> AnswerElsewhere | None:
+    async def find(self, owner: str, conversation: str) -> RemoteAnswer | None:
         if not self._exchange.is_shared:
             return None
-        found = AnswerElsewhere(self._exchange, owner, conversation)
+        found = RemoteAnswer(self._exchange, owner, conversation)
         begun, log = asyncio.Event(), found.log
 
-        def take(changes: Body) -> bool:
-            taken = log.take(changes)
+        def feed(changes: Body) -> bool:
+            taken = log.feed(changes)
             begun.set()
             return taken
 
-        task = asyncio.create_task(self._keep(claim_name(owner, conversation), take, log))
+        task = asyncio.create_task(self._copy_until_end(claim_name(owner, conversation), feed, log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # Stop copying when `found` is garbage-collected: its last reader may leave long before the answer ends.
@@ -168,8 +168,8 @@ class AnswersElsewhere:
             raise
         return found
 
-    async def _keep(self, name: str, take: Callable[[Body], bool], log: AnswerLog) -> None:
-        with self._exchange.following(name, take):
+    async def _copy_until_end(self, name: str, feed: Callable[[Body], bool], log: AnswerLog) -> None:
+        with self._exchange.following(name, feed):
             while not log.finished:
                 if not await log.wait(log.number, PING_SECONDS) and not await self._exchange.is_held(name):
                     return
@@ -186,7 +186,7 @@ def claim_name(owner: str, conversation: str) -> str:
     return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
 
 
-def _gone() -> ApiError:
+def _replica_stopped_error() -> ApiError:
     return ApiError(
         503, "shutting_down", "the server that was generating this response has stopped", retry_after_seconds=5
     )
@@ -208,7 +208,7 @@ class TokenRecord:
         self.limit = 0
         self.finish: FinishReason | None = None
 
-    def take(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
         if event.kind == "started":
             self.origin, self.limit = event.origin, event.limit
         if event.is_forced:
@@ -243,8 +243,8 @@ class ResumableStream:
     ) -> None:
         self.running = running
         self.record = record
-        self.serializer = serializer  # template: each reader uses a copy made by `again`
-        self.followed = serializer.again()  # receives every event as it is generated
+        self.serializer = serializer  # template: each reader uses a copy made by `fresh_copy`
+        self.followed = serializer.fresh_copy()  # receives every event as it is generated
         self.log = log  # published to other replicas; None if there are none
         self.following = asyncio.create_task(self._follow())
 
@@ -255,22 +255,22 @@ class ResumableStream:
     async def _follow(self) -> None:
         serializer = self.followed
         try:
-            self._tell(serializer.initial_events() if self.log is not None else ())
+            self._append_to_log(serializer.initial_events() if self.log is not None else ())
             async for item in generation_events(self.running):
                 if item is not None:
                     if self.record is not None:
-                        self.record.take(item[1])
-                    self._tell(await sse_events_of(serializer, *item))
+                        self.record.feed(item[1])
+                    self._append_to_log(await serialize_event(serializer, *item))
             await serializer.finalize()
-            self._tell(await closing_events_of(serializer) if self.log is not None else ())
+            self._append_to_log(await serialize_closing(serializer) if self.log is not None else ())
         except (ApiError, NotsoError) as error:  # local readers get the error from `running`, remote ones from the log
-            self._tell((await failure_event_of(serializer, api_error_of(error)),))
+            self._append_to_log((await serialize_failure(serializer, api_error_of(error)),))
         finally:
             self.running.close()
             if self.log is not None:
                 self.log.finish(await asyncio.to_thread(serializer.body))
 
-    def _tell(self, sse_events: Iterable[bytes]) -> None:
+    def _append_to_log(self, sse_events: Iterable[bytes]) -> None:
         sse_events = list(sse_events)
         if self.log is not None:
             self.log.add(sse_events)
@@ -280,15 +280,15 @@ class ResumableStreams:
     """Resumable answers by owner and conversation. Use on the event loop."""
 
     def __init__(self, exchange: Exchange | None = None) -> None:
-        self._exchange = exchange or Alone()
+        self._exchange = exchange or LocalExchange()
         self._exchange.hear("stop answer", lambda body: self._stop(body["name"]))
         self._exchange.hear("new answer", lambda body: self._forget_old(body["name"]))
-        self.elsewhere = AnswersElsewhere(self._exchange)
+        self.elsewhere = RemoteAnswers(self._exchange)
         self._streams: dict[tuple[str, str], ResumableStream] = {}
         self._claimed: dict[tuple[str, str], str] = {}
 
     @contextlib.asynccontextmanager
-    async def claimed(self, owner: str, conversation: str, name: str) -> AsyncIterator[None]:
+    async def claim_conversation(self, owner: str, conversation: str, name: str) -> AsyncIterator[None]:
         """Reserve a conversation for the answer with the id `name`.
 
         Raises ApiError: 409 if another answer is running in it, 429 if too many are open.
@@ -361,7 +361,7 @@ class ResumableStreams:
             del self._streams[key]
 
 
-async def numbered(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
+async def number_events(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
     """Number the events and yield those from number `start`."""
     # Pings get no number: they depend on timing, and an event must have the same number for every reader.
     number = -1

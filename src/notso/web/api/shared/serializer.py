@@ -26,17 +26,17 @@ class Serializer(Protocol):
     id: str  # of the response
     ping: bytes  # frame sent when there has been no event for PING_SECONDS
 
-    def again(self) -> Serializer: ...  # returns a copy in its initial state, without events
+    def fresh_copy(self) -> Serializer: ...  # returns a copy in its initial state, without events
 
     def initial_events(self) -> Iterable[bytes]: ...
 
-    def take(self, number: int, event: Event) -> Iterable[bytes]:
+    def feed(self, number: int, event: Event) -> Iterable[bytes]:
         """Return an event's frames. Raises `event.error` if set."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         """Run before the closing frames, for example to store the response with the fields `added`."""
 
-    def closing(self) -> Iterable[bytes]: ...
+    def closing_events(self) -> Iterable[bytes]: ...
 
     def failure(self, error: ApiError) -> bytes: ...
 
@@ -54,18 +54,18 @@ WHOLE_KINDS = ("prompt", "tool_call", "end")
 """Event kinds whose frames may contain a whole answer or prompt."""
 
 
-async def sse_events_of(serializer: Serializer, number: int, event: Event) -> Iterable[bytes]:
+async def serialize_event(serializer: Serializer, number: int, event: Event) -> Iterable[bytes]:
     """Return an event's frames, converting large ones in a thread."""
     if event.kind in WHOLE_KINDS:
-        return await asyncio.to_thread(lambda: list(serializer.take(number, event)))
-    return serializer.take(number, event)
+        return await asyncio.to_thread(lambda: list(serializer.feed(number, event)))
+    return serializer.feed(number, event)
 
 
-async def closing_events_of(serializer: Serializer) -> Iterable[bytes]:
-    return await asyncio.to_thread(lambda: list(serializer.closing()))
+async def serialize_closing(serializer: Serializer) -> Iterable[bytes]:
+    return await asyncio.to_thread(lambda: list(serializer.closing_events()))
 
 
-async def failure_event_of(serializer: Serializer, error: ApiError) -> bytes:
+async def serialize_failure(serializer: Serializer, error: ApiError) -> bytes:
     return await asyncio.to_thread(serializer.failure, error)
 
 

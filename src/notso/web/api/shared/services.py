@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.api.shared.background import BackgroundResponses
 from notso.web.api.shared.resumable import ResumableStreams
-from notso.web.edge.limits import OpenStreams
+from notso.web.edge.limits import StreamLimiter
 from notso.web.engine.metrics import Metrics
-from notso.web.services import Shared
+from notso.web.services import SharedServices
 
 MAX_REREAD_STREAMS = 64
 """Maximum resumed streams per owner. They have a separate limit, because one client may follow many answers."""
@@ -25,13 +25,13 @@ async def _not_built(scope: Scope, receive: Receive, send: Send) -> None:
 
 @dataclass(slots=True)
 class ApiServices:
-    shared: Shared
+    shared: SharedServices
     metrics: Metrics
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
     wake_library: Callable[[], None] = lambda: None  # starts parsing newly added documents
     background: BackgroundResponses | None = None  # None: background responses do not survive a restart
     inside: ASGIApp = _not_built  # the application without its middleware, for internal requests
-    reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))
+    reread_streams: StreamLimiter = field(default_factory=lambda: StreamLimiter(MAX_REREAD_STREAMS))
 
 
 def api_services(request: Request) -> ApiServices:

@@ -20,17 +20,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
-from notso.web.api.request_fields.fields import parse_object, refuse_hints
-from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
-from notso.web.api.shared.background import left_response, replayed
-from notso.web.api.shared.receipts import ReceiptSerializer, recorded, wanted_receipt
-from notso.web.api.shared.resumable import TokenRecord, numbered
+from notso.web.api.request_fields.fields import parse_object, reject_hints
+from notso.web.api.shared.api_request import ApiRequest, find_dropped_parts, ignored_headers
+from notso.web.api.shared.background import resumed_response, with_replay
+from notso.web.api.shared.receipts import ReceiptSerializer, requested_receipt, with_seed_and_token_ids
+from notso.web.api.shared.resumable import TokenRecord, number_events
 from notso.web.api.shared.serializer import (
     Serializer,
-    closing_events_of,
-    failure_event_of,
     generation_events,
-    sse_events_of,
+    serialize_closing,
+    serialize_event,
+    serialize_failure,
     whole_response,
 )
 from notso.web.api.shared.services import ApiServices, api_services
@@ -39,10 +39,10 @@ from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.model_names import (
     ModelChoice,
     adapter_id,
-    adapters_of,
-    answering,
-    choose,
+    adapter_names,
+    find_model,
     model_id,
+    reported_model_info,
 )
 from notso.web.engine.port import ChatEngine
 from notso.web.engine.running import RunningRequest, Submission, Submissions
@@ -80,18 +80,18 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     if isinstance(asked, ApiRequest) and request.headers.get(CONVERSATION):
         asked = asked.in_named_conversation()
     if shared.settings.strict_fields and isinstance(asked, ApiRequest):
-        refuse_hints(asked.hints)
+        reject_hints(asked.hints)
     return asked
 
 
-async def with_prompt(request: Request, work: Callable[[], T]) -> T:
+async def run_prompt_work(request: Request, work: Callable[[], T]) -> T:
     # Runs `work` in the queue that also parses bodies. The size of the body is the estimate of the work, because the
     # prompt is made from the body.
     return await api_services(request).shared.large_work.run(work, len(await request.body()), owner_of(request))
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class LoadedModel:
     """A model that is kept loaded; `info` has the model name reported to clients."""
 
     engine: ChatEngine
@@ -99,7 +99,7 @@ class Serving:
     choice: ModelChoice
 
 
-def require_serving(services: ApiServices) -> None:
+def require_model_available(services: ApiServices) -> None:
     """Raise ApiError (503) if the server is stopping or has not loaded a model yet."""
     host = services.shared.engine
     if services.shared.stopping:
@@ -108,19 +108,19 @@ def require_serving(services: ApiServices) -> None:
         raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
 
 
-async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice:
+async def resolve_model_choice(services: ApiServices, wanted: str | None) -> ModelChoice:
     """Resolve the `model` field.
 
     Raises ApiError: 404 if unknown, 400 if its file is unusable, 503 if no model is available.
     """
-    require_serving(services)
+    require_model_available(services)
     host, registry = services.shared.engine, services.shared.model_registry
-    await host.settled()
-    choice = await choose(host, registry, wanted)
+    await host.wait_for_first_load()
+    choice = await find_model(host, registry, wanted)
     if host.default.state == "failed" and (choice is None or host.model(choice.model) is host.default):
-        raise _failed(host.failure)
+        raise _model_failed_error(host.failure)
     if choice is None:
-        info, adapters = host.default.info, adapters_of(host.default)
+        info, adapters = host.default.info, adapter_names(host.default)
         names = [model_id(info), *(adapter_id(info, each) for each in adapters)] if info is not None else []
         said = f"there is no such model; GET /v1/models lists the available models, such as {', '.join(names)}"
         raise ApiError(404, "model_not_found", said, param="model")
@@ -130,37 +130,37 @@ async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice
         try:
             await asyncio.to_thread(registry.check, path)
         except Exception as error:
-            raise _unusable(error) from error
+            raise _unusable_model_error(error) from error
     return choice
 
 
 @asynccontextmanager
-async def serving(services: ApiServices, wanted: str | None = None) -> AsyncIterator[Serving]:
+async def serving(services: ApiServices, wanted: str | None = None) -> AsyncIterator[LoadedModel]:
     """Load the named model and keep it loaded inside the context. Raises ApiError."""
-    choice = await chosen_model(services, wanted)
+    choice = await resolve_model_choice(services, wanted)
     running = services.shared.requests.open("", counts=False)
     try:
-        engine = await _loaded(running, choice)
-        yield Serving(engine, answering(services.shared.engine, choice, engine.info), choice)
+        engine = await _load_engine(running, choice)
+        yield LoadedModel(engine, reported_model_info(services.shared.engine, choice, engine.info), choice)
     finally:
         running.close()
 
 
-async def _loaded(running: RunningRequest, choice: ModelChoice) -> ChatEngine:
+async def _load_engine(running: RunningRequest, choice: ModelChoice) -> ChatEngine:
     try:
         engine = await running.load(choice.model)
     except ModelError as error:
-        raise _failed(str(error)) from error
+        raise _model_failed_error(str(error)) from error
     if engine is None:
         raise ApiError(503, "shutting_down", "the request was canceled", retry_after_seconds=5)
     return engine
 
 
-def _failed(why: str) -> ApiError:
+def _model_failed_error(why: str) -> ApiError:
     return ApiError(503, "model_failed", f"no model is available: {why}", retry_after_seconds=60)
 
 
-def _unusable(error: Exception) -> ApiError:
+def _unusable_model_error(error: Exception) -> ApiError:
     if isinstance(error, NotsoError):
         return ApiError(400, "model_not_supported", str(error), param="model")
     if isinstance(error, OSError):
@@ -181,7 +181,7 @@ async def respond(
     """
     dropped: list[str] = []  # message parts that the chat template drops; reported in the header for ignored fields
     response = await _response(request, services, owner, asked, serializer_of, dropped)
-    response.headers.update(await with_prompt(request, lambda: ignored_headers(asked, dropped)))
+    response.headers.update(await run_prompt_work(request, lambda: ignored_headers(asked, dropped)))
     return response
 
 
@@ -193,13 +193,13 @@ async def _response(
     serializer_of: Callable[[ModelInfo], Serializer],
     dropped: list[str],
 ) -> Response:
-    host, choice = services.shared.engine, await chosen_model(services, asked.model)
-    choices, conversation, form = len(list(asked.choices)), conversation_of(request), wanted_receipt(request)
-    running = _admitted(services, owner, choices)
+    host, choice = services.shared.engine, await resolve_model_choice(services, asked.model)
+    choices, conversation, form = len(list(asked.choices)), conversation_name(request), requested_receipt(request)
+    running = _admit(services, owner, choices)
     try:
-        engine = await _loaded(running, choice)
-        info = answering(host, choice, engine.info)
-        dropped += dropped_by_template(info, asked, strict=services.shared.settings.strict_fields)
+        engine = await _load_engine(running, choice)
+        info = reported_model_info(host, choice, engine.info)
+        dropped += find_dropped_parts(info, asked, strict=services.shared.settings.strict_fields)
         if asked.keep_alive_s is not None:
             host.keep(host.model(choice.model), asked.keep_alive_s)
         if choices > info.max_num_seqs:
@@ -222,29 +222,29 @@ async def _response(
         )
 
         each = tuple(Submission(prompt, params, options) for prompt, params in asked.choices)
-        left = left_response(request)
+        left = resumed_response(request)
         survives = (asked.background and asked.keep) or (asked.keep_stream and conversation is not None)
         if survives:  # the response continues after a restart, from its recorded tokens
-            each = (replayed(each[0], left),)
+            each = (with_replay(each[0], left),)
         if form is not None:
-            each = tuple(map(recorded, each))
+            each = tuple(map(with_seed_and_token_ids, each))
             serializer = ReceiptSerializer(serializer, engine, each, form)
         ask = Submissions(each)
 
         async def begin() -> None:
             # Rejects invalid requests now, because the status code cannot change after the first byte.
-            await running.begin(ask, lambda work: with_prompt(request, work))
+            await running.begin(ask, lambda work: run_prompt_work(request, work))
 
         if conversation is None:
             await begin()
         else:
-            async with services.resumable_streams.claimed(owner, conversation, serializer.id):
+            async with services.resumable_streams.claim_conversation(owner, conversation, serializer.id):
                 await begin()
                 record = TokenRecord(each[0].options.replay) if survives else None
-                stream = services.resumable_streams.keep(owner, conversation, running, serializer.again(), record)
+                stream = services.resumable_streams.keep(owner, conversation, running, serializer.fresh_copy(), record)
             if survives and services.background is not None:
                 seed = each[0].params.seed or 0
-                await services.background.follow(request, owner, serializer.id, seed, stream)
+                await services.background.persist(request, owner, serializer.id, seed, stream)
     except BaseException as error:
         running.close()
         if isinstance(error, Exception):
@@ -254,18 +254,18 @@ async def _response(
     try:
         if conversation is not None:
             if asked.stream:
-                return EventStream(numbered(events, 0, serializer.ping), lambda: None)
+                return EventStream(number_events(events, 0, serializer.ping), lambda: None)
             if asked.background:
                 return JSONResponse(serializer.body())
-            return await whole(running, serializer)
+            return await respond_whole(running, serializer)
         if asked.stream:
             return EventStream(events, running.close)
-        return await _unless_gone(request, running, serializer)
+        return await _respond_unless_disconnected(request, running, serializer)
     except Exception as error:
         raise as_api_error(error, asked.names) from error
 
 
-def conversation_of(request: Request) -> str | None:
+def conversation_name(request: Request) -> str | None:
     """Return the conversation header. Raises ApiError (400) if malformed."""
     name = request.headers.get(CONVERSATION)
     if name is not None and not _CONVERSATION_NAME.fullmatch(name):
@@ -286,22 +286,22 @@ async def sse_events(
             if item is None:
                 yield serializer.ping
                 continue
-            for sse_event in await sse_events_of(serializer, *item):
+            for sse_event in await serialize_event(serializer, *item):
                 yield sse_event
         await serializer.finalize()
-        for sse_event in await closing_events_of(serializer):
+        for sse_event in await serialize_closing(serializer):
             yield sse_event
     except Exception as error:
         if scope is not None:
             scope[INCOMPLETE] = True
-        yield await failure_event_of(serializer, as_api_error(error))
+        yield await serialize_failure(serializer, as_api_error(error))
 
 
-async def whole(running: RunningRequest, serializer: Serializer) -> Response:
+async def respond_whole(running: RunningRequest, serializer: Serializer) -> Response:
     """Return the whole response. Raises the error of the generation."""
     async for item in generation_events(running):
         if item is not None:
-            for _ in await sse_events_of(serializer, *item):
+            for _ in await serialize_event(serializer, *item):
                 pass
     await serializer.finalize()
     return await whole_response(serializer)
@@ -315,7 +315,7 @@ def as_api_error(error: Exception, names: Mapping[str, str] | None = None) -> Ap
     return mapped
 
 
-def _admitted(services: ApiServices, owner: str, choices: int) -> RunningRequest:
+def _admit(services: ApiServices, owner: str, choices: int) -> RunningRequest:
     requests = services.shared.requests
     running = requests.admit(owner, choices=choices, on_end=services.metrics.observe)
     if running is not None:
@@ -326,9 +326,9 @@ def _admitted(services: ApiServices, owner: str, choices: int) -> RunningRequest
     raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
 
 
-async def _unless_gone(request: Request, running: RunningRequest, serializer: Serializer) -> Response:
-    writing = asyncio.create_task(whole(running, serializer))
-    leaving = asyncio.create_task(_left(request))
+async def _respond_unless_disconnected(request: Request, running: RunningRequest, serializer: Serializer) -> Response:
+    writing = asyncio.create_task(respond_whole(running, serializer))
+    leaving = asyncio.create_task(_wait_for_disconnect(request))
     try:
         await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not writing.done():
@@ -340,15 +340,15 @@ async def _unless_gone(request: Request, running: RunningRequest, serializer: Se
         running.close()
 
 
-async def events_of_choices(
+async def generate_choices(
     request: Request, services: ApiServices, owner: str, asked: ApiRequest
 ) -> tuple[ModelInfo, list[list[Event]]]:
     """Generate all choices, up to `max_num_seqs` at a time, and return the events of each.
 
     A disconnect stops the generation. Raises ApiError.
     """
-    working = asyncio.create_task(_in_groups(request, services, owner, asked))
-    leaving = asyncio.create_task(_left(request))
+    working = asyncio.create_task(_generate_in_groups(request, services, owner, asked))
+    leaving = asyncio.create_task(_wait_for_disconnect(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -362,10 +362,10 @@ async def events_of_choices(
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _in_groups(
+async def _generate_in_groups(
     request: Request, services: ApiServices, owner: str, asked: ApiRequest
 ) -> tuple[ModelInfo, list[list[Event]]]:
-    choice = await chosen_model(services, asked.model)
+    choice = await resolve_model_choice(services, asked.model)
     priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
     options = replace(asked.options, owner=owner, priority=priority, adapter=choice.adapter)
     submissions = [Submission(prompt, params, options) for prompt, params in asked.choices]
@@ -373,10 +373,10 @@ async def _in_groups(
     async with serving(services, asked.model) as model:
         while len(found) < len(submissions):
             group = submissions[len(found) : len(found) + model.info.max_num_seqs]
-            running = _admitted(services, owner, len(group))
+            running = _admit(services, owner, len(group))
             try:
-                await _loaded(running, choice)
-                await running.begin(Submissions(tuple(group)), lambda work: with_prompt(request, work))
+                await _load_engine(running, choice)
+                await running.begin(Submissions(tuple(group)), lambda work: run_prompt_work(request, work))
                 events: list[list[Event]] = [[] for _ in group]
                 async for item in generation_events(running):
                     if item is not None:
@@ -390,7 +390,7 @@ async def _in_groups(
         return model.info, found
 
 
-async def _left(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -33,7 +33,7 @@ RANKING_NOTES: Notes = {
 }
 
 
-async def found_library(
+async def get_library(
     services: ApiServices,
     owner: str,
     store_id: str,
@@ -49,7 +49,7 @@ async def found_library(
     raise ApiError(404, "not_found", "there is no vector store with that id", param=param)
 
 
-async def hits_in(
+async def search_libraries(
     services: ApiServices,
     owner: str,
     libraries: Sequence[Library],
@@ -69,7 +69,7 @@ async def hits_in(
     return sorted(found.values(), key=lambda hit: (-hit.score, hit.document.id, hit.number))[:most]
 
 
-def result_of(hit: PassageHit, file_id: str) -> dict[str, Any]:
+def to_search_result(hit: PassageHit, file_id: str) -> dict[str, Any]:
     return {
         "file_id": file_id,
         "filename": hit.document.name,
@@ -79,7 +79,7 @@ def result_of(hit: PassageHit, file_id: str) -> dict[str, Any]:
     }
 
 
-async def file_ids_of(services: ApiServices, owner: str, documents: Iterable[StoredDocument]) -> dict[str, str]:
+async def map_file_ids(services: ApiServices, owner: str, documents: Iterable[StoredDocument]) -> dict[str, str]:
     """Map document ids to the ids of their uploaded files, or to derived ids if there is no file."""
     uploaded = [each.id for each in await services.shared.store.records.files(owner)]
     found = list(documents)

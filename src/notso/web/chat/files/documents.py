@@ -33,7 +33,7 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, R
 _GENERATED = frozenset({"chat.html"})  # in ChatGPT's archives, a rendering of the same conversations
 
 
-class Unreadable(Exception):
+class ImportFormatError(Exception):
     """A file, or a chat in it, cannot be read. `key` names a text of the pages; `params` fill its placeholders."""
 
     def __init__(self, key: str, **params: str) -> None:
@@ -42,63 +42,63 @@ class Unreadable(Exception):
         self.params = params
 
 
-class Document(NamedTuple):
+class JsonDocument(NamedTuple):
     """A JSON value. `listed`: whether it is an entry of a top-level list."""
 
     value: Any
     listed: bool
 
 
-def kind_of(name: str) -> str:
+def omitted_kind(name: str) -> str:
     """Return the kind under which an omitted file is counted: "pictures" or "files"."""
     return "pictures" if name.rpartition(".")[2].lower() in PICTURES else "files"
 
 
-def documents(body: bytes, left_out: Counter[str]) -> Iterator[Document]:
+def documents(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]:
     """Yield the documents of a file. `left_out` counts an archive's damaged entries and its files other than JSON.
 
     Raises Unreadable. Damaged entries raise it only if no entry can be read.
     """
     if body.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        yield from _of_archive(body, left_out)
+        yield from _read_archive(body, left_out)
     elif body.startswith(b"\x1f\x8b"):
-        yield from _Unpacking().documents(gzip.GzipFile(fileobj=io.BytesIO(body)))
+        yield from _Decompressor().documents(gzip.GzipFile(fileobj=io.BytesIO(body)))
     else:
         try:
             text = decode_text(body)
         except NotTextError as error:
-            raise Unreadable("import_broken", reason=f"it {error}") from None
-        yield from _values(io.StringIO(text).read)
+            raise ImportFormatError("import_broken", reason=f"it {error}") from None
+        yield from _parse_values(io.StringIO(text).read)
 
 
-def _of_archive(body: bytes, left_out: Counter[str]) -> Iterator[Document]:
-    unpacking = _Unpacking()
-    problem: Unreadable | None = None
+def _read_archive(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]:
+    unpacking = _Decompressor()
+    problem: ImportFormatError | None = None
     readable = False
     try:
         archive = zipfile.ZipFile(io.BytesIO(body))
     except _DAMAGED:
-        raise Unreadable("import_archive") from None
+        raise ImportFormatError("import_archive") from None
     entries = archive.infolist()
     if len(entries) > MAX_ENTRIES:
-        raise Unreadable("import_too_much", what=f"more than {MAX_ENTRIES:,} entries in the archive")
+        raise ImportFormatError("import_too_much", what=f"more than {MAX_ENTRIES:,} entries in the archive")
     for entry in entries:
         name = entry.filename.rpartition("/")[2]
         if not name or name in _GENERATED or entry.filename.startswith("__MACOSX/"):
             continue
         if not name.lower().endswith((".json", ".jsonl", ".ndjson")):
-            left_out[kind_of(name)] += 1
+            left_out[omitted_kind(name)] += 1
             continue
         try:
             try:
                 file = archive.open(entry)
             except _DAMAGED:
-                raise Unreadable("import_archive") from None
+                raise ImportFormatError("import_archive") from None
             with file:
                 for document in unpacking.documents(file):
                     readable = True
                     yield document
-        except Unreadable as error:
+        except ImportFormatError as error:
             if error.key == "import_too_much":
                 raise
             problem = problem or error
@@ -107,16 +107,16 @@ def _of_archive(body: bytes, left_out: Counter[str]) -> Iterator[Document]:
         raise problem
 
 
-class _Unpacking:
+class _Decompressor:
     def __init__(self) -> None:
         self._left = MAX_UNPACKED_BYTES
 
-    def documents(self, file: Any) -> Iterator[Document]:
+    def documents(self, file: Any) -> Iterator[JsonDocument]:
         try:
             decode = codecs.getincrementaldecoder("utf-8")()
             stream: BinaryIO = utf8_stream(file)
         except _DAMAGED:
-            raise Unreadable("import_archive") from None
+            raise ImportFormatError("import_archive") from None
 
         def read(size: int) -> str:
             text = ""
@@ -125,38 +125,38 @@ class _Unpacking:
                     data = stream.read(size)
                     text = decode.decode(data, final=not data)
                 except NotTextError as error:
-                    raise Unreadable("import_broken", reason=f"it {error}") from None
+                    raise ImportFormatError("import_broken", reason=f"it {error}") from None
                 except UnicodeDecodeError:
-                    raise Unreadable("import_broken", reason="it is not UTF-8 text") from None
+                    raise ImportFormatError("import_broken", reason="it is not UTF-8 text") from None
                 except _DAMAGED:
-                    raise Unreadable("import_archive") from None
+                    raise ImportFormatError("import_archive") from None
                 self._left -= len(data)
                 if self._left < 0:
                     what = f"more than {MAX_UNPACKED_BYTES:,} bytes when unpacked"
-                    raise Unreadable("import_too_much", what=what)
+                    raise ImportFormatError("import_too_much", what=what)
                 if not data:
                     break
             return text
 
-        yield from _values(read)
+        yield from _parse_values(read)
 
 
-def _values(read: Callable[[int], str]) -> Iterator[Document]:
+def _parse_values(read: Callable[[int], str]) -> Iterator[JsonDocument]:
     # Yields one value at a time to save memory. The entries of a top-level list are yielded separately.
     text = _JsonText(read)
     while first := text.peek():
         if first != "[":
-            yield Document(text.value(), listed=False)
+            yield JsonDocument(text.value(), listed=False)
             continue
         text.skip()
         if text.peek() == "]":
             text.skip()
             continue
         while True:
-            yield Document(text.value(), listed=True)
+            yield JsonDocument(text.value(), listed=True)
             mark = text.peek()
             if mark not in (",", "]"):
-                raise text.broken()
+                raise text.syntax_error()
             text.skip()
             if mark == "]":
                 break
@@ -165,7 +165,7 @@ def _values(read: Callable[[int], str]) -> Iterator[Document]:
 class _JsonText:
     def __init__(self, read: Callable[[int], str]) -> None:
         self._read = read
-        self._decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)
+        self._decoder = json.JSONDecoder(object_pairs_hook=_unique_object, parse_constant=_refuse_constant)
         self._text = ""
         self._at = self._before = 0
         self._ended = False
@@ -192,12 +192,12 @@ class _JsonText:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if self._ended:
-                    raise self.broken(error.pos) from None
+                    raise self.syntax_error(error.pos) from None
             except RecursionError:
-                raise Unreadable("import_broken", reason="it is nested too deeply") from None
+                raise ImportFormatError("import_broken", reason="it is nested too deeply") from None
             except ValueError:
                 reason = "a key is duplicated, or a number is invalid or too long"
-                raise Unreadable("import_broken", reason=reason) from None
+                raise ImportFormatError("import_broken", reason=reason) from None
             else:
                 # A number at the end of a chunk may continue in the next chunk.
                 if end < len(self._text) or self._ended:
@@ -205,9 +205,9 @@ class _JsonText:
                     return value
             self._read_more()
 
-    def broken(self, at: int | None = None) -> Unreadable:
+    def syntax_error(self, at: int | None = None) -> ImportFormatError:
         place = self._before + (self._at if at is None else at)
-        return Unreadable("import_broken", reason=f"syntax error at character {place}")
+        return ImportFormatError("import_broken", reason=f"syntax error at character {place}")
 
     def _read_more(self) -> None:
         # Double the buffered text each time: a value that spans chunks is parsed again after each chunk, which would
@@ -218,10 +218,10 @@ class _JsonText:
         self._at = 0
         self._ended = not piece
         if self._text.count("{") > MAX_OBJECTS:
-            raise Unreadable("import_too_much", what=f"more than {MAX_OBJECTS:,} objects in one chat")
+            raise ImportFormatError("import_too_much", what=f"more than {MAX_OBJECTS:,} objects in one chat")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a duplicate key")

@@ -17,12 +17,12 @@ from itertools import zip_longest
 from typing import Any
 
 from notso.web.engine.port import Message
-from notso.web.store.protocol import Chat, ChatStore, StoredMessage, ToolUse, WholeChat
-from notso.web.store.tree import line_to, shown_path
-from notso.web.turns.chat_settings import SETTING_NAMES, settings_from
+from notso.web.store.protocol import Chat, ChatSnapshot, ChatStore, StoredMessage, ToolUse
+from notso.web.store.tree import path_to, shown_path
+from notso.web.turns.chat_settings import SETTING_NAMES, merge_settings
 from notso.web.turns.citations import markdown_with_citations
 from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments, prompt_documents
-from notso.web.turns.prompt import answer_messages, parts_of, prompt_messages
+from notso.web.turns.prompt import answer_messages, prompt_messages, split_at_tool_calls
 from notso.web.values.wording import words
 
 Row = dict[str, Any]
@@ -33,17 +33,17 @@ NO_THOUGHTS = "<think>\n\n</think>\n"
 """Text that the chat template inserts before answers without reasoning."""
 
 
-def _none_of(line: Line) -> PromptDocuments:
+def _no_documents(line: Line) -> PromptDocuments:
     return NO_DOCUMENTS
 
 
-def chats_in(store: ChatStore, kept: Iterable[tuple[str, str]]) -> Iterator[tuple[WholeChat, DocumentsOf]]:
+def load_chats(store: ChatStore, kept: Iterable[tuple[str, str]]) -> Iterator[tuple[ChatSnapshot, DocumentsOf]]:
     """Open a store and yield the chats with these owners and ids, each with its DocumentsOf. Raises StorageError."""
     with asyncio.Runner() as runner:
         runner.run(store.open())
         try:
             for owner, chat_id in kept:
-                whole = runner.run(store.whole_chat(owner, chat_id))
+                whole = runner.run(store.chat_snapshot(owner, chat_id))
                 if whole is not None:
                     asked = partial(prompt_documents, store, owner, whole.chat.prompt_date, project=whole.base.project)
                     yield whole, lambda line, asked=asked: runner.run(asked(line))  # type: ignore[misc]
@@ -51,23 +51,23 @@ def chats_in(store: ChatStore, kept: Iterable[tuple[str, str]]) -> Iterator[tupl
             runner.run(store.close())
 
 
-def conversation(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Row | None:
+def conversation(whole: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Row | None:
     """Return a training row of the shown branch, up to its last finished answer that is edited or not rated down.
 
     Returns None if there is no such answer.
     """
     shown = [each.message for each in shown_path(whole.messages, whole.chat.chosen_root)]
     # Stop before an unfinished message.
-    cut = next((at for at, message in enumerate(shown) if not _is_whole(message)), len(shown))
-    last = next((at for at in reversed(range(cut)) if _teaches(shown[at]) and _is_good(shown[at])), None)
+    cut = next((at for at, message in enumerate(shown) if not _is_finished(message)), len(shown))
+    last = next((at for at in reversed(range(cut)) if _is_trainable(shown[at]) and _is_good(shown[at])), None)
     if last is None:
         return None
     messages = _prompt(whole, shown[: last + 1], documents_of)
     thinking = any(message.reasoning_content for message in messages)
-    return {"messages": [_as_row(each, thinking) for each in messages], "chat_template_kwargs": _options(thinking)}
+    return {"messages": [_to_row(each, thinking) for each in messages], "chat_template_kwargs": _options(thinking)}
 
 
-def preferences(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Iterator[Row]:
+def preference_rows(whole: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Iterator[Row]:
     """Pair the preferred answer to each question with each other finished answer to the question.
 
     The preferred answer is the edited one, or else the one rated highest, the shown one, or the newest. A question is
@@ -75,7 +75,7 @@ def preferences(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Itera
     """
     shown = {each.message.id for each in shown_path(whole.messages, whole.chat.chosen_root)}
     for question in (message for message in whole.messages if message.role == "user"):
-        answers = [each for each in whole.messages if each.parent_id == question.id and _teaches(each)]
+        answers = [each for each in whole.messages if each.parent_id == question.id and _is_trainable(each)]
         if len(answers) < 2:
             continue
         chosen = max(
@@ -84,8 +84,8 @@ def preferences(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Itera
         )
         if chosen.rating < 0 and not chosen.edited:
             continue
-        line = line_to(whole.messages, question.id)
-        if not all(_is_whole(message) for message in line):
+        line = path_to(whole.messages, question.id)
+        if not all(_is_finished(message) for message in line):
             continue
         before = _prompt(whole, line, documents_of)
         for rejected in answers:
@@ -93,18 +93,18 @@ def preferences(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Itera
                 continue
             pair = [answer_messages(each, keep_thinking=True) for each in (chosen, rejected)]
             thinking = any(message.reasoning_content for message in (*before, *pair[0], *pair[1]))
-            rows = [[_as_row(each, thinking) for each in part] for part in (before, *pair)]
+            rows = [[_to_row(each, thinking) for each in part] for part in (before, *pair)]
             yield {
                 **dict(zip(("prompt", "chosen", "rejected"), rows, strict=True)),
                 "chat_template_kwargs": _options(thinking),
             }
 
 
-def _is_whole(message: StoredMessage) -> bool:
+def _is_finished(message: StoredMessage) -> bool:
     return message.role == "user" or message.state == "done"
 
 
-def _teaches(message: StoredMessage) -> bool:
+def _is_trainable(message: StoredMessage) -> bool:
     return message.role == "assistant" and message.kind == "turn" and message.state == "done" and bool(message.content)
 
 
@@ -112,8 +112,8 @@ def _is_good(message: StoredMessage) -> bool:
     return message.rating >= 0 or message.edited
 
 
-def _prompt(whole: WholeChat, line: Line, documents_of: DocumentsOf) -> tuple[Message, ...]:
-    settings = settings_from(whole.base.defaults, whole.chat.settings)
+def _prompt(whole: ChatSnapshot, line: Line, documents_of: DocumentsOf) -> tuple[Message, ...]:
+    settings = merge_settings(whole.base.defaults, whole.chat.settings)
     return prompt_messages(line, settings.system_prompt, keep_thinking=True, documents=documents_of(line))
 
 
@@ -121,7 +121,7 @@ def _options(thinking: bool) -> Row:
     return {"enable_thinking": thinking}
 
 
-def _as_row(message: Message, thinking: bool) -> Row:
+def _to_row(message: Message, thinking: bool) -> Row:
     row: Row = {"role": message.role, "content": message.content}
     if message.role == "assistant" and thinking:
         # The text includes the reasoning in the form in which the model generates it.
@@ -183,7 +183,11 @@ def markdown_messages(messages: Iterable[StoredMessage]) -> bytes:
             f"{file}: {each.name}" + ("" if each.document else f"\n\n{_fenced(each.text)}")
             for each in message.attachments
         ]
-        cited = [markdown_with_citations(message)] if message.citations and not message.tool_uses else parts_of(message)
+        cited = (
+            [markdown_with_citations(message)]
+            if message.citations and not message.tool_uses
+            else split_at_tool_calls(message)
+        )
         for part, use in zip_longest(cited, message.tool_uses):
             text += [part] if part else []
             text += [_tool_use(use)] if use is not None else []

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
-from notso.system.confinement import ConfinedWorkError, Limits, serve_one
-from notso.web.chat.files.documents import Unreadable, documents
-from notso.web.chat.files.other_programs import Reader
-from notso.web.values.child_work import confined
+from notso.system.confinement import ConfinedWorkError, Limits, serve_confined
+from notso.web.chat.files.documents import ImportFormatError, documents
+from notso.web.chat.files.other_programs import ExportReader
+from notso.web.values.child_work import run_confined
 
 # An export of 200 MiB takes about 10 s; only one of its conversations is in memory at a time.
 LIMITS = Limits(cpu_s=60, memory_bytes=1 << 30, wall_s=180.0, answer_bytes=64 << 20)
@@ -36,8 +36,8 @@ def entries(body: bytes) -> Iterator[Entry]:
     """
     left_out = Counter[str]()
     try:
-        yield from Reader(left_out).chats(documents(body, left_out))
-    except Unreadable as error:
+        yield from ExportReader(left_out).chats(documents(body, left_out))
+    except ImportFormatError as error:
         yield "refused", [error.key, error.params]
     except MemoryError:
         yield "refused", ["import_budget", {}]
@@ -45,16 +45,16 @@ def entries(body: bytes) -> Iterator[Entry]:
         yield "left_out", left_out
 
 
-async def entries_from_child(body: bytes) -> Iterator[Entry]:
+async def parse_in_child(body: bytes) -> Iterator[Entry]:
     """Return the entries of a file, parsed in a child process and decoded one at a time while iterating."""
     try:
-        answer = await confined(_PROGRAM, body, LIMITS)
+        answer = await run_confined(_PROGRAM, body, LIMITS)
     except ConfinedWorkError:
         return iter([("refused", ["import_budget", {}])])
-    return decoded(answer)
+    return decode_entries(answer)
 
 
-def decoded(answer: bytes) -> Iterator[Entry]:
+def decode_entries(answer: bytes) -> Iterator[Entry]:
     """Yield the entries in the output of `parsed`."""
     at = 0
     while at < len(answer):
@@ -72,14 +72,14 @@ def parsed(body: bytes) -> bytes:
         try:
             check_shape(line, SHAPE)
         except JsonShapeError as error:
-            return _too_much(str(error))
+            return _limit_error(str(error))
         answer += line + b"\n"
         if len(answer) > LIMITS.answer_bytes:
-            return _too_much(f"more than {LIMITS.answer_bytes:,} bytes of text")
+            return _limit_error(f"more than {LIMITS.answer_bytes:,} bytes of text")
     return bytes(answer)
 
 
-def _too_much(what: str) -> bytes:
+def _limit_error(what: str) -> bytes:
     return json.dumps(["refused", ["import_too_much", {"what": what}]]).encode() + b"\n"
 
 
@@ -88,4 +88,4 @@ def main() -> None:
     # Codecs are loaded on first use, which fails once the child may not open files. Archives use cp437 for names.
     for name in ("cp437", "utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         codecs.lookup(name)
-    serve_one(parsed, LIMITS)
+    serve_confined(parsed, LIMITS)

@@ -23,19 +23,19 @@ from notso.web.chat.files.export import FORMAT_VERSION
 from notso.web.chat.files.import_process import Entry, entries
 from notso.web.chat.files.other_programs import MAX_MESSAGES
 from notso.web.store.protocol import (
+    AnswerStats,
     Attachment,
     Chat,
-    ImportedBefore,
+    EarlierImport,
     MessageState,
-    Numbers,
     Rating,
     StoredMessage,
     ToolUse,
 )
-from notso.web.turns.chat_settings import changed, shown_values
+from notso.web.turns.chat_settings import form_values, updated_settings
 from notso.web.values.errors import Problem
 from notso.web.values.ids import new_generation_id, new_id, new_tool_use_id
-from notso.web.values.strict_fields import StrictFields, at_most
+from notso.web.values.strict_fields import StrictFields, limit_entries
 from notso.web.values.wording import words
 
 MAX_CHATS = 5_000
@@ -58,7 +58,7 @@ class _Attachment(StrictFields):
     text: str = Field(max_length=MAX_TEXT)
 
 
-class _Numbers(StrictFields):
+class _AnswerStats(StrictFields):
     prompt_tokens: int = Field(default=0, ge=0, le=1 << 31)
     cached_tokens: int = Field(default=0, ge=0, le=1 << 31)
     completion_tokens: int = Field(default=0, ge=0, le=1 << 31)
@@ -70,7 +70,7 @@ class _Numbers(StrictFields):
     first_token_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
 
 
-def _object_only(text: str) -> str:
+def _require_object(text: str) -> str:
     try:
         check_shape(text.encode(), ARGUMENTS_LIMITS)
     except JsonShapeError as error:
@@ -80,7 +80,7 @@ def _object_only(text: str) -> str:
     return text
 
 
-_Arguments = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_object_only)]
+_Arguments = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_require_object)]
 
 
 class _ToolUse(StrictFields):
@@ -113,7 +113,7 @@ class _Message(StrictFields):
     created_ms: int = Field(default=0, ge=0, le=1 << 60)
     model: str = Field(default="", max_length=200)
     rating: Rating = 0
-    numbers: _Numbers = Field(default_factory=_Numbers)
+    numbers: _AnswerStats = Field(default_factory=_AnswerStats)
 
 
 class _Chat(StrictFields):
@@ -126,7 +126,7 @@ class _Chat(StrictFields):
     updated_ms: int = Field(default=0, ge=0, le=1 << 60)
     pinned: bool = False
     archived: bool = False
-    settings: Annotated[dict[str, str | int | float | bool], at_most(MAX_SETTINGS)] = Field(
+    settings: Annotated[dict[str, str | int | float | bool], limit_entries(MAX_SETTINGS)] = Field(
         default={}, max_length=MAX_SETTINGS
     )
     chosen_root: str | None = None
@@ -144,13 +144,13 @@ class _Call(StrictFields):
     function: _Function
 
 
-class _Instruction(StrictFields):
+class _PromptMessage(StrictFields):
     role: Literal["system", "developer", "user"]
     content: str = Field(max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
 
 
-class _Said(StrictFields):
+class _AssistantMessage(StrictFields):
     role: Literal["assistant"]
     content: str | None = Field(default=None, max_length=MAX_TEXT)
     reasoning_content: str | None = Field(default=None, max_length=MAX_TEXT)
@@ -163,14 +163,14 @@ class _Said(StrictFields):
     refusal: None = None
 
 
-class _Result(StrictFields):
+class _ToolResult(StrictFields):
     role: Literal["tool"]
     content: str = Field(max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
     tool_call_id: str = Field(min_length=1, max_length=200)
 
 
-_OpenAIMessage = Annotated[_Instruction | _Said | _Result, Field(discriminator="role")]
+_OpenAIMessage = Annotated[_PromptMessage | _AssistantMessage | _ToolResult, Field(discriminator="role")]
 
 
 class _OpenAIList(StrictFields):
@@ -179,19 +179,19 @@ class _OpenAIList(StrictFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class ParsedImport:
     """Chats of a file, and omitted content by kind."""
 
     chats: list[ImportedChat]
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def read_chats(body: bytes, title_of: TitleOf) -> list[ImportedChat]:
+def read_chats(body: bytes, derive_title: TitleOf) -> list[ImportedChat]:
     """Parse chats and assign new ids. Raises Problem, which names the invalid field."""
-    return incoming(entries(body), title_of).chats
+    return validate_chats(entries(body), derive_title).chats
 
 
-def incoming(found: Iterable[Entry], title_of: TitleOf) -> Incoming:
+def validate_chats(found: Iterable[Entry], derive_title: TitleOf) -> ParsedImport:
     """Validate chats and assign new ids. Raises Problem, which names the invalid field."""
     chats: list[ImportedChat] = []
     left_out = Counter[str]()
@@ -202,13 +202,17 @@ def incoming(found: Iterable[Entry], title_of: TitleOf) -> Incoming:
             left_out.update(value)
         else:
             _check_text(value)
-            chats.append(_own_chat(value, len(chats), title_of) if kind == "own" else _from_openai(value, title_of))
+            chats.append(
+                _validate_own_chat(value, len(chats), derive_title)
+                if kind == "own"
+                else _from_openai(value, derive_title)
+            )
         if len(chats) > MAX_CHATS:
             raise Problem(400, words["import_too_much"].format(what=f"more than {MAX_CHATS:,} chats"))
-    return Incoming(chats, left_out)
+    return ParsedImport(chats, left_out)
 
 
-def new_messages(messages: Sequence[StoredMessage], before: ImportedBefore) -> list[StoredMessage]:
+def new_messages(messages: Sequence[StoredMessage], before: EarlierImport) -> list[StoredMessage]:
     """Return the messages that an earlier import of the same chat did not contain, attached to the stored messages.
 
     Stored messages that were edited keep their text, and deleted ones are not imported again.
@@ -226,20 +230,20 @@ def new_messages(messages: Sequence[StoredMessage], before: ImportedBefore) -> l
     return new
 
 
-def _own_chat(value: Any, at: int, title_of: TitleOf) -> ImportedChat:
+def _validate_own_chat(value: Any, at: int, derive_title: TitleOf) -> ImportedChat:
     version = value.get("file_version")
     if version is not None and version > FORMAT_VERSION:
         raise Problem(400, words["import_newer"].format(version=version))
-    checked = _checked(_Chat, value, f"chats.{at}.")
+    checked = _validate(_Chat, value, f"chats.{at}.")
     if not checked.title and checked.source:
         first = next((each.content for each in checked.messages if each.role == "user"), "")
-        checked.title = title_of(first)[:200]
+        checked.title = derive_title(first)[:200]
     elif not checked.title:
         raise Problem(400, words["import_invalid"].format(place=f"chats.{at}.title", reason="a title is required"))
-    return _own(checked)
+    return _to_stored_chat(checked)
 
 
-def _own(source: _Chat) -> ImportedChat:
+def _to_stored_chat(source: _Chat) -> ImportedChat:
     now = time.time_ns() // 1_000_000
     new_ids: dict[str, str] = {}
     for message in source.messages:
@@ -252,9 +256,9 @@ def _own(source: _Chat) -> ImportedChat:
         day = date.fromisoformat(source.prompt_date)
     except ValueError:
         raise Problem(400, words["import_invalid"].format(place="prompt_date", reason="invalid date")) from None
-    wanted = {k: v for k, v in shown_values(source.settings).items() if v}
+    wanted = {k: v for k, v in form_values(source.settings).items() if v}
     wanted.pop("tools", None)  # only users may enable tools; a file must not
-    settings, problems = changed({}, wanted)
+    settings, problems = updated_settings({}, wanted)
     if problems:
         place, reason = next(iter(problems.items()))
         raise Problem(400, words["import_invalid"].format(place=f"settings.{place}", reason=reason))
@@ -271,10 +275,10 @@ def _own(source: _Chat) -> ImportedChat:
         archived=source.archived,
         source=source.source or (f"notso:{source.messages[0].id}" if source.messages else ""),
     )
-    return chat, [_own_message(chat.id, message, new_ids) for message in source.messages]
+    return chat, [_to_stored_message(chat.id, message, new_ids) for message in source.messages]
 
 
-def _own_message(chat_id: str, source: _Message, new_ids: dict[str, str]) -> StoredMessage:
+def _to_stored_message(chat_id: str, source: _Message, new_ids: dict[str, str]) -> StoredMessage:
     state: MessageState = "interrupted" if source.state in ("queued", "running") else source.state
     answer = source.role == "assistant"
     return StoredMessage(
@@ -287,21 +291,21 @@ def _own_message(chat_id: str, source: _Message, new_ids: dict[str, str]) -> Sto
         created_ms=source.created_ms,
         generation_id=new_generation_id() if answer else None,
         note=source.note if answer else "",
-        numbers=Numbers(**source.numbers.model_dump()),
+        numbers=AnswerStats(**source.numbers.model_dump()),
         parent_id=new_ids.get(source.parent_id or ""),
         kind=source.kind if answer else "turn",
         chosen_child=new_ids.get(source.chosen_child or ""),
         edited=source.edited,
         attachments=tuple(Attachment(each.name, each.text) for each in source.attachments),
         dropped_messages=source.dropped_messages,
-        tool_uses=_own_tool_uses(source) if answer else (),
+        tool_uses=_to_tool_uses(source) if answer else (),
         model=source.model if answer else "",
         rating=source.rating if answer else 0,
         source=source.id,
     )
 
 
-def _own_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
+def _to_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
     uses: list[ToolUse] = []
     # The text is split at these positions, so rounds and positions must never decrease, whatever the file says.
     number = content_at = reasoning_at = 0
@@ -315,16 +319,16 @@ def _own_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
     return tuple(uses)
 
 
-def _from_openai(value: Any, title_of: TitleOf) -> ImportedChat:
-    source = _checked(_OpenAIList, value)
+def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
+    source = _validate(_OpenAIList, value)
     now = time.time_ns() // 1_000_000
-    instructions = [each for each in source.messages if isinstance(each, _Instruction)]
+    instructions = [each for each in source.messages if isinstance(each, _PromptMessage)]
     system = "\n\n".join(each.content for each in instructions if each.role != "user")
-    settings, problems = changed({}, {"system_prompt": system})
+    settings, problems = updated_settings({}, {"system_prompt": system})
     if problems:
         raise Problem(400, words["import_invalid"].format(place="messages", reason=problems["system_prompt"]))
-    thinking = any(each.reasoning_content for each in source.messages if isinstance(each, _Said))
-    title = title_of(next((each.content for each in instructions if each.role == "user"), ""))
+    thinking = any(each.reasoning_content for each in source.messages if isinstance(each, _AssistantMessage))
+    title = derive_title(next((each.content for each in instructions if each.role == "user"), ""))
     # A message list has no id: identify the chat by the digest of its messages.
     identity = hashlib.sha256(json.dumps(value["messages"], sort_keys=True).encode()).hexdigest()
     chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings, source=f"openai:{identity}")
@@ -339,7 +343,7 @@ def _from_openai(value: Any, title_of: TitleOf) -> ImportedChat:
         )
 
     for number, each in enumerate(source.messages):
-        if isinstance(each, _Result):
+        if isinstance(each, _ToolResult):
             if each.tool_call_id not in unanswered:
                 place, reason = f"messages.{number}.tool_call_id", "no call with that id is waiting for a result"
                 raise Problem(400, words["import_invalid"].format(place=place, reason=reason))
@@ -347,12 +351,12 @@ def _from_openai(value: Any, title_of: TitleOf) -> ImportedChat:
             at = unanswered.pop(each.tool_call_id)
             uses[at] = replace(uses[at], state="done", result=each.content)
             messages[-1] = replace(messages[-1], tool_uses=tuple(uses))
-        elif isinstance(each, _Said):
+        elif isinstance(each, _AssistantMessage):
             # An assistant message that follows tool results continues the same answer.
             if not messages or not _ends_with_calls(messages[-1]):
                 add("assistant", "")
             before = len(messages[-1].tool_uses)
-            messages[-1] = _with_part(messages[-1], each)
+            messages[-1] = _extend_answer(messages[-1], each)
             unanswered = {call.id: at for at, call in enumerate(each.tool_calls or (), start=before)}
         elif each.role == "user":
             add("user", each.content)
@@ -366,7 +370,7 @@ def _ends_with_calls(message: StoredMessage) -> bool:
     return bool(message.tool_uses) and message.tool_uses[-1].round_end == len(message.content)
 
 
-def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
+def _extend_answer(answer: StoredMessage, said: _AssistantMessage) -> StoredMessage:
     content = "\n\n".join(filter(None, (answer.content, said.content)))
     reasoning = "\n\n".join(filter(None, (answer.reasoning, said.reasoning_content)))
     number = answer.tool_uses[-1].round + 1 if answer.tool_uses else 0
@@ -412,7 +416,7 @@ def _check_text(data: Any) -> None:
             stack += here
 
 
-def _checked(model: type[M], data: Any, prefix: str = "") -> M:
+def _validate(model: type[M], data: Any, prefix: str = "") -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:

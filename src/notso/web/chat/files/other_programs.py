@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from notso.web.chat.files.documents import Document, Unreadable, kind_of
+from notso.web.chat.files.documents import ImportFormatError, JsonDocument, omitted_kind
 
 JSON = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Node:
+class MessageNode:
     id: str
     parent: str | None
     # "" for nodes that are not shown, such as system messages and tool results. Their children take their place.
@@ -46,7 +46,7 @@ class Tree:
     chosen_root: str | None
 
 
-def tree_of(nodes: Sequence[Node], current: str | None) -> Tree:
+def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
     """Link messages to their nearest shown ancestors and select the branch that ends in `current`.
 
     A message with an unknown parent becomes a root. Answers separated only by tool results are merged. Raises
@@ -54,8 +54,8 @@ def tree_of(nodes: Sequence[Node], current: str | None) -> Tree:
     """
     by_id = {node.id: node for node in nodes}
     if len(by_id) != len(nodes):
-        raise Unreadable("import_invalid", place="messages", reason="a duplicate id")
-    below: dict[str | None, list[Node]] = {}
+        raise ImportFormatError("import_invalid", place="messages", reason="a duplicate id")
+    below: dict[str | None, list[MessageNode]] = {}
     for node in nodes:
         below.setdefault(node.parent if node.parent in by_id else None, []).append(node)
     messages: dict[str, JSON] = {}
@@ -77,15 +77,15 @@ def tree_of(nodes: Sequence[Node], current: str | None) -> Tree:
             shown[node.id], continues[node.id] = node.id, True
         stack += _in_order(below.get(node.id, ()))
     if len(shown) != len(nodes):
-        raise Unreadable("import_invalid", place="messages", reason="they form a cycle")
-    return Tree(list(messages.values()), _choose(messages, shown.get(current or "")))
+        raise ImportFormatError("import_invalid", place="messages", reason="they form a cycle")
+    return Tree(list(messages.values()), _mark_chosen(messages, shown.get(current or "")))
 
 
-def _in_order(siblings: Sequence[Node]) -> list[Node]:
+def _in_order(siblings: Sequence[MessageNode]) -> list[MessageNode]:
     return sorted(siblings, key=lambda node: node.rank, reverse=True)  # the stack reverses the order
 
 
-def _message(node: Node, parent: str | None) -> JSON:
+def _message(node: MessageNode, parent: str | None) -> JSON:
     return {
         "id": node.id,
         "parent_id": parent,
@@ -100,7 +100,7 @@ def _message(node: Node, parent: str | None) -> JSON:
     }
 
 
-def _append(message: JSON, node: Node) -> None:
+def _append(message: JSON, node: MessageNode) -> None:
     for name, text in (("content", node.content), ("reasoning", node.reasoning)):
         message[name] = "\n\n".join(filter(None, (message[name], text)))
     message["model"] = node.model or message["model"]
@@ -108,7 +108,7 @@ def _append(message: JSON, node: Node) -> None:
     message["attachments"] += node.attachments
 
 
-def _choose(messages: dict[str, JSON], last: str | None) -> str | None:
+def _mark_chosen(messages: dict[str, JSON], last: str | None) -> str | None:
     while last is not None:
         parent = messages[last]["parent_id"]
         if parent is None:
@@ -137,7 +137,7 @@ _LLAMA_REASONING = re.compile(r"<<<reasoning_content_start>>>(.*?)<<<reasoning_c
 _LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_END>>>\s*", re.DOTALL)
 
 
-class Reader:
+class ExportReader:
     """Converts the documents of one file to chats.
 
     `left_out` counts omitted content by kind: pictures, files, tool_calls, references, texts (truncated to MAX_TEXT)
@@ -147,22 +147,22 @@ class Reader:
     def __init__(self, left_out: Counter[str]) -> None:
         self.left_out = left_out
         self._messages = 0
-        self._problem: Unreadable | None = None
+        self._problem: ImportFormatError | None = None
 
-    def chats(self, documents: Iterable[Document]) -> Iterator[tuple[Kind, JSON]]:
+    def chats(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
         """Yield chats in our export format ("own") and OpenAI message lists ("openai").
 
         Raises Unreadable if the file has too many messages or no readable chat.
         """
         found = 0
-        for kind, value in self._found(documents):
+        for kind, value in self._convert_all(documents):
             self._count(len(value["messages"]))
             found += 1
             yield kind, value
         if not found:
-            raise self._problem or Unreadable("import_unknown")
+            raise self._problem or ImportFormatError("import_unknown")
 
-    def _found(self, documents: Iterable[Document]) -> Iterator[tuple[Kind, JSON]]:
+    def _convert_all(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
         listed: list[Any] = []  # messages in a top-level list
         session: JSON | None = None  # a chat of llama.cpp's page: one line for the chat, then one for each message
         for value, is_listed in documents:
@@ -171,52 +171,54 @@ class Reader:
                 self._count(len(session["messages"]), only_check=True)
                 continue
             if session is not None:
-                yield from self._read(_llama_cpp, session)
+                yield from self._convert(_llama_cpp, session)
                 session = None
             if isinstance(value, dict) and value.get("type") == "session":
                 session = {"conv": value, "messages": []}
             elif isinstance(value, dict) and value.get("format") == OWN_FORMAT:
-                yield from self._own(value)
-            elif isinstance(value, dict) and (read := _reader_of(value)) is not None:
-                yield from self._read(read, value)
+                yield from self._read_own(value)
+            elif isinstance(value, dict) and (read := _detect_format(value)) is not None:
+                yield from self._convert(read, value)
             elif isinstance(value, dict) and "messages" in value:
                 yield "openai", self._openai(value)
             elif is_listed:
                 listed.append(value)
                 self._count(len(listed), only_check=True)
         if session is not None:
-            yield from self._read(_llama_cpp, session)
+            yield from self._convert(_llama_cpp, session)
         if listed and any(isinstance(each, dict) and "role" in each for each in listed):
             yield "openai", self._openai({"messages": listed})
 
-    def _read(self, read: Callable[[JSON, Reader], JSON], document: JSON) -> Iterator[tuple[Kind, JSON]]:
+    def _convert(self, read: Callable[[JSON, ExportReader], JSON], document: JSON) -> Iterator[tuple[Kind, JSON]]:
         # Count an unreadable chat instead of failing, because the file may contain hundreds of other chats.
-        if _nodes_in(document) > MAX_NODES:
-            raise Unreadable("import_too_much", what=f"a chat of more than {MAX_NODES:,} messages")
+        if _count_nodes(document) > MAX_NODES:
+            raise ImportFormatError("import_too_much", what=f"a chat of more than {MAX_NODES:,} messages")
         before = Counter(self.left_out)
         try:
             chat = read(document, self)
             if not chat["messages"]:
-                raise Unreadable("import_unknown")
-        except (Unreadable, TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
-            damaged = Unreadable("import_invalid", place="messages", reason="an unexpected value")
-            self._problem = self._problem or (error if isinstance(error, Unreadable) else damaged)
+                raise ImportFormatError("import_unknown")
+        except (ImportFormatError, TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
+            damaged = ImportFormatError("import_invalid", place="messages", reason="an unexpected value")
+            self._problem = self._problem or (error if isinstance(error, ImportFormatError) else damaged)
             self.left_out.clear()
             self.left_out.update(before)
             self.left_out["chats"] += 1
             return
         yield "own", chat
 
-    def _own(self, document: JSON) -> Iterator[tuple[Kind, JSON]]:
+    def _read_own(self, document: JSON) -> Iterator[tuple[Kind, JSON]]:
         version, chats = document.get("version"), document.get("chats")
         if type(version) is not int or not isinstance(chats, list) or not chats:
-            raise Unreadable("import_invalid", place="chats", reason="a version and a list of chats are required")
+            raise ImportFormatError(
+                "import_invalid", place="chats", reason="a version and a list of chats are required"
+            )
         unknown = next((name for name in document if name not in ("format", "version", "chats")), None)
         if unknown is not None:
-            raise Unreadable("import_invalid", place=unknown[:100], reason="an unknown field")
+            raise ImportFormatError("import_invalid", place=unknown[:100], reason="an unknown field")
         for at, chat in enumerate(chats):
             if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list):
-                raise Unreadable("import_invalid", place=f"chats.{at}.messages", reason="a list is required")
+                raise ImportFormatError("import_invalid", place=f"chats.{at}.messages", reason="a list is required")
         self._count(sum(len(chat["messages"]) for chat in chats), only_check=True)
         for chat in chats:
             yield "own", {"file_version": version, **chat}
@@ -224,10 +226,10 @@ class Reader:
     def _openai(self, document: JSON) -> JSON:
         messages = document["messages"]
         if not isinstance(messages, list):
-            raise Unreadable("import_invalid", place="messages", reason="a list is required")
-        return {**document, "messages": [self._with_text(each) for each in messages]}
+            raise ImportFormatError("import_invalid", place="messages", reason="a list is required")
+        return {**document, "messages": [self._join_text_parts(each) for each in messages]}
 
-    def _with_text(self, message: Any) -> Any:
+    def _join_text_parts(self, message: Any) -> Any:
         parts = message.get("content") if isinstance(message, dict) else None
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
             return message
@@ -238,7 +240,7 @@ class Reader:
 
     def _count(self, messages: int, *, only_check: bool = False) -> None:
         if self._messages + messages > MAX_MESSAGES:
-            raise Unreadable("import_too_much", what=f"more than {MAX_MESSAGES:,} messages")
+            raise ImportFormatError("import_too_much", what=f"more than {MAX_MESSAGES:,} messages")
         self._messages += 0 if only_check else messages
 
     # ---- parts of messages
@@ -252,23 +254,23 @@ class Reader:
             value = value[:MAX_TEXT]
         return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", value)
 
-    def attach(self, node: Node, name: Any, content: Any) -> None:
+    def attach(self, node: MessageNode, name: Any, content: Any) -> None:
         """Attach a text file, or count a file that has no text."""
         text = self.text(content)
         name = " ".join(self.text(name).split())[:MAX_NAME] or "file"
         if text and len(node.attachments) < MAX_ATTACHMENTS:
             node.attachments.append({"name": name, "text": text})
         else:
-            self.leave_out(node, name, kind_of(name))
+            self.count_omitted(node, name, omitted_kind(name))
 
-    def leave_out(self, node: Node, name: Any, kind: str) -> None:
+    def count_omitted(self, node: MessageNode, name: Any, kind: str) -> None:
         """Count a picture or file. If a question has no text, this name is used as its text."""
         self.left_out[kind] += 1
         if node.role == "user":
             label = " ".join(self.text(name).split())[:MAX_NAME] or {"pictures": "picture"}.get(kind, "file")
             node.note = f"{node.note} [{label}]".strip()
 
-    def finished(self, node: Node) -> Node:
+    def finish_node(self, node: MessageNode) -> MessageNode:
         """Separate reasoning from the answer, and hide the node if it is empty."""
         if node.role == "assistant" and (thoughts := _THOUGHTS.match(node.content)):
             node.content = node.content[thoughts.end() :]
@@ -281,7 +283,7 @@ class Reader:
         return node
 
 
-def _reader_of(value: JSON) -> Callable[[JSON, Reader], JSON] | None:
+def _detect_format(value: JSON) -> Callable[[JSON, ExportReader], JSON] | None:
     # Recognizes the program by its characteristic fields.
     messages = value.get("messages")
     first = messages[0] if isinstance(messages, list) and messages else None
@@ -300,7 +302,7 @@ def _reader_of(value: JSON) -> Callable[[JSON, Reader], JSON] | None:
     return None
 
 
-def _nodes_in(document: JSON) -> int:
+def _count_nodes(document: JSON) -> int:
     chat = document.get("chat")
     history = chat.get("history") if isinstance(chat, dict) else None
     history = history if isinstance(history, dict) else {}
@@ -308,11 +310,11 @@ def _nodes_in(document: JSON) -> int:
     return max(len(place) if isinstance(place, dict | list) else 0 for place in places)
 
 
-def _chat(
-    reader: Reader,
+def _build_chat(
+    reader: ExportReader,
     source: str,
     title: Any,
-    nodes: list[Node],
+    nodes: list[MessageNode],
     current: Any,
     *,
     created_ms: int = 0,
@@ -321,7 +323,7 @@ def _chat(
     pinned: Any = False,
     archived: Any = False,
 ) -> JSON:
-    tree = tree_of([reader.finished(node) for node in nodes], current if isinstance(current, str) else None)
+    tree = build_tree([reader.finish_node(node) for node in nodes], current if isinstance(current, str) else None)
     times = [message["created_ms"] for message in tree.messages if message["created_ms"]]
     created = created_ms or min(times, default=0)
     if len(system) > MAX_SYSTEM_PROMPT:
@@ -341,35 +343,35 @@ def _chat(
     }
 
 
-def _chatgpt(document: JSON, reader: Reader) -> JSON:
+def _chatgpt(document: JSON, reader: ExportReader) -> JSON:
     mapping: JSON = document["mapping"]
     default_model = document.get("default_model_slug")
-    ranks = _ranks(each.get("children") for each in mapping.values() if isinstance(each, dict))
+    ranks = _sibling_ranks(each.get("children") for each in mapping.values() if isinstance(each, dict))
     nodes = []
     for at, (key, entry) in enumerate(mapping.items()):
-        node = Node(_id(key), _parent(entry.get("parent")), "", rank=ranks.get(key, at))
+        node = MessageNode(_id(key), _parent(entry.get("parent")), "", rank=ranks.get(key, at))
         message = entry.get("message")
         if isinstance(message, dict):
             _fill_chatgpt(node, message, reader)
-            node.created_ms = _ms(message.get("create_time"))
+            node.created_ms = _to_ms(message.get("create_time"))
             if node.role == "assistant":
                 node.model = _name((message.get("metadata") or {}).get("model_slug") or default_model)
         nodes.append(node)
     identity = document.get("conversation_id") or document.get("id")
-    return _chat(
+    return _build_chat(
         reader,
         _source("chatgpt", identity, document),
         document.get("title"),
         nodes,
         _parent(document.get("current_node")),
-        created_ms=_ms(document.get("create_time")),
-        updated_ms=_ms(document.get("update_time")),
+        created_ms=_to_ms(document.get("create_time")),
+        updated_ms=_to_ms(document.get("update_time")),
         pinned=document.get("is_starred"),
         archived=document.get("is_archived"),
     )
 
 
-def _fill_chatgpt(node: Node, message: JSON, reader: Reader) -> None:
+def _fill_chatgpt(node: MessageNode, message: JSON, reader: ExportReader) -> None:
     role = (message.get("author") or {}).get("role")
     metadata, content = message.get("metadata") or {}, message.get("content") or {}
     kind, parts = content.get("content_type"), content.get("parts") or []
@@ -378,7 +380,7 @@ def _fill_chatgpt(node: Node, message: JSON, reader: Reader) -> None:
     for part in parts:
         if isinstance(part, dict) and "asset_pointer" in str(part.get("content_type")):
             name = "picture" if "image" in part["content_type"] else "recording"
-            reader.leave_out(node, name, "pictures" if name == "picture" else "files")
+            reader.count_omitted(node, name, "pictures" if name == "picture" else "files")
     if kind in ("thoughts", "reasoning_recap"):
         thoughts = [each for each in content.get("thoughts") or [] if isinstance(each, dict)]
         node.reasoning = "\n\n".join(filter(None, (reader.text(each.get("content")) for each in thoughts)))
@@ -391,7 +393,7 @@ def _fill_chatgpt(node: Node, message: JSON, reader: Reader) -> None:
         return
     for each in metadata.get("attachments") or []:
         if not str(each.get("mime_type")).startswith("image/"):  # images are counted with the content
-            reader.leave_out(node, each.get("name"), "files")
+            reader.count_omitted(node, each.get("name"), "files")
     if kind == "code":
         node.content = f"```{_name(content.get('language'))}\n{reader.text(content.get('text'))}\n```"
     elif kind in ("text", "multimodal_text"):
@@ -405,13 +407,13 @@ def _fill_chatgpt(node: Node, message: JSON, reader: Reader) -> None:
         node.state = "interrupted"
 
 
-def _claude(document: JSON, reader: Reader) -> JSON:
-    nodes: list[Node] = []
+def _claude(document: JSON, reader: ExportReader) -> JSON:
+    nodes: list[MessageNode] = []
     before: str | None = None
     for at, message in enumerate(document["chat_messages"]):
         role: Literal["user", "assistant"] = "user" if message.get("sender") == "human" else "assistant"
         parent = _parent(message.get("parent_message_uuid")) if "parent_message_uuid" in message else before
-        node = Node(_id(message.get("uuid") or str(at)), parent, role, rank=at)
+        node = MessageNode(_id(message.get("uuid") or str(at)), parent, role, rank=at)
         texts, thoughts = [], []
         for part in message.get("content") or []:
             if part.get("type") == "text":
@@ -421,42 +423,42 @@ def _claude(document: JSON, reader: Reader) -> JSON:
             elif part.get("type") == "tool_use":
                 reader.left_out["tool_calls"] += 1
             elif part.get("type") == "image":
-                reader.leave_out(node, "picture", "pictures")
+                reader.count_omitted(node, "picture", "pictures")
         node.content = "\n\n".join(filter(None, texts)) or reader.text(message.get("text"))
         node.reasoning = "\n\n".join(filter(None, thoughts))
-        node.created_ms = _ms(message.get("created_at"))
+        node.created_ms = _to_ms(message.get("created_at"))
         node.model = _name(document.get("model")) if role == "assistant" else ""
         for each in message.get("attachments") or []:
             reader.attach(node, each.get("file_name"), each.get("extracted_content"))
         for each in message.get("files_v2") or message.get("files") or []:
             name = each.get("file_name")
-            kind = "pictures" if each.get("file_kind") == "image" else kind_of(str(name))
-            reader.leave_out(node, name, kind)
+            kind = "pictures" if each.get("file_kind") == "image" else omitted_kind(str(name))
+            reader.count_omitted(node, name, kind)
         nodes.append(node)
         before = node.id
-    return _chat(
+    return _build_chat(
         reader,
         _source("claude", document.get("uuid"), document),
         document.get("name"),
         nodes,
         _parent(document.get("current_leaf_message_uuid")) or before,
-        created_ms=_ms(document.get("created_at")),
-        updated_ms=_ms(document.get("updated_at")),
+        created_ms=_to_ms(document.get("created_at")),
+        updated_ms=_to_ms(document.get("updated_at")),
         pinned=document.get("is_starred"),
     )
 
 
-def _open_webui(document: JSON, reader: Reader) -> JSON:
+def _open_webui(document: JSON, reader: ExportReader) -> JSON:
     chat = document["chat"]
     history = chat["history"]
     found: JSON = history.get("messages") or {}
-    ranks = _ranks(each.get("childrenIds") for each in found.values() if isinstance(each, dict))
+    ranks = _sibling_ranks(each.get("childrenIds") for each in found.values() if isinstance(each, dict))
     nodes = []
     for at, (key, message) in enumerate(found.items()):
         role = message.get("role")
-        node = Node(_id(key), _parent(message.get("parentId")), role if role in ("user", "assistant") else "")
+        node = MessageNode(_id(key), _parent(message.get("parentId")), role if role in ("user", "assistant") else "")
         node.rank = ranks.get(key, at)
-        node.created_ms = _ms(message.get("timestamp"))
+        node.created_ms = _to_ms(message.get("timestamp"))
         output = message.get("output")
         if isinstance(output, list) and any(each.get("type") == "message" for each in output):
             _fill_from_output(node, output, reader)
@@ -471,26 +473,26 @@ def _open_webui(document: JSON, reader: Reader) -> JSON:
         for each in message.get("files") or []:
             file = each.get("file") or {}
             if each.get("type") == "image":
-                reader.leave_out(node, each.get("name") or "picture", "pictures")
+                reader.count_omitted(node, each.get("name") or "picture", "pictures")
             else:
                 name = each.get("name") or file.get("filename")
                 reader.attach(node, name, (file.get("data") or {}).get("content"))
         nodes.append(node)
-    return _chat(
+    return _build_chat(
         reader,
         _source("open-webui", document.get("id"), document),
         document.get("title") or chat.get("title"),
         nodes,
         _parent(history.get("currentId")),
-        created_ms=_ms(document.get("created_at")) or _ms(chat.get("timestamp"), per_unit=1),
-        updated_ms=_ms(document.get("updated_at")),
+        created_ms=_to_ms(document.get("created_at")) or _to_ms(chat.get("timestamp"), per_unit=1),
+        updated_ms=_to_ms(document.get("updated_at")),
         system=reader.text((chat.get("params") or {}).get("system") or chat.get("system")),
         pinned=document.get("pinned"),
         archived=document.get("archived"),
     )
 
 
-def _fill_from_output(node: Node, output: list[JSON], reader: Reader) -> None:
+def _fill_from_output(node: MessageNode, output: list[JSON], reader: ExportReader) -> None:
     texts: dict[str, list[str]] = {"message": [], "reasoning": []}
     for each in output:
         if each.get("type") in texts:
@@ -501,7 +503,7 @@ def _fill_from_output(node: Node, output: list[JSON], reader: Reader) -> None:
     node.reasoning = "\n\n".join(filter(None, texts["reasoning"]))
 
 
-def _without_details(node: Node, text: str, reader: Reader) -> str:
+def _without_details(node: MessageNode, text: str, reader: ExportReader) -> str:
     if node.role != "assistant":
         return text
     kept, at = [], 0
@@ -527,27 +529,29 @@ def _without_details(node: Node, text: str, reader: Reader) -> str:
     return "".join(kept) + text[at:]
 
 
-def _lm_studio(document: JSON, reader: Reader) -> JSON:
-    created = _ms(document.get("createdAt"), per_unit=1)
+def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
+    created = _to_ms(document.get("createdAt"), per_unit=1)
     fields = (document.get("perChatPredictionConfig") or {}).get("fields") or []
     system = document.get("systemPrompt") or next(
         (each.get("value") for each in fields if each.get("key") == "llm.prediction.systemPrompt"), ""
     )
-    nodes: list[Node] = []
+    nodes: list[MessageNode] = []
     before: str | None = None
     for at, message in enumerate(document["messages"]):
         versions = message["versions"]
         chosen = message.get("currentlySelected") or 0
         for number, version in enumerate(versions):
             role = version.get("role")
-            node = Node(f"{at}/{number}", before, role if role in ("user", "assistant") else "", created_ms=created)
+            node = MessageNode(
+                f"{at}/{number}", before, role if role in ("user", "assistant") else "", created_ms=created
+            )
             node.rank = number
             for step in version.get("steps") or [version]:
                 _add_step(node, step, reader)
             nodes.append(node)
         before = f"{at}/{chosen if 0 <= chosen < len(versions) else 0}"
     identity = document.get("createdAt")
-    return _chat(
+    return _build_chat(
         reader,
         _source("lm-studio", identity and str(identity), document),
         document.get("name"),
@@ -555,14 +559,14 @@ def _lm_studio(document: JSON, reader: Reader) -> JSON:
         before,
         created_ms=created,
         updated_ms=max(
-            _ms(document.get(name), per_unit=1) for name in ("assistantLastMessagedAt", "userLastMessagedAt")
+            _to_ms(document.get(name), per_unit=1) for name in ("assistantLastMessagedAt", "userLastMessagedAt")
         ),
         system=reader.text(system),
         pinned=document.get("pinned"),
     )
 
 
-def _add_step(node: Node, step: JSON, reader: Reader) -> None:
+def _add_step(node: MessageNode, step: JSON, reader: ExportReader) -> None:
     if step.get("type") not in ("contentBlock", "singleStep"):
         return
     thinks = (step.get("style") or {}).get("type") == "thinking"
@@ -575,27 +579,27 @@ def _add_step(node: Node, step: JSON, reader: Reader) -> None:
         elif part.get("type") == "file":
             is_picture = part.get("fileType") == "image"
             name = part.get("fileIdentifier")
-            reader.leave_out(node, name, "pictures" if is_picture else kind_of(str(name)))
+            reader.count_omitted(node, name, "pictures" if is_picture else omitted_kind(str(name)))
     name = "reasoning" if thinks else "content"
     setattr(node, name, "\n\n".join(filter(None, (getattr(node, name), "\n".join(texts).strip("\n")))))
     if node.role == "assistant":
         node.model = _name((step.get("genInfo") or {}).get("indexedModelIdentifier")) or node.model
 
 
-def _librechat(document: JSON, reader: Reader) -> JSON:
+def _librechat(document: JSON, reader: ExportReader) -> JSON:
     options = document.get("options") or {}
-    nodes: list[Node] = []
+    nodes: list[MessageNode] = []
     found = document.get("messagesTree") or document.get("messages") or []
     stack: list[tuple[JSON, str | None]] = [(each, None) for each in reversed(found)]  # exports may nest messages
     while stack:
         message, above = stack.pop()
         role: Literal["user", "assistant"] = "user" if message.get("isCreatedByUser") else "assistant"
         parent = above if above is not None else _parent(message.get("parentMessageId"))
-        node = Node(_id(message["messageId"]), parent, role, rank=len(nodes))
+        node = MessageNode(_id(message["messageId"]), parent, role, rank=len(nodes))
         _fill_librechat(node, message, reader)
         nodes.append(node)
         stack += [(each, node.id) for each in reversed(message.get("children") or [])]
-    return _chat(
+    return _build_chat(
         reader,
         _source("librechat", document.get("conversationId"), document),
         document.get("title"),
@@ -605,7 +609,7 @@ def _librechat(document: JSON, reader: Reader) -> JSON:
     )
 
 
-def _fill_librechat(node: Node, message: JSON, reader: Reader) -> None:
+def _fill_librechat(node: MessageNode, message: JSON, reader: ExportReader) -> None:
     texts, thoughts = [reader.text(message.get("text"))], []
     for part in message.get("content") or []:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -617,14 +621,14 @@ def _fill_librechat(node: Node, message: JSON, reader: Reader) -> None:
         elif kind == "tool_call":
             reader.left_out["tool_calls"] += 1
         elif kind in ("image_file", "image_url"):
-            reader.leave_out(node, "picture", "pictures")
+            reader.count_omitted(node, "picture", "pictures")
         elif kind == "error":
             node.state = "failed"
             text = part.get("error") or part.get("text")
             node.note = reader.text(text.get("value") if isinstance(text, dict) else text)[:1000]
     node.content = "\n\n".join(filter(None, texts))
     node.reasoning = "\n\n".join(filter(None, thoughts))
-    node.created_ms = _ms(message.get("createdAt"))
+    node.created_ms = _to_ms(message.get("createdAt"))
     if node.role == "assistant":
         node.model = _name(message.get("model"))
         if message.get("error") is True:
@@ -634,21 +638,21 @@ def _fill_librechat(node: Node, message: JSON, reader: Reader) -> None:
     for each in (*(message.get("files") or []), *(message.get("attachments") or [])):
         name = each.get("filename") or each.get("name")
         if str(each.get("type")).startswith("image/"):
-            reader.leave_out(node, name, "pictures")
+            reader.count_omitted(node, name, "pictures")
         else:
             reader.attach(node, name, each.get("text"))
 
 
-def _llama_cpp(document: JSON, reader: Reader) -> JSON:
+def _llama_cpp(document: JSON, reader: ExportReader) -> JSON:
     conversation = document["conv"]
     found = [each for each in document["messages"] if isinstance(each, dict)]
-    ranks = _ranks(each.get("children") for each in found)
+    ranks = _sibling_ranks(each.get("children") for each in found)
     nodes = []
     system = ""
     for at, message in enumerate(found):
         role, is_root = message.get("role"), message.get("type") == "root"
-        node = Node(_id(message["id"]), _parent(message.get("parent")), "", rank=ranks.get(message["id"], at))
-        node.created_ms = _ms(message.get("timestamp"), per_unit=1)
+        node = MessageNode(_id(message["id"]), _parent(message.get("parent")), "", rank=ranks.get(message["id"], at))
+        node.created_ms = _to_ms(message.get("timestamp"), per_unit=1)
         content = reader.text(message.get("content"))
         if role == "system":
             system = system or content
@@ -660,23 +664,23 @@ def _llama_cpp(document: JSON, reader: Reader) -> JSON:
         for each in message.get("extra") or []:
             kind, name = str(each.get("type")), each.get("name")
             if kind.lower().startswith("image"):
-                reader.leave_out(node, name, "pictures")
+                reader.count_omitted(node, name, "pictures")
             else:
                 reader.attach(node, name, each.get("content"))
         nodes.append(node)
-    return _chat(
+    return _build_chat(
         reader,
         _source("llama.cpp", conversation.get("id"), document),
         conversation.get("name"),
         nodes,
         _parent(conversation.get("currNode")),
-        updated_ms=_ms(conversation.get("lastModified"), per_unit=1),
+        updated_ms=_to_ms(conversation.get("lastModified"), per_unit=1),
         system=system,
         pinned=conversation.get("pinned"),
     )
 
 
-def _fill_llama_cpp(node: Node, message: JSON, reader: Reader) -> None:
+def _fill_llama_cpp(node: MessageNode, message: JSON, reader: ExportReader) -> None:
     thoughts = [reader.text(message.get("reasoningContent") or message.get("thinking"))]
     thoughts += (found.strip() for found in _LLAMA_REASONING.findall(node.content))
     node.content, calls = _LLAMA_CALL.subn("", _LLAMA_REASONING.sub("", node.content))
@@ -707,11 +711,11 @@ def _name(value: Any) -> str:
     return _UNFIT.sub("", value)[:MAX_NAME] if isinstance(value, str) else ""
 
 
-def _ranks(lists: Iterable[Any]) -> dict[str, int]:
+def _sibling_ranks(lists: Iterable[Any]) -> dict[str, int]:
     return {each: at for ids in lists if isinstance(ids, list) for at, each in enumerate(ids) if isinstance(each, str)}
 
 
-def _ms(value: Any, *, per_unit: int = 1000) -> int:
+def _to_ms(value: Any, *, per_unit: int = 1000) -> int:
     # Returns a time in milliseconds, at most the current time; 0 if it is invalid.
     if isinstance(value, str):
         try:

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from notso.documents.citations import QUOTE_FIRST, quotable, revision_of
+from notso.documents.citations import QUOTE_FIRST, replace_newlines, revision_of
 from notso.documents.passages import Passage
 from notso.web.store.documents import DocumentText
 from notso.web.store.protocol import Attachment
-from notso.web.turns.documents import PASSAGES_FOLLOW, with_attachments
+from notso.web.turns.documents import PASSAGES_FOLLOW, prepend_attachments
 
 LEAST_WORDS, MOST_WORDS = 6, 40
 """Length of a quoted sentence in words; the engine limits quotations to 60 words."""
@@ -51,11 +51,11 @@ def quoting_rows(name: str, document: DocumentText, most: int) -> Iterator[dict[
         answer = f"[[1: {sentence}]]\n\n{answer}"
         if number % ABSENT_EVERY == ABSENT_EVERY - 1 and others:
             chosen = sorted(rng.sample(others, min(SHOWN, len(others))))
-            shown = quotable(" ".join(_shown(document, chosen))).casefold()
+            shown = replace_newlines(" ".join(_passage_texts(document, chosen))).casefold()
             subject = _subject(sentence, rng)
             if subject.casefold() in shown:
                 continue
-            question, answer = _about(subject), f"[[none]]\n\nNothing here mentions “{subject}”."
+            question, answer = _question_about(subject), f"[[none]]\n\nNothing here mentions “{subject}”."
         number += 1
         head = _head(name, document, chosen, whole=number % 2 == 0)
         content = "\n\n".join([head, question, QUOTE_FIRST])
@@ -69,15 +69,15 @@ def quoting_rows(name: str, document: DocumentText, most: int) -> Iterator[dict[
 
 def _head(name: str, document: DocumentText, chosen: Sequence[int], *, whole: bool) -> str:
     if whole:
-        return with_attachments("", (Attachment(name, "\n\n".join(_shown(document, chosen))),))
+        return prepend_attachments("", (Attachment(name, "\n\n".join(_passage_texts(document, chosen))),))
     parts = []
-    for at, shown in zip(chosen, _shown(document, chosen), strict=True):
+    for at, shown in zip(chosen, _passage_texts(document, chosen), strict=True):
         page = f", page {document.passages[at].page}" if len(document.pages) > 1 else ""
         parts.append(f"[{name}{page}]\n{shown}")
     return "\n\n".join([PASSAGES_FOLLOW.format(documents="the document"), *parts])
 
 
-def _shown(document: DocumentText, chosen: Sequence[int]) -> list[str]:
+def _passage_texts(document: DocumentText, chosen: Sequence[int]) -> list[str]:
     def text_of(passage: Passage) -> str:
         return document.text[passage.start : passage.end]
 
@@ -86,7 +86,7 @@ def _shown(document: DocumentText, chosen: Sequence[int]) -> list[str]:
 
 def _sentences(passage: str) -> Iterator[str]:
     for part in _SENTENCE_END.split(passage):
-        sentence = quotable(part).strip()
+        sentence = replace_newlines(part).strip()
         is_whole = sentence[:1].isalnum() and sentence[-1:] in ".!?"
         if is_whole and "]" not in sentence and LEAST_WORDS <= len(_WORD.findall(sentence)) <= MOST_WORDS:
             yield sentence
@@ -97,7 +97,7 @@ def _question(sentence: str, rng: random.Random) -> tuple[str, str] | None:
     if not words:
         return None
     if rng.random() < 0.5:
-        return _about(_subject(sentence, rng)), sentence
+        return _question_about(_subject(sentence, rng)), sentence
     numbers = [each for each in _WORD.finditer(sentence) if any(map(str.isdigit, each[0])) and each.start() > 0]
     gap = rng.choice(numbers or words)
     blanked = f"{sentence[: gap.start()]}{GAP}{sentence[gap.end() :]}"
@@ -111,5 +111,5 @@ def _subject(sentence: str, rng: random.Random) -> str:
     return sentence[first.start() : second.end()]
 
 
-def _about(subject: str) -> str:
+def _question_about(subject: str) -> str:
     return f"What do the documents say about “{subject}”?"

@@ -23,26 +23,26 @@ from notso.web.chat.chat_view import (
     read_shown_if_any,
     read_turn,
 )
-from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import MAX_TITLE_CHARACTERS, add_summary, documents_in
+from notso.web.chat.services import ChatServices, Services, engine_and_registry
+from notso.web.chat.submit import MAX_TITLE_CHARACTERS, add_summary, load_branch_documents
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
     Owner,
     announce,
-    back,
+    done_response,
     find_chat,
-    first_on,
-    in_step_context,
-    last_shown,
+    last_shown_id,
     list_context,
+    oldest_shown_id,
+    redirect_to,
+    render_turns,
+    request_tab,
     sidebar_context,
-    tab_of,
-    to_page,
-    turns_view,
+    sync_context,
 )
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_names import loaded_engine
+from notso.web.engine.model_names import engine_if_loaded
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS, ChatOrder, SearchHit
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_generation_id, is_id, new_id
@@ -59,7 +59,7 @@ ACTIONS = {"archive": "toast_archived", "unarchive": "toast_unarchived", "delete
 
 
 @archive_router.get("/archive", dependencies=[GUARDED])
-async def show_all(
+async def show_archive(
     request: Request,
     services: Services,
     owner: Owner,
@@ -80,7 +80,7 @@ async def show_all(
 
 
 @archive_router.post("/archive", dependencies=[GUARDED])
-async def change_many(request: Request, services: Services, owner: Owner) -> Response:
+async def update_selected(request: Request, services: Services, owner: Owner) -> Response:
     """Archive, unarchive or delete the selected chats."""
     fields = await read_form(request, most=MOST_CHOSEN)
     action = fields.get("action", "")
@@ -88,7 +88,7 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
     if action not in ACTIONS or not all(map(is_id, chosen)):
         raise Problem(400, words["error_form"])
     if not chosen:
-        return await _page(request, services, owner, _place_in(fields), problem=words["archive_none"])
+        return await _page(request, services, owner, _place_from_form(fields), problem=words["archive_none"])
     done, undo = 0, None
     if action == "delete":
         for chat_id in chosen:
@@ -98,8 +98,8 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
         for chat_id in chosen:
             done += await services.shared.store.update_chat(owner, chat_id, archived=action == "archive")
     for chat_id in chosen:
-        services.feed.announce(owner, chat_id, tab_of(request), turns=action == "delete")
-    place = _place_in(fields)
+        services.feed.announce(owner, chat_id, request_tab(request), turns=action == "delete")
+    place = _place_from_form(fields)
     title = place.title[:MAX_FILTER_CHARACTERS]
     shown = {
         "q": title,
@@ -109,14 +109,14 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
         "count": done,
         "undo": undo or "",
     }
-    return to_page(request, f"/archive?{urlencode(shown)}")
+    return redirect_to(request, f"/archive?{urlencode(shown)}")
 
 
 @archive_router.post("/archive/undo/{trash_id}", dependencies=[GUARDED])
-async def undo_many(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
+async def undo_selected(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
     await read_form(request)
     await _restore(services, owner, trash_id)
-    return to_page(request, "/archive")
+    return redirect_to(request, "/archive")
 
 
 @archive_router.post("/chats/{chat_id}/archive", dependencies=[GUARDED])
@@ -124,8 +124,8 @@ async def archive(request: Request, services: Services, owner: Owner, chat_id: s
     chat = await find_chat(services, owner, chat_id)
     current = (await read_form(request)).get("current", chat.id)
     await services.shared.store.update_chat(owner, chat.id, archived=True)
-    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return to_page(request, "/") if current == chat.id else back(request, "/")
+    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
+    return redirect_to(request, "/") if current == chat.id else done_response(request, "/")
 
 
 class _Place(NamedTuple):
@@ -134,7 +134,7 @@ class _Place(NamedTuple):
     title: str = ""
 
 
-def _place_in(fields: Mapping[str, str]) -> _Place:
+def _place_from_form(fields: Mapping[str, str]) -> _Place:
     return _Place(fields.get("page", ""), fields.get("sort", ""), fields.get("filter", ""))
 
 
@@ -189,7 +189,7 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
     shown = found[:limit]
     more = min(limit + 4 * MAX_HITS, MOST_HITS) if len(found) > limit and limit < MOST_HITS else 0
     results: dict[str, Any] = {
-        "groups": _by_chat(shown),
+        "groups": _group_by_chat(shown),
         "query": query,
         "more_hits": more,
         "cut": len(found) > limit and not more,
@@ -201,18 +201,18 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
     return await services.pages.respond(request, "search.html", **sidebar, **results)
 
 
-def _by_chat(hits: list[SearchHit]) -> list[dict[str, Any]]:
+def _group_by_chat(hits: list[SearchHit]) -> list[dict[str, Any]]:
     groups: dict[str, dict[str, Any]] = {}
     for hit in hits:
         group = groups.setdefault(
             hit.chat_id, {"chat_id": hit.chat_id, "title": hit.title, "day": _day(hit.at_ms), "messages": []}
         )
         if hit.message_id is None:
-            group["title"] = _marked(hit.snippet)
+            group["title"] = _highlight(hit.snippet)
             continue
         word = hit.snippet.partition(HIT_BEGINS)[2].partition(HIT_ENDS)[0]
         group["messages"].append(
-            {"id": hit.message_id, "marked": _marked(hit.snippet), "word": word, "day": _day(hit.at_ms)}
+            {"id": hit.message_id, "marked": _highlight(hit.snippet), "word": word, "day": _day(hit.at_ms)}
         )
     return list(groups.values())
 
@@ -228,9 +228,9 @@ def _day(milliseconds: int) -> str:
 async def show_turns(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Show a chat's messages again after a change in another tab."""
     revision = services.feed.revision
-    view = await read_shown_if_any(services, owner, chat_id, first=first_on(request))
+    view = await read_shown_if_any(services, owner, chat_id, first=oldest_shown_id(request))
     if view is not None:
-        return await turns_view(request, services, owner, view)
+        return await render_turns(request, services, owner, view)
     if is_fragment(request):
         gone: dict[str, Any] = {
             "problem": words["error_unknown_chat"],
@@ -239,7 +239,7 @@ async def show_turns(request: Request, services: Services, owner: Owner, chat_id
             "last_user_message": "",
         }
         # The page keeps the chat's id, because undo in another tab may restore the chat.
-        gone |= in_step_context(request, revision) | {"chat": {"id": chat_id}}
+        gone |= sync_context(request, revision) | {"chat": {"id": chat_id}}
         return await services.pages.respond(request, "_gone.html", 404, **gone)
     raise Problem(404, words["error_unknown_chat"])
 
@@ -251,8 +251,8 @@ async def rename(request: Request, services: Services, owner: Owner, chat_id: st
     if not 1 <= len(title) <= MAX_TITLE_CHARACTERS:
         raise Problem(400, words["error_title"].format(limit=MAX_TITLE_CHARACTERS))
     await services.shared.store.update_chat(owner, chat.id, title=title)
-    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return back(request, f"/chats/{chat.id}")
+    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
+    return done_response(request, f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/pin", dependencies=[GUARDED])
@@ -260,18 +260,18 @@ async def pin(request: Request, services: Services, owner: Owner, chat_id: str) 
     chat = await find_chat(services, owner, chat_id)
     pinned = (await read_form(request)).get("pinned") == "on"
     await services.shared.store.update_chat(owner, chat.id, pinned=pinned)
-    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return back(request, f"/chats/{chat.id}")
+    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
+    return done_response(request, f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/keep", dependencies=[GUARDED])
-async def keep(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+async def make_permanent(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Make a temporary chat permanent."""
     chat = await find_chat(services, owner, chat_id)
     await read_form(request)
     await services.shared.store.update_chat(owner, chat.id, temporary=False)
-    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return to_page(request, f"/chats/{chat.id}")
+    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
+    return redirect_to(request, f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/delete", dependencies=[GUARDED])
@@ -284,9 +284,9 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
     trash_id = await services.shared.store.trash_chat(owner, chat.id)
     if trash_id is None:
         raise Problem(404, words["error_unknown_chat"])  # another tab has deleted it
-    services.feed.announce(owner, chat.id, tab_of(request))
+    services.feed.announce(owner, chat.id, request_tab(request))
     if not is_fragment(request) or current == chat.id:
-        return to_page(request, f"/?undo={trash_id}")
+        return redirect_to(request, f"/?undo={trash_id}")
     shown = await services.shared.store.chat(owner, current) if is_id(current) else None  # the open chat
     listed = await list_context(services, owner, shown, fields.get("count", ""))
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
@@ -306,14 +306,14 @@ async def clear(request: Request, services: Services, owner: Owner, chat_id: str
         raise Problem(404, words["error_unknown_chat"])
     view = announce(request, services, owner, await read_shown(services, owner, chat_id))
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
-    return await turns_view(request, services, owner, view, toast=toast)
+    return await render_turns(request, services, owner, view, toast=toast)
 
 
 @router.post("/undo/{trash_id}", dependencies=[GUARDED])
 async def undo(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
     await read_form(request)
     restored = await _restore(services, owner, trash_id)
-    return to_page(request, f"/chats/{restored[0]}")
+    return redirect_to(request, f"/chats/{restored[0]}")
 
 
 async def _restore(services: ChatServices, owner: str, trash_id: str) -> list[str]:
@@ -329,33 +329,33 @@ async def _restore(services: ChatServices, owner: str, trash_id: str) -> list[st
 async def summarize(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Add a summary that replaces earlier messages in prompts."""
     fields = await read_form(request)
-    view = await read_branch(services, owner, chat_id, last_shown(request, fields))
+    view = await read_branch(services, owner, chat_id, last_shown_id(request, fields))
     accepted, view = await add_summary(services, owner, view, fields)
     view = announce(request, services, owner, view)
-    shown = await read_turn(services, owner, accepted, first=first_on(request))
-    return await turns_view(request, services, owner, replace(shown, revision=view.revision))
+    shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
+    return await render_turns(request, services, owner, replace(shown, revision=view.revision))
 
 
 @router.get("/chats/{chat_id}/suggestions", dependencies=[GUARDED])
 async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     # A missing branch is not an error: the chat may have been deleted or continued in the meantime.
-    view = await read_branch_if_any(services, owner, chat_id, last_shown(request))
+    view = await read_branch_if_any(services, owner, chat_id, last_shown_id(request))
     if view is None:
         return Response(status_code=204)
     chat, settings, line = view.chat, view.settings, view.line
     if not line or line[-1].role != "assistant" or line[-1].state != "done" or line[-1].kind != "turn":
         return Response(status_code=204)
     tools = services.toolbox.definitions(settings.tool_names)
-    engine, choice = await loaded_engine(*models_of(services), settings.model)
+    engine, choice = await engine_if_loaded(*engine_and_registry(services), settings.model)
     if engine is None:  # do not load a model only for suggestions
         return Response(status_code=204)
-    documents = await documents_in(services, owner, view, choice)
-    found = await services.suggestions.after(owner, chat, line, settings, tools, view.first_id, choice, documents)
+    documents = await load_branch_documents(services, owner, view, choice)
+    found = await services.suggestions.suggest(owner, chat, line, settings, tools, view.first_id, choice, documents)
     if not found:
         return Response(status_code=204)
     return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat, last_id=line[-1].id)
 
 
-def _marked(snippet: str) -> Markup:
+def _highlight(snippet: str) -> Markup:
     text = str(escape(_MARKS.sub("", snippet))).replace(HIT_BEGINS, "<mark>").replace(HIT_ENDS, "</mark>")
     return Markup(text)  # safe: the text is escaped before the <mark> tags are inserted

@@ -16,7 +16,7 @@ from notso.documents.citations import MAX_QUOTE_CHARACTERS, revision_of
 from notso.documents.passages import page_at
 from notso.documents.reading import DocumentReader
 from notso.documents.values import Document, UnreadableError, unreadable
-from notso.web.chat.library import is_open, shown_name
+from notso.web.chat.library import display_name, is_unparsed
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, find_chat, find_project, sidebar_context
@@ -51,10 +51,10 @@ async def read_attachment(
     text = document.text
     if len(text) > MAX_ATTACHMENT_BYTES or len(text.encode()) > MAX_ATTACHMENT_BYTES:
         return _problem(422, words["attach_too_long"].format(characters=number(len(document.text))))
-    return JSONResponse({"text": text, "facts": _facts(document), "warnings": list(document.warnings)})
+    return JSONResponse({"text": text, "facts": _describe_parsed(document), "warnings": list(document.warnings)})
 
 
-def _facts(document: Document) -> str:
+def _describe_parsed(document: Document) -> str:
     facts: dict[str, Any] = {"kind": document.kind, "characters": number(len(document.text))}
     if len(document.pages) == 1:
         return words["attach_facts"].format(**facts)
@@ -105,9 +105,9 @@ async def documents_context(services: ChatServices, owner: str, project: Library
         "documents": documents,
         "project": project,
         "rights": {each.id: each.rights for each in libraries},
-        "polling": any(map(is_open, documents)),
+        "polling": any(map(is_unparsed, documents)),
         "most": MAX_ATTACHMENTS,
-        "facts": {each.id: facts_of(each) for each in documents},
+        "facts": {each.id: describe_document(each) for each in documents},
     }
 
 
@@ -132,7 +132,7 @@ async def upload(
     try:
         target = project or await services.shared.store.documents.library(owner, DEFAULT_LIBRARY)
         document = await services.shared.store.documents.add(
-            owner, target.id, shown_name(name.replace("\\", "/").rpartition("/")[2]), data
+            owner, target.id, display_name(name.replace("\\", "/").rpartition("/")[2]), data
         )
     except StorageError as error:
         return JSONResponse({"problem": translated(error)}, 507)
@@ -142,7 +142,7 @@ async def upload(
 
 @router.get("/documents/{document_id}/state", dependencies=[GUARDED])
 async def state(services: Services, owner: Owner, document_id: str) -> JSONResponse:
-    return JSONResponse(_state(await _find(services, owner, document_id)))
+    return JSONResponse(_state(await _require_document(services, owner, document_id)))
 
 
 @router.get("/documents/{document_id}", dependencies=[GUARDED])
@@ -160,7 +160,7 @@ async def show_document(
 
     Characters `at` to `end` are highlighted if the document still has the given `revision`.
     """
-    document = await _find(services, owner, document_id)
+    document = await _require_document(services, owner, document_id)
     text = await services.shared.store.documents.text(owner, document.id)
     before, quoted, shown, pages = "", "", "", text.pages if text is not None else ()
     if at >= 0 and pages:
@@ -174,7 +174,7 @@ async def show_document(
         shown = text.text[begin:last].rstrip() if quoted else text.text[begin:last].strip()
     context: dict[str, Any] = {
         "document": document,
-        "facts": facts_of(document),
+        "facts": describe_document(document),
         "page": page,
         "pages": len(pages),
         "before": before,
@@ -184,14 +184,14 @@ async def show_document(
     }
     if is_fragment(request):
         return await services.pages.respond(request, "_document.html", part=True, **context)
-    context["list_address"] = await _list_of(services, owner, document_id)
+    context["list_address"] = await _list_url(services, owner, document_id)
     return await services.pages.respond(request, "document.html", **await sidebar_context(services, owner), **context)
 
 
 @router.get("/documents/{document_id}/file", dependencies=[GUARDED])
 async def download(services: Services, owner: Owner, document_id: str) -> Response:
     """Return the uploaded file as a download."""
-    document = await _find(services, owner, document_id)
+    document = await _require_document(services, owner, document_id)
     name = quote(document.name.rpartition("/")[2], safe="")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
     content = await services.shared.store.documents.content(owner, document.id)
@@ -200,7 +200,7 @@ async def download(services: Services, owner: Owner, document_id: str) -> Respon
 
 @router.get("/documents/{document_id}/pages/{page}/image", dependencies=[GUARDED])
 async def page_image(services: Services, owner: Owner, document_id: str, page: int) -> Response:
-    document = await _find(services, owner, document_id)
+    document = await _require_document(services, owner, document_id)
     if document.state != "ready" or document.kind != "PDF" or not 1 <= page <= document.pages:
         raise Problem(404, words["document_unknown"])
     try:
@@ -215,7 +215,7 @@ async def page_image(services: Services, owner: Owner, document_id: str, page: i
 async def retry(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
     """Parse a document again after a failure."""
     await read_form(request)
-    where = await _list_of(services, owner, document_id)
+    where = await _list_url(services, owner, document_id)
     if not await services.shared.store.documents.retry(owner, document_id):
         raise Problem(404, words["document_unknown"])
     services.library.wake()
@@ -225,28 +225,28 @@ async def retry(request: Request, services: Services, owner: Owner, document_id:
 @router.post("/documents/{document_id}/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
     await read_form(request)
-    where = await _list_of(services, owner, document_id)
+    where = await _list_url(services, owner, document_id)
     if not await services.shared.store.documents.delete(owner, document_id):
         raise Problem(404, words["document_unknown"])
     services.library.forget_images(document_id)
     return RedirectResponse(where, 303)
 
 
-async def _list_of(services: ChatServices, owner: str, document_id: str) -> str:
+async def _list_url(services: ChatServices, owner: str, document_id: str) -> str:
     # Raises Problem (404).
-    document = await _find(services, owner, document_id)
+    document = await _require_document(services, owner, document_id)
     libraries = await services.shared.store.documents.libraries(owner)
     is_in_project = any(each.id == document.library_id and each.is_project for each in libraries)
     return f"/projects/{document.library_id}" if is_in_project else "/documents"
 
 
-async def chosen_documents(services: ChatServices, owner: str, ids: Sequence[str]) -> list[StoredDocument]:
+async def load_chosen_documents(services: ChatServices, owner: str, ids: Sequence[str]) -> list[StoredDocument]:
     """Return the ready documents among `ids`, at most as many as can be attached to a question."""
     found = await services.shared.store.documents.some(owner, [each for each in ids if is_id(each)][:MAX_ATTACHMENTS])
     return [each for each in found if each.state == "ready"]
 
 
-def facts_of(document: StoredDocument) -> str:
+def describe_document(document: StoredDocument) -> str:
     if document.state != "ready":
         return ""
     facts = {"kind": document.kind, "characters": number(document.characters), "pages": number(document.pages)}
@@ -260,13 +260,13 @@ def _state(document: StoredDocument) -> dict[str, str]:
         "id": document.id,
         "name": document.name,
         "state": document.state,
-        "facts": facts_of(document),
+        "facts": describe_document(document),
         "problem": reason,
         "note": document.note,
     }
 
 
-async def _find(services: ChatServices, owner: str, document_id: str) -> StoredDocument:
+async def _require_document(services: ChatServices, owner: str, document_id: str) -> StoredDocument:
     found = await services.shared.store.documents.some(owner, [document_id]) if is_id(document_id) else []
     if not found:
         raise Problem(404, words["document_unknown"])

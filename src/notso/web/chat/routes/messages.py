@@ -10,25 +10,32 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
 
 from notso.web.chat.chat_view import ChatView, read_branch, read_shown, read_turn
-from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import add_version, ask, branched, keeping, settings_of, write_on
+from notso.web.chat.services import ChatServices, Services, engine_and_registry
+from notso.web.chat.submit import (
+    continue_answer,
+    copy_branch,
+    keep_draft,
+    load_settings,
+    regenerate_answer,
+    submit_question,
+)
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
     Owner,
     announce,
     find_chat,
     find_message,
-    first_on,
-    last_shown,
+    last_shown_id,
+    oldest_shown_id,
+    redirect_to,
+    render_turn,
+    render_turns,
+    request_tab,
     sidebar_context,
-    tab_of,
-    to_page,
-    turn_view,
-    turns_view,
 )
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_names import choosable_names
+from notso.web.engine.model_names import available_model_names
 from notso.web.store.protocol import Attachment, Rating, TurnAccepted
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id, new_id
@@ -50,7 +57,7 @@ async def show_message(
         shown = await services.shared.store.shown_message(owner, chat_id, message_id)
     if shown is None:
         raise Problem(404, words["error_unknown_page"])
-    return await turn_view(request, services, owner, view, [shown], finished=not shown.message.active, after=after)
+    return await render_turn(request, services, owner, view, [shown], finished=not shown.message.active, after=after)
 
 
 @router.get("/text", dependencies=[GUARDED])
@@ -75,22 +82,22 @@ async def edit_form(request: Request, services: Services, owner: Owner, chat_id:
 async def edit(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Submit an edited question, or replace the text of an answer."""
     fields = await read_form(request)
-    with keeping(fields.get("text", "")):
+    with keep_draft(fields.get("text", "")):
         message = await find_message(services, owner, chat_id, message_id)
     if message.role == "user":
         kept = {name: value for name, value in _files(message.attachments) if name not in fields}
-        with keeping(fields.get("text", "")):
+        with keep_draft(fields.get("text", "")):
             view = await read_branch(services, owner, chat_id, message.parent_id or "")
-        accepted, view = await ask(services, owner, view, fields | kept, instead_of=message.id)
+        accepted, view = await submit_question(services, owner, view, fields | kept, instead_of=message.id)
         return await _with_turn(request, services, owner, view, accepted)
     content = fields.get("text", "").strip("\n")
     if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
         raise Problem(400, words["error_empty"] if not content.strip() else words["error_answer_too_long"])
-    through = last_shown(request, fields)
+    through = last_shown_id(request, fields)
     if not await services.shared.store.edit_message(owner, chat_id, message.id, content, through=through):
         raise Problem(409, words["error_running"])
-    shown = await read_shown(services, owner, chat_id, first=first_on(request))
-    return await turns_view(request, services, owner, announce(request, services, owner, shown))
+    shown = await read_shown(services, owner, chat_id, first=oldest_shown_id(request))
+    return await render_turns(request, services, owner, announce(request, services, owner, shown))
 
 
 @router.post("/regenerate", dependencies=[GUARDED])
@@ -98,7 +105,7 @@ async def regenerate(request: Request, services: Services, owner: Owner, chat_id
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     view = await read_branch(services, owner, chat_id, message.parent_id or "")
-    accepted, view = await add_version(services, owner, view, message, fields)
+    accepted, view = await regenerate_answer(services, owner, view, message, fields)
     return await _with_turn(request, services, owner, view, accepted)
 
 
@@ -116,8 +123,8 @@ async def continue_message(
     ):
         raise Problem(400, words["error_form"])
     view = await read_branch(services, owner, chat_id, message.parent_id or "")
-    through, hurry = last_shown(request, fields), fields.get("mode") == "answer"
-    accepted, view = await write_on(services, owner, view, message, through=through, hurry=hurry)
+    through, hurry = last_shown_id(request, fields), fields.get("mode") == "answer"
+    accepted, view = await continue_answer(services, owner, view, message, through=through, hurry=hurry)
     return await _with_turn(request, services, owner, view, accepted)
 
 
@@ -126,18 +133,20 @@ async def choose(request: Request, services: Services, owner: Owner, chat_id: st
     await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     await services.shared.store.choose(owner, chat_id, message.id)
-    view = await read_shown(services, owner, chat_id, through=message.id, first=first_on(request))
-    return await turns_view(request, services, owner, announce(request, services, owner, view))
+    view = await read_shown(services, owner, chat_id, through=message.id, first=oldest_shown_id(request))
+    return await render_turns(request, services, owner, announce(request, services, owner, view))
 
 
 @router.get("/again", dependencies=[GUARDED])
-async def again_form(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
+async def regenerate_form(
+    request: Request, services: Services, owner: Owner, chat_id: str, message_id: str
+) -> Response:
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
     shown: dict[str, Any] = {
         "message": message,
-        "models": await choosable_names(*models_of(services)),
-        "settings": await settings_of(services, owner, chat),
+        "models": await available_model_names(*engine_and_registry(services)),
+        "settings": await load_settings(services, owner, chat),
         "key": new_id(),
     }
     if is_fragment(request):
@@ -156,8 +165,10 @@ async def rate(request: Request, services: Services, owner: Owner, chat_id: str,
         raise Problem(400, words["error_form"])
     if not await services.shared.store.rate_message(owner, chat_id, message.id, rating):
         raise Problem(400, words["error_form"])
-    view = await read_shown(services, owner, chat_id, through=last_shown(request, fields), first=first_on(request))
-    return await turns_view(request, services, owner, announce(request, services, owner, view))
+    view = await read_shown(
+        services, owner, chat_id, through=last_shown_id(request, fields), first=oldest_shown_id(request)
+    )
+    return await render_turns(request, services, owner, announce(request, services, owner, view))
 
 
 @router.post("/delete", dependencies=[GUARDED])
@@ -168,9 +179,11 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
     trash_id = await services.shared.store.trash_message(owner, chat_id, message.id)
     if trash_id is None:
         raise Problem(409, words["error_running"])
-    view = announce(request, services, owner, await read_shown(services, owner, chat_id, first=first_on(request)))
+    view = announce(
+        request, services, owner, await read_shown(services, owner, chat_id, first=oldest_shown_id(request))
+    )
     toast = {"text": words["toast_message_deleted"], "undo_url": f"/undo/{trash_id}"}
-    return await turns_view(request, services, owner, view, toast=toast)
+    return await render_turns(request, services, owner, view, toast=toast)
 
 
 @router.post("/branch", dependencies=[GUARDED])
@@ -181,12 +194,12 @@ async def branch(request: Request, services: Services, owner: Owner, chat_id: st
     found = await services.shared.store.branch(owner, chat_id, message_id) if known else None
     if found is None or not found.line:
         raise Problem(404, words["error_unknown_chat" if found is None else "error_unknown_page"])
-    chat, copied = await asyncio.to_thread(branched, found.chat, found.line)
+    chat, copied = await asyncio.to_thread(copy_branch, found.chat, found.line)
     if any(each.active for each in copied):
         raise Problem(409, words["error_running"])
     await services.shared.store.add_chat(owner, chat, copied)
-    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return to_page(request, f"/chats/{chat.id}")
+    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
+    return redirect_to(request, f"/chats/{chat.id}")
 
 
 @router.post("/unsummarize", dependencies=[GUARDED])
@@ -194,19 +207,19 @@ async def unsummarize(request: Request, services: Services, owner: Owner, chat_i
     """Remove a summary, so that prompts contain the messages above it again."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
-    through = last_shown(request, fields)
+    through = last_shown_id(request, fields)
     if not await services.shared.store.remove_summary(owner, chat_id, message.id, through=through):
         raise Problem(409, words["error_running"])
-    shown = await read_shown(services, owner, chat_id, first=first_on(request))
-    return await turns_view(request, services, owner, announce(request, services, owner, shown))
+    shown = await read_shown(services, owner, chat_id, first=oldest_shown_id(request))
+    return await render_turns(request, services, owner, announce(request, services, owner, shown))
 
 
 async def _with_turn(
     request: Request, services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted
 ) -> Response:
     view = announce(request, services, owner, view)
-    shown = await read_turn(services, owner, accepted, first=first_on(request))
-    return await turns_view(request, services, owner, replace(shown, revision=view.revision))
+    shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
+    return await render_turns(request, services, owner, replace(shown, revision=view.revision))
 
 
 def _files(attachments: tuple[Attachment, ...]) -> list[tuple[str, str]]:

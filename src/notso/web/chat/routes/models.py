@@ -15,9 +15,9 @@ from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, sidebar_context
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
-from notso.web.engine.downloads import change_over
-from notso.web.engine.model_names import model_facts, served_file
-from notso.web.engine.models import Inventory, adapter_files, take_inventory, within
+from notso.web.engine.downloads import create_switch_callback
+from notso.web.engine.model_names import model_facts, register_installed
+from notso.web.engine.models import Inventory, adapter_files, resolve_within, scan_models
 from notso.web.engine.port import AdapterSource
 from notso.web.values.errors import NotsoError, Problem
 from notso.web.values.ids import is_id
@@ -51,17 +51,17 @@ async def begin_download(request: Request, services: Services) -> Response:
         raise Problem(404, words["error_unknown_model"])
     if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
-    arrived = change_over(services.shared.engine, services.shared.model_registry, file)
+    arrived = create_switch_callback(services.shared.engine, services.shared.model_registry, file)
     if not services.downloads.start(file, arrived):
         raise Problem(409, words["error_downloading"])
-    return await shown(request, services)
+    return await models_response(request, services)
 
 
 @router.post("/models/download/stop", dependencies=[operator_only()])
 async def stop_download(request: Request, services: Services) -> Response:
     await read_form(request)
     services.downloads.stop()
-    return await shown(request, services)
+    return await models_response(request, services)
 
 
 @router.post("/models/switch", dependencies=[operator_only(audit="switched the model")])
@@ -73,7 +73,7 @@ async def switch_model(request: Request, services: Services) -> Response:
     chosen = inventory.find(name)
     if chosen is None and "command" in fields:
         # A slash command may name a model by an unambiguous part of its name.
-        likely = inventory.like(name)
+        likely = inventory.search(name)
         if len(likely) > 1:
             names = ", ".join(each.model.name for each in likely)
             raise Problem(400, words["error_models_fit"].format(names=names))
@@ -88,7 +88,7 @@ async def switch_model(request: Request, services: Services) -> Response:
             await asyncio.to_thread(registry.check, chosen.path)
         except (NotsoError, OSError) as error:
             raise Problem(400, words["error_model_refused"].format(name=chosen.model.name, reason=error)) from error
-    host.switch(served_file(host, registry, chosen))
+    host.switch(register_installed(host, registry, chosen))
     chat = fields.get("chat", "")
     address = f"/chats/{chat}" if is_id(chat) else "/" if "chat" in fields else "/models"
     if is_fragment(request):
@@ -96,7 +96,7 @@ async def switch_model(request: Request, services: Services) -> Response:
     return RedirectResponse(address, 303)
 
 
-async def shown(request: Request, services: ChatServices) -> Response:
+async def models_response(request: Request, services: ChatServices) -> Response:
     if not is_fragment(request):
         return RedirectResponse("/models", 303)
     return await services.pages.respond(request, "_models.html", **await _context(services))
@@ -130,7 +130,7 @@ async def _context(services: ChatServices) -> dict[str, Any]:
 async def _inventory(services: ChatServices) -> Inventory:
     registry = services.shared.model_registry
     folder = registry.folder if registry is not None else None
-    return await asyncio.to_thread(take_inventory, services.shared.engine.default.info, folder)
+    return await asyncio.to_thread(scan_models, services.shared.engine.default.info, folder)
 
 
 @router.post("/models/adapters/load", dependencies=[operator_only(audit="loaded an adapter")])
@@ -138,7 +138,7 @@ async def load_adapter(request: Request, services: Services) -> Response:
     """Load an adapter for the default model."""
     fields = await read_form(request)
     folder, file = services.shared.settings.adapter_dir, fields.get("file", "")
-    path = within(folder, file) if folder is not None and file else None
+    path = resolve_within(folder, file) if folder is not None and file else None
     if path is None:
         raise Problem(404, words["error_unknown_adapter"])
     engine = services.shared.engine.engine
@@ -148,7 +148,7 @@ async def load_adapter(request: Request, services: Services) -> Response:
         await asyncio.to_thread(engine.adapters.add, AdapterSource(fields.get("name", "").strip(), str(path)))
     except NotsoError as error:
         raise Problem(400, words["error_adapter"].format(reason=error)) from error
-    return await shown(request, services)
+    return await models_response(request, services)
 
 
 @router.post("/models/adapters/unload", dependencies=[operator_only(audit="unloaded an adapter")])
@@ -163,4 +163,4 @@ async def unload_adapter(request: Request, services: Services) -> Response:
         if name not in engine.adapters.infos:  # removed in the meantime
             raise Problem(404, words["error_unknown_adapter"]) from error
         raise Problem(400, words["error_adapter"].format(reason=error)) from error
-    return await shown(request, services)
+    return await models_response(request, services)

@@ -45,7 +45,7 @@ async def create_key(request: Request, services: Services, owner: Owner) -> Resp
     secret, key = new_key(name, **chosen, is_operator="is_operator" in fields)
     if not is_name(name) or not await accounts.store.add_key(key, digest_of(secret)):
         return await _page(request, services, owner, problem=words["error_key_name"].format(limit=MAX_NAME_CHARACTERS))
-    await _note(accounts, owner, f"added the key {key.id}")
+    await _record_audit(accounts, owner, f"added the key {key.id}")
     return await _page(request, services, owner, secret=secret)
 
 
@@ -56,7 +56,7 @@ async def revoke_key(request: Request, services: Services, owner: Owner) -> Resp
     key = await accounts.store.revoke_key(name, time.time_ns() // 1_000_000)
     if key is None:
         raise Problem(404, words["error_unknown_page"])
-    await _note(accounts, owner, f"revoked the key {key.id}")
+    await _record_audit(accounts, owner, f"revoked the key {key.id}")
     return RedirectResponse("/operator", 303)
 
 
@@ -82,7 +82,7 @@ async def remove(request: Request, services: Services, owner: Owner) -> Response
     return RedirectResponse("/operator", 303)
 
 
-async def _note(accounts: Accounts, owner: str, action: str) -> None:
+async def _record_audit(accounts: Accounts, owner: str, action: str) -> None:
     await accounts.store.add_audit(AuditEntry(time.time_ns() // 1_000_000, owner, action, by_operator=True))
 
 
@@ -110,7 +110,7 @@ async def _page(
         rows=[(row.day.isoformat(), names.get(row.owner, row.owner), row.used) for row in rows[:MAX_ROWS]],
         used_today={row.owner: row.used.tokens for row in rows if row.day == today},
         keys=[(key, owner_of_key(key.id)) for key in keys],
-        entries=[(_when(entry), names.get(entry.owner, entry.owner), entry) for entry in log],
+        entries=[(_format_time(entry), names.get(entry.owner, entry.owner), entry) for entry in log],
         problem=problem,
         secret=secret,
     )
@@ -119,5 +119,5 @@ async def _page(
     return response
 
 
-def _when(entry: AuditEntry) -> str:
+def _format_time(entry: AuditEntry) -> str:
     return datetime.fromtimestamp(entry.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -17,38 +17,38 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from notso.web.chat.chat_view import (
     NEWEST_MESSAGES,
     ChatView,
-    new_turn,
-    read_above,
     read_branch,
+    read_earlier,
+    read_new_turn,
     read_shown,
     read_shown_if_any,
 )
-from notso.web.chat.routes.documents import chosen_documents
+from notso.web.chat.routes.documents import load_chosen_documents
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.submit import ask, keeping, new_chat
+from notso.web.chat.submit import keep_draft, new_chat, submit_question
 from notso.web.chat.templates import is_fragment, reasoning_html
 from notso.web.chat.views import (
     STARTS,
     Owner,
     announce,
-    back,
-    chat_page,
     details_context,
+    done_response,
     find_chat,
     find_generation,
-    last_shown,
+    last_shown_id,
+    redirect_to,
+    render_chat_page,
+    render_turn,
+    request_tab,
     status_context,
-    tab_of,
-    to_page,
-    turn_view,
 )
 from notso.web.edge.access import GUARDED, PUBLIC
 from notso.web.edge.assets import FOREVER, accepts_gzip
 from notso.web.edge.forms import read_form
 from notso.web.edge.limits import CountedStream
-from notso.web.store.protocol import MOST_SHOWN, Chat, Shown, StoredMessage
-from notso.web.turns.chat_settings import changed
-from notso.web.turns.sse import both, feed_events, finished_log, last_number, turn_events
+from notso.web.store.protocol import MOST_SHOWN, Chat, ShownMessage, StoredMessage
+from notso.web.turns.chat_settings import updated_settings
+from notso.web.turns.sse import feed_events, finished_log, merge_streams, parse_last_event_id, turn_events
 from notso.web.turns.turn_log import TurnLog
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_generation_id, is_id
@@ -85,9 +85,9 @@ async def home(
 ) -> Response:
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
     draft = words[f"start_{start}_text"] if start in STARTS else ""
-    documents = await chosen_documents(services, owner, document)
+    documents = await load_chosen_documents(services, owner, document)
     chosen: dict[str, Any] = {"temporary": temporary == "on", "documents": documents, "project": project}
-    return await chat_page(request, services, owner, None, draft=draft, toast=toast, **chosen)
+    return await render_chat_page(request, services, owner, None, draft=draft, toast=toast, **chosen)
 
 
 @router.post("/chats", dependencies=[GUARDED])
@@ -99,14 +99,14 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
         chat = replace(chat, settings=_with_field(chat, fields, "thinking_budget").settings)
     chat = _with_field(chat, fields, "system_prompt")
     revision = services.feed.revision
-    with keeping(fields.get("text", "")):
+    with keep_draft(fields.get("text", "")):
         base = await services.shared.store.chat_base(owner, chat.project)
         if chat.project and base.project is None:
             raise Problem(404, words["error_unknown_project"])
     view = ChatView(chat, base, revision)
-    accepted, _ = await ask(services, owner, view, fields, is_new=True)
-    services.feed.announce(owner, accepted.user_message.chat_id, tab_of(request))
-    return to_page(request, f"/chats/{accepted.user_message.chat_id}")
+    accepted, _ = await submit_question(services, owner, view, fields, is_new=True)
+    services.feed.announce(owner, accepted.user_message.chat_id, request_tab(request))
+    return redirect_to(request, f"/chats/{accepted.user_message.chat_id}")
 
 
 @router.get("/chats/{chat_id}", dependencies=[GUARDED])
@@ -122,15 +122,15 @@ async def show_chat(
 ) -> Response:
     through, limit = at if is_id(at) else None, MOST_SHOWN if all == "on" else NEWEST_MESSAGES
     view = await read_shown(services, owner, chat_id, through=through, first=through, limit=limit)
-    await _seen(services, owner, view.chat)
+    await _mark_read(services, owner, view.chat)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
-    documents = await chosen_documents(services, owner, document)
-    return await chat_page(request, services, owner, view, documents=documents, toast=toast)
+    documents = await load_chosen_documents(services, owner, document)
+    return await render_chat_page(request, services, owner, view, documents=documents, toast=toast)
 
 
 @router.get("/chats/{chat_id}/earlier", dependencies=[GUARDED])
 async def show_earlier(request: Request, services: Services, owner: Owner, chat_id: str, before: str = "") -> Response:
-    view = await read_above(services, owner, chat_id, before)
+    view = await read_earlier(services, owner, chat_id, before)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat_id}", 303)
     raw = view.settings.raw_user_messages
@@ -148,24 +148,24 @@ async def show_earlier(request: Request, services: Services, owner: Owner, chat_
 async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Store a question and queue its answer."""
     fields = await read_form(request)
-    last = last_shown(request, fields)
-    with keeping(fields.get("text", "")):
+    last = last_shown_id(request, fields)
+    with keep_draft(fields.get("text", "")):
         view = await read_branch(services, owner, chat_id, last)
-        view = replace(view, chat=await _with_toggle(services, owner, view.chat, fields))
-        accepted, view = await ask(services, owner, view, fields, last=last)
+        view = replace(view, chat=await _save_thinking(services, owner, view.chat, fields))
+        accepted, view = await submit_question(services, owner, view, fields, last=last)
         view = announce(request, services, owner, view)
         if not is_fragment(request):
             return RedirectResponse(f"/chats/{chat_id}", 303)
-        shown = replace(await new_turn(services, owner, view, accepted), revision=view.revision)
-    return await turn_view(request, services, owner, shown, shown.path, finished=False)
+        shown = replace(await read_new_turn(services, owner, view, accepted), revision=view.revision)
+    return await render_turn(request, services, owner, shown, shown.path, finished=False)
 
 
 @router.post("/chats/{chat_id}/thinking", dependencies=[GUARDED])
 async def set_thinking(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Set whether the model reasons, and its budget."""
     chat = await find_chat(services, owner, chat_id)
-    await _with_toggle(services, owner, chat, await read_form(request))
-    return back(request, f"/chats/{chat.id}")
+    await _save_thinking(services, owner, chat, await read_form(request))
+    return done_response(request, f"/chats/{chat.id}")
 
 
 @router.post("/generations/{generation_id}/stop", dependencies=[GUARDED])
@@ -173,7 +173,7 @@ async def stop(request: Request, services: Services, owner: Owner, generation_id
     message = await find_generation(services, owner, generation_id)
     await read_form(request)
     services.turns.stop(generation_id)
-    return back(request, f"/chats/{message.chat_id}")
+    return done_response(request, f"/chats/{message.chat_id}")
 
 
 @router.post("/generations/{generation_id}/answer-now", dependencies=[GUARDED])
@@ -182,10 +182,10 @@ async def answer_now(request: Request, services: Services, owner: Owner, generat
     message = await find_generation(services, owner, generation_id)
     await read_form(request)
     services.turns.answer_now(generation_id)
-    return back(request, f"/chats/{message.chat_id}")
+    return done_response(request, f"/chats/{message.chat_id}")
 
 
-async def attached(services: Services, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
+async def find_event_log(services: Services, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
     """Return an answer and its event log. Raises Problem (404, 429)."""
     message = await find_generation(services, owner, generation_id)
     # Reject the request before anything is rendered for it.
@@ -206,7 +206,7 @@ async def attached(services: Services, owner: Owner, generation_id: str) -> tupl
 
 @router.get("/generations/{generation_id}/events", dependencies=[GUARDED])
 async def events(
-    target: Annotated[tuple[StoredMessage, TurnLog], Depends(attached)],
+    target: Annotated[tuple[StoredMessage, TurnLog], Depends(find_event_log)],
     services: Services,
     owner: Owner,
     tab: str = "",
@@ -218,11 +218,11 @@ async def events(
     With `after`, the stream includes the events of /feed since that revision.
     """
     message, log = target
-    events = turn_events(message.id, log, last_number(last_event_id))
+    events = turn_events(message.id, log, parse_last_event_id(last_event_id))
     # The events of /feed are included so that a page needs only one connection.
     if after:
         others = feed_events(services.feed, after, owner, message.chat_id, tab, numbered=False)
-        events = both(events, others)
+        events = merge_streams(events, others)
     return CountedStream(services.turn_streams, owner, events)
 
 
@@ -238,7 +238,7 @@ async def feed(
     """Stream changes in other tabs as events: `chats` (the list) and `turns` (messages of `chat`)."""
     shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
     if shown is not None:  # the chat's answer may have ended, unread, before the page connected
-        await _seen(services, owner, shown)
+        await _mark_read(services, owner, shown)
     events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
     return CountedStream(services.page_streams, owner, events)
 
@@ -261,7 +261,7 @@ async def status_details(request: Request, services: Services, owner: Owner, cha
     return await services.pages.respond(request, "_status_watch.html", **context, delay_ms=1000 if path else 3000)
 
 
-async def _seen(services: ChatServices, owner: str, chat: Chat) -> None:
+async def _mark_read(services: ChatServices, owner: str, chat: Chat) -> None:
     if not chat.unread:
         return
     with contextlib.suppress(StorageError):  # show the chat even if its unread mark cannot be removed
@@ -269,12 +269,12 @@ async def _seen(services: ChatServices, owner: str, chat: Chat) -> None:
         services.feed.announce(owner, chat.id, "", turns=False)
 
 
-async def _path_if_any(services: ChatServices, owner: str, chat_id: str) -> list[Shown]:
+async def _path_if_any(services: ChatServices, owner: str, chat_id: str) -> list[ShownMessage]:
     view = await read_shown_if_any(services, owner, chat_id)
     return view.path if view is not None else []
 
 
-async def _with_toggle(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:
+async def _save_thinking(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:
     if chat.thinking != ("thinking" in fields):
         chat = replace(chat, thinking="thinking" in fields)
         await services.shared.store.update_chat(owner, chat.id, thinking=chat.thinking)
@@ -287,7 +287,7 @@ async def _with_toggle(services: ChatServices, owner: str, chat: Chat, fields: d
 def _with_field(chat: Chat, fields: dict[str, str], name: str) -> Chat:
     if name not in fields:
         return chat
-    settings, problems = changed(chat.settings, {name: fields[name]})
+    settings, problems = updated_settings(chat.settings, {name: fields[name]})
     if problems:
         raise Problem(400, problems[name], draft=fields.get("text", ""))
     return replace(chat, settings=settings)

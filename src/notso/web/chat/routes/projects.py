@@ -10,14 +10,22 @@ from starlette.responses import RedirectResponse
 from notso.web.chat.routes.documents import documents_context
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, find_project, own_project, sidebar_context, tab_of, to_page
+from notso.web.chat.views import (
+    Owner,
+    find_chat,
+    find_own_project,
+    find_project,
+    redirect_to,
+    request_tab,
+    sidebar_context,
+)
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.sign_in.users import owner_named
 from notso.web.store.documents import DEFAULT_LIBRARY, MAX_LIBRARIES_OF_OWNER, MAX_MEMBERS, Library, Member
 from notso.web.turns.chat_settings import MAX_SYSTEM_PROMPT_CHARACTERS
 from notso.web.values.errors import Problem
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 from notso.web.values.wording import number, words
 
 router = APIRouter()
@@ -47,7 +55,7 @@ async def show_project(request: Request, services: Services, owner: Owner, proje
 @router.post("/projects/{project_id}", dependencies=[GUARDED])
 async def change(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
     """Rename a project or change its instructions."""
-    project = await own_project(services, owner, project_id)
+    project = await find_own_project(services, owner, project_id)
     fields = await read_form(request)
     changes: dict[str, str] = {}
     if "name" in fields:
@@ -70,7 +78,7 @@ async def change(request: Request, services: Services, owner: Owner, project_id:
 @router.post("/projects/{project_id}/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
     """Permanently delete a project and its documents. Its chats are kept."""
-    project = await own_project(services, owner, project_id)
+    project = await find_own_project(services, owner, project_id)
     await read_form(request)
     await services.shared.store.documents.delete_library(owner, project.id)
     return RedirectResponse("/documents", 303)
@@ -79,7 +87,7 @@ async def delete(request: Request, services: Services, owner: Owner, project_id:
 @router.post("/projects/{project_id}/members", dependencies=[GUARDED])
 async def set_member(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
     """Add the user with this key name or user name, or change a member's rights."""
-    project = await own_project(services, owner, project_id)
+    project = await find_own_project(services, owner, project_id)
     fields = await read_form(request)
     name, rights = fields.get("name", "").strip(), fields.get("rights", "")
     if rights not in ("read", "add"):
@@ -96,7 +104,7 @@ async def set_member(request: Request, services: Services, owner: Owner, project
 
 @router.post("/projects/{project_id}/members/remove", dependencies=[GUARDED])
 async def remove_member(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
-    project = await own_project(services, owner, project_id)
+    project = await find_own_project(services, owner, project_id)
     member = (await read_form(request)).get("member", "")
     if not await services.shared.store.documents.remove_member(owner, project.id, member):
         raise Problem(404, words["error_member"].format(name=member[:MAX_NAME_CHARACTERS]))
@@ -111,8 +119,8 @@ async def move_chat(request: Request, services: Services, owner: Owner, chat_id:
     project = (await find_project(services, owner, project_id)).id if project_id else ""
     if not await services.shared.store.documents.move_chat(owner, chat.id, project):
         raise Problem(404, words["error_unknown_chat"])
-    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return to_page(request, f"/chats/{chat.id}")
+    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
+    return redirect_to(request, f"/chats/{chat.id}")
 
 
 async def _page(
@@ -142,7 +150,7 @@ async def _page(
 
 
 def _name(text: str) -> str:
-    name = visible_line(text, MAX_NAME_CHARACTERS + 1)
+    name = sanitize_line(text, MAX_NAME_CHARACTERS + 1)
     if not 1 <= len(name) <= MAX_NAME_CHARACTERS:
         raise Problem(400, words["error_title"].format(limit=MAX_NAME_CHARACTERS))
     return name

@@ -22,7 +22,7 @@ from notso.web.tools.built_in import MAX_MEMORY_ENTRY
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id, new_id
 from notso.web.values.slash_commands import commands_of
-from notso.web.values.visible_text import visible_line
+from notso.web.values.visible_text import sanitize_line
 from notso.web.values.wording import number, words
 
 memory_router = APIRouter()
@@ -41,7 +41,7 @@ async def save_memory(request: Request, services: Services, owner: Owner) -> Res
     known = {each.id: each for each in await services.shared.store.memories(owner)}
     if entry_id and (not is_id(entry_id) or entry_id not in known):
         raise Problem(404, words["error_unknown_page"], draft=typed)
-    text = visible_line(typed, MAX_MEMORY_ENTRY + 1)
+    text = sanitize_line(typed, MAX_MEMORY_ENTRY + 1)
     if not text and entry_id:
         await services.shared.store.delete(owner, "memory", entry_id)
     elif not 1 <= len(text) <= MAX_MEMORY_ENTRY:

@@ -15,27 +15,27 @@ from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
 from notso.web.chat.chat_view import ChatView, read_branch_if_any
-from notso.web.chat.context_gauge import measure, speculative_prefill
-from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import documents_in, new_chat
+from notso.web.chat.context_gauge import measure_context, speculative_prefill
+from notso.web.chat.services import ChatServices, Services, engine_and_registry
+from notso.web.chat.submit import load_branch_documents, new_chat
 from notso.web.chat.templates import LANGUAGE_COOKIE, is_fragment
-from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown, own_project, sidebar_context
+from notso.web.chat.views import NamedChat, Owner, find_chat, find_own_project, last_shown_id, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_names import choosable_names, loaded_engine
+from notso.web.engine.model_names import available_model_names, engine_if_loaded
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.store.documents import Library
 from notso.web.store.protocol import Chat, SettingValue, StoredMessage
 from notso.web.turns.chat_settings import (
     ChatSettings,
-    changed,
-    digests,
-    settings_from,
-    settings_in_chat,
-    shown_defaults,
-    shown_values,
+    effective_settings,
+    form_defaults,
+    form_digests,
+    form_values,
+    merge_settings,
+    updated_settings,
 )
-from notso.web.turns.documents import NO_DOCUMENTS, attachments_from, prompt_documents
+from notso.web.turns.documents import NO_DOCUMENTS, parse_attachments, prompt_documents
 from notso.web.turns.prompt import text_size
 from notso.web.values.errors import Problem
 from notso.web.values.wording import LANGUAGES, words
@@ -47,7 +47,7 @@ YEAR_SECONDS = 365 * 24 * 3600
 
 async def _named_project(request: Request, services: Services, owner: Owner) -> Library | None:
     project_id = request.path_params.get("project_id")
-    return await own_project(services, owner, project_id) if project_id is not None else None
+    return await find_own_project(services, owner, project_id) if project_id is not None else None
 
 
 NamedProject = Annotated[Library | None, Depends(_named_project)]
@@ -72,7 +72,7 @@ async def change_settings(
     form = await read_form(request)
     if project is not None:
         form.pop("system_prompt", None)  # a project has instructions instead
-    settings, problems = changed(await _settings_of(services, owner, chat, project), form)
+    settings, problems = updated_settings(await _settings_of(services, owner, chat, project), form)
     by_command = "command" in form and is_fragment(request)
     if problems and by_command:
         problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
@@ -86,13 +86,13 @@ async def change_settings(
         await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
     if problems:  # keep all input, because the dialog may be closed before the errors are corrected
-        typed = {name: value for name, value in form.items() if name in shown_values({})}
+        typed = {name: value for name, value in form.items() if name in form_values({})}
         return await _show(request, services, owner, chat, project, typed=typed, problems=problems)
     if not is_fragment(request):
         of_chat = f"/chats/{chat.id}" if chat is not None else "/"
         return RedirectResponse(f"/projects/{project.id}" if project is not None else of_chat, 303)
     # A change by a slash command shows no form: report it in a toast.
-    toast = {"text": _report(form, chat), "undo_url": ""} if by_command else None
+    toast = {"text": _describe_changes(form, chat), "undo_url": ""} if by_command else None
     thinking = "thinking" in form  # state of the thinking switch on the page of a new chat, which is not stored yet
     return await _show(request, services, owner, chat, project, saved=not by_command, toast=toast, thinking=thinking)
 
@@ -106,7 +106,7 @@ async def estimate_new(request: Request, services: Services, owner: Owner) -> Re
 async def estimate(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Estimate the context usage and cost of a draft."""
     fields = await read_form(request)
-    last = last_shown(request, fields)
+    last = last_shown_id(request, fields)
     view = await read_branch_if_any(services, owner, chat_id, last)
     if view is None and is_fragment(request):
         return Response(status_code=204)  # just deleted; the page is about to be notified
@@ -148,11 +148,11 @@ async def _show(
 ) -> Response:
     base = await services.shared.store.chat_base(owner, chat.project if chat is not None else "")
     own = await _settings_of(services, owner, chat, project)
-    settings, values = settings_from(base.defaults, own), shown_values(own)
+    settings, values = merge_settings(base.defaults, own), form_values(own)
     info = services.shared.engine.info
     of_model = {} if info is None else info.sampling
     is_default = chat is None and project is None
-    own_defaults = shown_defaults(ChatSettings() if is_default else settings_from(base.defaults), of_model)
+    own_defaults = form_defaults(ChatSettings() if is_default else merge_settings(base.defaults), of_model)
     return await services.pages.respond(
         request,
         "_settings.html" if is_fragment(request) else "settings.html",
@@ -161,9 +161,9 @@ async def _show(
         **({"chat": chat} if is_fragment(request) else await sidebar_context(services, owner, chat)),
         project=project,
         values=values | dict(typed or {}),
-        models=await choosable_names(*models_of(services)),
+        models=await available_model_names(*engine_and_registry(services)),
         defaults=own_defaults,
-        was=digests(values, own_defaults),
+        was=form_digests(values, own_defaults),
         problems=dict(problems or {}),
         saved=saved,
         toast=toast,
@@ -183,11 +183,11 @@ async def _settings_of(
 
 async def _folder(services: ChatServices) -> DataFolder:
     shared = services.shared
-    return await asyncio.to_thread(look_at, shared.settings.directory, is_shared=shared.store.is_shared)
+    return await asyncio.to_thread(measure_directory, shared.settings.directory, is_shared=shared.store.is_shared)
 
 
-def _report(form: Mapping[str, str], chat: Chat | None) -> str:
-    names = [name for name in shown_values({}) if name in form]
+def _describe_changes(form: Mapping[str, str], chat: Chat | None) -> str:
+    names = [name for name in form_values({}) if name in form]
     changes = ", ".join(f"{words['set_' + name]} {form[name].strip() or words['unset']}" for name in names)
     return (words["toast_set_default"] if chat is None else words["toast_set_chat"]).format(changes=changes)
 
@@ -198,13 +198,13 @@ async def _estimate(
     chat = view.chat if view is not None else None
     new = replace(new_chat("", thinking="thinking" in fields), temporary="temporary" in fields)
     base = view.base if view is not None else await services.shared.store.chat_base(owner, fields.get("project", ""))
-    settings = view.settings if view is not None else settings_in_chat(base, new)
-    engine, choice = await loaded_engine(*models_of(services), settings.model)
+    settings = view.settings if view is not None else effective_settings(base, new)
+    engine, choice = await engine_if_loaded(*engine_and_registry(services), settings.model)
     if engine is None:
         return Response(status_code=204)
     line = view.line if view is not None else ()
     text = fields.get("text", "").strip("\n")
-    attachments = attachments_from(fields, services.shared.settings.max_message_characters)
+    attachments = parse_attachments(fields, services.shared.settings.max_message_characters)
     draft = StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)
     options = RequestOptions(
         thinking="thinking" in fields,
@@ -217,13 +217,13 @@ async def _estimate(
     )
     documents = NO_DOCUMENTS
     if view is not None:
-        documents = await documents_in(services, owner, view, choice, draft)
+        documents = await load_branch_documents(services, owner, view, choice, draft)
     elif base.project is not None or any(each.document for each in draft.attachments):
         store = services.shared.store
         documents = await prompt_documents(store, owner, date.today(), [draft], engine=engine, project=base.project)
     try:
         gauge = await services.shared.large_work.run(
-            lambda: measure(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner
+            lambda: measure_context(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner
         )
     except ModelError:
         return Response(status_code=204)  # the engine is shutting down; the page retries on the next keystroke
@@ -232,7 +232,7 @@ async def _estimate(
     )
     says_something = bool(draft.content.strip() or draft.attachments)
     wants_prefill = settings.speculative_prefill and says_something and not any(message.active for message in line)
-    if wants_prefill and await services.shared.requests.may_read(owner, gauge.used):
+    if wants_prefill and await services.shared.requests.allows_prompt(owner, gauge.used):
         response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options, documents)
     return response
 
@@ -246,7 +246,7 @@ class DataFolder:
     cache_bytes: int
 
 
-def look_at(path: Path, *, is_shared: bool = False) -> DataFolder:
+def measure_directory(path: Path, *, is_shared: bool = False) -> DataFolder:
     """Measure a data directory. Blocking: do not call on the event loop."""
     chats = None if is_shared else sum(_size(file) for file in path.glob("notso.db*"))
     return DataFolder(path, chats, sum(_size(file) for file in (path / "kv").rglob("*")))

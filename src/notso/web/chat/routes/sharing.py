@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request, Response
 
 from notso.web.chat.chat_view import read_shown
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.views import Owner, find_chat, sidebar_context, to_page
+from notso.web.chat.views import Owner, find_chat, redirect_to, sidebar_context
 from notso.web.edge.access import GUARDED, PUBLIC, audited
 from notso.web.edge.base_path import base_path
 from notso.web.edge.forms import read_form
-from notso.web.rendering.mathml import with_mathml
-from notso.web.store.protocol import MOST_SHOWN, Chat, Share
+from notso.web.rendering.mathml import convert_formulas
+from notso.web.store.protocol import MOST_SHOWN, Chat, ShareLink
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
@@ -42,7 +42,7 @@ async def add_link(request: Request, services: Services, owner: Owner, chat_id: 
     if days not in map(str, DAYS) or chat.temporary or not view.path:
         raise Problem(400, words["error_form"])
     secret, now = secrets.token_urlsafe(SECRET_BYTES), _now_ms()
-    share = Share(_digest(secret), owner, chat.id, view.path[-1].message.id, now, now + int(days) * DAY_MS)
+    share = ShareLink(_digest(secret), owner, chat.id, view.path[-1].message.id, now, now + int(days) * DAY_MS)
     if not await services.shared.store.add_share(owner, share):
         raise Problem(404, words["error_unknown_chat"])
     here = str(request.base_url).rstrip("/") + base_path.get()
@@ -55,7 +55,7 @@ async def delete_link(request: Request, services: Services, owner: Owner, chat_i
     await read_form(request)
     if not await services.shared.store.delete_share(owner, chat.id, share_id):
         raise Problem(404, words["error_unknown_page"])
-    return to_page(request, f"/chats/{chat.id}/share")
+    return redirect_to(request, f"/chats/{chat.id}/share")
 
 
 @router.get("/shared/{secret}", dependencies=[PUBLIC])
@@ -71,18 +71,21 @@ async def show_shared(request: Request, services: Services, secret: str) -> Resp
     async with services.exporting.turn(share.owner):
         line = await services.kept_html.messages(share.owner, path[: last + 1])
         page = await services.pages.html(request, "shared.html", chat=found.chat, line=line, shared=True)
-        html, _ = await with_mathml(page.decode())
+        html, _ = await convert_formulas(page.decode())
     return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
 
 async def _page(request: Request, services: ChatServices, owner: str, chat: Chat, *, link: str = "") -> Response:
     shares = await services.shared.store.shares(owner, chat.id, _now_ms())
-    rows = [{"id": each.id, "made": _moment(each.created_ms), "expires": _moment(each.expires_ms)} for each in shares]
+    rows = [
+        {"id": each.id, "made": _format_time(each.created_ms), "expires": _format_time(each.expires_ms)}
+        for each in shares
+    ]
     sidebar = await sidebar_context(services, owner, chat)
     return await services.pages.respond(request, "share.html", **sidebar, shares=rows, link=link, days=DAYS)
 
 
-def _moment(milliseconds: int) -> str:
+def _format_time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

@@ -34,7 +34,7 @@ class Provider(Protocol):
 
 @router.get("/login", dependencies=[PUBLIC])
 async def login_page(request: Request, services: Services) -> Response:
-    return await _ask(request, services)
+    return await _login_response(request, services)
 
 
 @router.post("/login", dependencies=[PUBLIC])
@@ -45,28 +45,28 @@ async def login(request: Request, services: Services) -> Response:
     caller = await ring.caller_with(key)
     if caller is None and not ring.open:
         await _audit(request, services, NOBODY, "used a wrong key")
-        return await _ask(request, services, 403, words["login_wrong"])
+        return await _login_response(request, services, 403, words["login_wrong"])
     response = RedirectResponse("/", 303)
     await _begin_session(request, services, response, caller, secure=_is_secure(request))
     return response
 
 
 @router.get("/login/oidc", dependencies=[PUBLIC])
-async def go_to_provider(request: Request, services: Services) -> Response:
+async def redirect_to_provider(request: Request, services: Services) -> Response:
     """Redirect to the provider, with a cookie that identifies the browser."""
     provider = _provider(request)
     browser, secure = secrets.token_urlsafe(32), provider.is_https or _is_secure(request)
     try:
         response = RedirectResponse(await provider.begin(browser), 303)
     except SignInError as error:
-        return await _ask(request, services, 502, str(error))
+        return await _login_response(request, services, 502, str(error))
     flow = cookie_name(request, FLOW_COOKIE)
     response.set_cookie(flow, browser, FLOW_SECONDS, path="/login", httponly=True, samesite="lax", secure=secure)
     return response
 
 
 @router.get("/login/oidc/callback", dependencies=[PUBLIC])
-async def come_back(request: Request, services: Services) -> Response:
+async def provider_callback(request: Request, services: Services) -> Response:
     """Complete a sign-in after the provider's redirect."""
     query, provider = request.query_params, _provider(request)
     secure = provider.is_https or _is_secure(request)
@@ -78,7 +78,7 @@ async def come_back(request: Request, services: Services) -> Response:
         caller = await provider.finish(browser, query.get("state", ""), query.get("code", ""))
     except SignInError as error:
         await _audit(request, services, NOBODY, "could not sign in")
-        return await _ask(request, services, 403, str(error))
+        return await _login_response(request, services, 403, str(error))
     # Instead of a redirect, return a page that navigates to the chats, because browsers do not send a SameSite=Strict
     # cookie with a navigation that another site initiated.
     response = await services.pages.respond(request, "signed_in.html")
@@ -109,7 +109,7 @@ async def _begin_session(
         await _audit(request, services, caller, "signed in")
 
 
-async def _ask(request: Request, services: ChatServices, status: int = 200, problem: str = "") -> Response:
+async def _login_response(request: Request, services: ChatServices, status: int = 200, problem: str = "") -> Response:
     has_provider = request.app.state.oidc is not None
     return await services.pages.respond(request, "login.html", status, problem=problem, has_provider=has_provider)
 

@@ -14,15 +14,23 @@ from notso.web.chat.chat_view import read_branch, read_turn
 from notso.web.chat.services import Services
 from notso.web.chat.submit import fork
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.tokens import SHOWN_TOKENS, alternatives, receipts_of, requests_of, run_at, token_texts, trace_of
+from notso.web.chat.tokens import (
+    SHOWN_TOKENS,
+    alternatives,
+    build_receipts,
+    load_run_requests,
+    require_trace,
+    resolve_run,
+    token_texts,
+)
 from notso.web.chat.views import (
     Owner,
     announce,
     find_chat,
     find_message,
-    first_on,
+    oldest_shown_id,
+    render_turns,
     sidebar_context,
-    turns_view,
 )
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
@@ -53,9 +61,9 @@ async def show_tokens(
     """
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
-    trace = await trace_of(services, owner, message)
-    number = run_at(trace, run, at or 0)
-    engine, requests = await requests_of(services, owner, message, trace)
+    trace = await require_trace(services, owner, message)
+    number = resolve_run(trace, run, at or 0)
+    engine, requests = await load_run_requests(services, owner, message, trace)
     start = (at or 0) // SHOWN_TOKENS * SHOWN_TOKENS if first is None else max(0, first)
     texts = await token_texts(engine, trace.runs[number], start)
     others = await alternatives(services, requests[number], trace.runs[number], at) if at is not None else []
@@ -84,21 +92,21 @@ async def fork_message(request: Request, services: Services, owner: Owner, chat_
     """Generate another version of an answer, in which a `token` id or `text` replaces token `at` of `run`."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
-    trace = await trace_of(services, owner, message)
+    trace = await require_trace(services, owner, message)
     place, token, typed = _number(fields, "at"), _number(fields, "token"), fields.get("text", "")
     if place is None or (token is None) == (typed == "") or len(typed) > MAX_TYPED_CHARACTERS:
         raise Problem(400, words["error_form"])
-    number = run_at(trace, _number(fields, "run"), place)
+    number = resolve_run(trace, _number(fields, "run"), place)
     if token is None:
-        engine, _ = await requests_of(services, owner, message, trace)
+        engine, _ = await load_run_requests(services, owner, message, trace)
         instead = tuple(await asyncio.to_thread(engine.tokenize, typed))
     else:
         instead = (token,)
     view = await read_branch(services, owner, chat_id, message.parent_id or "")
     accepted, view = await fork(services, owner, view, message, trace, (number, place), instead, fields)
     view = announce(request, services, owner, view)
-    shown = await read_turn(services, owner, accepted, first=first_on(request))
-    return await turns_view(request, services, owner, replace(shown, revision=view.revision))
+    shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
+    return await render_turns(request, services, owner, replace(shown, revision=view.revision))
 
 
 @router.get("/receipt", dependencies=[GUARDED])
@@ -107,7 +115,7 @@ async def receipt(
 ) -> Response:
     """Download the receipt of an answer, which can be checked with `notso verify --receipt`."""
     message = await find_message(services, owner, chat_id, message_id)
-    told = await receipts_of(services, owner, message, sealed=form == "sealed")
+    told = await build_receipts(services, owner, message, sealed=form == "sealed")
     text = await asyncio.to_thread(json.dumps, told, indent=1)
     name = f"receipt-{message.id[:8]}-{form}.json"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}

@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, RedirectResponse
 
 from notso.plugins.errors import PluginError, PluginRefusalError
 from notso.plugins.process import START_SECONDS, PluginProcess
-from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import allowed_in, settings_of, with_tools
+from notso.web.chat.services import ChatServices, Services, engine_and_registry
+from notso.web.chat.submit import allowed_digests, load_settings, with_tools
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation, sidebar_context
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_names import loaded_engine
+from notso.web.engine.model_names import engine_if_loaded
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
 from notso.web.store.protocol import StoredMessage
 from notso.web.tools.chat_tool import ChatTool
@@ -44,7 +44,7 @@ MEDIA_TYPES = ("text/html", "text/plain", "text/csv", "application/json")
 @plugins_router.post("/plugins/{name}/start", dependencies=[operator_only(audit="switched a plugin on")])
 async def start_plugin(request: Request, services: Services, name: str) -> Response:
     await read_form(request)
-    process = _find(services, name)
+    process = _require_plugin(services, name)
     await asyncio.to_thread(process.start)
     await asyncio.to_thread(process.ready.wait, START_SECONDS)
     return RedirectResponse("/settings", 303)
@@ -53,12 +53,12 @@ async def start_plugin(request: Request, services: Services, name: str) -> Respo
 @plugins_router.post("/plugins/{name}/commands/{command}", dependencies=[GUARDED])
 async def run_command(request: Request, services: Services, name: str, command: str) -> Response:
     argument = (await read_form(request)).get("argument", "")
-    process = _find(services, name)
+    process = _require_plugin(services, name)
     rows = process.offer.get("slash_commands", [])
     if not any(row["name"] == command for row in rows):
         raise Problem(404, words["error_unknown_page"])
     given = {"name": command, "argument": argument}
-    text = str(await _asked(process, "command", given, f"command {command}", COMMAND_SECONDS))
+    text = str(await _call_plugin(process, "command", given, f"command {command}", COMMAND_SECONDS))
     toast = {"text": text[:MAX_TOAST_CHARACTERS], "undo_url": ""}
     if not is_fragment(request):
         return await services.pages.respond(request, "problem.html", problem=toast["text"])
@@ -69,7 +69,7 @@ async def run_command(request: Request, services: Services, name: str, command: 
 @plugins_router.post("/plugins/{name}/pages/{path:path}", dependencies=[GUARDED])
 async def show_page(request: Request, services: Services, owner: Owner, name: str, path: str) -> Response:
     form = await read_form(request) if request.method == "POST" else {}
-    process = _find(services, name)
+    process = _require_plugin(services, name)
     if not any(row["path"] == path for row in process.offer.get("pages", [])):
         raise Problem(404, words["error_unknown_page"])
     given = {
@@ -79,7 +79,7 @@ async def show_page(request: Request, services: Services, owner: Owner, name: st
         "form": form,
         "owner": owner,
     }
-    shown = await _asked(process, "page", given, f"page {path or '/'}", PAGE_SECONDS)
+    shown = await _call_plugin(process, "page", given, f"page {path or '/'}", PAGE_SECONDS)
     body, media_type, status = shown["body"], shown["media_type"], shown["status"]
     if media_type not in MEDIA_TYPES or not _is_status(status):
         raise Problem(502, words["error_plugin_page"].format(name=name))
@@ -92,14 +92,14 @@ def _is_status(status: Any) -> bool:
     return type(status) is int and (200 <= status < 300 or 400 <= status < 500) and status not in (204, 205, 401)
 
 
-def _find(services: ChatServices, name: str) -> PluginProcess:
+def _require_plugin(services: ChatServices, name: str) -> PluginProcess:
     process = services.shared.plugins.find(name)
     if process is None:
         raise Problem(404, words["error_unknown_page"])
     return process
 
 
-async def _asked(process: PluginProcess, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
+async def _call_plugin(process: PluginProcess, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
     try:
         return await call_plugin(process, kind, given, what, seconds)
     except PluginRefusalError as error:
@@ -153,9 +153,9 @@ async def answer_question(request: Request, services: Services, owner: Owner, ge
 @router.get("/chats/{chat_id}/tools", dependencies=[GUARDED])
 async def show_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     await services.toolbox.ready()
-    settings = await settings_of(services, owner, chat)
+    settings = await load_settings(services, owner, chat)
     chosen = services.toolbox.chosen(settings.tool_names)
-    (engine, _), costs = await loaded_engine(*models_of(services), settings.model), None
+    (engine, _), costs = await engine_if_loaded(*engine_and_registry(services), settings.model), None
     if engine is not None:
         thinking = chat.thinking if chat is not None else True
         day = chat.prompt_date if chat is not None else date.today()
@@ -169,7 +169,7 @@ async def show_tools(request: Request, services: Services, owner: Owner, chat: N
         **({"chat": chat} if is_fragment(request) else await sidebar_context(services, owner, chat)),
         tools=services.toolbox.all(),
         chosen={tool.name for tool in chosen},
-        allowed=allowed_in(chat),
+        allowed=allowed_digests(chat),
         costs=costs,
         failures=services.toolbox.failures(),
         left_out=services.toolbox.left_out(),
@@ -181,7 +181,7 @@ async def show_tools(request: Request, services: Services, owner: Owner, chat: N
 async def choose_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     fields = await read_form(request)
     await services.toolbox.ready()
-    stored = (await settings_of(services, owner, chat)).tool_names
+    stored = (await load_settings(services, owner, chat)).tool_names
     names = [tool.name for tool in services.toolbox.all() if _is_chosen(tool.name, fields, stored)]
     if chat is None:
         await services.shared.store.set_defaults(owner, with_tools(await services.shared.store.defaults(owner), names))

@@ -29,17 +29,17 @@ from notso.web.chat.files.export import (
     markdown_head,
     markdown_messages,
 )
-from notso.web.chat.files.import_process import entries_from_child
-from notso.web.chat.files.imports import ImportedChat, Incoming, incoming, new_messages
+from notso.web.chat.files.import_process import parse_in_child
+from notso.web.chat.files.imports import ImportedChat, ParsedImport, new_messages, validate_chats
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.submit import title_of
+from notso.web.chat.submit import derive_title
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, sidebar_context, tab_of
+from notso.web.chat.views import Owner, find_chat, request_tab, sidebar_context
 from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.connections import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
-from notso.web.rendering.mathml import with_mathml
+from notso.web.rendering.mathml import convert_formulas
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat, StoredMessage
 from notso.web.values.errors import Problem, StorageDamagedError
 from notso.web.values.ids import new_id
@@ -64,10 +64,10 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
     chat = await find_chat(services, owner, chat_id)
     name = file_name(chat, kind)
     if kind == "json":
-        return await _download(_as_json(services, owner, [chat]), "application/json", name)
+        return await _stream_download(_as_json(services, owner, [chat]), "application/json", name)
     if kind == "md":
-        return await _download(_as_markdown(services, owner, chat), "text/markdown; charset=utf-8", name)
-    return await _download(_as_html(request, services, owner, chat), "text/html; charset=utf-8", name)
+        return await _stream_download(_as_markdown(services, owner, chat), "text/markdown; charset=utf-8", name)
+    return await _stream_download(_as_html(request, services, owner, chat), "text/html; charset=utf-8", name)
 
 
 @router.get("/export", dependencies=[audited("exported all chats")])
@@ -78,7 +78,7 @@ async def export_all(services: Services, owner: Owner) -> Response:
     if services.shared.store.read_only:
         readable = [chat for chat in chats if await _can_be_read(services, owner, chat)]
         chats, name = readable, name if len(readable) == len(chats) else "notso-chats-not-all.json"
-    return await _download(_as_json(services, owner, chats), "application/json", name)
+    return await _stream_download(_as_json(services, owner, chats), "application/json", name)
 
 
 @router.get("/backup", dependencies=[operator_only(audit="took a backup")])
@@ -106,7 +106,7 @@ async def backup(services: Services) -> Response:
         services.backing_up.release()
         raise
     name = f"notso-backup-{date.today().isoformat()}.db"
-    return _PassingFile(services, copy, media_type="application/vnd.sqlite3", filename=name)
+    return _BackupResponse(services, copy, media_type="application/vnd.sqlite3", filename=name)
 
 
 @router.post("/import", dependencies=[audited("imported chats")])
@@ -124,12 +124,12 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
         if kind == FORM_TYPE:
             form = body
             body = await services.importing.work(lambda: parse_form(form).get("json", "").encode())
-        found = await entries_from_child(body)
-        read = await services.importing.work(partial(incoming, found, title_of))
+        found = await parse_in_child(body)
+        read = await services.importing.work(partial(validate_chats, found, derive_title))
         report = await _store(services, owner, read)
     for chat_id in report.changed:
-        services.feed.announce(owner, chat_id, tab_of(request), turns=False)
-    return await _imported(request, services, owner, report)
+        services.feed.announce(owner, chat_id, request_tab(request), turns=False)
+    return await _import_response(request, services, owner, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,9 @@ class ImportReport:
         return " ".join(parts) + (" " + words["left_out"].format(what=", ".join(named)) if named else "")
 
 
-async def _store(services: ChatServices, owner: str, read: Incoming) -> ImportReport:
+async def _store(services: ChatServices, owner: str, read: ParsedImport) -> ImportReport:
     store = services.shared.store
-    before = await store.imported(owner, [chat.source for chat, _ in read.chats if chat.source])
+    before = await store.earlier_imports(owner, [chat.source for chat, _ in read.chats if chat.source])
     new: dict[str, ImportedChat] = {}
     chats, added, extended, messages = [], [], [], 0
     for chat, brought in read.chats:
@@ -186,7 +186,7 @@ async def _store(services: ChatServices, owner: str, read: Incoming) -> ImportRe
     return ImportReport(list(dict.fromkeys(chats)), added, extended, messages, left_out)
 
 
-async def _imported(request: Request, services: ChatServices, owner: str, report: ImportReport) -> Response:
+async def _import_response(request: Request, services: ChatServices, owner: str, report: ImportReport) -> Response:
     if "application/json" in request.headers.get("accept", ""):
         return JSONResponse({**asdict(report), "report": report.sentence})
     address, simple = f"/chats/{report.chats[0]}", not report.left_out
@@ -200,11 +200,11 @@ async def _imported(request: Request, services: ChatServices, owner: str, report
     return await services.pages.respond(request, "imported.html", **sidebar, report=report.sentence)
 
 
-class _ReaderGoneError(Exception):
+class _ClientDisconnectedError(Exception):
     pass
 
 
-class _PassingFile(FileResponse):
+class _BackupResponse(FileResponse):
     def __init__(self, services: ChatServices, path: Path, **options: Any) -> None:
         super().__init__(path, **options)
         self._services = services
@@ -214,11 +214,11 @@ class _PassingFile(FileResponse):
 
         async def send_while_read(message: Message) -> None:
             if reader is not None and reader.gone:
-                raise _ReaderGoneError
+                raise _ClientDisconnectedError
             await send(message)
 
         try:
-            with contextlib.suppress(_ReaderGoneError):
+            with contextlib.suppress(_ClientDisconnectedError):
                 await super().__call__(scope, receive, send_while_read)
         finally:
             # Delete the copy once it is sent or the client has disconnected; then another backup may start.
@@ -227,7 +227,7 @@ class _PassingFile(FileResponse):
             await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
 
 
-async def _pieces(
+async def _render_chunks(
     services: ChatServices,
     owner: str,
     chat: Chat,
@@ -235,7 +235,7 @@ async def _pieces(
     *,
     shown: bool,
 ) -> AsyncIterator[bytes]:
-    pieces = services.shared.store.message_pieces(owner, chat.id, shown=shown)
+    pieces = services.shared.store.message_chunks(owner, chat.id, shown=shown)
     while True:
         async with services.exporting.turn(owner):
             messages = await anext(pieces, None)
@@ -246,7 +246,7 @@ async def _pieces(
         yield piece
 
 
-def _off_loop(
+def _in_export_queue(
     services: ChatServices, written: Callable[[list[StoredMessage]], bytes]
 ) -> Callable[[list[StoredMessage]], Awaitable[bytes]]:
     return lambda messages: services.exporting.work(partial(written, messages))
@@ -256,7 +256,9 @@ async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) ->
     before = JSON_HEAD
     for at, chat in enumerate(chats):
         before += (b"\n" if at == 0 else b",\n") + json_head(chat)
-        async for piece in _pieces(services, owner, chat, _off_loop(services, json_messages), shown=False):
+        async for piece in _render_chunks(
+            services, owner, chat, _in_export_queue(services, json_messages), shown=False
+        ):
             yield before + piece
             before = b","
         before = (before if before != b"," else b"") + CHAT_TAIL
@@ -265,7 +267,7 @@ async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) ->
 
 async def _as_markdown(services: ChatServices, owner: str, chat: Chat) -> AsyncIterator[bytes]:
     before = markdown_head(chat)
-    async for piece in _pieces(services, owner, chat, _off_loop(services, markdown_messages), shown=True):
+    async for piece in _render_chunks(services, owner, chat, _in_export_queue(services, markdown_messages), shown=True):
         yield before + piece
         before = b""
     yield before + MARKDOWN_TAIL
@@ -280,14 +282,14 @@ async def _as_html(request: Request, services: ChatServices, owner: str, chat: C
         html = {each.id: each for each in await services.kept_html.messages(owner, answers)}
         line = [html.get(each.id, each) for each in messages]
         page = (await services.pages.html(request, "_export_messages.html", line=line, shared=False)).decode()
-        page, failed = await with_mathml(page)
+        page, failed = await convert_formulas(page)
         left += failed
         return page.encode()
 
     css = await asyncio.to_thread(_css)
     page = await services.pages.html(request, "export.html", chat=chat, css=css)
     before, _, after = page.partition(b"<!-- messages -->\n")
-    async for piece in _pieces(services, owner, chat, written, shown=True):
+    async for piece in _render_chunks(services, owner, chat, written, shown=True):
         yield before + piece
         before = b""
     note = words["export_formulas"].format(count=number(left))
@@ -307,7 +309,7 @@ def _css() -> Markup:
     return Markup("\n".join(texts))  # safe: files of this package
 
 
-async def _download(pieces: AsyncIterator[bytes], media_type: str, name: str) -> Response:
+async def _stream_download(pieces: AsyncIterator[bytes], media_type: str, name: str) -> Response:
     first = await anext(pieces)  # read before the response starts, so that an immediate failure gets an error status
 
     async def body() -> AsyncIterator[bytes]:

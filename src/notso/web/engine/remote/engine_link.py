@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.smollm3 import EngineError, EngineLostError, Generation, Sentence
 from notso.web.engine.port import AdapterInfo, EngineStats, Event, ModelInfo, Progress, PromptEstimate, Usage
-from notso.web.engine.remote.wire_values import unpacked, unpacked_error
+from notso.web.engine.remote.wire_values import error_from_wire, from_wire
 
 T = TypeVar("T", EngineStats, Progress, PromptEstimate, Usage)
 
@@ -50,7 +50,7 @@ SPARE_SECONDS = 3.0
 FAILURES = (OSError, http.client.HTTPException)
 
 
-class RefusedError(EngineError):
+class FrontEndRefusedError(EngineError):
     """The engine rejects this front end, and will do so until a configuration is changed."""
 
 
@@ -74,7 +74,7 @@ class About:
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
+class _OpenAnswer:
     generation: Generation
     events: int = 0
     begun: bool = False  # accepted by the engine
@@ -94,7 +94,7 @@ class EngineLink:
         self._when_changed = when_changed
         self._session = secrets.token_hex(16)
         self._last = 0
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenAnswer] = {}
         self._spare: list[tuple[http.client.HTTPConnection, float]] = []
         self._in_use: set[http.client.HTTPConnection] = set()
         self._steering: queue.Queue[tuple[str, int] | None] = queue.Queue()
@@ -107,14 +107,14 @@ class EngineLink:
         self.stats = EngineStats()
 
     def start(self) -> None:
-        for work in (self._follow, self._steer):
+        for work in (self._stream_events, self._send_steering):
             threading.Thread(target=work, name="notso-link", daemon=True).start()
 
     def close(self) -> None:
         self._closed = True
         self._steering.put(None)
-        self._break_calls()
-        self._end_all(f"the connection to {self.name} was closed")
+        self._abort_calls()
+        self._end_all_answers(f"the connection to {self.name} was closed")
         with self._changed:
             self._changed.notify_all()
 
@@ -122,26 +122,26 @@ class EngineLink:
         """Wait until the engine can answer. Raises EngineError if it has failed or is unreachable."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._tried)
-            self._changed.wait_for(lambda: self._closed or not self.is_up or self._settled)
+            self._changed.wait_for(lambda: self._closed or not self.is_up or self._is_load_finished)
             about = self.about
             if self.is_up and about.can_answer:
                 return about
-            raise EngineError(self.trouble if not self.is_up else f"{self.name} cannot answer: {self._why}")
+            raise EngineError(self.trouble if not self.is_up else f"{self.name} cannot answer: {self._failure_reason}")
 
-    def _silent(self, error: Exception) -> Sentence:
-        return Sentence(f"{self.name} does not respond: {_reason(error)}", "remote_silent", name=self.name)
+    def _unresponsive_message(self, error: Exception) -> Sentence:
+        return Sentence(f"{self.name} does not respond: {_error_reason(error)}", "remote_silent", name=self.name)
 
     @property
-    def _not_understood(self) -> Sentence:
+    def _invalid_message(self) -> Sentence:
         said = f"{self.name} sent an invalid message: use the same release on both servers"
         return Sentence(said, "remote_release", name=self.name)
 
     @property
-    def _settled(self) -> bool:
+    def _is_load_finished(self) -> bool:
         return self.about.can_answer or self.about.has_failed
 
     @property
-    def _why(self) -> str:
+    def _failure_reason(self) -> str:
         return "it is stopping" if self.about.state == "stopping" else self.about.failure or "it has exited"
 
     # ---- answers
@@ -150,8 +150,8 @@ class EngineLink:
         """Start an answer. Raises the error that the engine reports, or EngineError."""
         with self._changed:
             number = self._last = self._last + 1
-            generation = Generation(lambda: self._wants(number))
-            entry = self._open[number] = _Open(generation)
+            generation = Generation(lambda: self._on_steering_requested(number))
+            entry = self._open[number] = _OpenAnswer(generation)
         try:
             self.call("submit", {**body, "session": self._session, "number": number})
         except BaseException:
@@ -167,10 +167,10 @@ class EngineLink:
 
     def end_all(self) -> None:
         self.stop_all()
-        self._break_calls()
-        self._end_all("the engine was closed")
+        self._abort_calls()
+        self._end_all_answers("the engine was closed")
 
-    def _wants(self, number: int) -> None:
+    def _on_steering_requested(self, number: int) -> None:
         # The generation calls this in the thread that calls its `stop` or `answer_now`, which must not be blocked.
         entry = self._open.get(number)
         if entry is not None:
@@ -179,7 +179,7 @@ class EngineLink:
             elif entry.generation.answer_requested:
                 self._steering.put(("answer_now", number))
 
-    def _steer(self) -> None:
+    def _send_steering(self) -> None:
         while (wanted := self._steering.get()) is not None:
             kind, number = wanted
             try:
@@ -194,7 +194,7 @@ class EngineLink:
     def call(self, name: str, body: Mapping[str, Any]) -> Any:
         """Call a method of the engine API. Raises the error that the engine reports, or EngineError."""
         data = json.dumps(body).encode()
-        connection, is_fresh = self._connection()
+        connection, is_fresh = self._acquire_connection()
         try:
             try:
                 self._send(connection, name, data)
@@ -207,21 +207,21 @@ class EngineLink:
                 self._in_use.discard(connection)
                 connection = self._connect(CALL_SECONDS)
                 self._send(connection, name, data)
-            told = self._answer(connection)
+            told = self._read_response(connection)
             self._spare.append((connection, time.monotonic()))
         except FAILURES as error:
             connection.close()
-            raise EngineError(self._silent(error)) from None
+            raise EngineError(self._unresponsive_message(error)) from None
         except BaseException:
             connection.close()
             raise
         finally:
             self._in_use.discard(connection)
         try:
-            answer = _object(told)
-            failure = unpacked_error(answer["error"]) if "error" in answer else None
+            answer = _parse_object(told)
+            failure = error_from_wire(answer["error"]) if "error" in answer else None
         except (ValueError, RecursionError):
-            raise EngineError(self._not_understood) from None
+            raise EngineError(self._invalid_message) from None
         if failure is not None:
             raise failure
         return answer.get("result")
@@ -229,7 +229,7 @@ class EngineLink:
     def _send(self, connection: http.client.HTTPConnection, name: str, data: bytes) -> None:
         connection.request("POST", f"{WIRE_PATH}/{name}", data, self._headers)
 
-    def _answer(self, connection: http.client.HTTPConnection) -> bytes:
+    def _read_response(self, connection: http.client.HTTPConnection) -> bytes:
         response = connection.getresponse()
         told, ends = bytearray(), time.monotonic() + CALL_SECONDS
         while data := response.read1(READ_BYTES):
@@ -239,10 +239,10 @@ class EngineLink:
             if time.monotonic() > ends:
                 raise TimeoutError
         response.close()  # read1 does not close it, and the connection is blocked while a response is open
-        self._require_taken(response)
+        self._raise_for_status(response)
         return bytes(told)
 
-    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+    def _acquire_connection(self) -> tuple[http.client.HTTPConnection, bool]:
         while self._spare:
             try:
                 connection, used = self._spare.pop()
@@ -255,7 +255,7 @@ class EngineLink:
         try:
             return self._connect(CALL_SECONDS), True
         except FAILURES as error:
-            raise EngineError(self._silent(error)) from None
+            raise EngineError(self._unresponsive_message(error)) from None
 
     def _connect(self, silence_s: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -270,7 +270,7 @@ class EngineLink:
         self._in_use.add(connection)
         return connection
 
-    def _break_calls(self) -> None:
+    def _abort_calls(self) -> None:
         # Shut down the sockets, which makes all calls that wait for a response fail at once.
         for connection in list(self._in_use):
             try:
@@ -278,7 +278,7 @@ class EngineLink:
             except (OSError, AttributeError):  # already closed
                 continue
 
-    def _require_taken(self, response: http.client.HTTPResponse) -> None:
+    def _raise_for_status(self, response: http.client.HTTPResponse) -> None:
         if response.status == 200:
             return
         why = {
@@ -286,36 +286,36 @@ class EngineLink:
             404: "has no engine API: start it with --engine-api, and use the same release on both servers",
             421: f"does not allow this host name: start it with --allow-host {self._parts.hostname}",
         }.get(response.status, f"answers with HTTP {response.status}")
-        raise (RefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {why}")
+        raise (FrontEndRefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {why}")
 
     # ---- the stream, in its thread
 
-    def _follow(self) -> None:
+    def _stream_events(self) -> None:
         broken = time.monotonic()
         while not self._closed:
             began, is_final = time.monotonic(), False
             trouble: str = Sentence(f"{self.name} has closed the connection", "remote_closed", name=self.name)
             try:
-                for line in self._lines():
-                    self._take(line)
+                for line in self._read_lines():
+                    self._handle_line(line)
                     broken = 0.0
             except FAILURES as error:
-                trouble = self._silent(error)
-            except RefusedError as error:
+                trouble = self._unresponsive_message(error)
+            except FrontEndRefusedError as error:
                 trouble, is_final = error.sentence, True
             except EngineError as error:
                 trouble = error.sentence
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 logger.warning("invalid message from %s: %s: %.200s", self.name, type(error).__name__, error)
-                trouble, is_final = self._not_understood, True
+                trouble, is_final = self._invalid_message, True
             broken = broken or time.monotonic()
             if not self._closed:
-                self._note_trouble(trouble, is_final or time.monotonic() - broken >= LOST_SECONDS)
+                self._record_failure(trouble, is_final or time.monotonic() - broken >= LOST_SECONDS)
                 again = began + (RETRY_SECONDS if self.is_up else LOST_RETRY_SECONDS)
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, max(0.0, again - time.monotonic()))
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _read_lines(self) -> Iterator[dict[str, Any]]:
         # Open the stream and yield its lines. Raises one of FAILURES, EngineError or ValueError.
         connection = self._connect(SILENCE_SECONDS)
         try:
@@ -332,7 +332,7 @@ class EngineLink:
             path = f"{WIRE_PATH}/events"
             connection.request("POST", path, json.dumps(body).encode(), self._headers)
             response = connection.getresponse()
-            self._require_taken(response)
+            self._raise_for_status(response)
             buffered, searched = bytearray(), 0
             while data := response.read1(READ_BYTES):
                 buffered += data
@@ -340,7 +340,7 @@ class EngineLink:
                     line = bytes(buffered[:end])
                     del buffered[: end + 1]
                     searched = 0
-                    yield _object(line)
+                    yield _parse_object(line)
                 searched = len(buffered)
                 if searched > MAX_LINE_BYTES:
                     raise ValueError("a line is too long")
@@ -348,16 +348,16 @@ class EngineLink:
             connection.close()
             self._in_use.discard(connection)
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _handle_line(self, line: dict[str, Any]) -> None:
         if "known" in line:
-            self._end_unknown(set(line["known"]))
+            self._end_unknown_answers(set(line["known"]))
         if "stats" in line:
-            self.stats = checked_numbers(unpacked(EngineStats, line["stats"]))
+            self.stats = validate_numbers(from_wire(EngineStats, line["stats"]))
         for number, (after, events) in line.get("answers", {}).items():
             entry = self._open.get(int(number))
             if entry is None:
                 continue
-            news = [_checked(unpacked(Event, each)) for each in events]
+            news = [_validate_event(from_wire(Event, each)) for each in events]
             if after != entry.events:
                 raise ValueError("events are missing")
             entry.events += len(news)
@@ -366,9 +366,9 @@ class EngineLink:
                 self._open.pop(int(number), None)
             entry.generation.write(news, last=is_last)
         if "about" in line:
-            self._set_about(unpacked(About, line["about"]))
+            self._set_status(from_wire(About, line["about"]))
 
-    def _set_about(self, about: About) -> None:
+    def _set_status(self, about: About) -> None:
         with self._changed:
             before, was_up = self.about, self.is_up
             self.about, self.is_up, self._tried = about, True, True
@@ -376,7 +376,7 @@ class EngineLink:
         if about != before or not was_up:
             self._when_changed()
 
-    def _note_trouble(self, trouble: str, is_lost: bool) -> None:
+    def _record_failure(self, trouble: str, is_lost: bool) -> None:
         # An interruption of the stream is logged and reported only if it lasts for LOST_SECONDS.
         was_up = self.is_up
         if trouble != self.trouble and (is_lost or not was_up):
@@ -386,22 +386,22 @@ class EngineLink:
                 self.trouble, self.is_up, self._tried = trouble, False, True
                 self._changed.notify_all()
         if is_lost and was_up:
-            self._break_calls()
+            self._abort_calls()
             # Report the loss before ending the answers: code that retries a lost answer must find the engine lost, and
             # wait until it is available again.
             self._when_changed()
-            self._end_all(trouble)
+            self._end_all_answers(trouble)
 
-    def _end_unknown(self, known: set[int]) -> None:
+    def _end_unknown_answers(self, known: set[int]) -> None:
         for number, entry in list(self._open.items()):
             if entry.begun and number not in known and self._open.pop(number, None) is not None:
                 lost = f"{self.name} was restarted, and its running responses are lost"
-                _end(entry, Sentence(lost, "remote_restarted", name=self.name))
+                _fail_answer(entry, Sentence(lost, "remote_restarted", name=self.name))
 
-    def _end_all(self, why: str) -> None:
+    def _end_all_answers(self, why: str) -> None:
         for number in list(self._open):
             if (entry := self._open.pop(number, None)) is not None:
-                _end(entry, why)
+                _fail_answer(entry, why)
 
 
 def _was_closed(connection: http.client.HTTPConnection) -> bool:
@@ -414,11 +414,11 @@ def _was_closed(connection: http.client.HTTPConnection) -> bool:
         return True
 
 
-def _end(entry: _Open, why: str) -> None:
+def _fail_answer(entry: _OpenAnswer, why: str) -> None:
     entry.generation.write([Event("error", error=EngineLostError(why))], last=True)
 
 
-def checked_numbers(value: T) -> T:
+def validate_numbers(value: T) -> T:
     """Return `value`. Raises ValueError if a number in it is negative, NaN or too large."""
     for field_ in fields(value):
         number = getattr(value, field_.name)
@@ -427,15 +427,15 @@ def checked_numbers(value: T) -> T:
     return value
 
 
-def _checked(event: Event) -> Event:
+def _validate_event(event: Event) -> Event:
     # Raises ValueError.
     for name in _CARRIED.get(event.kind, ()):
         if getattr(event, name) is None:
             raise ValueError(f"a {event.kind} without {name}")
     if event.usage is not None:
-        checked_numbers(event.usage)
+        validate_numbers(event.usage)
     if event.progress is not None:
-        checked_numbers(event.progress)
+        validate_numbers(event.progress)
     counts = (event.place, event.dropped_messages, event.limit, *event.token_ids)
     if not all(0 <= each < MAX_NUMBER for each in counts):
         raise ValueError("an invalid position or count")
@@ -457,7 +457,7 @@ _CARRIED = {
 }
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _parse_object(text: bytes) -> dict[str, Any]:
     try:
         check_shape(text, ANSWER_LIMITS)
     except JsonShapeError as error:
@@ -468,7 +468,7 @@ def _object(text: bytes) -> dict[str, Any]:
     return told
 
 
-def _reason(error: BaseException) -> str:
+def _error_reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, OSError) and error.strerror:

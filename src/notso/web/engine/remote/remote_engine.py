@@ -18,8 +18,8 @@ from notso.web.engine.port import (
     RequestOptions,
     SamplingParams,
 )
-from notso.web.engine.remote.engine_link import MAX_NUMBER, EngineLink, checked_numbers
-from notso.web.engine.remote.wire_values import packed, types_of
+from notso.web.engine.remote.engine_link import MAX_NUMBER, EngineLink, validate_numbers
+from notso.web.engine.remote.wire_values import to_wire, types_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class RemoteSource:
     def __init__(self, url: str, key: str) -> None:
         # `key` is the value of NOTSO_ENGINE_KEY, which must be equal on the engine's server.
         self._lock = threading.Lock()
-        self._link = EngineLink(url, key, self._changed)
+        self._link = EngineLink(url, key, self._on_link_changed)
         self._started = False
         self._engine: RemoteEngine | None = None
         self._when_back: list[Callable[[], object]] = []
@@ -48,18 +48,18 @@ class RemoteSource:
         engine = RemoteEngine(self._link, about.info)
         with self._lock:
             self._engine = engine
-        self._changed()  # the connection may have been lost before `_engine` was set
+        self._on_link_changed()  # the connection may have been lost before `_engine` was set
         return engine
 
     def when_back(self, callback: Callable[[], object]) -> None:
         with self._lock:
             self._when_back = [callback]
-        self._changed()
+        self._on_link_changed()
 
     def close(self) -> None:
         self._link.close()
 
-    def _changed(self) -> None:
+    def _on_link_changed(self) -> None:
         link, about = self._link, self._link.about
         with self._lock:
             engine, back = self._engine, []
@@ -70,7 +70,7 @@ class RemoteSource:
             if link.is_up and about.can_answer:
                 back, self._when_back = self._when_back, []
         if engine is not None:
-            engine.lose()
+            engine.mark_lost()
         for callback in back:
             callback()
 
@@ -111,7 +111,7 @@ def _remote(
     return call
 
 
-def _count(told: int) -> int:
+def _validate_count(told: int) -> int:
     if not 0 <= told < MAX_NUMBER:
         raise ValueError("not a count")
     return told
@@ -150,8 +150,8 @@ class RemoteEngine:
     detokenize = _remote(ChatEngine.detokenize)
     token_texts = _remote(ChatEngine.token_texts)
     encode_chat = _remote(ChatEngine.encode_chat)
-    count_tokens = _remote(ChatEngine.count_tokens, check=_count)
-    estimate = _remote(ChatEngine.estimate, check=checked_numbers)
+    count_tokens = _remote(ChatEngine.count_tokens, check=_validate_count)
+    estimate = _remote(ChatEngine.estimate, check=validate_numbers)
     receipt = _remote(ChatEngine.receipt)
     clear_cache = _remote(ChatEngine.clear_cache)
     forget_reading = _remote(ChatEngine.forget_reading)
@@ -167,7 +167,7 @@ class RemoteEngine:
                 return
         callback()
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         with self._lock:
             self._lost, callbacks = True, self._when_lost
             self._when_lost = []
@@ -189,5 +189,5 @@ class RemoteEngine:
 
 
 def _body(messages: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> dict[str, Any]:
-    asked = packed(options) if options is not None else {}
-    return {"prompt": packed(messages), "params": packed(params or SamplingParams()), "options": asked}
+    asked = to_wire(options) if options is not None else {}
+    return {"prompt": to_wire(messages), "params": to_wire(params or SamplingParams()), "options": asked}

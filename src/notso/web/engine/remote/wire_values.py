@@ -51,29 +51,29 @@ METHODS = frozenset(
 """ChatEngine methods that front ends may call."""
 
 
-def packed(value: Any) -> Any:
+def to_wire(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, NotsoError):
-        return packed_error(value)
+        return error_to_wire(value)
     if is_dataclass(value):
         given = ((name, getattr(value, name), default) for name, default in _defaults(cast(type, type(value))))
-        return {name: packed(each) for name, each, default in given if not _is_default(each, default)}
+        return {name: to_wire(each) for name, each, default in given if not _is_default(each, default)}
     if isinstance(value, Mapping):
-        return {str(name): packed(each) for name, each in value.items()}
+        return {str(name): to_wire(each) for name, each in value.items()}
     if isinstance(value, Sequence):
-        return [packed(each) for each in value]
+        return [to_wire(each) for each in value]
     if isinstance(value, Date):
         return value.isoformat()
     raise InvalidRequestError(f"a {type(value).__name__} cannot be sent to a remote engine")
 
 
-def unpacked(hint: Any, given: Any) -> Any:
+def from_wire(hint: Any, given: Any) -> Any:
     """Convert JSON values to a type. Raises ValueError, or InvalidRequestError if the type rejects its fields."""
     return _unpacker(hint)(given)
 
 
-def packed_error(error: NotsoError) -> dict[str, Any]:
+def error_to_wire(error: NotsoError) -> dict[str, Any]:
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, NotsoError)]
     told: dict[str, Any] = {"kinds": kinds, "message": str(error)}
     if isinstance(error.sentence, Sentence):
@@ -81,7 +81,7 @@ def packed_error(error: NotsoError) -> dict[str, Any]:
     return told | {n: getattr(error, n) for n in _TOLD if hasattr(error, n)}
 
 
-def unpacked_error(given: Any) -> NotsoError:
+def error_from_wire(given: Any) -> NotsoError:
     """Restore an error. Raises ValueError if `given` is malformed."""
     if not isinstance(given, dict) or not isinstance(given.get("kinds"), list):
         raise ValueError("not an error")
@@ -94,12 +94,12 @@ def unpacked_error(given: Any) -> NotsoError:
         message = Sentence(message, str(given["code"]), **values)
     told = {name: given.get(name) for name in _TOLD}
     if kind is ContextLengthError:
-        numbers = (unpacked(int, told["needed_tokens"]), unpacked(int, told["context_tokens"]))
+        numbers = (from_wire(int, told["needed_tokens"]), from_wire(int, told["context_tokens"]))
         return ContextLengthError(*numbers, at_least=bool(told["at_least"]))
     if kind is InvalidRequestError:
-        return InvalidRequestError(message, param=unpacked(str | None, told["param"]))
+        return InvalidRequestError(message, param=from_wire(str | None, told["param"]))
     if kind is OutOfMemoryError:
-        needed, available = (unpacked(int, told[name]) for name in ("needed_bytes", "available_bytes"))
+        needed, available = (from_wire(int, told[name]) for name in ("needed_bytes", "available_bytes"))
         return OutOfMemoryError(message, needed_bytes=needed, available_bytes=available)
     return kind(message)
 
@@ -113,15 +113,15 @@ class MethodTypes:
     def pack(self, *arguments: Any, **named: Any) -> dict[str, Any]:
         given = self._signature.bind(None, *arguments, **named)
         given.apply_defaults()
-        return {name: packed(each) for name, each in given.arguments.items() if name != "self"}
+        return {name: to_wire(each) for name, each in given.arguments.items() if name != "self"}
 
     def unpack(self, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict) or not set(given) <= set(self._hints) - {"return"}:
             raise ValueError("invalid arguments of this method")
-        return {name: unpacked(self._hints[name], each) for name, each in given.items()}
+        return {name: from_wire(self._hints[name], each) for name, each in given.items()}
 
     def unpack_result(self, given: Any) -> Any:
-        return unpacked(self._hints["return"], given)
+        return from_wire(self._hints["return"], given)
 
 
 types_of = cache(MethodTypes)
@@ -158,15 +158,15 @@ def _unpacker(hint: Any) -> Unpack:
     if origin is Mapping:
         return _mapping(*map(_unpacker, arguments), is_number=arguments[0] is int)
     if hint is Date:
-        return lambda given: Date.fromisoformat(_plain(str)(given))
+        return lambda given: Date.fromisoformat(_exact_type(str)(given))
     if isinstance(hint, type) and issubclass(hint, NotsoError):
-        return unpacked_error
+        return error_from_wire
     if is_dataclass(hint):
         return _dataclass(cast(type, hint))
-    return _plain(*{float: (float, int), type(None): (type(None),)}.get(hint, (hint,)))
+    return _exact_type(*{float: (float, int), type(None): (type(None),)}.get(hint, (hint,)))
 
 
-def _plain(*kinds: type) -> Unpack:
+def _exact_type(*kinds: type) -> Unpack:
     def unpack(given: Any) -> Any:
         if type(given) not in kinds:
             raise ValueError(f"not a valid {kinds[0].__name__}")

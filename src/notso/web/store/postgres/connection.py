@@ -30,7 +30,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from notso.web.store.postgres.migrations import MIGRATIONS, REINDEXES, SCHEMA_VERSION
 from notso.web.store.protocol import DISK_FULL, FAILED, LEASE_SECONDS, MOST_TRIES, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import Database, Rows, Value
-from notso.web.store.sql.search_words import Term, tsquery, vector_of
+from notso.web.store.sql.search_words import Term, to_tsvector, tsquery
 from notso.web.values.errors import (
     DataDirectoryNewerError,
     Sentence,
@@ -56,7 +56,7 @@ ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, in
 """
 
 
-class _SentRows:
+class _PipelinedRows:
     def __init__(self, cursor: Cursor[DictRow], pipeline: Pipeline) -> None:
         self._cursor = cursor
         self._pipeline = pipeline
@@ -90,7 +90,7 @@ class PostgresDatabase(Database):
 
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
         cursor = self._connection.execute(sql.replace("?", "%s").encode(), parameters)
-        return _SentRows(cursor, self._pipeline) if self._pipeline is not None else cursor
+        return _PipelinedRows(cursor, self._pipeline) if self._pipeline is not None else cursor
 
     @contextlib.contextmanager
     def transaction(self, begin: str) -> Iterator[None]:
@@ -111,7 +111,7 @@ class PostgresDatabase(Database):
     def snapshot(self) -> AbstractContextManager[None]:
         return self.transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
-    def begin_bulk(self) -> None:
+    def prepare_bulk_copy(self) -> None:
         self.execute("SET CONSTRAINTS ALL DEFERRED")
         # A copy between databases leaves each transaction idle while it accesses the other database.
         self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
@@ -121,20 +121,21 @@ class PostgresDatabase(Database):
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
         self.execute("DELETE FROM indexed WHERE chat_id = ? AND owner = ? AND message_id IS NULL", (chat_id, owner))
         self.execute(
-            "INSERT INTO indexed (owner, chat_id, words) VALUES (?, ?, ?::tsvector)", (owner, chat_id, vector_of(title))
+            "INSERT INTO indexed (owner, chat_id, words) VALUES (?, ?, ?::tsvector)",
+            (owner, chat_id, to_tsvector(title)),
         )
 
     def index_message(self, owner: str, message: StoredMessage) -> None:
         self.execute(
             "INSERT INTO indexed (owner, chat_id, message_id, words) VALUES (?, ?, ?, ?::tsvector)"
             " ON CONFLICT (message_id) DO UPDATE SET words = excluded.words",
-            (owner, message.chat_id, message.id, vector_of(message.content)),
+            (owner, message.chat_id, message.id, to_tsvector(message.content)),
         )
 
-    def remove_chat(self, chat_id: str) -> None:
+    def unindex_chat(self, chat_id: str) -> None:
         pass
 
-    def remove_message(self, message_id: str) -> None:
+    def unindex_message(self, message_id: str) -> None:
         pass
 
     def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
@@ -157,13 +158,13 @@ class PostgresDatabase(Database):
         self.execute(
             # Record the answer as an orphan, to be reported by the next heartbeat of any process.
             "WITH ended AS (UPDATE messages SET state = 'interrupted', holder = NULL"
-            f" WHERE chat_id = ? AND owner = ? AND {_UNFINISHED} AND holder <> ? AND {_gone()} RETURNING *)"
+            f" WHERE chat_id = ? AND owner = ? AND {_UNFINISHED} AND holder <> ? AND {_lease_expired()} RETURNING *)"
             " INSERT INTO orphans (generation_id, owner, chat_id, message_id)"
             " SELECT generation_id, owner, chat_id, id FROM ended ON CONFLICT DO NOTHING",
             (chat_id, owner, self._replica),
         )
 
-    def holds(self, message_id: str) -> bool:
+    def holds_lease(self, message_id: str) -> bool:
         found = self.execute("SELECT 1 AS yes FROM messages WHERE id = ? AND holder = ?", (message_id, self._replica))
         return found.fetchone() is not None
 
@@ -172,7 +173,7 @@ class PostgresDatabase(Database):
 
     def renew(self) -> None:
         self.execute(
-            f"INSERT INTO replicas (id, expires) VALUES (?, clock_timestamp() + {_lease()})"
+            f"INSERT INTO replicas (id, expires) VALUES (?, clock_timestamp() + {_lease_interval()})"
             " ON CONFLICT (id) DO UPDATE SET expires = excluded.expires",
             (self._replica,),
         )
@@ -180,13 +181,13 @@ class PostgresDatabase(Database):
     def heartbeat(self, running: frozenset[str], known: frozenset[str] | None, *, is_leaving: bool) -> Heartbeat:
         self.renew()
         if is_leaving:
-            return Heartbeat(lost=self._lost(running))
-        taken = self._take_orphans(known) if known is not None else []
+            return Heartbeat(lost=self._lost_generations(running))
+        taken = self._claim_orphans(known) if known is not None else []
         ended = self.execute(
             "UPDATE messages SET state = CASE WHEN " + _UNFINISHED + " THEN 'interrupted' ELSE state END, holder = NULL"
             # SKIP LOCKED ensures that only one of several concurrent heartbeats gets an orphan.
-            f" WHERE id IN (SELECT id FROM messages WHERE holder IS NOT NULL AND {_gone()} FOR UPDATE SKIP LOCKED)"
-            " RETURNING owner, chat_id, id AS message_id, generation_id"
+            f" WHERE id IN (SELECT id FROM messages WHERE holder IS NOT NULL AND {_lease_expired()}"
+            " FOR UPDATE SKIP LOCKED) RETURNING owner, chat_id, id AS message_id, generation_id"
         ).fetchall()
         ended += self.execute(
             "DELETE FROM orphans WHERE generation_id IN (SELECT generation_id FROM orphans FOR UPDATE SKIP LOCKED)"
@@ -197,21 +198,21 @@ class PostgresDatabase(Database):
             " AND pg_postmaster_start_time() < clock_timestamp() - interval '1 hour'"
         )
         orphans, adopted = (tuple(Orphan(**row) for row in rows) for rows in (ended, taken))
-        return Heartbeat(orphans, adopted, self._lost(running))
+        return Heartbeat(orphans, adopted, self._lost_generations(running))
 
-    def _take_orphans(self, known: frozenset[str]) -> list[Any]:
+    def _claim_orphans(self, known: frozenset[str]) -> list[Any]:
         # Also return orphans that this process holds but that are not in `known`: an earlier result may have been lost.
         return self._connection.execute(
             "UPDATE messages SET holder = %s WHERE id IN (SELECT messages.id FROM messages"
             " JOIN answer_traces ON message_id = messages.id"
             " JOIN chats ON chats.id = messages.chat_id AND chats.trash_id IS NULL"
             f" WHERE messages.trash_id IS NULL AND {_UNFINISHED}"
-            f" AND (tries < %s AND {_gone()} OR holder = %s AND generation_id <> ALL(%s))"
+            f" AND (tries < %s AND {_lease_expired()} OR holder = %s AND generation_id <> ALL(%s))"
             " FOR UPDATE OF messages SKIP LOCKED) RETURNING owner, chat_id, id AS message_id, generation_id".encode(),
             (self._replica, MOST_TRIES, self._replica, list(known)),
         ).fetchall()
 
-    def leave(self) -> None:
+    def release_lease(self) -> None:
         """End this process's lease, and interrupt its unfinished answers that other processes cannot continue."""
         self.execute(
             f"UPDATE messages SET state = 'interrupted', holder = NULL WHERE holder = ? AND {_UNFINISHED}"
@@ -220,13 +221,13 @@ class PostgresDatabase(Database):
         )
         self.execute("DELETE FROM replicas WHERE id = ?", (self._replica,))
 
-    def others(self) -> int:
+    def count_other_processes(self) -> int:
         row = self.execute(
             "SELECT count(*) AS n FROM replicas WHERE id <> ? AND expires > clock_timestamp()", (self._replica,)
         ).fetchone()
         return int(row["n"])
 
-    def _lost(self, running: frozenset[str]) -> frozenset[str]:
+    def _lost_generations(self, running: frozenset[str]) -> frozenset[str]:
         if not running:
             return frozenset()
         rows = self._connection.execute(
@@ -241,7 +242,7 @@ class PostgresDatabase(Database):
     def forget(self, owner: str, first_message_id: str) -> None:
         self.execute("INSERT INTO forgotten (owner, first_message_id) VALUES (?, ?)", (owner, first_message_id))
 
-    def forgotten(self, after: int) -> list[Any]:
+    def purged_conversations(self, after: int) -> list[Any]:
         """Return the conversations purged by any process, starting after number `after`."""
         self.execute(f"DELETE FROM forgotten WHERE since < clock_timestamp() - interval '{FORGOTTEN_DAYS} days'")
         return self.execute(
@@ -249,12 +250,12 @@ class PostgresDatabase(Database):
         ).fetchall()
 
 
-def _lease() -> str:
+def _lease_interval() -> str:
     return f"interval '{LEASE_SECONDS} seconds'"
 
 
-def _gone() -> str:
-    alive = f"greatest(expires, pg_postmaster_start_time() + {_lease()}) > clock_timestamp()"
+def _lease_expired() -> str:
+    alive = f"greatest(expires, pg_postmaster_start_time() + {_lease_interval()}) > clock_timestamp()"
     return f"holder NOT IN (SELECT id FROM replicas WHERE {alive})"
 
 
@@ -310,7 +311,7 @@ class _PlainText(Loader):
         return text.replace("\x010", "\x00").replace("\x011", "\x01") if "\x01" in text else text
 
 
-class Connections:
+class PostgresPool:
     """Thread-safe pool of up to `most` connections for the process named `replica`.
 
     Stores can share a pool. It is closed when the last of them calls `close`. Methods raise StorageError.
@@ -319,8 +320,8 @@ class Connections:
     def __init__(self, url: str, most: int, replica: str) -> None:
         self._replica = replica
         self._url = url
-        self._is_away = False
-        self._failed = 0.0  # time at which the database last did not respond
+        self._is_unavailable = False
+        self._unavailable_since = 0.0  # time at which the database last did not respond
         self._opening = threading.Lock()
         self._users = 0
         self._busy: dict[Connection[DictRow], float] = {}  # start of the work on each connection
@@ -340,7 +341,7 @@ class Connections:
         """Connect and migrate the schema. Raises DataDirectoryNewerError."""
         with storage_errors(), self._opening:
             if not self._users:
-                refuse_transaction_pooling(self._url)
+                require_session_pooling(self._url)
                 with connect(self._url) as connection:
                     check(connection)
                     migrate(connection)
@@ -377,7 +378,7 @@ class Connections:
                         raise
             raise StorageError(FAILED)
 
-    def look(self, work: Callable[[PostgresDatabase], T]) -> T:
+    def run_read(self, work: Callable[[PostgresDatabase], T]) -> T:
         """Run read-only `work`; retry once if the connection is broken."""
         with storage_errors():
             try:
@@ -389,23 +390,23 @@ class Connections:
                 with self._connection() as connection:
                     return work(PostgresDatabase(connection, self._replica))
 
-    def cut_off(self, seconds: float = 0.0) -> None:
+    def break_connections(self, seconds: float = 0.0) -> None:
         """Break connections that have been busy for `seconds`. With 0, break all busy and replace all idle ones."""
         if not seconds:
-            self._note_away(True)
+            self._set_unavailable(True)
             self._pool.drain()
         late = time.monotonic() - seconds
         for connection, since in list(self._busy.items()):
             if since <= late:
-                _break(connection)
+                _shut_down_socket(connection)
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection[DictRow]]:
-        connection = self._free_connection()
+        connection = self._checkout_connection()
         self._busy[connection] = time.monotonic()
         try:
             yield connection
-            self._note_away(False)
+            self._set_unavailable(False)
         except psycopg.OperationalError:
             # A restart of the database breaks all idle connections, so replace all of them at the first failure.
             if connection.closed:
@@ -415,24 +416,24 @@ class Connections:
             self._busy.pop(connection, None)
             self._pool.putconn(connection)
 
-    def _free_connection(self) -> Connection[DictRow]:
-        if self._is_away and time.monotonic() - self._failed < SHORT_PATIENCE_SECONDS:
+    def _checkout_connection(self) -> Connection[DictRow]:
+        if self._is_unavailable and time.monotonic() - self._unavailable_since < SHORT_PATIENCE_SECONDS:
             raise PoolTimeout(AWAY)
-        until = time.monotonic() + (0.0 if self._is_away else PATIENCE_SECONDS)
+        until = time.monotonic() + (0.0 if self._is_unavailable else PATIENCE_SECONDS)
         while True:
             try:
                 return self._pool.getconn(SHORT_PATIENCE_SECONDS)
             except PoolTimeout:
                 # Wait in short steps, so that waiting ends soon after a heartbeat finds that the database hangs.
-                if self._is_away or time.monotonic() >= until:
-                    self._note_away(True)
+                if self._is_unavailable or time.monotonic() >= until:
+                    self._set_unavailable(True)
                     raise
 
-    def _note_away(self, is_away: bool) -> None:
+    def _set_unavailable(self, is_away: bool) -> None:
         if is_away:
-            self._failed = time.monotonic()
-        if is_away != self._is_away:
-            self._is_away = is_away
+            self._unavailable_since = time.monotonic()
+        if is_away != self._is_unavailable:
+            self._is_unavailable = is_away
             logger.warning("the chat database %s", "is not responding" if is_away else "is responding again")
 
 
@@ -444,7 +445,7 @@ def connect(url: str) -> Connection[tuple[Any, ...]]:
         raise StorageError(f"the database cannot be reached: {_reason(error)}") from error
 
 
-def _break(connection: Connection[Any]) -> None:
+def _shut_down_socket(connection: Connection[Any]) -> None:
     # Shutting down the socket ends all waits for it, in any thread.
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
@@ -453,7 +454,7 @@ def _break(connection: Connection[Any]) -> None:
 @contextlib.contextmanager
 def _deadline(connection: Connection[Any]) -> Iterator[None]:
     # Breaks the connection if the database does not answer within CONNECT_SECONDS.
-    late = threading.Timer(CONNECT_SECONDS, _break, (connection,))
+    late = threading.Timer(CONNECT_SECONDS, _shut_down_socket, (connection,))
     late.daemon = True
     late.start()
     try:
@@ -462,10 +463,10 @@ def _deadline(connection: Connection[Any]) -> Iterator[None]:
         late.cancel()
 
 
-def ask_server(url: str, settings: Sequence[str]) -> list[str]:
+def query_server_settings(url: str, settings: Sequence[str]) -> list[str]:
     """Check the database and return the values of server settings. Raises StorageError."""
     with storage_errors():
-        refuse_transaction_pooling(url)
+        require_session_pooling(url)
     with storage_errors(), connect(url) as connection, _deadline(connection):
         check(connection)
         rows = [connection.execute("SELECT current_setting(%s)", (name,)).fetchone() for name in settings]
@@ -490,7 +491,7 @@ def migrate(connection: Connection[Any]) -> None:
             connection.execute(MIGRATIONS[version].encode())
             version += 1
             if version in REINDEXES:
-                _index_anew(connection)
+                _rebuild_text_index(connection)
             connection.execute(f"UPDATE {SCHEMA}.schema_version SET version = %s".encode(), (version,))
     if version > SCHEMA_VERSION:
         raise DataDirectoryNewerError(
@@ -498,7 +499,7 @@ def migrate(connection: Connection[Any]) -> None:
         )
 
 
-def _index_anew(connection: Connection[Any]) -> None:
+def _rebuild_text_index(connection: Connection[Any]) -> None:
     sql = (
         "SELECT indexed.chat_id, indexed.message_id, coalesce(messages.content, chats.title) FROM indexed"
         " JOIN chats ON chats.id = indexed.chat_id LEFT JOIN messages ON messages.id = indexed.message_id"
@@ -506,7 +507,7 @@ def _index_anew(connection: Connection[Any]) -> None:
     update = "UPDATE indexed SET words = %s::tsvector WHERE chat_id = %s AND message_id IS NOT DISTINCT FROM %s"
     with connection.cursor("texts", row_factory=tuple_row) as texts, connection.cursor() as writing:
         for chat_id, message_id, text in texts.execute(sql):
-            writing.execute(update, (vector_of(text), chat_id, message_id))
+            writing.execute(update, (to_tsvector(text), chat_id, message_id))
 
 
 @contextlib.contextmanager
@@ -536,7 +537,7 @@ def _storage_error(error: psycopg.Error) -> StorageError:
             return StorageError(FAILED)
 
 
-def refuse_transaction_pooling(url: str) -> None:
+def require_session_pooling(url: str) -> None:
     """Raise StorageError if a pooler shares server processes, as with PgBouncer's pool_mode = transaction."""
     # Session settings would then apply to other clients, and be missing for our own statements.
     for _ in range(2):  # try twice, because a busy pooler may assign two server processes by chance

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, Connections, PostgresDatabase
-from notso.web.store.protocol import BACKUP_ELSEWHERE, Conversation, Damage, Heartbeat
+from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, PostgresDatabase, PostgresPool
+from notso.web.store.protocol import BACKUP_ELSEWHERE, ConversationKey, Damage, Heartbeat
 from notso.web.store.sql.access import SQLAccessStore
-from notso.web.store.sql.database import Database, Statements
+from notso.web.store.sql.database import Database, SQLConnection
 from notso.web.store.sql.store import SQLStore
 from notso.web.values.errors import DataDirectoryBusyError, StorageError
 from notso.web.values.fair_queue import FairQueue, WorkerThreads
@@ -32,7 +32,7 @@ class PostgresStore(SQLStore):
     def __init__(self, url: str) -> None:
         super().__init__()
         most = WRITE_THREADS + READ_THREADS + LEASE_THREADS + ACCESS_THREADS
-        self._connections = Connections(url, most, uuid.uuid4().hex)
+        self._connections = PostgresPool(url, most, uuid.uuid4().hex)
         self._writes = FairQueue("notso-db-write", WRITE_THREADS)
         self._reads = FairQueue("notso-db-read", READ_THREADS)
         self._lease_thread = WorkerThreads(LEASE_THREADS, thread_name_prefix="notso-db-lease")
@@ -61,7 +61,7 @@ class PostgresStore(SQLStore):
         if self._is_open:
             self._is_open = False
             try:
-                await self._soon(lambda: self._connections.write(PostgresDatabase.leave))
+                await self._run_with_timeout(lambda: self._connections.write(PostgresDatabase.release_lease))
             # The database is not responding; the lease will expire.
             except StorageError:
                 pass
@@ -74,24 +74,24 @@ class PostgresStore(SQLStore):
     async def heartbeat(
         self, running: frozenset[str], known: frozenset[str] | None = None, *, is_leaving: bool = False
     ) -> Heartbeat:
-        self._connections.cut_off(MOST_SECONDS)
-        return await self._soon(
+        self._connections.break_connections(MOST_SECONDS)
+        return await self._run_with_timeout(
             lambda: self._connections.write(lambda db: db.heartbeat(running, known, is_leaving=is_leaving))
         )
 
     async def require_exclusive_use(self) -> None:
-        if await self._lease_thread.run(lambda: self._connections.look(PostgresDatabase.others)):
+        if await self._lease_thread.run(lambda: self._connections.run_read(PostgresDatabase.count_other_processes)):
             raise DataDirectoryBusyError("a server is using the database: stop it first")
         await self.heartbeat(frozenset())
 
-    async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
-        due = await super().thrown_away(seconds, now)
+    async def conversations_to_purge(self, seconds: float, now: float | None = None) -> list[ConversationKey]:
+        due = await super().conversations_to_purge(seconds, now)
         # Include conversations that other processes purged, because this process may have their KV caches.
         since = max(self._forgotten, default=0) - COMMIT_SPREAD
-        rows = await self._writes.run("", lambda: self._connections.write(lambda db: db.forgotten(since)))
+        rows = await self._writes.run("", lambda: self._connections.write(lambda db: db.purged_conversations(since)))
         new = [row for row in rows if row["number"] not in self._forgotten]
         self._forgotten = {row["number"] for row in rows}
-        return list(dict.fromkeys([*due, *(Conversation(row["owner"], row["first_message_id"]) for row in new)]))
+        return list(dict.fromkeys([*due, *(ConversationKey(row["owner"], row["first_message_id"]) for row in new)]))
 
     async def backup(self, target: Path) -> None:
         raise StorageError(BACKUP_ELSEWHERE)
@@ -99,16 +99,16 @@ class PostgresStore(SQLStore):
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
         return await self._writes.run(owner, lambda: self._connections.write(work))
 
-    async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
-        return await self._reads.run(owner, lambda: self._connections.look(work))
+    async def run_read(self, work: Callable[[Database], T], owner: str = "") -> T:
+        return await self._reads.run(owner, lambda: self._connections.run_read(work))
 
-    async def _soon(self, work: Callable[[], T]) -> T:
+    async def _run_with_timeout(self, work: Callable[[], T]) -> T:
         try:
             # If the database hangs, abort all work on it.
             async with asyncio.timeout(HANG_SECONDS):
                 return await self._lease_thread.run(work)
         except TimeoutError:
-            self._connections.cut_off()
+            self._connections.break_connections()
             raise StorageError(AWAY) from None
 
 
@@ -119,7 +119,7 @@ class PostgresAccessStore(SQLAccessStore):
     NOW_MS = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
     ALONE = "SELECT pg_advisory_xact_lock(hashtextextended(?, 36))"
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
         # Separate threads, so that key lookups do not wait for work on chats.
         self._threads = WorkerThreads(ACCESS_THREADS, thread_name_prefix="notso-access")
@@ -136,17 +136,17 @@ class PostgresAccessStore(SQLAccessStore):
             await self._threads.run(self._connections.close)
         self._threads.shutdown()
 
-    async def write(self, work: Callable[[Statements], T]) -> T:
-        return await self._soon(lambda: self._connections.write(work))
+    async def write(self, work: Callable[[SQLConnection], T]) -> T:
+        return await self._run_with_timeout(lambda: self._connections.write(work))
 
-    async def look(self, work: Callable[[Statements], T]) -> T:
-        return await self._soon(lambda: self._connections.look(work))
+    async def run_read(self, work: Callable[[SQLConnection], T]) -> T:
+        return await self._run_with_timeout(lambda: self._connections.run_read(work))
 
-    async def _soon(self, work: Callable[[], T]) -> T:
+    async def _run_with_timeout(self, work: Callable[[], T]) -> T:
         try:
             # This is a last resort: the heartbeats of PostgresStore usually abort hanging work earlier.
             async with asyncio.timeout(MOST_SECONDS):
                 return await self._threads.run(work)
         except TimeoutError:
-            self._connections.cut_off()
+            self._connections.break_connections()
             raise StorageError(AWAY) from None

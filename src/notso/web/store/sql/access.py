@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import date
 from typing import Any, ClassVar, TypeVar
 
-from notso.web.store.access import AUDIT_ENTRIES, MAX_KEYS, RESERVED_SECONDS, ApiKey, AuditEntry, UsageRow, Used
-from notso.web.store.sql.database import Statements
-from notso.web.values.quotas import Quota, Reservation, Wanted, granted
+from notso.web.store.access import AUDIT_ENTRIES, MAX_KEYS, RESERVED_SECONDS, ApiKey, AuditEntry, UsageRow, UsageTotals
+from notso.web.store.sql.database import SQLConnection
+from notso.web.values.quotas import MaxTokenUse, Quota, Reservation, allocate_tokens
 
 T = TypeVar("T")
 
@@ -54,18 +54,18 @@ class SQLAccessStore(ABC):
     async def close(self) -> None: ...
 
     @abstractmethod
-    async def write(self, work: Callable[[Statements], T]) -> T:
+    async def write(self, work: Callable[[SQLConnection], T]) -> T:
         """Run `work` in a transaction, in another thread. Changes are on disk on return."""
 
     @abstractmethod
-    async def look(self, work: Callable[[Statements], T]) -> T:
+    async def run_read(self, work: Callable[[SQLConnection], T]) -> T:
         """Run read-only `work` in another thread."""
 
     async def add_key(self, key: ApiKey, digest: bytes) -> bool:
         limits = key.requests_per_minute, key.tokens_per_day
         row = (key.id, key.name, key.created_ms, *limits, key.is_operator, key.revoked_ms, key.requests_per_day, digest)
 
-        def work(db: Statements) -> bool:
+        def work(db: SQLConnection) -> bool:
             if db.execute("SELECT count(*) AS n FROM keys").fetchone()["n"] >= MAX_KEYS:
                 return False
             return db.execute(_ADD_KEY, row).rowcount == 1
@@ -74,19 +74,19 @@ class SQLAccessStore(ABC):
 
     async def keys(self) -> list[ApiKey]:
         rows = f"SELECT {_KEY} FROM keys ORDER BY name, created_ms DESC, id"
-        return await self.look(lambda db: [_key(row) for row in db.execute(rows)])
+        return await self.run_read(lambda db: [_key(row) for row in db.execute(rows)])
 
     async def key(self, by: str | bytes) -> ApiKey | None:
         column = "digest" if isinstance(by, bytes) else "id"
 
-        def work(db: Statements) -> ApiKey | None:
+        def work(db: SQLConnection) -> ApiKey | None:
             row = db.execute(f"SELECT {_KEY} FROM keys WHERE {column} = ?", (by,)).fetchone()
             return _key(row) if row else None
 
-        return await self.look(work)
+        return await self.run_read(work)
 
     async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None:
-        def work(db: Statements) -> ApiKey | None:
+        def work(db: SQLConnection) -> ApiKey | None:
             row = db.execute(_REVOKE, (max(now_ms, 1), name)).fetchone()
             return _key(row) if row else None
 
@@ -99,7 +99,7 @@ class SQLAccessStore(ABC):
             for row in rows
         )
 
-        def work(db: Statements) -> None:
+        def work(db: SQLConnection) -> None:
             for each in values:
                 db.execute(_ADD_USAGE, each)
             for id in sorted(each.id for each in ended):
@@ -107,19 +107,21 @@ class SQLAccessStore(ABC):
 
         await self.write(work)
 
-    async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
+    async def reserve(
+        self, day: date, owner: str, quota: Quota, wanted: Sequence[MaxTokenUse]
+    ) -> list[Reservation] | UsageTotals:
         about = day.isoformat(), owner
 
-        def work(db: Statements) -> list[Reservation] | Used:
+        def work(db: SQLConnection) -> list[Reservation] | UsageTotals:
             if self.ALONE:
                 db.execute(self.ALONE, (owner,))
             # Query reservations before usage. A reservation that ends in between is then counted twice rather than not
             # at all.
             held = db.execute(f"{_HELD} AND until_ms > {self.NOW_MS}", about).fetchone()
             row = db.execute(_USED, about).fetchone()
-            used = _used(row) if row else Used()
+            used = _used(row) if row else UsageTotals()
             left = quota.tokens - used.tokens - int(held["tokens"])
-            answers = granted(left, wanted) if quota.tokens else [each.answer_tokens for each in wanted]
+            answers = allocate_tokens(left, wanted) if quota.tokens else [each.answer_tokens for each in wanted]
             too_many = quota.requests and used.requests + held["requests"] + len(wanted) > quota.requests
             if answers is None or too_many:
                 return used
@@ -141,7 +143,7 @@ class SQLAccessStore(ABC):
     async def remove_owner(self, owner: str) -> None:
         kind, _, key_id = owner.partition(":")
 
-        def work(db: Statements) -> None:
+        def work(db: SQLConnection) -> None:
             for table in ("usage", "reservations", *_LOGS.values()):
                 db.execute(f"DELETE FROM {table} WHERE owner = ?", (owner,))
             if kind == "key":
@@ -152,7 +154,7 @@ class SQLAccessStore(ABC):
     async def renew(self, reservations: Collection[Reservation]) -> None:
         renewal = f"UPDATE reservations SET until_ms = {self.NOW_MS} + {_RESERVED_MS} WHERE id = ?"
 
-        def work(db: Statements) -> None:
+        def work(db: SQLConnection) -> None:
             for id in sorted(each.id for each in reservations):
                 db.execute(f"{renewal} AND until_ms > {self.NOW_MS}", (id,))
 
@@ -160,21 +162,21 @@ class SQLAccessStore(ABC):
 
     async def usage(self, first: date, last: date) -> list[UsageRow]:
         days = (first.isoformat(), last.isoformat())
-        return await self.look(
+        return await self.run_read(
             lambda db: [
                 UsageRow(date.fromisoformat(row["day"]), row["owner"], _used(row)) for row in db.execute(_USAGE, days)
             ]
         )
 
-    async def used_on(self, day: date, owner: str) -> Used:
-        def work(db: Statements) -> Used:
+    async def used_on(self, day: date, owner: str) -> UsageTotals:
+        def work(db: SQLConnection) -> UsageTotals:
             row = db.execute(_USED, (day.isoformat(), owner)).fetchone()
-            return _used(row) if row else Used()
+            return _used(row) if row else UsageTotals()
 
-        return await self.look(work)
+        return await self.run_read(work)
 
     async def add_audit(self, *entries: AuditEntry) -> None:
-        def work(db: Statements) -> None:
+        def work(db: SQLConnection) -> None:
             for each in entries:
                 values = (each.at_ms, each.owner, each.action, each.address, each.count)
                 table = _LOGS[each.by_operator]
@@ -184,14 +186,14 @@ class SQLAccessStore(ABC):
         await self.write(work)
 
     async def audit(self, limit: int) -> list[AuditEntry]:
-        def work(db: Statements) -> list[AuditEntry]:
+        def work(db: SQLConnection) -> list[AuditEntry]:
             return [
                 AuditEntry(**{name: row[name] for name in _ENTRY.split(", ")}, by_operator=by_operator)
                 for by_operator, table in _LOGS.items()
                 for row in db.execute(f"SELECT {_ENTRY} FROM {table} ORDER BY number DESC LIMIT ?", (limit,))
             ]
 
-        return sorted(await self.look(work), key=lambda each: each.at_ms, reverse=True)
+        return sorted(await self.run_read(work), key=lambda each: each.at_ms, reverse=True)
 
 
 def _key(row: Any) -> ApiKey:
@@ -199,5 +201,5 @@ def _key(row: Any) -> ApiKey:
     return ApiKey(**values | {"is_operator": bool(row["is_operator"])})
 
 
-def _used(row: Any) -> Used:
-    return Used(*(row[name] for name in _COUNTS.split(", ")))
+def _used(row: Any) -> UsageTotals:
+    return UsageTotals(*(row[name] for name in _COUNTS.split(", ")))

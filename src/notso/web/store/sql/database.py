@@ -26,7 +26,7 @@ class Rows(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
 
-class Statements(Protocol):
+class SQLConnection(Protocol):
     """A connection. Writes require a transaction."""
 
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
@@ -48,7 +48,7 @@ class Database(ABC):
     def snapshot(self) -> AbstractContextManager[None]: ...
 
     @abstractmethod
-    def begin_bulk(self) -> None:
+    def prepare_bulk_copy(self) -> None:
         """Prepare this transaction for bulk writes: defer foreign keys, and disable timeouts."""
 
     # ---- search index
@@ -62,11 +62,11 @@ class Database(ABC):
         """Index a message, replacing the previous entry."""
 
     @abstractmethod
-    def remove_chat(self, chat_id: str) -> None:
+    def unindex_chat(self, chat_id: str) -> None:
         """Remove a chat from the index before it is deleted."""
 
     @abstractmethod
-    def remove_message(self, message_id: str) -> None:
+    def unindex_message(self, message_id: str) -> None:
         """Remove a message from the index before it is deleted."""
 
     def merge_index(self) -> bool:
@@ -92,7 +92,7 @@ class Database(ABC):
         """Interrupt the chat's unfinished answer if its process has ended."""
 
     @abstractmethod
-    def holds(self, message_id: str) -> bool: ...
+    def holds_lease(self, message_id: str) -> bool: ...
 
     @abstractmethod
     def release(self, message_id: str) -> None: ...

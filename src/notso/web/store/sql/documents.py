@@ -13,7 +13,7 @@ from dataclasses import astuple, fields, replace
 from datetime import date
 from typing import Any
 
-from notso.documents.citations import agrees, marks_in, revision_of
+from notso.documents.citations import find_marked_quotes, matches_when_folded, revision_of
 from notso.documents.passages import Passage, page_at
 from notso.documents.values import Document
 from notso.web.store.documents import (
@@ -35,8 +35,8 @@ from notso.web.store.documents import (
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.records import PART_BYTES
 from notso.web.store.sql.database import Database
-from notso.web.store.sql.passage_index import Row, TextIndex, index_of, query_words, ranked
-from notso.web.store.sql.records import Run
+from notso.web.store.sql.passage_index import TextIndex, WordPostings, index_text, query_words, rank_passages
+from notso.web.store.sql.records import TransactionRunner
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
@@ -64,10 +64,10 @@ DELETED_AT_ONCE = 20  # documents deleted in one transaction
 
 
 class SQLDocuments:
-    def __init__(self, write: Run, look: Run, *, is_shared: bool) -> None:
+    def __init__(self, write: TransactionRunner, run_read: TransactionRunner, *, is_shared: bool) -> None:
         """is_shared: whether other processes with their own caches use the database."""
         self._write = write
-        self._look = look
+        self._run_read = run_read
         self._is_shared = is_shared
         self._forgotten: set[int] = set()
 
@@ -91,11 +91,11 @@ class SQLDocuments:
             f"SELECT {_LIBRARY}, rights FROM libraries JOIN library_readers ON library_id = libraries.id"
             f" WHERE reader IN (?, '{EVERYONE}') ORDER BY created_ms, libraries.id"
         )
-        found = await self._look(lambda db: [_library(row) for row in db.execute(sql, (owner,))], owner)
+        found = await self._run_read(lambda db: [_library(row) for row in db.execute(sql, (owner,))], owner)
         return [replace(each, rights="read") if each.owner == EVERYONE != owner else each for each in found]
 
     async def change_library(self, owner: str, library_id: str, **changes: Any) -> bool:
-        values = {name: _stored(changes[name]) for name in ("name", "instructions", "settings") if name in changes}
+        values = {name: _to_column(changes[name]) for name in ("name", "instructions", "settings") if name in changes}
         assigned = ", ".join(f"{name} = ?" for name in values)
 
         def work(db: Database) -> bool:
@@ -113,7 +113,7 @@ class SQLDocuments:
 
         def empty(db: Database) -> None:
             if db.execute(own, (library_id, owner)).fetchone() is not None:
-                _forget_chats(db, _IN_PROJECT, library_id)
+                _mark_caches_stale(db, _IN_PROJECT, library_id)
                 db.execute("UPDATE chats SET project = '' WHERE project = ? AND project <> ''", (library_id,))
 
         def shorten(db: Database) -> bool | None:
@@ -133,7 +133,7 @@ class SQLDocuments:
 
     async def members(self, owner: str, library_id: str) -> list[Member]:
         sql = f"SELECT member, name, rights FROM library_members WHERE library_id = ? AND {_OWN} ORDER BY name, member"
-        return await self._look(lambda db: [Member(**row) for row in db.execute(sql, (library_id, owner))], owner)
+        return await self._run_read(lambda db: [Member(**row) for row in db.execute(sql, (library_id, owner))], owner)
 
     async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
         def work(db: Database) -> bool:
@@ -161,7 +161,7 @@ class SQLDocuments:
             )
             moved = db.execute(sql, (library_id, chat_id, owner, library_id, library_id, library_id, owner)).rowcount
             if moved:  # its prompts now start with other documents, so its KV cache is stale
-                _forget_chats(db, "SELECT id AS chat_id FROM chats WHERE id = ?", chat_id)
+                _mark_caches_stale(db, "SELECT id AS chat_id FROM chats WHERE id = ?", chat_id)
             same = "SELECT 1 AS one FROM chats WHERE id = ? AND owner = ? AND project = ?"
             return moved > 0 or db.execute(same, (chat_id, owner, library_id)).fetchone() is not None
 
@@ -218,24 +218,24 @@ class SQLDocuments:
     async def documents(self, owner: str, library_id: str | None = None) -> list[StoredDocument]:
         where, more = ("", ()) if library_id is None else (" AND library_id = ?", (library_id,))
         sql = f"SELECT {_DOCUMENT} FROM documents WHERE library_id IN ({_READABLE}){where} {_IN_ORDER}"
-        return await self._look(lambda db: _documents(db, sql, (owner, *more)), owner)
+        return await self._run_read(lambda db: _documents(db, sql, (owner, *more)), owner)
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
-        return await self._look(lambda db: _some(db, owner, document_ids), owner) if document_ids else []
+        return await self._run_read(lambda db: _documents_by_id(db, owner, document_ids), owner) if document_ids else []
 
     async def content(self, owner: str, document_id: str) -> bytes:
         sql = (
             "SELECT content FROM document_parts JOIN documents ON documents.id = document_id"
             f" WHERE document_id = ? AND library_id IN ({_READABLE}) ORDER BY part"
         )
-        rows = await self._look(lambda db: db.execute(sql, (document_id, owner)).fetchall(), owner)
+        rows = await self._run_read(lambda db: db.execute(sql, (document_id, owner)).fetchall(), owner)
         return b"".join(bytes(row["content"]) for row in rows)
 
     async def text(self, owner: str, document_id: str) -> DocumentText | None:
         def work(db: Database) -> DocumentText | None:
-            return text_of(db, document_id) if _some(db, owner, [document_id]) else None
+            return load_text(db, document_id) if _documents_by_id(db, owner, [document_id]) else None
 
-        return await self._look(work, owner)
+        return await self._run_read(work, owner)
 
     async def search(
         self,
@@ -251,15 +251,15 @@ class SQLDocuments:
             return []
         among: tuple[str, tuple[str, ...]] = ("", ())
         if document_ids is not None:
-            among = (f" AND documents.id IN ({_marks(document_ids)})", tuple(document_ids))
+            among = (f" AND documents.id IN ({_placeholders(document_ids)})", tuple(document_ids))
         elif library_id is not None:
             among = (" AND documents.library_id = ?", (library_id,))
 
         def work(db: Database) -> list[PassageHit]:
             with db.snapshot():
-                return _found(db, owner, words, min(limit, MAX_HITS), *among)
+                return _search(db, owner, words, min(limit, MAX_HITS), *among)
 
-        return await self._look(work, owner)
+        return await self._run_read(work, owner)
 
     async def retry(self, owner: str, document_id: str) -> bool:
         sql = "UPDATE documents SET state = 'queued', reason = '' WHERE id = ? AND state = 'failed'"
@@ -294,7 +294,7 @@ class SQLDocuments:
 
     async def finish(self, document_id: str, document: Document) -> bool:
         def packed() -> tuple[TextIndex, bytes]:
-            return index_of(document.text, document.pages), zlib.compress(document.text.encode())
+            return index_text(document.text, document.pages), zlib.compress(document.text.encode())
 
         index, text = await asyncio.to_thread(packed)
         facts = (document.kind, " ".join(document.warnings), len(document.pages), len(document.text))
@@ -311,7 +311,7 @@ class SQLDocuments:
                 "INSERT INTO document_texts (document_id, text, pages, passages) VALUES (?, ?, ?, ?)",
                 (document_id, text, json.dumps(document.pages), json.dumps([astuple(each) for each in index.passages])),
             )
-            _add_words(db, document_id, index)
+            _index_words(db, document_id, index)
             return True
 
         return await self._write(work)
@@ -320,7 +320,7 @@ class SQLDocuments:
         sql = "UPDATE documents SET state = 'failed', reason = ? WHERE id = ? AND state = 'parsing'"
         await self._write(lambda db: db.execute(sql, (reason, document_id)).rowcount)
 
-    async def note_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
+    async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
         sql = (
             "INSERT INTO readings (scope, name, document_id) SELECT ?, ?, id FROM documents WHERE id = ?"
             " ON CONFLICT DO NOTHING"
@@ -335,10 +335,10 @@ class SQLDocuments:
     async def stale(self) -> list[StaleCache]:
         since = max(self._forgotten, default=0) - COMMIT_SPREAD
         sql = "SELECT number, owner, conversation, scope, reading FROM stale_caches WHERE number > ? ORDER BY number"
-        rows = await self._look(lambda db: db.execute(sql, (since,)).fetchall())
+        rows = await self._run_read(lambda db: db.execute(sql, (since,)).fetchall())
         return [StaleCache(**row) for row in rows if row["number"] not in self._forgotten]
 
-    async def forgot(self, found: Sequence[StaleCache]) -> None:
+    async def mark_cleared(self, found: Sequence[StaleCache]) -> None:
         if not self._is_shared:
             sql = "DELETE FROM stale_caches WHERE number <= ?"
             await self._write(lambda db: db.execute(sql, (max(each.number for each in found),)).rowcount)
@@ -349,24 +349,24 @@ class SQLDocuments:
         await self._write(lambda db: db.execute("DELETE FROM stale_caches WHERE since_ms < ?", (before,)).rowcount)
 
 
-def index_again(db: Database, document_id: str) -> None:
+def reindex_document(db: Database, document_id: str) -> None:
     """Index a document that was copied from another database."""
-    held = text_of(db, document_id)
+    held = load_text(db, document_id)
     if held is not None:
-        _add_words(db, document_id, index_of(held.text, held.pages))
+        _index_words(db, document_id, index_text(held.text, held.pages))
 
 
-def confirmed(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
+def verify_citations(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
     """Return an answer with verified citations.
 
     A citation is marked as being in no document if the owner may not read the document, or its text has changed.
     """
     if not message.citations:
         return message
-    readable = {each.id: each for each in _some(db, owner, [each.document for each in message.citations])}
-    texts = {each: found for each in readable if (found := text_of(db, each)) is not None}
+    readable = {each.id: each for each in _documents_by_id(db, owner, [each.document for each in message.citations])}
+    texts = {each: found for each in readable if (found := load_text(db, each)) is not None}
     revisions = {each: revision_of(found.text) for each, found in texts.items()}
-    marks = {each.start: each for each in marks_in(message.content)}
+    marks = {each.start: each for each in find_marked_quotes(message.content)}
     kept = []
     for each in message.citations:
         mark, text = marks.get(each.at), texts.get(each.document)
@@ -375,7 +375,7 @@ def confirmed(db: Database, owner: str, message: StoredMessage) -> StoredMessage
             or text is None
             or mark.end != each.to
             or revisions[each.document] != each.revision
-            or not agrees(text.text, each.start, each.end, mark.words)
+            or not matches_when_folded(text.text, each.start, each.end, mark.words)
         ):
             kept.append(Citation(each.at, each.to))
             continue
@@ -384,7 +384,7 @@ def confirmed(db: Database, owner: str, message: StoredMessage) -> StoredMessage
     return replace(message, citations=tuple(kept))
 
 
-def _without_citations(db: Database, document_id: str) -> None:
+def _remove_citations(db: Database, document_id: str) -> None:
     rows = db.execute(
         "SELECT id, citations FROM messages WHERE citations LIKE ? AND chat_id IN"
         " (SELECT chat_id FROM chat_documents WHERE document_id = ?)",
@@ -395,7 +395,7 @@ def _without_citations(db: Database, document_id: str) -> None:
         db.execute("UPDATE messages SET citations = ? WHERE id = ?", (json.dumps(left), row["id"]))
 
 
-def _add_words(db: Database, document_id: str, index: TextIndex) -> None:
+def _index_words(db: Database, document_id: str, index: TextIndex) -> None:
     db.execute(
         "UPDATE documents SET passages = ?, words = ? WHERE id = ?", (len(index.passages), index.words, document_id)
     )
@@ -412,7 +412,7 @@ def _add_words(db: Database, document_id: str, index: TextIndex) -> None:
         db.execute(f"INSERT INTO document_words (library, word, document, places) VALUES {marks}", values)
 
 
-def _found(
+def _search(
     db: Database, owner: str, words: Sequence[str], limit: int, among: str, ids: tuple[str, ...]
 ) -> list[PassageHit]:
     totals = db.execute(
@@ -424,13 +424,13 @@ def _found(
         "SELECT word, documents.id AS document, sha256, places FROM document_words"
         " JOIN documents ON documents.number = document_words.document"
         f" WHERE library IN (SELECT number FROM libraries WHERE id IN ({_READABLE}))"
-        f" AND word IN ({_marks(words)}){among}",
+        f" AND word IN ({_placeholders(words)}){among}",
         (owner, *words, *ids),
     )
-    found = (Row(row["word"], row["document"], row["sha256"], bytes(row["places"])) for row in rows)
-    best = ranked(found, int(totals["passages"]), int(totals["words"]))[:limit]
-    known = {each.id: each for each in _some(db, owner, [document for document, _, _ in best])}
-    texts = {each: text_of(db, each) for each in known}
+    found = (WordPostings(row["word"], row["document"], row["sha256"], bytes(row["places"])) for row in rows)
+    best = rank_passages(found, int(totals["passages"]), int(totals["words"]))[:limit]
+    known = {each.id: each for each in _documents_by_id(db, owner, [document for document, _, _ in best])}
+    texts = {each: load_text(db, each) for each in known}
     hits = []
     for document, number, score in best:
         text = texts[document]
@@ -449,7 +449,7 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
         return False
     now = _now_ms()
     used = f"SELECT chat_id FROM chat_documents WHERE document_id = ? UNION {_IN_PROJECT}"
-    _forget_chats(db, used, document_id, row["library_id"])
+    _mark_caches_stale(db, used, document_id, row["library_id"])
     named = db.execute("SELECT scope, name FROM readings WHERE document_id = ?", (document_id,)).fetchall()
     for each in named:
         db.execute(
@@ -457,7 +457,7 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
             (each["scope"], each["name"], now),
         )
         db.execute("DELETE FROM readings WHERE scope = ? AND name = ?", (each["scope"], each["name"]))
-    _without_citations(db, document_id)
+    _remove_citations(db, document_id)
     for table in ("chat_documents", "document_texts", "document_parts"):
         db.execute(f"DELETE FROM {table} WHERE document_id = ?", (document_id,))
     db.execute("DELETE FROM document_words WHERE document = ?", (row["number"],))
@@ -465,7 +465,7 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
     return True
 
 
-def _forget_chats(db: Database, chats: str, *values: str) -> None:
+def _mark_caches_stale(db: Database, chats: str, *values: str) -> None:
     # SQLite does not reorder a cross join. With an inner join, it would read the first messages of all chats.
     db.execute(
         f"{_STALE} SELECT messages.owner, messages.id, '', '', {_now_ms()} FROM ({chats}) AS used CROSS JOIN messages"
@@ -476,8 +476,10 @@ def _forget_chats(db: Database, chats: str, *values: str) -> None:
 
 def _create(db: Database, owner: str, name: str) -> Library | None:
     made = Library(new_id(), owner, name, secrets.token_hex(16), _now_ms())
-    values = [_stored(getattr(made, each)) for each in LIBRARY_COLUMNS]
-    sql = f"INSERT INTO libraries ({', '.join(LIBRARY_COLUMNS)}) VALUES ({_marks(values)}) ON CONFLICT DO NOTHING"
+    values = [_to_column(getattr(made, each)) for each in LIBRARY_COLUMNS]
+    sql = (
+        f"INSERT INTO libraries ({', '.join(LIBRARY_COLUMNS)}) VALUES ({_placeholders(values)}) ON CONFLICT DO NOTHING"
+    )
     return made if db.execute(sql, values).rowcount else None
 
 
@@ -485,21 +487,22 @@ def _library(row: Any) -> Library:
     return Library(**{**row, "settings": json.loads(row["settings"])})
 
 
-def _stored(value: Any) -> Any:
+def _to_column(value: Any) -> Any:
     return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
 
 
-def project_of(db: Database, owner: str, library_id: str) -> Library | None:
+def load_project(db: Database, owner: str, library_id: str) -> Library | None:
     sql = f"SELECT {_LIBRARY} FROM libraries WHERE id = ? AND id IN ({_READABLE})"
     row = db.execute(sql, (library_id, owner)).fetchone() if library_id else None
     return _library(row) if row is not None else None
 
 
-def _some(db: Database, owner: str, document_ids: Iterable[str]) -> list[StoredDocument]:
+def _documents_by_id(db: Database, owner: str, document_ids: Iterable[str]) -> list[StoredDocument]:
     ids = tuple(dict.fromkeys(document_ids))
     if not ids:
         return []
-    sql = f"SELECT {_DOCUMENT} FROM documents WHERE id IN ({_marks(ids)}) AND library_id IN ({_READABLE}) {_IN_ORDER}"
+    of = f"id IN ({_placeholders(ids)}) AND library_id IN ({_READABLE})"
+    sql = f"SELECT {_DOCUMENT} FROM documents WHERE {of} {_IN_ORDER}"
     return _documents(db, sql, (*ids, owner))
 
 
@@ -507,7 +510,7 @@ def _documents(db: Database, sql: str, parameters: tuple[str, ...]) -> list[Stor
     return [StoredDocument(**row) for row in db.execute(sql, parameters)]
 
 
-def text_of(db: Database, document_id: str) -> DocumentText | None:
+def load_text(db: Database, document_id: str) -> DocumentText | None:
     row = db.execute(
         "SELECT text, pages, passages FROM document_texts WHERE document_id = ?", (document_id,)
     ).fetchone()
@@ -517,7 +520,7 @@ def text_of(db: Database, document_id: str) -> DocumentText | None:
     return DocumentText(zlib.decompress(bytes(row["text"])).decode(), tuple(json.loads(row["pages"])), passages)
 
 
-def _marks(values: Sequence[Any]) -> str:
+def _placeholders(values: Sequence[Any]) -> str:
     return ", ".join("?" * len(values))
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from notso.documents.passages import Passage, passages_of
-from notso.web.store.sql.search_words import words_in
+from notso.documents.passages import Passage, split_into_passages
+from notso.web.store.sql.search_words import split_words
 
 # B is less than the usual 0.75, with which short passages rank too high. Passages are about equally long; a shorter one
 # is usually the end of a page.
@@ -45,7 +45,7 @@ class Posting:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WordPostings:
     """The postings of a word in a document. `order` breaks ties between equal scores."""
 
     word: str
@@ -54,9 +54,9 @@ class Row:
     places: bytes
 
 
-def index_of(text: str, pages: Sequence[int]) -> TextIndex:
+def index_text(text: str, pages: Sequence[int]) -> TextIndex:
     """Split a text into passages and index them, in linear time."""
-    passages = tuple(passages_of(text, pages))
+    passages = tuple(split_into_passages(text, pages))
     places: dict[str, list[int]] = {}
     total = 0
     for number, passage in enumerate(passages[: MOST + 1]):
@@ -75,21 +75,21 @@ def query_words(query: str) -> list[str]:
 
 def index_words(text: str) -> Iterator[str]:
     """Yield the words of a text, without a plural s."""
-    for word in words_in(text):
+    for word in split_words(text):
         yield word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] != "s" and word.isascii() else word
 
 
-def ranked(rows: Iterable[Row], passages: int, words: int) -> list[tuple[str, int, float]]:
+def rank_passages(rows: Iterable[WordPostings], passages: int, words: int) -> list[tuple[str, int, float]]:
     """Return (document, passage, score) of all passages in `rows`, best first.
 
     passages, words: totals of the documents searched.
     """
     average = max(1.0, words / max(1, passages))
     scores: dict[tuple[str, str, int], float] = {}
-    of_words: dict[str, list[Row]] = {}
+    of_words: dict[str, list[WordPostings]] = {}
     for row in rows:
         of_words.setdefault(row.word, []).append(row)
-    for word in sorted(_affordable(of_words)):  # sorted, because a sum of floats depends on the order
+    for word in sorted(_rarest_words(of_words)):  # sorted, because a sum of floats depends on the order
         found = [(row, posting) for row in of_words[word] for posting in postings(row.places)]
         rarity = math.log(1 + (passages - len(found) + 0.5) / (len(found) + 0.5))
         for row, posting in found:
@@ -100,7 +100,7 @@ def ranked(rows: Iterable[Row], passages: int, words: int) -> list[tuple[str, in
     return [(document, number, score) for (_, document, number), score in best]
 
 
-def _affordable(of_words: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+def _rarest_words(of_words: Mapping[str, Sequence[WordPostings]]) -> Iterator[str]:
     # The rarest word is always included, regardless of its number of postings.
     sizes = {word: sum(len(row.places) for row in rows) // _POSTING.size for word, rows in of_words.items()}
     used = 0

@@ -16,10 +16,10 @@ from notso.web.store.records import (
     MAX_KEPT_ANSWERS,
     MAX_KEPT_BYTES_OF_OWNER,
     PART_BYTES,
-    KeptAnswer,
-    OpenResponse,
+    IdempotentResponse,
     StoredBatch,
     StoredFile,
+    UnfinishedResponse,
 )
 from notso.web.store.sql.database import Database
 from notso.web.values.errors import StorageFullError
@@ -45,19 +45,19 @@ DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
 """
 
 
-class Run(Protocol):
+class TransactionRunner(Protocol):
     def __call__(self, work: Callable[[Database], T], owner: str = "") -> Coroutine[Any, Any, T]: ...
 
 
-def _leased(now_ms: int) -> int:
+def _lease_expiry(now_ms: int) -> int:
     return now_ms + int(1000 * LEASE_SECONDS)
 
 
-def _open(db: Database, row: Any) -> OpenResponse | None:
+def _to_unfinished_response(db: Database, row: Any) -> UnfinishedResponse | None:
     # Tokens are stored in parts. Those in `progress` were stored by an older release, and come first.
     if row is None:
         return None
-    left = OpenResponse(**row)
+    left = UnfinishedResponse(**row)
     parts = db.execute("SELECT told FROM response_tokens WHERE response_id = ? ORDER BY first", (left.id,)).fetchall()
     if not parts:
         return left
@@ -67,9 +67,9 @@ def _open(db: Database, row: Any) -> OpenResponse | None:
 
 
 class SQLRecords:
-    def __init__(self, write: Run, look: Run) -> None:
+    def __init__(self, write: TransactionRunner, run_read: TransactionRunner) -> None:
         self._write = write
-        self._look = look
+        self._run_read = run_read
 
     async def add_file(self, owner: str, file: StoredFile, content: bytes) -> None:
         def work(db: Database) -> None:
@@ -89,7 +89,7 @@ class SQLRecords:
 
     async def files(self, owner: str) -> list[StoredFile]:
         sql = f"SELECT {_FILE} FROM api_files WHERE owner = ? ORDER BY created_ms DESC, id DESC"
-        return await self._look(lambda db: [StoredFile(**row) for row in db.execute(sql, (owner,))], owner)
+        return await self._run_read(lambda db: [StoredFile(**row) for row in db.execute(sql, (owner,))], owner)
 
     async def file(self, owner: str, file_id: str) -> StoredFile | None:
         sql = f"SELECT {_FILE} FROM api_files WHERE id = ? AND owner = ?"
@@ -98,7 +98,7 @@ class SQLRecords:
             row = db.execute(sql, (file_id, owner)).fetchone()
             return StoredFile(**row) if row is not None else None
 
-        return await self._look(work, owner)
+        return await self._run_read(work, owner)
 
     async def content(self, owner: str, file_id: str) -> AsyncIterator[bytes]:
         sql = (
@@ -110,7 +110,7 @@ class SQLRecords:
         def work(db: Database) -> Any:
             return db.execute(sql, (file_id, part, owner)).fetchone()
 
-        while (row := await self._look(work, owner)) is not None:
+        while (row := await self._run_read(work, owner)) is not None:
             part = row["part"]
             yield bytes(row["content"])
 
@@ -131,7 +131,7 @@ class SQLRecords:
 
     async def batches(self, owner: str) -> list[StoredBatch]:
         sql = f"SELECT {_BATCH} FROM api_batches WHERE owner = ? ORDER BY created_ms DESC, id DESC"
-        return await self._look(lambda db: [_batch(row) for row in db.execute(sql, (owner,))], owner)
+        return await self._run_read(lambda db: [_batch(row) for row in db.execute(sql, (owner,))], owner)
 
     async def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
         sql = f"SELECT {_BATCH} FROM api_batches WHERE id = ? AND owner = ?"
@@ -140,7 +140,7 @@ class SQLRecords:
             row = db.execute(sql, (batch_id, owner)).fetchone()
             return _batch(row) if row is not None else None
 
-        return await self._look(work, owner)
+        return await self._run_read(work, owner)
 
     async def claim_batch(self, holder: str, busy: Sequence[str], now_ms: int) -> StoredBatch | None:
         others = f" AND owner NOT IN ({', '.join('?' * len(busy))})" if busy else ""
@@ -160,7 +160,7 @@ class SQLRecords:
 
     async def renew_batch(self, batch_id: str, holder: str, now_ms: int) -> StoredBatch | None:
         def work(db: Database) -> StoredBatch | None:
-            row = _held(db, batch_id, holder)
+            row = _leased_batch(db, batch_id, holder)
             if row is not None:
                 db.execute(_LEASE, (holder, now_ms + int(1000 * LEASE_SECONDS), batch_id))
             return _batch(row) if row is not None else None
@@ -184,7 +184,7 @@ class SQLRecords:
 
     async def add_line(self, batch_id: str, holder: str, file_id: str, number: int, content: bytes) -> bool:
         def work(db: Database) -> bool:
-            if _held(db, batch_id, holder) is None:
+            if _leased_batch(db, batch_id, holder) is None:
                 return False
             db.execute(_ADD_PART + " ON CONFLICT DO NOTHING", (file_id, number, content))
             return True
@@ -193,7 +193,7 @@ class SQLRecords:
 
     async def lines(self, *file_ids: str) -> set[int]:
         sql = f"SELECT part FROM api_file_parts WHERE file_id IN ({', '.join('?' * len(file_ids))})"
-        return await self._look(lambda db: {row["part"] for row in db.execute(sql, file_ids)})
+        return await self._run_read(lambda db: {row["part"] for row in db.execute(sql, file_ids)})
 
     async def finish_file(self, owner: str, file: StoredFile) -> StoredFile | None:
         def work(db: Database) -> StoredFile | None:
@@ -212,21 +212,25 @@ class SQLRecords:
 
         return await self._write(work, owner)
 
-    async def add_open_response(self, response: OpenResponse, holder: str) -> None:
-        values = (*(getattr(response, name) for name in _OPEN.split(", ")), holder, _leased(response.created_ms))
+    async def add_unfinished_response(self, response: UnfinishedResponse, holder: str) -> None:
+        values = (*(getattr(response, name) for name in _OPEN.split(", ")), holder, _lease_expiry(response.created_ms))
         sql = f"INSERT INTO open_responses ({_OPEN}, holder, held_until_ms) VALUES ({', '.join('?' * len(values))})"
         await self._write(lambda db: db.execute(sql, values), response.owner)
 
-    async def open_response(self, owner: str, response_id: str) -> OpenResponse | None:
+    async def unfinished_response(self, owner: str, response_id: str) -> UnfinishedResponse | None:
         sql = f"SELECT {_OPEN} FROM open_responses WHERE id = ? AND owner = ?"
-        return await self._look(lambda db: _open(db, db.execute(sql, (response_id, owner)).fetchone()), owner)
+        return await self._run_read(
+            lambda db: _to_unfinished_response(db, db.execute(sql, (response_id, owner)).fetchone()), owner
+        )
 
-    async def open_stream(self, owner: str, conversation: str) -> OpenResponse | None:
+    async def unfinished_stream(self, owner: str, conversation: str) -> UnfinishedResponse | None:
         where = "owner = ? AND conversation = ? AND conversation <> ''"
         sql = f"SELECT {_OPEN} FROM open_responses WHERE {where} ORDER BY created_ms DESC, id LIMIT 1"
-        return await self._look(lambda db: _open(db, db.execute(sql, (owner, conversation)).fetchone()), owner)
+        return await self._run_read(
+            lambda db: _to_unfinished_response(db, db.execute(sql, (owner, conversation)).fetchone()), owner
+        )
 
-    async def note_progress(
+    async def save_progress(
         self, response_id: str, holder: str, first: int, progress: str, *, is_further: bool
     ) -> None:
         held = "SELECT 1 AS yes FROM open_responses WHERE id = ? AND holder = ?"
@@ -243,36 +247,38 @@ class SQLRecords:
 
         await self._write(work)
 
-    async def renew_open_responses(self, holder: str, now_ms: int) -> None:
+    async def renew_unfinished_responses(self, holder: str, now_ms: int) -> None:
         sql = "UPDATE open_responses SET held_until_ms = ? WHERE holder = ?"
-        await self._write(lambda db: db.execute(sql, (_leased(now_ms), holder)))
+        await self._write(lambda db: db.execute(sql, (_lease_expiry(now_ms), holder)))
 
-    async def claim_open_response(self, holder: str, known: Sequence[str], now_ms: int) -> OpenResponse | None:
+    async def claim_unfinished_response(
+        self, holder: str, known: Sequence[str], now_ms: int
+    ) -> UnfinishedResponse | None:
         free = "holder <> ? AND held_until_ms < ?"
         mine = "holder = ?" + (f" AND id NOT IN ({', '.join('?' * len(known))})" if known else "")
         find = f"SELECT {_OPEN}, holder FROM open_responses WHERE {free} OR {mine} ORDER BY created_ms, id LIMIT 1"
         take = "UPDATE open_responses SET holder = ?, held_until_ms = ?, tries = ? WHERE id = ?"
 
-        def work(db: Database) -> OpenResponse | None:
+        def work(db: Database) -> UnfinishedResponse | None:
             row = db.execute(find + db.for_update, (holder, now_ms, holder, *known)).fetchone()
             if row is None:
                 return None
             values = dict(row)
             values["tries"] += values.pop("holder") != holder
-            db.execute(take, (holder, _leased(time.time_ns() // 1_000_000), values["tries"], values["id"]))
-            return _open(db, values)
+            db.execute(take, (holder, _lease_expiry(time.time_ns() // 1_000_000), values["tries"], values["id"]))
+            return _to_unfinished_response(db, values)
 
         return await self._write(work)
 
-    async def leave_open_responses(self, holder: str) -> None:
+    async def release_unfinished_responses(self, holder: str) -> None:
         sql = "UPDATE open_responses SET holder = '', held_until_ms = 0, tries = 0 WHERE holder = ?"
         await self._write(lambda db: db.execute(sql, (holder,)))
 
-    async def end_open_response(self, owner: str, response_id: str) -> None:
+    async def delete_unfinished_response(self, owner: str, response_id: str) -> None:
         sql = "DELETE FROM open_responses WHERE id = ? AND owner = ?"
         await self._write(lambda db: db.execute(sql, (response_id, owner)), owner)
 
-    async def keep_answer(self, owner: str, key: str, answer: KeptAnswer) -> None:
+    async def save_idempotent_response(self, owner: str, key: str, answer: IdempotentResponse) -> None:
         sql = (
             "INSERT INTO kept_answers (owner, idempotency_key, digest, status, headers, body, created_ms)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -287,20 +293,22 @@ class SQLRecords:
 
         await self._write(work, owner)
 
-    async def kept_answer(self, owner: str, key: str, now_ms: int) -> KeptAnswer | None:
+    async def idempotent_response(self, owner: str, key: str, now_ms: int) -> IdempotentResponse | None:
         sql = (
             "SELECT digest, status, headers, body, created_ms FROM kept_answers"
             " WHERE owner = ? AND idempotency_key = ? AND created_ms > ?"
         )
 
-        def work(db: Database) -> KeptAnswer | None:
+        def work(db: Database) -> IdempotentResponse | None:
             row = db.execute(sql, (owner, key, now_ms - int(1000 * KEPT_SECONDS))).fetchone()
             if row is None:
                 return None
             headers = tuple((name, value) for name, value in json.loads(row["headers"]))
-            return KeptAnswer(bytes(row["digest"]), row["status"], headers, bytes(row["body"]), row["created_ms"])
+            return IdempotentResponse(
+                bytes(row["digest"]), row["status"], headers, bytes(row["body"]), row["created_ms"]
+            )
 
-        return await self._look(work, owner)
+        return await self._run_read(work, owner)
 
     async def purge(self, now_ms: int) -> None:
         def work(db: Database) -> None:
@@ -316,7 +324,7 @@ class SQLRecords:
 _LEASE = "UPDATE api_batches SET holder = ?, held_until_ms = ? WHERE id = ?"
 
 
-def _held(db: Database, batch_id: str, holder: str) -> Any:
+def _leased_batch(db: Database, batch_id: str, holder: str) -> Any:
     sql = f"SELECT {_BATCH} FROM api_batches WHERE id = ? AND holder = ? AND is_open{db.for_update}"
     return db.execute(sql, (batch_id, holder)).fetchone()
 

@@ -11,10 +11,10 @@ from typing import Any, get_origin, get_type_hints
 from notso.web.store.documents import Citation
 from notso.web.store.protocol import (
     AnswerRun,
+    AnswerStats,
     AnswerTrace,
     Attachment,
     Chat,
-    Numbers,
     SettingValue,
     StoredMessage,
     ToolUse,
@@ -26,7 +26,7 @@ _CHAT_KINDS = get_type_hints(Chat)
 CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
 CHAT_TRUTHS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
-_NUMBERS = tuple(each.name for each in fields(Numbers))
+_NUMBERS = tuple(each.name for each in fields(AnswerStats))
 # Fields that are converted, or stored elsewhere.
 _MADE = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")
 _PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _MADE)
@@ -42,7 +42,7 @@ MESSAGE_COLUMNS = (
 )
 
 
-def chat_of(row: Any) -> Chat:
+def chat_from_row(row: Any) -> Chat:
     return Chat(**{name: _chat_value(kind, row[name]) for name, kind in _CHAT_KINDS.items()})
 
 
@@ -57,19 +57,19 @@ def _chat_value(kind: Any, stored: Any) -> Any:
 def stored_value(value: Any) -> Any:
     if isinstance(value, date):
         return value.isoformat()
-    return settings_text(value) if isinstance(value, Mapping) else value
+    return settings_json(value) if isinstance(value, Mapping) else value
 
 
-def attachments_of(text: str) -> tuple[Attachment, ...]:
+def attachments_from_json(text: str) -> tuple[Attachment, ...]:
     return tuple(Attachment(**each) for each in json.loads(text))
 
 
-def message_of(row: Any) -> StoredMessage:
+def message_from_row(row: Any) -> StoredMessage:
     message = StoredMessage(
         **{name: row[name] for name in _PLAIN},
-        numbers=Numbers(**{name: row[name] for name in _NUMBERS}),
+        numbers=AnswerStats(**{name: row[name] for name in _NUMBERS}),
         edited=bool(row["edited"]),
-        attachments=attachments_of(row["attachments"]),
+        attachments=attachments_from_json(row["attachments"]),
         tool_uses=tuple(ToolUse(**each) for each in json.loads(row["tool_uses"])),
         citations=tuple(Citation(**each) for each in json.loads(row["citations"])),
     )
@@ -143,7 +143,7 @@ def save_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace) ->
     )
 
 
-def trace_of(row: Any) -> AnswerTrace:
+def trace_from_row(row: Any) -> AnswerTrace:
     told = json.loads(row["trace"])
     runs = (each | {name: tuple(each[name]) for name in ("ids", "closed_at")} for each in told["runs"])
     given = {name: told[name] for name in _OF_A_TURN if name in told}  # older releases did not store all fields
@@ -154,5 +154,5 @@ def _size(message: StoredMessage, more: str) -> int:
     return ROW_CHARACTERS + len(message.content) + len(message.reasoning) + len(more)
 
 
-def settings_text(settings: Mapping[str, SettingValue]) -> str:
+def settings_json(settings: Mapping[str, SettingValue]) -> str:
     return json.dumps(dict(settings), sort_keys=True)

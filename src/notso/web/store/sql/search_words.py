@@ -43,27 +43,27 @@ class Term:
     is_choice: bool = False
 
 
-def words_in(text: str) -> Iterator[str]:
+def split_words(text: str) -> Iterator[str]:
     """Yield the normalized words of a text in order."""
     for part in _PART.finditer(text):
         if part["cjk"]:
-            yield from _pairs(_folded_run(part[0]))
+            yield from _bigrams(_fold_cjk(part[0]))
         elif part[0].isascii():
             yield part[0].lower()[:MAX_WORD_CHARACTERS]
         else:
-            yield from (word[:MAX_WORD_CHARACTERS] for word in _folded_words(part[0]))
+            yield from (word[:MAX_WORD_CHARACTERS] for word in _fold_words(part[0]))
 
 
-def _folded_words(text: str) -> list[str]:
+def _fold_words(text: str) -> list[str]:
     # Normalization may split a word, for example a fraction.
     return [word[0] for word in _PART.finditer(fold(text))]
 
 
-def _folded_run(text: str) -> str:
+def _fold_cjk(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold()
 
 
-def _pairs(run: str) -> Iterator[str]:
+def _bigrams(run: str) -> Iterator[str]:
     yield from (run[at : at + 2] for at in range(len(run) - 1))
     yield run[-1]
 
@@ -76,22 +76,22 @@ def fold(text: str) -> str:
 
 
 def indexed_text(text: str) -> str:
-    return " ".join(words_in(text[:MAX_INDEXED_CHARACTERS]))
+    return " ".join(split_words(text[:MAX_INDEXED_CHARACTERS]))
 
 
-def terms_of(query: str) -> list[Term]:
+def parse_query(query: str) -> list[Term]:
     """Return the conditions of a query, all of which a match must satisfy."""
     terms: list[Term] = []
     for group in query.split():
         adjacent: list[str] = []
         for part in _PART.finditer(group):
             if not part["cjk"]:
-                adjacent += words_in(part[0])
+                adjacent += split_words(part[0])
                 continue
             if adjacent:
                 terms.append(Term(tuple(adjacent)))
                 adjacent = []
-            run = _folded_run(part[0])
+            run = _fold_cjk(part[0])
             pairs = [run[at : at + 2] for at in range(len(run) - 1)]
             terms += [Term((pair,)) for pair in dict.fromkeys(pairs)] or [Term((run,), is_prefix=True)]
         if adjacent:
@@ -120,11 +120,11 @@ def tsquery(terms: Sequence[Term]) -> str:
     )
 
 
-def vector_of(text: str) -> str:
+def to_tsvector(text: str) -> str:
     """Return a text as a `tsvector` literal, which contains only the first words of a very long text."""
     places: dict[str, list[int]] = {}
     room = MAX_VECTOR_BYTES
-    for place, word in enumerate(words_in(text[:MAX_INDEXED_CHARACTERS]), 1):
+    for place, word in enumerate(split_words(text[:MAX_INDEXED_CHARACTERS]), 1):
         known = places.get(word)
         if known is None:
             room -= len(word.encode()) + 8
@@ -176,7 +176,7 @@ def _trigrams(word: str) -> frozenset[str]:
     return frozenset(padded[at : at + 3] for at in range(len(padded) - 2))
 
 
-def snippet_of(text: str, query: str, terms: Sequence[Term]) -> str:
+def extract_snippet(text: str, query: str, terms: Sequence[Term]) -> str:
     """Return the part of a text around its first match, with all matches marked."""
     text = text[:MAX_INDEXED_CHARACTERS]
     spans = list(_matches(text, query, terms))
@@ -201,18 +201,18 @@ def snippet_of(text: str, query: str, terms: Sequence[Term]) -> str:
 def _matches(text: str, query: str, terms: Sequence[Term]) -> Iterator[tuple[int, int]]:
     exact = {word for term in terms for word in term.words}
     prefixes = tuple(term.words[-1] for term in terms if term.is_prefix)
-    runs = sorted({_folded_run(run[0]) for run in _RUN.finditer(query)}, key=len, reverse=True)
+    runs = sorted({_fold_cjk(run[0]) for run in _RUN.finditer(query)}, key=len, reverse=True)
     asked = re.compile("|".join(map(re.escape, runs))) if runs else None
     last = len(text)
     for part in _PART.finditer(text):
         if part.start() > last:
             return
         if not part["cjk"]:
-            words = [part[0].lower()] if part[0].isascii() else _folded_words(part[0])
+            words = [part[0].lower()] if part[0].isascii() else _fold_words(part[0])
             if any(word in exact or word.startswith(prefixes) for word in words if prefixes or exact):
                 last = min(last, part.start() + SNIPPET_CHARACTERS)
                 yield part.span()
-        elif asked is not None and len(_folded_run(part[0])) == len(part[0]):
-            for run in asked.finditer(_folded_run(part[0])):
+        elif asked is not None and len(_fold_cjk(part[0])) == len(part[0]):
+            for run in asked.finditer(_fold_cjk(part[0])):
                 last = min(last, part.start() + run.start() + SNIPPET_CHARACTERS)
                 yield part.start() + run.start(), part.start() + run.end()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from notso.web.store.protocol import MOST_SHOWN, Shown, StoredMessage
+from notso.web.store.protocol import MOST_SHOWN, ShownMessage, StoredMessage
 from notso.web.store.sql.database import Database, Rows
 
 _ROOT = "chat_id = ? AND owner = ? AND parent_id IS NULL AND trash_id IS NULL"
@@ -69,16 +69,16 @@ SELECT m.attachments FROM up JOIN messages m ON m.id = up.id WHERE m.attachments
 """
 
 
-def end_of_branch(
+def load_branch_end(
     db: Database,
     owner: str,
     chat_id: str,
-    message_of: Callable[[Any], StoredMessage],
+    message_from_row: Callable[[Any], StoredMessage],
     *,
     limit: int,
     through: str | None,
     first: str | None,
-) -> tuple[list[Shown], int]:
+) -> tuple[list[ShownMessage], int]:
     """Return the newest messages (see ChatStore.shown_chat) and the number of messages before them."""
     here = (chat_id, owner)
     # Send both statements before reading a result, so that PostgreSQL needs only one round trip.
@@ -90,11 +90,11 @@ def end_of_branch(
     depth = above.fetchone()["depth"] if above is not None else None
     count = line[0]["below"] + (depth or 0) + 1
     wanted = next((at + 1 for at, row in enumerate(line) if row["id"] == first), 0)
-    path = _shown(db, owner, chat_id, line, 0, max(limit, wanted), message_of)
+    path = _load_shown(db, owner, chat_id, line, 0, max(limit, wanted), message_from_row)
     return path, count - len(path)
 
 
-def last_shown(db: Database, owner: str, chat_id: str) -> Rows:
+def query_last_shown(db: Database, owner: str, chat_id: str) -> Rows:
     """Query the id of the shown branch's last message."""
     return db.execute(_DOWN + _LAST, (None, *((chat_id, owner) * 4)))
 
@@ -112,19 +112,21 @@ def pieces(db: Database, owner: str, chat_id: str, *, shown: bool) -> list[list[
     return found
 
 
-def piece(db: Database, owner: str, ids: list[str], message_of: Callable[[Any], StoredMessage]) -> list[StoredMessage]:
+def piece(
+    db: Database, owner: str, ids: list[str], message_from_row: Callable[[Any], StoredMessage]
+) -> list[StoredMessage]:
     """Load messages in the order of `ids`, skipping those deleted in the meantime."""
-    sql = f"SELECT * FROM messages WHERE id IN ({_marks(ids)}) AND owner = ? AND trash_id IS NULL"
-    messages = {row["id"]: message_of(row) for row in db.execute(sql, (*ids, owner))}
+    sql = f"SELECT * FROM messages WHERE id IN ({_placeholders(ids)}) AND owner = ? AND trash_id IS NULL"
+    messages = {row["id"]: message_from_row(row) for row in db.execute(sql, (*ids, owner))}
     return [messages[each] for each in ids if each in messages]
 
 
-def end_for_prompt(
+def load_prompt_branch(
     db: Database,
     owner: str,
     chat_id: str,
     last: str | None,
-    message_of: Callable[[Any], StoredMessage],
+    message_from_row: Callable[[Any], StoredMessage],
     *,
     most_characters: int | None,
 ) -> tuple[list[StoredMessage], str | None, int, bool]:
@@ -139,56 +141,56 @@ def end_for_prompt(
     if not rows:
         return [], None, 0, False
     top = rows[0]
-    line = [message_of(row) for row in rows]
+    line = [message_from_row(row) for row in rows]
     if top["parent_id"] is None:
         return line, line[0].id, 0, bool(top["stands"])
     first = db.execute(_FIRST, (line[0].id, *here, _NO_END)).fetchone()
     return line, first["id"], first["k"], bool(top["stands"])
 
 
-def files_above(db: Database, owner: str, chat_id: str, message_id: str) -> list[str]:
+def load_earlier_attachments(db: Database, owner: str, chat_id: str, message_id: str) -> list[str]:
     """Return the attachments of earlier messages in stored form, oldest first."""
     rows = db.execute(_FILES, (message_id, chat_id, owner, _NO_END))
     return [row["attachments"] for row in rows]
 
 
-def part_above(
+def load_shown_before(
     db: Database,
     owner: str,
     chat_id: str,
     message_id: str,
-    message_of: Callable[[Any], StoredMessage],
+    message_from_row: Callable[[Any], StoredMessage],
     *,
     limit: int,
-) -> tuple[list[Shown], int] | None:
+) -> tuple[list[ShownMessage], int] | None:
     key = (message_id, chat_id, owner)
     found = db.execute(_ABOVE, (*key, MOST_SHOWN))
     above = db.execute(_DEPTH, (*key, _NO_END))
     line = found.fetchall()
     if not line:
         return None
-    path = _shown(db, owner, chat_id, line, 1, limit, message_of)
+    path = _load_shown(db, owner, chat_id, line, 1, limit, message_from_row)
     return path, above.fetchone()["depth"] - len(path)
 
 
-def one_shown(
-    db: Database, owner: str, chat_id: str, message_id: str, message_of: Callable[[Any], StoredMessage]
-) -> Shown | None:
+def load_shown_message(
+    db: Database, owner: str, chat_id: str, message_id: str, message_from_row: Callable[[Any], StoredMessage]
+) -> ShownMessage | None:
     line = db.execute(_ABOVE, (message_id, chat_id, owner, MOST_SHOWN)).fetchall()
-    return _shown(db, owner, chat_id, line, 0, 1, message_of, whole_turns=False)[0] if line else None
+    return _load_shown(db, owner, chat_id, line, 0, 1, message_from_row, whole_turns=False)[0] if line else None
 
 
-def _shown(
+def _load_shown(
     db: Database,
     owner: str,
     chat_id: str,
     line: list[Any],
     begin: int,
     limit: int,
-    message_of: Callable[[Any], StoredMessage],
+    message_from_row: Callable[[Any], StoredMessage],
     *,
     whole_turns: bool = True,
-) -> list[Shown]:
+) -> list[ShownMessage]:
     # `line` starts with the newest message. Extend the range to the question that starts the turn.
     end = min(begin + limit, len(line))
     while whole_turns and end < len(line) and line[end - 1]["role"] != "user":
@@ -197,32 +199,32 @@ def _shown(
     if not rows:
         return []
     ids, parents = [row["id"] for row in rows], [row["parent_id"] for row in rows if row["parent_id"] is not None]
-    read = db.execute(f"SELECT * FROM messages WHERE id IN ({_marks(ids)}) AND owner = ?", (*ids, owner))
+    read = db.execute(f"SELECT * FROM messages WHERE id IN ({_placeholders(ids)}) AND owner = ?", (*ids, owner))
     beside = []
     if parents:
         sql = (
-            f"SELECT parent_id, id FROM messages WHERE parent_id IN ({_marks(parents)}) AND owner = ?"
+            f"SELECT parent_id, id FROM messages WHERE parent_id IN ({_placeholders(parents)}) AND owner = ?"
             " AND trash_id IS NULL ORDER BY position"
         )
         beside.append(db.execute(sql, (*parents, owner)))
     if len(parents) < len(rows):
         sql = f"SELECT parent_id, id FROM messages WHERE {_ROOT} ORDER BY position"
         beside.append(db.execute(sql, (chat_id, owner)))
-    messages = {row["id"]: message_of(row) for row in read}
+    messages = {row["id"]: message_from_row(row) for row in read}
     versions: dict[str | None, list[str]] = {}
     for row in (row for rows_of_some in beside for row in rows_of_some):
         versions.setdefault(row["parent_id"], []).append(row["id"])
     below = next((row["id"] for row in reversed(line[:begin]) if row["role"] == "user"), None)
-    path: list[Shown] = []
+    path: list[ShownMessage] = []
     for at in range(begin, end):
         row = line[at]
         above = next((other["id"] for other in islice(line, at + 1, None) if other["role"] == "user"), None)
         message = messages.get(row["id"])
         if message is not None:
-            path.append(Shown(message, tuple(versions[row["parent_id"]]), above, below))
+            path.append(ShownMessage(message, tuple(versions[row["parent_id"]]), above, below))
         below = row["id"] if row["role"] == "user" else below
     return path[::-1]
 
 
-def _marks(values: list[str]) -> str:
+def _placeholders(values: list[str]) -> str:
     return ", ".join("?" * len(values))

@@ -21,41 +21,41 @@ from notso.web.store.protocol import (
     Attachment,
     Branch,
     Chat,
-    ChatBase,
+    ChatDefaults,
     ChatList,
     ChatOrder,
     ChatRow,
-    Conversation,
+    ChatSnapshot,
+    ConversationKey,
     Deletable,
-    ImportedBefore,
+    EarlierImport,
     Memory,
     SavedPrompt,
     SearchHit,
     SettingValue,
-    Share,
-    Shown,
+    ShareLink,
     ShownChat,
+    ShownMessage,
     StoredMessage,
     StoredResponse,
-    WholeChat,
 )
 from notso.web.store.records import ApiRecords
 from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
-from notso.web.store.sql.documents import SQLDocuments, project_of
+from notso.web.store.sql.documents import SQLDocuments, load_project
 from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import (
     CHAT_FIELDS,
-    attachments_of,
-    chat_of,
-    message_of,
-    settings_text,
+    attachments_from_json,
+    chat_from_row,
+    message_from_row,
+    settings_json,
     stored_value,
-    trace_of,
+    trace_from_row,
 )
-from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
-from notso.web.store.sql.tree_writes import forget_conversations, remove_piece
-from notso.web.store.tree import branch, end_of, line_to, shown_path
+from notso.web.store.sql.search_words import Term, extract_snippet, parse_query, similar_terms
+from notso.web.store.sql.tree_writes import mark_owner_caches_stale, remove_piece
+from notso.web.store.tree import branch, branch_end, path_to, shown_path
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.json_steps import json_steps
 
@@ -131,7 +131,7 @@ def save_memory(db: Database, owner: str, memory: Memory) -> bool:
     return True
 
 
-def add_share(db: Database, owner: str, share: Share) -> bool:
+def add_share(db: Database, owner: str, share: ShareLink) -> bool:
     if db.execute(_CHAT, (share.chat_id, owner)).fetchone() is None:
         return False
     db.execute("DELETE FROM shares WHERE owner = ? AND expires_ms <= ?", (owner, share.created_ms))
@@ -140,7 +140,7 @@ def add_share(db: Database, owner: str, share: Share) -> bool:
     return True
 
 
-def _writing(
+def _write_method(
     work: Callable[Concatenate[Database, str, P], T], *, is_limited: bool = False
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
     # Turns a function of tree_writes into a method that runs it in a transaction. is_limited: also enforce the limit on
@@ -156,9 +156,9 @@ def _writing(
 class SQLStore(ABC):
     def __init__(self) -> None:
         self.most_kept: Callable[[str], int] = lambda owner: 0  # characters per owner; 0: no limit
-        self.records: ApiRecords = SQLRecords(self.write, self.look)
-        self.documents: DocumentStore = SQLDocuments(self.write, self.look, is_shared=self.is_shared)
-        self._in_trash: dict[str, float] = {}
+        self.records: ApiRecords = SQLRecords(self.write, self.run_read)
+        self.documents: DocumentStore = SQLDocuments(self.write, self.run_read, is_shared=self.is_shared)
+        self._trash_seen: dict[str, float] = {}
 
     @property
     @abstractmethod
@@ -179,7 +179,7 @@ class SQLStore(ABC):
         """Mark unfinished answers as interrupted. Raises StorageError if the database is damaged or in use."""
 
     @contextlib.asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def exclusive_use(self) -> AsyncIterator[None]:
         """Open the store for exclusive use, then close it. Raises StorageError."""
         await self.open()
         try:
@@ -196,11 +196,11 @@ class SQLStore(ABC):
         """
 
     @abstractmethod
-    async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
+    async def run_read(self, work: Callable[[Database], T], owner: str = "") -> T:
         """Run read-only `work` in another thread. owner: as for `write`."""
 
     def _message(self, row: Any) -> StoredMessage:
-        message = message_of(row)
+        message = message_from_row(row)
         return replace(message, state="interrupted") if self.read_only and message.active else message
 
     async def chats(self, owner: str) -> list[Chat]:
@@ -209,7 +209,7 @@ class SQLStore(ABC):
             f"SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL {_IN_ORDER}",
             owner,
         )
-        return [chat_of(row) for row in rows]
+        return [chat_from_row(row) for row in rows]
 
     async def chat_list(
         self, owner: str, limit: int, *, skip: int = 0, archived: bool = False, project: str = ""
@@ -224,9 +224,9 @@ class SQLStore(ABC):
             )
             unread = db.execute(f"SELECT count(*) AS n FROM chats WHERE {listed} AND unread", values)
             rows = page.fetchall()
-            return ChatList(tuple(map(chat_of, rows[:limit])), len(rows) > limit, unread.fetchone()["n"])
+            return ChatList(tuple(map(chat_from_row, rows[:limit])), len(rows) > limit, unread.fetchone()["n"])
 
-        return await self.look(read, owner)
+        return await self.run_read(read, owner)
 
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
@@ -244,112 +244,114 @@ class SQLStore(ABC):
 
         def read(db: Database) -> tuple[list[ChatRow], bool]:
             found = db.execute(query, (owner, pattern, limit + 1, skip)).fetchall()
-            rows = [ChatRow(chat_of(row), row["messages"], row["size_bytes"]) for row in found[:limit]]
+            rows = [ChatRow(chat_from_row(row), row["messages"], row["size_bytes"]) for row in found[:limit]]
             return rows, len(found) > limit
 
-        return await self.look(read, owner)
+        return await self.run_read(read, owner)
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None:
         rows = await self._read(owner, _CHAT, chat_id, owner)
-        return chat_of(rows[0]) if rows else None
+        return chat_from_row(rows[0]) if rows else None
 
-    async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None:
-        def read(db: Database) -> WholeChat | None:
+    async def chat_snapshot(self, owner: str, chat_id: str) -> ChatSnapshot | None:
+        def read(db: Database) -> ChatSnapshot | None:
             with db.snapshot():
-                found = _asked_for(db, owner, chat_id)
+                found = _query_chat_and_defaults(db, owner, chat_id)
                 rows = db.execute(_MESSAGES, (chat_id, owner))
                 chat, base = found()
                 messages = rows.fetchall() if chat is not None else []
-            return WholeChat(chat, base, tuple(map(self._message, messages))) if chat is not None else None
+            return ChatSnapshot(chat, base, tuple(map(self._message, messages))) if chat is not None else None
 
-        return await self.look(read, owner)
+        return await self.run_read(read, owner)
 
     async def branch(
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
 
         if self.read_only:  # read whole tables, because indexes may be damaged
-            return _branch_of(await self.whole_chat(owner, chat_id), last)
+            return _branch_of(await self.chat_snapshot(owner, chat_id), last)
 
         def read(db: Database) -> Branch | None:
             with db.snapshot():
-                found = _asked_for(db, owner, chat_id)
-                line, first_id, above, summarized = shown_part.end_for_prompt(
+                found = _query_chat_and_defaults(db, owner, chat_id)
+                line, first_id, above, summarized = shown_part.load_prompt_branch(
                     db, owner, chat_id, last, self._message, most_characters=most_characters
                 )
                 chat, base = found()
             return Branch(chat, base, tuple(line), first_id, above, summarized) if chat is not None else None
 
-        return await self.look(read, owner)
+        return await self.run_read(read, owner)
 
-    async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
-        kept = await self.look(lambda db: shown_part.files_above(db, owner, chat_id, message_id), owner)
-        return [each for text in kept for each in attachments_of(text)]
+    async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
+        kept = await self.run_read(
+            lambda db: shown_part.load_earlier_attachments(db, owner, chat_id, message_id), owner
+        )
+        return [each for text in kept for each in attachments_from_json(text)]
 
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
 
         if self.read_only:  # read whole tables, because indexes may be damaged
-            whole = await self.whole_chat(owner, chat_id)
-            path, earlier = end_of(_path_of(whole, through), limit, first)
+            whole = await self.chat_snapshot(owner, chat_id)
+            path, earlier = branch_end(_shown_path_of(whole, through), limit, first)
             return ShownChat(whole.chat, whole.base, tuple(path), earlier) if whole is not None else None
 
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
-                found = _asked_for(db, owner, chat_id)
-                path, earlier = shown_part.end_of_branch(
+                found = _query_chat_and_defaults(db, owner, chat_id)
+                path, earlier = shown_part.load_branch_end(
                     db, owner, chat_id, self._message, limit=limit, through=through, first=first
                 )
                 chat, base = found()
             return ShownChat(chat, base, tuple(path), earlier) if chat is not None else None
 
-        return await self.look(read, owner)
+        return await self.run_read(read, owner)
 
-    async def shown_above(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
+    async def shown_before(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
         if self.read_only:
-            whole = await self.whole_chat(owner, chat_id)
-            line = _path_of(whole, message_id)
+            whole = await self.chat_snapshot(owner, chat_id)
+            line = _shown_path_of(whole, message_id)
             at = next((at for at, each in enumerate(line) if each.message.id == message_id), None)
             if whole is None or at is None:
                 return None
-            path, earlier = end_of(line[:at], limit)
+            path, earlier = branch_end(line[:at], limit)
             return ShownChat(whole.chat, whole.base, tuple(path), earlier)
 
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
-                found = _asked_for(db, owner, chat_id)
-                part = shown_part.part_above(db, owner, chat_id, message_id, self._message, limit=limit)
+                found = _query_chat_and_defaults(db, owner, chat_id)
+                part = shown_part.load_shown_before(db, owner, chat_id, message_id, self._message, limit=limit)
                 chat, base = found()
             return ShownChat(chat, base, tuple(part[0]), part[1]) if chat is not None and part else None
 
-        return await self.look(read, owner)
+        return await self.run_read(read, owner)
 
-    async def shown_message(self, owner: str, chat_id: str, message_id: str) -> Shown | None:
+    async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None:
         if self.read_only:
-            line = _path_of(await self.whole_chat(owner, chat_id), message_id)
+            line = _shown_path_of(await self.chat_snapshot(owner, chat_id), message_id)
             return next((each for each in line if each.message.id == message_id), None)
 
-        def read(db: Database) -> Shown | None:
+        def read(db: Database) -> ShownMessage | None:
             with db.snapshot():
-                return shown_part.one_shown(db, owner, chat_id, message_id, self._message)
+                return shown_part.load_shown_message(db, owner, chat_id, message_id, self._message)
 
-        return await self.look(read, owner)
+        return await self.run_read(read, owner)
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
         return [self._message(row) for row in await self._read(owner, _MESSAGES, chat_id, owner)]
 
-    async def message_pieces(
+    async def message_chunks(
         self, owner: str, chat_id: str, *, shown: bool = False
     ) -> AsyncIterator[list[StoredMessage]]:
         if self.read_only:  # read whole tables, because indexes may be damaged
-            whole = await self.whole_chat(owner, chat_id)
+            whole = await self.chat_snapshot(owner, chat_id)
             if whole is not None:
                 yield branch(whole.messages, whole.chat.chosen_root) if shown else list(whole.messages)
             return
-        for ids in await self.look(lambda db: shown_part.pieces(db, owner, chat_id, shown=shown), owner):
-            read = partial(shown_part.piece, owner=owner, ids=ids, message_of=self._message)
-            if messages := await self.look(read, owner):
+        for ids in await self.run_read(lambda db: shown_part.pieces(db, owner, chat_id, shown=shown), owner):
+            read = partial(shown_part.piece, owner=owner, ids=ids, message_from_row=self._message)
+            if messages := await self.run_read(read, owner):
                 yield messages
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
@@ -373,35 +375,35 @@ class SQLStore(ABC):
         return self._message(rows[0]) if rows else None
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        terms = terms_of(query)
-        return await self.look(lambda db: _found(db, owner, query, terms, limit), owner) if terms else []
+        terms = parse_query(query)
+        return await self.run_read(lambda db: _search(db, owner, query, terms, limit), owner) if terms else []
 
-    add_turn = _writing(tree_writes.add_turn, is_limited=True)
-    add_message = _writing(tree_writes.add_message, is_limited=True)
-    edit_message = _writing(tree_writes.edit_message, is_limited=True)
-    resume_message = _writing(tree_writes.resume_message)
-    choose = _writing(tree_writes.choose)
-    remove_summary = _writing(tree_writes.remove_summary)
-    trash_chat = _writing(tree_writes.trash_chat)
-    trash_chats = _writing(tree_writes.trash_chats)
-    trash_messages = _writing(tree_writes.trash_messages)
-    trash_message = _writing(tree_writes.trash_message)
-    rate_message = _writing(tree_writes.rate_message)
-    restore = _writing(tree_writes.restore)
-    keep_html = _writing(tree_writes.keep_html)
-    save_response = _writing(save_response)
-    save_memory = _writing(save_memory)
-    add_share = _writing(add_share)
+    add_turn = _write_method(tree_writes.add_turn, is_limited=True)
+    add_message = _write_method(tree_writes.add_message, is_limited=True)
+    edit_message = _write_method(tree_writes.edit_message, is_limited=True)
+    resume_message = _write_method(tree_writes.resume_message)
+    choose = _write_method(tree_writes.choose)
+    remove_summary = _write_method(tree_writes.remove_summary)
+    trash_chat = _write_method(tree_writes.trash_chat)
+    trash_chats = _write_method(tree_writes.trash_chats)
+    trash_messages = _write_method(tree_writes.trash_messages)
+    trash_message = _write_method(tree_writes.trash_message)
+    rate_message = _write_method(tree_writes.rate_message)
+    restore = _write_method(tree_writes.restore)
+    keep_html = _write_method(tree_writes.keep_html)
+    save_response = _write_method(save_response)
+    save_memory = _write_method(save_memory)
+    add_share = _write_method(add_share)
 
     async def memories(self, owner: str) -> list[Memory]:
         return [Memory(**row) for row in await self._read(owner, _MEMORIES, owner)]
 
-    async def chat_base(self, owner: str, project: str = "") -> ChatBase:
-        def read(db: Database) -> ChatBase:
+    async def chat_base(self, owner: str, project: str = "") -> ChatDefaults:
+        def read(db: Database) -> ChatDefaults:
             with db.snapshot():
-                return _base(db, owner)(project)
+                return _query_defaults(db, owner)(project)
 
-        return await self.look(read, owner)
+        return await self.run_read(read, owner)
 
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool:
         names = [name for name in CHAT_FIELDS if name in changes]
@@ -416,7 +418,7 @@ class SQLStore(ABC):
 
         return await self.write(write, owner)
 
-    async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
+    async def expired_temporary_chats(self, before_ms: int) -> list[tuple[str, str]]:
         rows = await self._read(
             "", "SELECT owner, id FROM chats WHERE temporary AND trash_id IS NULL AND updated_ms < ?", before_ms
         )
@@ -435,22 +437,24 @@ class SQLStore(ABC):
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
         rows = await self._read(owner, _DEFAULTS, owner)
-        return _settings_in(rows[0] if rows else None)
+        return _load_settings(rows[0] if rows else None)
 
     async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None:
         sql = (
             "INSERT INTO preferences (owner, settings) VALUES (?, ?)"
             " ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings"
         )
-        await self._change(owner, sql, owner, settings_text(settings))
+        await self._change(owner, sql, owner, settings_json(settings))
 
-    async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
+    async def conversations_to_purge(self, seconds: float, now: float | None = None) -> list[ConversationKey]:
         return await self.write(
-            lambda db: tree_writes.thrown_away(db, tree_writes.due(db, self._in_trash, seconds, now))
+            lambda db: tree_writes.conversations_to_purge(
+                db, tree_writes.due_trash_ids(db, self._trash_seen, seconds, now)
+            )
         )
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
-        old = await self.write(lambda db: tree_writes.due(db, self._in_trash, seconds, now))
+        old = await self.write(lambda db: tree_writes.due_trash_ids(db, self._trash_seen, seconds, now))
         for trash_id in old:
             while await self.write(partial(tree_writes.purge_piece, trash_id=trash_id)):
                 pass
@@ -463,7 +467,7 @@ class SQLStore(ABC):
         items: Iterator[Chat | StoredMessage] = itertools.chain.from_iterable(
             (chat, *messages) for chat, messages in chats
         )
-        pieces = tree_writes.pieces_of(items)
+        pieces = tree_writes.split_into_chunks(items)
         first, second = next(pieces), next(pieces, None)
         if second is None:
             await self._add(lambda db: tree_writes.add_piece(db, owner, first), owner)
@@ -473,37 +477,37 @@ class SQLStore(ABC):
         for piece in itertools.chain([second], pieces):
             trash_id = await self.write(partial(_add_hidden, owner=owner, piece=piece, trash_id=trash_id), owner)
             if time.monotonic() - renewed > RENEW_SECONDS:
-                trash_id = await self.write(partial(tree_writes.renew, owner=owner, trash_id=trash_id), owner)
+                trash_id = await self.write(partial(tree_writes.renew_trash_id, owner=owner, trash_id=trash_id), owner)
                 renewed = time.monotonic()
         if not await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner):
             raise StorageError(_TOO_SLOW)
 
-    async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[Share]:
+    async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[ShareLink]:
         sql = f"SELECT {_SHARE} FROM shares WHERE chat_id = ? AND owner = ? AND expires_ms > ? ORDER BY created_ms DESC"
-        return [Share(**row) for row in await self._read(owner, sql, chat_id, owner, now_ms)]
+        return [ShareLink(**row) for row in await self._read(owner, sql, chat_id, owner, now_ms)]
 
     async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool:
         sql = "DELETE FROM shares WHERE id = ? AND chat_id = ? AND owner = ?"
         return await self._change(owner, sql, share_id, chat_id, owner)
 
-    async def shared(self, share_id: str, now_ms: int) -> Share | None:
+    async def shared(self, share_id: str, now_ms: int) -> ShareLink | None:
         columns = ", ".join(f"shares.{name.strip()}" for name in _SHARE.split(","))
         sql = (
             f"SELECT {columns} FROM shares JOIN chats ON chats.id = shares.chat_id AND chats.owner = shares.owner"
             " WHERE shares.id = ? AND expires_ms > ? AND chats.trash_id IS NULL AND NOT chats.temporary"
         )
         rows = await self._read("", sql, share_id, now_ms)
-        return Share(**rows[0]) if rows else None
+        return ShareLink(**rows[0]) if rows else None
 
-    async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
-        found: dict[str, ImportedBefore] = {}
+    async def earlier_imports(self, owner: str, sources: Sequence[str]) -> dict[str, EarlierImport]:
+        found: dict[str, EarlierImport] = {}
         for at in range(0, len(sources), SOURCES_AT_ONCE):
             part = sources[at : at + SOURCES_AT_ONCE]
-            found |= await self.look(partial(tree_writes.imported_before, owner=owner, sources=part), owner)
+            found |= await self.run_read(partial(tree_writes.load_earlier_imports, owner=owner, sources=part), owner)
         return found
 
     async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
-        for piece in tree_writes.pieces_of(messages):
+        for piece in tree_writes.split_into_chunks(messages):
             await self._add(partial(tree_writes.add_piece, owner=owner, piece=piece), owner)
 
     async def save_message(
@@ -517,17 +521,17 @@ class SQLStore(ABC):
             " WHERE message_id = ? AND owner = ?"
         )
         rows = await self._read(owner, sql, message_id, owner)
-        return trace_of(rows[0]) if rows else None
+        return trace_from_row(rows[0]) if rows else None
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
         rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
-        return response_of(rows[0]) if rows else None
+        return response_from_row(rows[0]) if rows else None
 
     async def delete(self, owner: str, kind: Deletable, key: str) -> bool:
         return await self._change(owner, _DELETE[kind], key, owner)
 
     async def remove_owner(self, owner: str) -> None:
-        await self.write(lambda db: forget_conversations(db, owner))
+        await self.write(lambda db: mark_owner_caches_stale(db, owner))
         for library in await self.documents.libraries(owner):
             if library.rights == "own":
                 await self.documents.delete_library(owner, library.id)
@@ -559,10 +563,10 @@ class SQLStore(ABC):
         return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0, owner)
 
     async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
-        return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
+        return await self.run_read(lambda db: db.execute(sql, parameters).fetchall(), owner)
 
 
-def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) -> list[SearchHit]:
+def _search(db: Database, owner: str, query: str, terms: list[Term], limit: int) -> list[SearchHit]:
     rows = db.find(owner, terms, limit)
     similar = None
     if not rows and (similar := similar_terms(terms, db.vocabulary(owner))):
@@ -572,7 +576,7 @@ def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) 
             row["chat_id"],
             row["message_id"],
             row["title"],
-            snippet_of(row["text"], query, terms),
+            extract_snippet(row["text"], query, terms),
             at_ms=row["at_ms"],
             similar=similar is not None,
         )
@@ -582,54 +586,54 @@ def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) 
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
     # Fails if the first chunks of this import were purged in the meantime.
-    if trash_id is not None and not tree_writes.is_hidden(db, owner, trash_id):
+    if trash_id is not None and not tree_writes.lock_trash_entry(db, owner, trash_id):
         raise StorageError(_TOO_SLOW)
     tree_writes.add_piece(db, owner, piece)
     chat_ids = [each.id for each in piece if isinstance(each, Chat)]
     hidden = trash_id or str(tree_writes.trash_chat(db, owner, chat_ids[0]))
-    tree_writes.hide_too(db, owner, chat_ids, hidden)
+    tree_writes.add_to_trash_entry(db, owner, chat_ids, hidden)
     return hidden
 
 
-def _path_of(whole: WholeChat | None, through: str | None) -> list[Shown]:
+def _shown_path_of(whole: ChatSnapshot | None, through: str | None) -> list[ShownMessage]:
     return shown_path(whole.messages, whole.chat.chosen_root, through) if whole is not None else []
 
 
-def _branch_of(whole: WholeChat | None, last: str | None) -> Branch | None:
+def _branch_of(whole: ChatSnapshot | None, last: str | None) -> Branch | None:
     if whole is None:
         return None
     messages = whole.messages
-    line = branch(messages, whole.chat.chosen_root) if last is None else line_to(messages, last)
+    line = branch(messages, whole.chat.chosen_root) if last is None else path_to(messages, last)
     return Branch(whole.chat, whole.base, tuple(line), line[0].id if line else None)
 
 
-def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, ChatBase]]:
+def _query_chat_and_defaults(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, ChatDefaults]]:
     # Send all statements before reading a result, so that PostgreSQL needs only one round trip.
-    chat, base = db.execute(_CHAT, (chat_id, owner)), _base(db, owner)
+    chat, base = db.execute(_CHAT, (chat_id, owner)), _query_defaults(db, owner)
 
-    def found() -> tuple[Chat | None, ChatBase]:
+    def found() -> tuple[Chat | None, ChatDefaults]:
         row = chat.fetchone()
-        return (chat_of(row) if row is not None else None), base(row["project"] if row is not None else "")
+        return (chat_from_row(row) if row is not None else None), base(row["project"] if row is not None else "")
 
     return found
 
 
-def _base(db: Database, owner: str) -> Callable[[str], ChatBase]:
+def _query_defaults(db: Database, owner: str) -> Callable[[str], ChatDefaults]:
     defaults, memories = db.execute(_DEFAULTS, (owner,)), db.execute(_MEMORIES, (owner,))
 
-    def found(project_id: str) -> ChatBase:
-        settings, texts = _settings_in(defaults.fetchone()), tuple(row["text"] for row in memories.fetchall())
-        project = project_of(db, owner, project_id)
-        return ChatBase(settings | dict(project.settings if project is not None else {}), project, texts)
+    def found(project_id: str) -> ChatDefaults:
+        settings, texts = _load_settings(defaults.fetchone()), tuple(row["text"] for row in memories.fetchall())
+        project = load_project(db, owner, project_id)
+        return ChatDefaults(settings | dict(project.settings if project is not None else {}), project, texts)
 
     return found
 
 
-def _settings_in(row: Any) -> dict[str, SettingValue]:
+def _load_settings(row: Any) -> dict[str, SettingValue]:
     return dict(json.loads(row["settings"])) if row is not None else {}
 
 
-def response_of(row: Any) -> StoredResponse:
+def response_from_row(row: Any) -> StoredResponse:
     messages = tuple(_message(entry) for entry in json.loads(row["conversation"]))
     body, items = json.loads(row["body"]), tuple(json.loads(row["input"]))
     return StoredResponse(row["id"], row["previous_id"], body, messages, row["created_ms"], items)

@@ -17,8 +17,8 @@ from notso.web.store.protocol import (
     ACTIVE_STATES,
     AnswerTrace,
     Chat,
-    Conversation,
-    ImportedBefore,
+    ConversationKey,
+    EarlierImport,
     NewMessage,
     NewTurn,
     Rating,
@@ -27,16 +27,16 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.store.sql.database import Database, Rows
-from notso.web.store.sql.documents import confirmed
+from notso.web.store.sql.documents import verify_citations
 from notso.web.store.sql.rows import (
     insert_chat,
     insert_message,
-    message_of,
+    message_from_row,
     save_trace,
-    settings_text,
+    settings_json,
     update_message,
 )
-from notso.web.store.sql.shown_part import last_shown
+from notso.web.store.sql.shown_part import query_last_shown
 
 Piece: TypeAlias = list[Chat | StoredMessage]
 
@@ -53,14 +53,14 @@ WITH RECURSIVE line(id, parent_id, below) AS (
 
 
 def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-    known = _by_key(db, owner, turn.idempotency_key)
+    known = _find_by_idempotency_key(db, owner, turn.idempotency_key)
     if known is not None:
-        return _repeated(db, owner, known)
+        return _load_accepted_turn(db, owner, known)
     chat_id = turn.user_message.chat_id
     if new_chat is not None:
         insert_chat(db, owner, new_chat)
         db.index_title(owner, new_chat.id, new_chat.title)
-    refused = _refusal(db, owner, chat_id)
+    refused = _find_refusal(db, owner, chat_id)
     if refused is not None:
         return refused
     parent: str | None
@@ -74,26 +74,26 @@ def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None = No
             return TurnRefused(None, moved=True)
         parent = turn.after or None
     else:
-        last = last_shown(db, owner, chat_id).fetchone()
+        last = query_last_shown(db, owner, chat_id).fetchone()
         parent = last["id"] if last is not None else None
     user_message = replace(turn.user_message, parent_id=parent)
     assistant_message = replace(turn.assistant_message, parent_id=user_message.id)
     insert_message(db, owner, user_message, turn.idempotency_key)
     insert_message(db, owner, assistant_message, None)
-    _begin_trace(db, owner, assistant_message.id, turn.trace)
+    _replace_trace(db, owner, assistant_message.id, turn.trace)
     db.acquire(owner, assistant_message.id)
     db.index_message(owner, user_message)
-    _choose(db, owner, chat_id, user_message.id)
+    _select_branch(db, owner, chat_id, user_message.id)
     _touch(db, owner, chat_id)
     return TurnAccepted(user_message, assistant_message)
 
 
 def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
     chat_id = new.assistant_message.chat_id
-    known = _by_key(db, owner, new.idempotency_key)
+    known = _find_by_idempotency_key(db, owner, new.idempotency_key)
     if known is not None:
-        return _repeated(db, owner, known)
-    refused = _refusal(db, owner, chat_id)
+        return _load_accepted_turn(db, owner, known)
+    refused = _find_refusal(db, owner, chat_id)
     if refused is not None:
         return refused
     before = _message(db, owner, chat_id, new.after)
@@ -103,9 +103,9 @@ def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | Tur
         return TurnRefused(None, moved=True)
     assistant_message = replace(new.assistant_message, parent_id=before.id)
     insert_message(db, owner, assistant_message, new.idempotency_key)
-    _begin_trace(db, owner, assistant_message.id, new.trace)
+    _replace_trace(db, owner, assistant_message.id, new.trace)
     db.acquire(owner, assistant_message.id)
-    _choose(db, owner, chat_id, assistant_message.id)
+    _select_branch(db, owner, chat_id, assistant_message.id)
     _touch(db, owner, chat_id)
     return TurnAccepted(before, assistant_message)
 
@@ -120,7 +120,7 @@ def resume_message(
     through: str | None = None,
     trace: AnswerTrace | None = None,
 ) -> TurnAccepted | TurnRefused:
-    refused = _refusal(db, owner, chat_id)
+    refused = _find_refusal(db, owner, chat_id)
     if refused is not None:
         return refused
     assistant_message = _message(db, owner, chat_id, message_id)
@@ -132,9 +132,9 @@ def resume_message(
     assistant_message = replace(assistant_message, state="queued", generation_id=generation_id, note="")
     db.execute("UPDATE messages SET generation_id = ? WHERE id = ? AND owner = ?", (generation_id, message_id, owner))
     update_message(db, owner, assistant_message)
-    _begin_trace(db, owner, message_id, trace)
+    _replace_trace(db, owner, message_id, trace)
     db.acquire(owner, message_id)
-    _choose_through(db, owner, chat_id, message_id, through)
+    _select_branch_through(db, owner, chat_id, message_id, through)
     _touch(db, owner, chat_id)
     return TurnAccepted(user_message, assistant_message)
 
@@ -155,8 +155,8 @@ def edit_message(
     )
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
-    _begin_trace(db, owner, message_id, None)  # delete the trace, which belongs to the old text
-    _choose_through(db, owner, chat_id, message_id, through)
+    _replace_trace(db, owner, message_id, None)  # delete the trace, which belongs to the old text
+    _select_branch_through(db, owner, chat_id, message_id, through)
     db.index_message(owner, assistant_message)
     return True
 
@@ -164,7 +164,7 @@ def edit_message(
 def choose(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
     if not _lock(db, owner, chat_id) or _message(db, owner, chat_id, message_id) is None:
         return False
-    _choose(db, owner, chat_id, message_id)
+    _select_branch(db, owner, chat_id, message_id)
     return True
 
 
@@ -174,18 +174,18 @@ def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, *, t
     summary = _message(db, owner, chat_id, message_id)
     if summary is None or summary.kind != "summary" or summary.active:
         return False
-    _choose_through(db, owner, chat_id, message_id, through)
+    _select_branch_through(db, owner, chat_id, message_id, through)
     # Load the summary again, because choosing the branch may have changed its chosen_child.
     summary = _message(db, owner, chat_id, message_id) or summary
     above = summary.parent_id
     db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ? AND owner = ?", (above, message_id, owner))
     db.execute("UPDATE messages SET chosen_child = ? WHERE id = ? AND owner = ?", (summary.chosen_child, above, owner))
-    db.remove_message(message_id)
+    db.unindex_message(message_id)
     db.execute("DELETE FROM messages WHERE id = ? AND owner = ?", (message_id, owner))
     return True
 
 
-def _begin_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace | None) -> None:
+def _replace_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace | None) -> None:
     if trace is not None:
         return save_trace(db, owner, message_id, trace)
     forget = "DELETE FROM answer_traces WHERE message_id = (SELECT id FROM messages WHERE id = ? AND owner = ?)"
@@ -202,10 +202,10 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
         return
     # This process may have lost its lease on the answer. It may still save an answer that another process has
     # interrupted, unless a user has edited that answer.
-    if not db.holds(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
+    if not db.holds_lease(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     if not assistant_message.active:
-        assistant_message = confirmed(db, row["owner"], assistant_message)
+        assistant_message = verify_citations(db, row["owner"], assistant_message)
     update_message(db, row["owner"], assistant_message)
     if trace is not None:
         save_trace(db, row["owner"], assistant_message.id, trace)
@@ -224,7 +224,7 @@ def keep_html(db: Database, owner: str, messages: Sequence[StoredMessage]) -> No
         )
 
 
-def pieces_of(items: Iterable[Chat | StoredMessage]) -> Iterator[Piece]:
+def split_into_chunks(items: Iterable[Chat | StoredMessage]) -> Iterator[Piece]:
     """Split chats and messages into chunks that can each be written within about 10 ms."""
     piece: Piece = []
     characters = 0
@@ -252,25 +252,25 @@ def add_piece(db: Database, owner: str, piece: Piece) -> None:
         db.index_message(owner, item)
 
 
-def imported_before(db: Database, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
+def load_earlier_imports(db: Database, owner: str, sources: Sequence[str]) -> dict[str, EarlierImport]:
     marks = ", ".join("?" * len(sources))
     chats = db.execute(
         f"SELECT id, source FROM chats WHERE owner = ? AND source IN ({marks}) AND source <> '' AND trash_id IS NULL"
         " ORDER BY created_ms DESC, id DESC",
         (owner, *sources),
     ).fetchall()
-    found: dict[str, ImportedBefore] = {}
+    found: dict[str, EarlierImport] = {}
     for chat in chats:
         rows = db.execute(
             "SELECT imported_messages.source, messages.id FROM imported_messages LEFT JOIN messages"
             " ON messages.id = message_id AND messages.trash_id IS NULL WHERE imported_messages.chat_id = ?",
             (chat["id"],),
         )
-        found[chat["source"]] = ImportedBefore(chat["id"], {row["source"]: row["id"] for row in rows.fetchall()})
+        found[chat["source"]] = EarlierImport(chat["id"], {row["source"]: row["id"] for row in rows.fetchall()})
     return found
 
 
-def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
+def _select_branch(db: Database, owner: str, chat_id: str, message_id: str) -> None:
     db.execute(
         f"{_LINE} UPDATE messages SET chosen_child = line.below FROM line WHERE messages.id = line.id"
         " AND line.below IS NOT NULL AND (chosen_child IS NULL OR chosen_child <> line.below)",
@@ -283,13 +283,13 @@ def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
     )
 
 
-def _choose_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
+def _select_branch_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
     # Ignores `through` unless its branch contains the message.
     passes = (
         through is not None
         and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()
     )
-    _choose(db, owner, chat_id, through if through is not None and passes else message_id)
+    _select_branch(db, owner, chat_id, through if through is not None and passes else message_id)
 
 
 def _is_last(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
@@ -309,23 +309,23 @@ def _message(db: Database, owner: str, chat_id: str, message_id: str) -> StoredM
         "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
         (message_id, chat_id, owner),
     ).fetchone()
-    return message_of(row) if row is not None else None
+    return message_from_row(row) if row is not None else None
 
 
-def _by_key(db: Database, owner: str, key: str) -> StoredMessage | None:
+def _find_by_idempotency_key(db: Database, owner: str, key: str) -> StoredMessage | None:
     row = db.execute("SELECT * FROM messages WHERE owner = ? AND idempotency_key = ?", (owner, key)).fetchone()
-    return message_of(row) if row is not None else None
+    return message_from_row(row) if row is not None else None
 
 
-def _repeated(db: Database, owner: str, known: StoredMessage) -> TurnAccepted:
+def _load_accepted_turn(db: Database, owner: str, known: StoredMessage) -> TurnAccepted:
     if known.role == "assistant":
         other = db.execute("SELECT * FROM messages WHERE id = ? AND owner = ?", (known.parent_id, owner)).fetchone()
-        return TurnAccepted(message_of(other), known, repeated=True)
+        return TurnAccepted(message_from_row(other), known, repeated=True)
     other = db.execute(
         "SELECT * FROM messages WHERE parent_id = ? AND owner = ? AND role = 'assistant' ORDER BY position",
         (known.id, owner),
     ).fetchone()
-    return TurnAccepted(known, message_of(other), repeated=True)
+    return TurnAccepted(known, message_from_row(other), repeated=True)
 
 
 def _lock(db: Database, owner: str, chat_id: str) -> bool:
@@ -339,7 +339,7 @@ def _locked(db: Database, owner: str, chat_id: str) -> Rows:
     )
 
 
-def _refusal(db: Database, owner: str, chat_id: str) -> TurnRefused | None:
+def _find_refusal(db: Database, owner: str, chat_id: str) -> TurnRefused | None:
     known = _locked(db, owner, chat_id)
     db.interrupt_expired(owner, chat_id)
     unfinished = db.execute(
@@ -350,7 +350,7 @@ def _refusal(db: Database, owner: str, chat_id: str) -> TurnRefused | None:
     if known.fetchone() is None:
         return TurnRefused(None)
     running = unfinished.fetchone()
-    return TurnRefused(message_of(running), db.holds(running["id"])) if running is not None else None
+    return TurnRefused(message_from_row(running), db.holds_lease(running["id"])) if running is not None else None
 
 
 def _touch(db: Database, owner: str, chat_id: str) -> None:
@@ -359,7 +359,7 @@ def _touch(db: Database, owner: str, chat_id: str) -> None:
 
 
 def trash_chat(db: Database, owner: str, chat_id: str) -> str | None:
-    trash_id = _throw(db, owner, chat_id, "chat")
+    trash_id = _create_trash_entry(db, owner, chat_id, "chat")
     if trash_id is not None:
         db.execute("UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ?", (trash_id, chat_id, owner))
     return trash_id
@@ -378,7 +378,7 @@ def trash_chats(db: Database, owner: str, chat_ids: Sequence[str]) -> tuple[str 
 
 
 def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> str | None:
-    trash_id = _throw(db, owner, chat_id, "messages", with_settings=reset)
+    trash_id = _create_trash_entry(db, owner, chat_id, "messages", with_settings=reset)
     if trash_id is not None:
         db.execute(
             "UPDATE messages SET trash_id = ? WHERE chat_id = ? AND owner = ? AND trash_id IS NULL",
@@ -386,7 +386,7 @@ def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> st
         )
         db.execute("UPDATE chats SET chosen_root = NULL WHERE id = ? AND owner = ?", (chat_id, owner))
         if reset:
-            db.execute("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", (settings_text({}), chat_id, owner))
+            db.execute("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", (settings_json({}), chat_id, owner))
     return trash_id
 
 
@@ -400,7 +400,7 @@ def trash_message(db: Database, owner: str, chat_id: str, message_id: str) -> st
     active = f"{below} SELECT 1 FROM messages JOIN below ON below.id = messages.id WHERE state IN ('queued', 'running')"
     if db.execute(active, (message_id, owner)).fetchone() is not None:
         return None
-    trash_id = _throw(db, owner, chat_id, "messages")
+    trash_id = _create_trash_entry(db, owner, chat_id, "messages")
     db.execute(
         f"{below} UPDATE messages SET trash_id = ? WHERE owner = ? AND id IN (SELECT id FROM below)",
         (message_id, owner, trash_id, owner),
@@ -421,18 +421,18 @@ def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating
     return db.execute(sql, (rating, message_id, chat_id, owner)).rowcount > 0
 
 
-def is_hidden(db: Database, owner: str, trash_id: str) -> bool:
+def lock_trash_entry(db: Database, owner: str, trash_id: str) -> bool:
     """Lock a trash id against purging; return False if it does not exist."""
-    return _row(db, owner, trash_id) is not None
+    return _lock_trash_row(db, owner, trash_id) is not None
 
 
-def hide_too(db: Database, owner: str, chat_ids: list[str], trash_id: str) -> None:
+def add_to_trash_entry(db: Database, owner: str, chat_ids: list[str], trash_id: str) -> None:
     """Add chats to an existing trash id, so that all are restored or purged together."""
     for chat_id in chat_ids:
         db.execute("UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ?", (trash_id, chat_id, owner))
 
 
-def renew(db: Database, owner: str, trash_id: str) -> str:
+def renew_trash_id(db: Database, owner: str, trash_id: str) -> str:
     """Replace a trash id, which restarts its time in the trash."""
     new = uuid.uuid4().hex
     db.execute("UPDATE trash SET id = ? WHERE id = ? AND owner = ?", (new, trash_id, owner))
@@ -441,7 +441,7 @@ def renew(db: Database, owner: str, trash_id: str) -> str:
 
 
 def restore(db: Database, owner: str, trash_id: str) -> list[str]:
-    row = _row(db, owner, trash_id)
+    row = _lock_trash_row(db, owner, trash_id)
     if row is None:
         return []
     chat_id = str(row["chat_id"])
@@ -472,14 +472,14 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
         db.execute(sql, (row["chosen_root"], chat_id, owner))
         if row["settings"]:  # restore the settings unless they were changed after the reset
             sql = "UPDATE chats SET settings = ? WHERE id = ? AND owner = ? AND settings = ?"
-            db.execute(sql, (row["settings"], chat_id, owner, settings_text({})))
+            db.execute(sql, (row["settings"], chat_id, owner, settings_json({})))
         if top is not None:
-            _choose(db, owner, chat_id, top["id"])
+            _select_branch(db, owner, chat_id, top["id"])
     db.execute("DELETE FROM trash WHERE id = ? AND owner = ?", (trash_id, owner))
     return restored
 
 
-def due(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
+def due_trash_ids(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
     """Return the trash ids that were first seen at least `seconds` ago. `seen` maps ids to monotonic times."""
     # With wall-clock time, setting the clock forward would purge deletions that users may still undo.
     now, known = time.monotonic() if now is None else now, dict(seen)
@@ -489,14 +489,14 @@ def due(db: Database, seen: dict[str, float], seconds: float, now: float | None)
     return [trash_id for trash_id, since in seen.items() if now - since >= seconds]
 
 
-def thrown_away(db: Database, old: list[str]) -> list[Conversation]:
+def conversations_to_purge(db: Database, old: list[str]) -> list[ConversationKey]:
     found: list[Any] = []
     for trash_id in old:
         row = db.execute("SELECT * FROM trash WHERE id = ?", (trash_id,)).fetchone()
-        for chat_id, which, values in _thrown(db, row) if row is not None else ():
+        for chat_id, which, values in _trashed_chats(db, row) if row is not None else ():
             sql = f"SELECT owner, id FROM messages WHERE chat_id = ? AND parent_id IS NULL{which}"
             found += db.execute(sql, (chat_id, *values)).fetchall()
-    return list(dict.fromkeys(Conversation(row["owner"], row["id"]) for row in found))
+    return list(dict.fromkeys(ConversationKey(row["owner"], row["id"]) for row in found))
 
 
 PURGED_MESSAGES = 200  # per transaction, so that other writers need not wait long
@@ -508,29 +508,29 @@ def purge_piece(db: Database, trash_id: str) -> bool:
     if row is None:
         return False
     if row["owner"]:
-        for conversation in thrown_away(db, [trash_id]):
+        for conversation in conversations_to_purge(db, [trash_id]):
             db.forget(conversation.owner, conversation.first_message_id)
         db.execute("UPDATE trash SET owner = '' WHERE id = ?", (trash_id,))
     left = PURGED_MESSAGES
-    for chat_id, which, values in _thrown(db, row):
+    for chat_id, which, values in _trashed_chats(db, row):
         # Delete the newest messages first, because deletion cascades to replies, and SQLite limits cascades to 1,000
         # levels.
         sql = f"SELECT id FROM messages WHERE chat_id = ?{which} ORDER BY position DESC LIMIT ?"
         messages = db.execute(sql, (chat_id, *values, left)).fetchall()
         for message in messages:
-            db.remove_message(message["id"])
+            db.unindex_message(message["id"])
             db.execute("DELETE FROM messages WHERE id = ?", (message["id"],))
         left -= len(messages) + 1
         if left <= 0:
             return True
         if row["kind"] == "chat":
-            db.remove_chat(chat_id)
+            db.unindex_chat(chat_id)
             db.execute("DELETE FROM chats WHERE id = ? AND trash_id = ?", (chat_id, trash_id))
     db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
     return False
 
 
-def _thrown(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
+def _trashed_chats(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
     # Returns the chats of a trash id, each with a condition that selects its messages.
     if trash["kind"] == "messages":
         return [(trash["chat_id"], " AND trash_id = ?", (trash["id"],))]
@@ -540,11 +540,13 @@ def _thrown(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(row["id"], "", ()) for row in rows]
 
 
-def _row(db: Database, owner: str, trash_id: str) -> Any:
+def _lock_trash_row(db: Database, owner: str, trash_id: str) -> Any:
     return db.execute("SELECT * FROM trash WHERE id = ? AND owner = ?" + db.for_update, (trash_id, owner)).fetchone()
 
 
-def _throw(db: Database, owner: str, chat_id: str, kind: str, *, with_settings: bool = False) -> str | None:
+def _create_trash_entry(
+    db: Database, owner: str, chat_id: str, kind: str, *, with_settings: bool = False
+) -> str | None:
     chat = db.execute(
         "SELECT settings, chosen_root FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL" + db.for_update,
         (chat_id, owner),
@@ -582,7 +584,7 @@ OWNED = (
 ROWS_AT_ONCE = 200
 
 
-def forget_conversations(db: Database, owner: str) -> None:
+def mark_owner_caches_stale(db: Database, owner: str) -> None:
     """Record that engines must clear the caches of the owner's chats and stored responses."""
     columns = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
     now = time.time_ns() // 1_000_000
@@ -603,10 +605,10 @@ def _remove_messages(db: Database, owner: str) -> bool:
     sql = "SELECT id FROM messages WHERE chat_id = ? ORDER BY position DESC LIMIT ?"
     messages = db.execute(sql, (chat["id"], PURGED_MESSAGES)).fetchall()
     for each in messages:
-        db.remove_message(each["id"])
+        db.unindex_message(each["id"])
         db.execute("DELETE FROM messages WHERE id = ?", (each["id"],))
     if len(messages) < PURGED_MESSAGES:
-        db.remove_chat(chat["id"])
+        db.unindex_chat(chat["id"])
         db.execute("DELETE FROM chats WHERE id = ?", (chat["id"],))
     return True
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from notso.system.files import sync_folder
 from notso.web.store.sql.access import SQLAccessStore
-from notso.web.store.sql.database import Statements
+from notso.web.store.sql.database import SQLConnection
 from notso.web.store.sqlite.connection import BUSY_MS, SQLiteStatements, storage_errors, transaction
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
 from notso.web.values.fair_queue import WorkerThreads
@@ -94,8 +94,11 @@ class SQLiteAccessStore(SQLAccessStore):
     def __init__(self, directory: Path) -> None:
         self._path = directory / ACCESS_FILE
         # Separate threads and connections, so that reads do not wait for writes of this process.
-        self._reading, self._writing = _Lane(self._path, "read", READ_MS), _Lane(self._path, "write", BUSY_MS)
-        self._was_open = False
+        self._read_thread, self._writing = (
+            _ConnectionThread(self._path, "read", READ_MS),
+            _ConnectionThread(self._path, "write", BUSY_MS),
+        )
+        self._is_created = False
 
     @staticmethod
     def exists(directory: Path) -> bool:
@@ -105,32 +108,32 @@ class SQLiteAccessStore(SQLAccessStore):
         await self.write(lambda _: None)
 
     async def close(self) -> None:
-        for lane in (self._reading, self._writing):
+        for lane in (self._read_thread, self._writing):
             await lane.thread.run(lane.close)
             lane.thread.shutdown(wait=False)
 
-    async def write(self, work: Callable[[Statements], T]) -> T:
+    async def write(self, work: Callable[[SQLConnection], T]) -> T:
         def run(connection: sqlite3.Connection) -> T:
             with transaction(connection):
                 return work(SQLiteStatements(connection))
 
         return await self._run(self._writing, run)
 
-    async def look(self, work: Callable[[Statements], T]) -> T:
-        return await self._run(self._reading, lambda connection: work(SQLiteStatements(connection)))
+    async def run_read(self, work: Callable[[SQLConnection], T]) -> T:
+        return await self._run(self._read_thread, lambda connection: work(SQLiteStatements(connection)))
 
-    async def _run(self, lane: _Lane, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, lane: _ConnectionThread, work: Callable[[sqlite3.Connection], T]) -> T:
         def guarded() -> T:
             with storage_errors(_DAMAGED, _FAILED, _BUSY):
-                if not self._was_open and not self._path.exists():
-                    _make(self._path)
-                self._was_open = True
-                return lane.do(work)
+                if not self._is_created and not self._path.exists():
+                    _create_file(self._path)
+                self._is_created = True
+                return lane.run_work(work)
 
         return await lane.thread.run(guarded)
 
 
-class _Lane:
+class _ConnectionThread:
     """A thread with its own connection to the file."""
 
     def __init__(self, path: Path, name: str, patience_ms: int) -> None:
@@ -141,9 +144,9 @@ class _Lane:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
 
-    def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def run_work(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            connection = self._opened()
+            connection = self._ensure_open()
             connection.execute(f"PRAGMA busy_timeout={SHORT_MS if self._waited else self._patience_ms}")
             result = work(connection)
         except sqlite3.Error as error:
@@ -159,7 +162,7 @@ class _Lane:
             self._connection.close()
             self._connection = None
 
-    def _opened(self) -> sqlite3.Connection:
+    def _ensure_open(self) -> sqlite3.Connection:
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -176,7 +179,7 @@ class _Lane:
         return self._connection
 
 
-def _make(path: Path) -> None:
+def _create_file(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Create the file under another name, and then link it. If two processes do this at once, the first link is kept.
     # Only SQLite may open the file itself, because closing any other descriptor would release SQLite's locks.

@@ -72,7 +72,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
         return connection
 
 
-def open_nothing() -> sqlite3.Connection:
+def open_empty() -> sqlite3.Connection:
     """Return an empty in-memory database, which replaces a missing file for reads."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
@@ -221,12 +221,12 @@ class DirectoryLock:
 DIGITS = 20  # a fixed number, so that the file can be overwritten in place
 
 
-class Witness:
+class CommitCounterFile:
     """The file with the number of commits to the database at `path`. Not thread-safe."""
 
     def __init__(self, path: Path, commits: int) -> None:
         """Create or overwrite the file. Raises OSError."""
-        acknowledged_at = _beside(path)
+        acknowledged_at = _counter_path(path)
         self._file = os.fdopen(os.open(acknowledged_at, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         try:
             self._write(commits)
@@ -256,21 +256,21 @@ class Witness:
         self._file.write(b"%0*d\n" % (DIGITS, commits))
 
 
-def commits_acknowledged(path: Path) -> int | None:
+def read_acknowledged_count(path: Path) -> int | None:
     try:
-        acknowledged = _beside(path).read_bytes()
+        acknowledged = _counter_path(path).read_bytes()
     except FileNotFoundError:
         return None
     return int(acknowledged) if len(acknowledged) == DIGITS + 1 and acknowledged.strip().isdigit() else None
 
 
-def commits_in(connection: sqlite3.Connection) -> int | None:
+def read_commit_count(connection: sqlite3.Connection) -> int | None:
     """Return the commit count in the database: 0 if it is not a number, None if there is none."""
     row = connection.execute("SELECT CAST(value AS INTEGER) FROM facts WHERE name = 'commits'").fetchone()
     return int(row[0]) if row is not None else None
 
 
-def _beside(path: Path) -> Path:
+def _counter_path(path: Path) -> Path:
     return path.with_name(path.name + "-commits")
 
 
@@ -281,50 +281,50 @@ LOST = Sentence(
 )
 
 
-def damage_of(path: Path) -> Damage:
+def detect_damage(path: Path) -> Damage:
     """Return the kind of damage, which requires read-only use, or '' for none. Does not change any file.
 
     Raises StorageDamagedError if the database cannot be read at all.
     """
     with storage_errors():
-        acknowledged = commits_acknowledged(path)
+        acknowledged = read_acknowledged_count(path)
     if _is_empty(path):
-        return _report("gone" if acknowledged else "", "is missing, although it had content")
+        return _log_damage("gone" if acknowledged else "", "is missing, although it had content")
     reader = open_reader(path)
     try:
         with storage_errors():
             version = int(reader.execute("PRAGMA user_version").fetchone()[0])
             if version == 0:
-                return _report("gone" if acknowledged else "", "is empty, although it had content")
+                return _log_damage("gone" if acknowledged else "", "is empty, although it had content")
             if version > SCHEMA_VERSION:
                 return ""  # `open_writer` raises the error
-            inside = commits_in(reader)  # None: a backup, or written by a release without the counter
+            inside = read_commit_count(reader)  # None: a backup, or written by a release without the counter
             damage: Damage = ""
             if acknowledged is not None and inside is not None and inside < acknowledged:
-                damage = _report("behind", f"has {inside} of {acknowledged} commits")
-            elif _is_open(reader) and not _is_sound(reader):
-                damage = _report("unsound", "failed its integrity check")
+                damage = _log_damage("behind", f"has {inside} of {acknowledged} commits")
+            elif _is_unclean(reader) and not _passes_quick_check(reader):
+                damage = _log_damage("unsound", "failed its integrity check")
             if damage:
                 reader.execute("SELECT id FROM chats").fetchall()  # raises an error if nothing can be read
                 if version < SCHEMA_VERSION:  # a damaged database cannot be migrated
-                    raise StorageDamagedError(said_of(damage))
+                    raise StorageDamagedError(damage_message(damage))
         return damage
     finally:
         reader.close()
 
 
-def said_of(damage: Damage) -> str:
+def damage_message(damage: Damage) -> str:
     return DAMAGED if damage == "unsound" else LOST
 
 
-def move_strange_log(path: Path) -> None:
+def move_foreign_log(path: Path) -> None:
     """Rename a log that does not belong to the database. Raises StorageError."""
-    log = _log_of(path)
-    if _is_empty(log) or not (_was_started_anew(path) or _never_had_a_log(path)):
+    log = _wal_path(path)
+    if _is_empty(log) or not (_has_no_commits(path) or _never_had_a_log(path)):
         return
     with storage_errors():
         # SQLite would delete the log, or apply its pages to a restored backup.
-        log.rename(kept := _dated(log))
+        log.rename(kept := _dated_copy_path(log))
         path.with_name(path.name + "-shm").unlink(missing_ok=True)
     logger.warning("a log that does not belong to the database was saved as %s", kept.name)
 
@@ -342,12 +342,12 @@ def roll_back(path: Path) -> None:
                 connection.close()
 
 
-def keep_copy(path: Path) -> None:
+def copy_if_unclean(path: Path) -> None:
     """Keep copies of the database and log if notso.db-commits was deleted after an unclean shutdown.
 
     Raises StorageError.
     """
-    if _is_empty(path) or commits_acknowledged(path) is not None:
+    if _is_empty(path) or read_acknowledged_count(path) is not None:
         return
     reader = open_reader(path)
     try:
@@ -355,19 +355,19 @@ def keep_copy(path: Path) -> None:
             version = int(reader.execute("PRAGMA user_version").fetchone()[0])
             # By deleting notso.db-commits, the operator chose to continue without the missing commits. SQLite discards
             # the unusable log when it opens the database for writing.
-            unclean = 0 < version <= SCHEMA_VERSION and _is_open(reader) and commits_in(reader)
+            unclean = 0 < version <= SCHEMA_VERSION and _is_unclean(reader) and read_commit_count(reader)
     finally:
         reader.close()
     if unclean:
-        for file in (path, _log_of(path)):
+        for file in (path, _wal_path(path)):
             if not _is_empty(file):
                 with storage_errors():
-                    shutil.copy2(file, kept := _dated(file))
+                    shutil.copy2(file, kept := _dated_copy_path(file))
                 logger.warning("a copy was saved as %s", kept.name)
 
 
-def _was_started_anew(path: Path) -> bool:
-    return _is_empty(path) and not commits_acknowledged(path)
+def _has_no_commits(path: Path) -> bool:
+    return _is_empty(path) and not read_acknowledged_count(path)
 
 
 def _never_had_a_log(path: Path) -> bool:
@@ -378,15 +378,15 @@ def _never_had_a_log(path: Path) -> bool:
         return file.read(20)[18:] == b"\x01\x01"  # file format versions for writing and reading; 2 means WAL
 
 
-def _log_of(path: Path) -> Path:
+def _wal_path(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def _dated(file: Path) -> Path:
+def _dated_copy_path(file: Path) -> Path:
     return file.with_name(f"kept-{datetime.now():%Y%m%d-%H%M%S}-{file.name}")
 
 
-def _report(damage: Damage, what: str) -> Damage:
+def _log_damage(damage: Damage, what: str) -> Damage:
     if damage:
         logger.error("the database %s: it is opened read-only", what)
     return damage
@@ -396,12 +396,12 @@ def _is_empty(path: Path) -> bool:
     return not path.exists() or path.stat().st_size == 0
 
 
-def _is_open(reader: sqlite3.Connection) -> bool:
+def _is_unclean(reader: sqlite3.Connection) -> bool:
     # True if the database is open or was not closed cleanly.
     return reader.execute("SELECT 1 FROM facts WHERE name = 'open'").fetchone() is not None
 
 
-def _is_sound(reader: sqlite3.Connection) -> bool:
+def _passes_quick_check(reader: sqlite3.Connection) -> bool:
     try:
         return [row[0] for row in reader.execute("PRAGMA quick_check")] == ["ok"]
     except sqlite3.DatabaseError:  # some kinds of damage make the check itself fail

@@ -12,25 +12,25 @@ from typing import Any, TypeVar
 from notso.web.store.documents import DocumentText
 from notso.web.store.protocol import FAILED, MOST_TRIES, Damage, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import Database
-from notso.web.store.sql.documents import text_of
+from notso.web.store.sql.documents import load_text
 from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.connection import (
+    CommitCounterFile,
     DirectoryLock,
     SQLiteStatements,
-    Witness,
     checkpoint,
-    commits_acknowledged,
-    commits_in,
     copy,
-    damage_of,
-    keep_copy,
-    move_strange_log,
-    open_nothing,
+    copy_if_unclean,
+    damage_message,
+    detect_damage,
+    move_foreign_log,
+    open_empty,
     open_reader,
     open_writer,
+    read_acknowledged_count,
+    read_commit_count,
     roll_back,
-    said_of,
     storage_errors,
     transaction,
 )
@@ -45,13 +45,13 @@ class Writer:
     """Connection that writes to the database at `path`. Not thread-safe. Methods raise StorageError."""
 
     def __init__(self, path: Path) -> None:
-        keep_copy(path)
+        copy_if_unclean(path)
         self.connection = open_writer(path)
         self.needs_checkpoint = False  # whether the log has commits that are not in the database file yet
         try:
             with storage_errors():
-                self._commits = self._begin_counting(path)
-                self._witness = Witness(path, self._commits)
+                self._commits = self._initialize_counter(path)
+                self._commit_file = CommitCounterFile(path, self._commits)
         except BaseException:
             self.connection.close()
             raise
@@ -69,7 +69,7 @@ class Writer:
                     )
             if changed:
                 self._commits += 1
-                self._witness.note(self._commits)
+                self._commit_file.note(self._commits)
                 self.needs_checkpoint = True
             return result
 
@@ -78,7 +78,7 @@ class Writer:
         with storage_errors():
             if checkpoint(self.connection):
                 self.needs_checkpoint = False
-                self._witness.sync()
+                self._commit_file.sync()
             return not self.needs_checkpoint
 
     def copy(self, target: Path) -> None:
@@ -91,13 +91,13 @@ class Writer:
             # The database file itself must contain the final count, because the log may get lost.
             checkpoint(self.connection)
         self.connection.close()
-        self._witness.close()
+        self._commit_file.close()
 
-    def _begin_counting(self, path: Path) -> int:
-        acknowledged = commits_acknowledged(path) or 0
+    def _initialize_counter(self, path: Path) -> int:
+        acknowledged = read_acknowledged_count(path) or 0
         self.connection.execute("INSERT OR IGNORE INTO facts VALUES ('commits', ?)", (str(acknowledged),))
         checkpoint(self.connection)
-        return commits_in(self.connection) or 0
+        return read_commit_count(self.connection) or 0
 
 
 READ_THREADS = 4
@@ -157,7 +157,7 @@ class SQLiteStore(SQLStore):
 
     async def require_exclusive_use(self) -> None:
         if self.read_only:
-            raise StorageDamagedError(said_of(self.damage))
+            raise StorageDamagedError(damage_message(self.damage))
         await self.write(lambda db: db.execute(_INTERRUPT))
 
     async def heartbeat(
@@ -197,15 +197,15 @@ class SQLiteStore(SQLStore):
 
     def _require_writer(self) -> Writer:
         if self.read_only:
-            raise StorageDamagedError(said_of(self.damage))
+            raise StorageDamagedError(damage_message(self.damage))
         if self._writer is None:
             raise StorageError(FAILED)
         return self._writer
 
-    async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
+    async def run_read(self, work: Callable[[Database], T], owner: str = "") -> T:
         def run() -> T:
             with storage_errors():
-                reader = self._free_reader()
+                reader = self._checkout_reader()
                 try:
                     return work(SQLiteDatabase(reader))
                 finally:
@@ -213,20 +213,20 @@ class SQLiteStore(SQLStore):
 
         return await self._reads.run(owner, run)
 
-    def _free_reader(self) -> sqlite3.Connection:
+    def _checkout_reader(self) -> sqlite3.Connection:
         try:
             return self._readers.pop()
         except IndexError:
-            return open_nothing() if self.damage == "gone" else open_reader(self._path)
+            return open_empty() if self.damage == "gone" else open_reader(self._path)
 
     def _open(self) -> None:
         self._lock = DirectoryLock(self._directory)
         try:
             for left in self._directory.glob("backup-*.db"):  # left over from aborted downloads
                 left.unlink(missing_ok=True)
-            move_strange_log(self._path)
+            move_foreign_log(self._path)
             roll_back(self._path)
-            self.damage = damage_of(self._path)
+            self.damage = detect_damage(self._path)
             if self.read_only:
                 return
             self._writer = Writer(self._path)
@@ -248,7 +248,7 @@ class SQLiteStore(SQLStore):
 
 
 @contextlib.contextmanager
-def _opened_copy(copy: Path) -> Iterator[sqlite3.Connection]:
+def _open_backup(copy: Path) -> Iterator[sqlite3.Connection]:
     db = open_reader(copy)
     try:
         with storage_errors():
@@ -260,32 +260,32 @@ def _opened_copy(copy: Path) -> Iterator[sqlite3.Connection]:
         db.close()
 
 
-def kept_chats(copy: Path) -> list[tuple[str, str]]:
+def permanent_chats(copy: Path) -> list[tuple[str, str]]:
     """Return (owner, id) of all chats, oldest first, except temporary and deleted ones.
 
     Raises StorageError, also if the schema version differs.
     """
-    with _opened_copy(copy) as db:
+    with _open_backup(copy) as db:
         rows = db.execute(
             "SELECT owner, id FROM chats WHERE trash_id IS NULL AND NOT temporary ORDER BY created_ms, id"
         )
         return [(row["owner"], row["id"]) for row in rows]
 
 
-def whole_documents(copy: Path, owner: str, library: str) -> Iterator[tuple[str, DocumentText]]:
+def library_texts(copy: Path, owner: str, library: str) -> Iterator[tuple[str, DocumentText]]:
     """Yield the names and texts of a library's documents, oldest first. Raises StorageError."""
-    with _opened_copy(copy) as db:
+    with _open_backup(copy) as db:
         rows = db.execute(
             "SELECT documents.id, documents.name FROM documents JOIN libraries ON libraries.id = library_id"
             " WHERE libraries.owner = ? AND libraries.name = ? ORDER BY documents.created_ms, documents.id",
             (owner, library),
         ).fetchall()
         for row in rows:
-            if (text := text_of(SQLiteDatabase(db), row["id"])) is not None:
+            if (text := load_text(SQLiteDatabase(db), row["id"])) is not None:
                 yield row["name"], text
 
 
-def back_up(folder: Path, target: Path) -> None:
+def back_up_directory(folder: Path, target: Path) -> None:
     """Copy the chat database in `folder` to a new file. Raises StorageError, also if a server is using the folder."""
     path = folder / "notso.db"
     if not path.exists():
@@ -297,11 +297,11 @@ def back_up(folder: Path, target: Path) -> None:
             "a server is using this data directory: use `notso backup --from` with its address"
         ) from None
     try:
-        move_strange_log(path)
+        move_foreign_log(path)
         roll_back(path)
-        damage = damage_of(path)
+        damage = detect_damage(path)
         if damage:
-            raise StorageDamagedError(said_of(damage))
+            raise StorageDamagedError(damage_message(damage))
         writer = Writer(path)
         try:
             writer.copy(target)
@@ -329,27 +329,27 @@ MERGED_PAGES = 500  # pages of the search index merged per transaction
 class SQLiteDatabase(SQLiteStatements, Database):
     for_update = ""  # rows need not be locked, because a single connection writes
 
-    def begin_bulk(self) -> None:
+    def prepare_bulk_copy(self) -> None:
         self.execute("PRAGMA defer_foreign_keys=ON")
 
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
         db = self._connection
         row = db.execute("SELECT number FROM indexed WHERE chat_id = ? AND message_id IS NULL", (chat_id,)).fetchone()
-        number = row[0] if row else _number(db, owner, chat_id, None)
+        number = row[0] if row else _add_index_row(db, owner, chat_id, None)
         db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, indexed_text(title)))
 
     def index_message(self, owner: str, message: StoredMessage) -> None:
         db = self._connection
         row = db.execute("SELECT number FROM indexed WHERE message_id = ?", (message.id,)).fetchone()
-        number = row[0] if row else _number(db, owner, message.chat_id, message.id)
+        number = row[0] if row else _add_index_row(db, owner, message.chat_id, message.id)
         body = indexed_text(message.content)
         db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, body))
 
     # Triggers cannot remove these rows, because SQLite 3.40 does not allow them to write to an FTS table.
-    def remove_chat(self, chat_id: str) -> None:
+    def unindex_chat(self, chat_id: str) -> None:
         self.execute("DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE chat_id = ?)", (chat_id,))
 
-    def remove_message(self, message_id: str) -> None:
+    def unindex_message(self, message_id: str) -> None:
         sql = "DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE message_id = ?)"
         self.execute(sql, (message_id,))
 
@@ -372,7 +372,7 @@ class SQLiteDatabase(SQLiteStatements, Database):
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
         pass
 
-    def holds(self, message_id: str) -> bool:
+    def holds_lease(self, message_id: str) -> bool:
         return True
 
     def release(self, message_id: str) -> None:
@@ -382,7 +382,7 @@ class SQLiteDatabase(SQLiteStatements, Database):
         pass
 
 
-def _number(db: sqlite3.Connection, owner: str, chat_id: str, message_id: str | None) -> int:
+def _add_index_row(db: sqlite3.Connection, owner: str, chat_id: str, message_id: str | None) -> int:
     cursor = db.execute(
         "INSERT INTO indexed (owner, chat_id, message_id) VALUES (?, ?, ?)", (owner, chat_id, message_id)
     )
