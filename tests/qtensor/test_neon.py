@@ -52,7 +52,7 @@ def test_every_kernel_gives_the_bits_of_generic(cpu: str, family_bits: Path, dig
     assert set(found.values()) == {digest_of_this_machine}
 
 
-@pytest.mark.parametrize("fault", ["matmul", "tiles", "slabs", "rows", "attention"])
+@pytest.mark.parametrize("fault", ["matmul", "slabs", "slabs_of_rows", "rows", "attention"])
 def test_a_bit_turned_over_is_noticed(fault: str, family_bits: Path) -> None:
     """Without this check, the tests above could pass without detecting anything."""
     run = aarch64.run(DOTPROD, family_bits, SEED, ROUNDS, fault)
