@@ -47,12 +47,11 @@ QTENSOR_INLINE void keep_scales(SlabPass<Block>& t, int part, const uint8_t* con
     P::unpack_header(v, d, t.unpacked[part]);
     unrolled<256 / P::group>(QTENSOR_UNROLLED(G) { t.scale[part][G] = P::template scale<G>(t.unpacked[part]); });
   } else {
-    using Sub = SubBlock<Block>;
     for (int j = 0; j < 8; j++) {
       const uint8_t* block[4];
-      for (int r = 0; r < 4; r++) block[r] = place[r] + j * Sub::bytes;
-      t.scale[part][j].d = Sub::scales(block);
-      if (Sub::has_min) t.scale[part][j].m = load_halves(block, Sub::min_at);
+      for (int r = 0; r < 4; r++) block[r] = place[r] + j * int64_t(sizeof(Block));
+      t.scale[part][j].d = load_scales<Block>(block);
+      if (P::has_min) t.scale[part][j].m = load_halves(block, 2);
     }
   }
 }

@@ -8,8 +8,9 @@
 
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
+#include "kernels/portable/unpacked_blocks.h"
+#include "rows.h"
 #include "slab_pass.h"
-#include "sub_blocks.h"
 
 namespace qtensor {
 namespace {
@@ -43,6 +44,7 @@ template <bool MINS, int FRACTION = 0>
 struct SlabOf32 : SlabOfIntegers<32>, StepsOf32 {
   using Batch = SlabBatchBlock32;
   using Total = float32x4_t;
+  static constexpr bool has_min = MINS;
   template <int M>
   struct Totals {
     float32x4_t f[2][M];
@@ -59,6 +61,7 @@ struct SlabOf32 : SlabOfIntegers<32>, StepsOf32 {
     float32x4_t d, m;
   };
   QTENSOR_INLINE static Total zero() { return vdupq_n_f32(0.0f); }
+  QTENSOR_INLINE static float32x4_t as_float(int32x4_t sum) { return as_floats<FRACTION>(sum); }
   template <int G>
   QTENSOR_INLINE static Scale scale(const Header& h) {
     if constexpr (!MINS) return {four_halves_at(h.halves + 2 * kGroupRows * G), zero()};
@@ -66,7 +69,7 @@ struct SlabOf32 : SlabOfIntegers<32>, StepsOf32 {
     return {lower_halves(both), upper_halves(both)};
   }
   QTENSOR_INLINE static void add_scaled(Total& total, int32x4_t sum, const Scale& scale, const Batch& x, int g) {
-    total = vfmaq_f32(total, as_floats<FRACTION>(sum), vmulq_n_f32(scale.d, x.d[g]));
+    total = vfmaq_f32(total, as_float(sum), vmulq_n_f32(scale.d, x.d[g]));
     if constexpr (MINS) total = vfmaq_n_f32(total, scale.m, x.of_mins[g]);
   }
   template <int M>
@@ -117,7 +120,7 @@ struct FiveBits {
     const auto joined = [&](int8x16_t v, int first) __attribute__((always_inline)) {
       const FifthBits of = fifth_bits(lines, first);
       const int8x16_t set = vreinterpretq_s8_u8(vtstq_u8(vqtbl1q_u8(bits, of.byte), of.bit));
-      return MIDDLE ? vsliq_n_s8(v, set, 4) : vorrq_s8(v, vandq_s8(set, vdupq_n_s8(16)));
+      return MIDDLE ? vsliq_n_s8(v, set, 4) : vbslq_s8(vdupq_n_u8(16), set, v);
     };
     a = joined(a, 4 * i);
     b = joined(b, 16 + 4 * i);
