@@ -33,7 +33,7 @@ struct MatmulTask {
 };
 
 // The same product with a packed weight (packed_weights.h): whole slabs, or up to the last row. With row_bytes, the
-// weight is in rows, and the kernel packs one block of up to 64 rows at a time.
+// weight is in rows, and the kernel packs or unpacks one block of up to 64 rows at a time.
 struct SlabTask {
   const uint8_t* weight;
   int64_t slab_stride;  // bytes from slab to slab

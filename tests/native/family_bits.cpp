@@ -2,9 +2,9 @@
 // that end at inaccessible pages. Covered are every block format, every float16 value, every cache format, and ordinary
 // and extreme values.
 //   family_bits SEED ROUNDS [FAULT]
-// The digest covers the results of the generic kernels, so it is the same on every machine. FAULT (matmul, tiles,
-// slabs, rows or attention) flips a bit in the result of such a kernel in the tested families; the comparison must
-// detect it.
+// The digest covers the results of the generic kernels, so it is the same on every machine. FAULT (matmul, slabs,
+// slabs_of_rows, rows or attention) flips a bit in the result of such a kernel in the tested families; the comparison
+// must detect it.
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -33,6 +33,17 @@ void turn_over(float* y) {
 }
 float* last_of(const MatmulTask& t) { return t.y + (t.m - 1) * t.y_stride + t.row_end - 1; }
 
+template <auto SELECT>
+Slabs wrong_slabs(Format f, int64_t m) {
+  const Slabs slabs = (real->*SELECT)(f, m);
+  if (f != Format::Q4_K || slabs.kernel == nullptr) return slabs;
+  const SlabKernel wrong = [](const SlabTask& t) {
+    (real->*SELECT)(Format::Q4_K, t.m).kernel(t);
+    turn_over(t.y + (t.m - 1) * t.y_stride + t.rows - 1);
+  };
+  return {wrong, slabs.packing};
+}
+
 void plant(const std::string& fault) {
   tested = *real;
   if (fault == "matmul")
@@ -43,26 +54,9 @@ void plant(const std::string& fault) {
         if (t.row_end > t.row_begin) turn_over(last_of(t));
       };
     };
-  if (fault == "tiles" && real->tiles != nullptr)
-    tested.tiles = [](Format f, int64_t m) -> Tiles {
-      const Tiles tiles = real->tiles(f, m);
-      if (f != Format::Q4_K || tiles.kernel == nullptr) return tiles;
-      const TileKernel wrong = [](const TileTask& t) {
-        real->tiles(Format::Q4_K, t.m).kernel(t);
-        turn_over(t.y + (t.m - 1) * t.y_stride);
-      };
-      return {wrong, tiles.packing};
-    };
-  if (fault == "slabs" && real->slabs != nullptr)
-    tested.slabs = [](Format f, int64_t m) -> Slabs {
-      const Slabs slabs = real->slabs(f, m);
-      if (f != Format::Q4_K || slabs.kernel == nullptr) return slabs;
-      const SlabKernel wrong = [](const SlabTask& t) {
-        real->slabs(Format::Q4_K, t.m).kernel(t);
-        turn_over(t.y + (t.m - 1) * t.y_stride + t.rows - 1);
-      };
-      return {wrong, slabs.packing};
-    };
+  if (fault == "slabs" && real->slabs != nullptr) tested.slabs = wrong_slabs<&KernelTable::slabs>;
+  if (fault == "slabs_of_rows" && real->slabs_of_rows != nullptr)
+    tested.slabs_of_rows = wrong_slabs<&KernelTable::slabs_of_rows>;
   if (fault == "rows")
     tested.rms_norm = [](const float* x, const float* weight, float eps, int64_t n, float* out) {
       real->rms_norm(x, weight, eps, n, out);
@@ -185,7 +179,7 @@ void same_numbers(const std::string& what, const float* y, const float* expected
   }
 }
 
-// Weights in rows by the packed kernels, where the family packs rows while it multiplies.
+// Weights in rows by the packed kernels, where the family has them for these.
 void rows_packed_case(Format f, const MatmulTask& task, const float* expected, const std::string& what, Random later) {
   const Slabs slabs = tested.slabs_of_rows == nullptr ? Slabs() : tested.slabs_of_rows(f, task.m);
   if (slabs.kernel == nullptr || task.k % kSuperBlock != 0) return;
@@ -197,7 +191,7 @@ void rows_packed_case(Format f, const MatmulTask& task, const float* expected, c
   Guarded<float> sums(kSlabRows * task.m, later, 64), y(count, later);
   slabs.kernel({task.weight, 0, rows, blocks, batch.data(), task.m, y.data(), rows, sums.data(), task.row_bytes,
                 scratch.data()});
-  same_numbers(what + ", packed while multiplied", y.data(), expected, count);
+  same_numbers(what + ", by packed kernels", y.data(), expected, count);
 }
 
 // Arbitrary sizes, or those of tiles, which a family without tiles multiplies row by row.

@@ -1,6 +1,6 @@
 // Run one matrix product, for an emulator that counts instructions: one_product FAMILY FORMAT K ROWS M [packed].
-// Weights are in rows, or packed. Tiles are used if the family supports them for this number of batch rows. Packing
-// batch rows is included. The cost of a block is the difference between two values of K.
+// Weights are in rows, or packed. Those in rows use the packed kernels or tiles if the family supports them for this
+// number of batch rows. Packing batch rows is included. The cost of a block is the difference between two values of K.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -34,13 +34,16 @@ int main(int count, char** arguments) {
   const int64_t blocks = k / 256, row_bytes = bytes_per_row(f, k);
   if (m * blocks > kMostBlocks || rows * row_bytes > kMostBytes || m * rows > kMostBytes) return 2;
   const PackTask packing{x, x_32, blocks, m, packed};
-  if (count == 7) {
-    const Slabs slabs = t.slabs == nullptr ? Slabs() : t.slabs(f, m);
-    if (slabs.kernel == nullptr || m * kSlabRows * 4 > kMostBytes) return 2;
+  const bool in_rows = count == 6;
+  const auto select = in_rows ? t.slabs_of_rows : t.slabs;
+  const Slabs slabs = select == nullptr ? Slabs() : select(f, m);
+  if (slabs.kernel != nullptr && m * kSlabRows * 4 <= kMostBytes - kPackedScratchBytes) {
     for (int64_t j = 0; j < m; j++) slabs.packing->row(packing, j);
-    slabs.kernel({weight, kSlabRows * row_bytes, rows, blocks, packed, m, y, rows, reinterpret_cast<float*>(scratch)});
+    slabs.kernel({weight, kSlabRows * row_bytes, rows, blocks, packed, m, y, rows,
+                  reinterpret_cast<float*>(scratch + kPackedScratchBytes), in_rows ? row_bytes : 0, scratch});
     return 0;
   }
+  if (!in_rows) return 2;
   const Tiles tiles = t.tiles == nullptr ? Tiles() : t.tiles(f, m);
   if (tiles.kernel == nullptr) {
     t.matmul(f)({weight, row_bytes, k, x, x_32, blocks, nullptr, m, y, rows, 0, rows});

@@ -52,7 +52,7 @@ def test_aarch64_kernels_match_generic(cpu: str, family_bits: Path, digest_of_th
     assert set(found.values()) == {digest_of_this_machine}
 
 
-@pytest.mark.parametrize("fault", ["matmul", "tiles", "slabs", "rows", "attention"])
+@pytest.mark.parametrize("fault", ["matmul", "slabs", "slabs_of_rows", "rows", "attention"])
 def test_flipped_bit_is_detected(fault: str, family_bits: Path) -> None:
     """Without this check, the tests above could pass without detecting anything."""
     run = aarch64.run(DOTPROD, family_bits, SEED, ROUNDS, fault)

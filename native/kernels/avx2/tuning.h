@@ -13,7 +13,7 @@ constexpr int kBatchGroup = 4;
 // The smallest M for which tiles are faster than rows.
 constexpr int64_t kTilesFromM = 6;
 // The packed kernels also multiply weights in rows, packing one block of 32 rows at a time.
-constexpr bool kPacksRows = true;
+constexpr bool kPacksRows = true, kKeepsRows = false;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
 

@@ -13,7 +13,7 @@ constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4;
 // For products of small M: batch rows that share an unpacked row.
 constexpr int kBatchGroup = 4;
 // Weights in rows are not packed while they are multiplied: the row kernels and tiles were faster.
-constexpr bool kPacksRows = false;
+constexpr bool kPacksRows = false, kKeepsRows = false;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
 

@@ -61,6 +61,23 @@ QTENSOR_INLINE float32x4_t load_halves(const uint8_t* const* places, int64_t at 
 QTENSOR_INLINE float32x4_t lower_halves(uint32x4_t v) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(v))); }
 QTENSOR_INLINE float32x4_t upper_halves(uint32x4_t v) { return vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(v, 16))); }
 
+// Transposes four dwords of four rows: v[i] becomes dword i of all rows.
+QTENSOR_INLINE void transpose_dwords(uint8x16_t (&v)[4]) {
+  uint32x4_t row[4];
+  for (int r = 0; r < 4; r++) row[r] = vreinterpretq_u32_u8(v[r]);
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) {
+    const auto trn = [&](int r) { return i == 0 ? vtrn1q_u32(row[r], row[r + 1]) : vtrn2q_u32(row[r], row[r + 1]); };
+    const uint64x2_t a = vreinterpretq_u64_u32(trn(0)), b = vreinterpretq_u64_u32(trn(2));
+    v[i] = vreinterpretq_u8_u64(vtrn1q_u64(a, b));
+    v[2 + i] = vreinterpretq_u8_u64(vtrn2q_u64(a, b));
+  }
+}
+QTENSOR_INLINE void load_transposed(const uint8_t* const* places, int64_t at, uint8x16_t (&v)[4]) {
+  for (int r = 0; r < 4; r++) v[r] = vld1q_u8(places[r] + at);
+  transpose_dwords(v);
+}
+
 // The block headers {half d, dmin; uint8 packed[12]} of four rows of Q4_K or Q5_K. They are transposed to one dword of
 // each row per register, so that the six-bit scales and mins of all four are unpacked together.
 struct FourHeaders {
@@ -80,17 +97,9 @@ QTENSOR_INLINE FourHeaders unpack_headers(uint8x16_t halves, uint8x16_t a, uint8
   return h;
 }
 QTENSOR_INLINE FourHeaders four_headers(const uint8_t* const* place) {
-  uint32x4_t row[4];
-  for (int r = 0; r < 4; r++) row[r] = vreinterpretq_u32_u8(vld1q_u8(place[r]));
-  const uint32x4_t even01 = vtrn1q_u32(row[0], row[1]), odd01 = vtrn2q_u32(row[0], row[1]);
-  const uint32x4_t even23 = vtrn1q_u32(row[2], row[3]), odd23 = vtrn2q_u32(row[2], row[3]);
-  const auto low = [](uint32x4_t a, uint32x4_t b) {
-    return vreinterpretq_u8_u64(vtrn1q_u64(vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
-  };
-  const auto high = [](uint32x4_t a, uint32x4_t b) {
-    return vreinterpretq_u8_u64(vtrn2q_u64(vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
-  };
-  return unpack_headers(low(even01, even23), low(odd01, odd23), high(even01, even23), high(odd01, odd23));
+  uint8x16_t v[4];
+  load_transposed(place, 0, v);
+  return unpack_headers(v[0], v[1], v[2], v[3]);
 }
 
 // The addresses of four rows, beginning at `row`; missing rows are replaced by the first one.

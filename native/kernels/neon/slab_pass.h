@@ -1,6 +1,7 @@
 // Products of packed weights (packed_weights.h): four rows of the weight are the lanes of a register, so no sum is
 // reduced, and sdot takes four activations by element. One or two batch rows are multiplied with values that are
-// unpacked to registers. More of them share values that are unpacked to memory, from which smmla takes them with i8mm.
+// unpacked to registers. More of them share values that are unpacked to memory, from which smmla takes them with i8mm;
+// weights in rows are unpacked to the same place (keep_rows.h).
 #pragma once
 
 #include <arm_neon.h>
@@ -152,6 +153,16 @@ template <class Batch>
 constexpr SlabPacking kSlabPacking{sizeof(SlabBatchBlock), pack_slab_batch_row};
 
 QTENSOR_INLINE uint8x16_t line(const uint8_t* lines, int u) { return vld1q_u8(lines + kLineBytes * u); }
+// A row in the order of the file, in place of lines: sixteen bytes, of which line u has the first four. Where a step
+// takes four values of each of four rows from lines, it takes sixteen of one row from these.
+template <class Block>
+struct RowLines {
+  const uint8_t* at;
+};
+template <class Block>
+QTENSOR_INLINE uint8x16_t line(RowLines<Block> row, int u) {
+  return vld1q_u8(row.at + Packing<Block>::dword(u));
+}
 QTENSOR_INLINE float32x4_t four_halves_at(const uint8_t* halves) {
   return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(halves)));
 }
@@ -211,8 +222,8 @@ struct SlabWithMins : SlabOfIntegers<32> {
     int8x16_t min[2];
     float32x4_t dmin;
   };
-  QTENSOR_INLINE static void unpack_header(const uint8_t* lines, const uint8_t*, Header& to) {
-    const FourHeaders h = unpack_headers(line(lines, 0), line(lines, 1), line(lines, 2), line(lines, 3));
+  QTENSOR_INLINE static void unpack_header(const uint8x16_t (&v)[4], float32x4_t, Header& to) {
+    const FourHeaders h = unpack_headers(v[0], v[1], v[2], v[3]);
     to.d = h.d;
     to.dmin = h.dmin;
 #pragma GCC unroll 2
@@ -234,15 +245,15 @@ template <class Block>
 struct SlabPairs;
 template <>
 struct SlabPairs<BlockQ4_K> : SlabWithMins {
-  template <int STEP>
-  QTENSOR_INLINE static void values(const uint8_t* lines, int i, int8x16_t& a, int8x16_t& b) {
+  template <int STEP, class Lines>
+  QTENSOR_INLINE static void values(Lines lines, int i, int8x16_t& a, int8x16_t& b) {
     Q4_KNeon::split(line(lines, Packing<BlockQ4_K>::values(STEP / 2, STEP % 2 * 4 + i)), a, b);
   }
 };
 template <>
 struct SlabPairs<BlockQ5_K> : SlabWithMins {
-  template <int STEP>
-  QTENSOR_INLINE static void values(const uint8_t* lines, int i, int8x16_t& a, int8x16_t& b) {
+  template <int STEP, class Lines>
+  QTENSOR_INLINE static void values(Lines lines, int i, int8x16_t& a, int8x16_t& b) {
     using P = Packing<BlockQ5_K>;
     const int four = STEP % 2 * 4 + i;
     Q5_KNeon::split<STEP / 2>(line(lines, P::values(STEP / 2, four)), line(lines, P::fifth_bits(four)), a, b);
@@ -253,14 +264,14 @@ struct SlabPairs<BlockQ6_K> : SlabOfIntegers<16, 2> {
   static constexpr int apart = 64;
   static constexpr int a(int step) { return 128 * (step / 4) + 16 * (step % 4); }
   using Header = SlabScales<4>;
-  QTENSOR_INLINE static void unpack_header(const uint8_t* lines, const uint8_t* halves, Header& to) {
+  QTENSOR_INLINE static void unpack_header(const uint8x16_t (&v)[4], float32x4_t d, Header& to) {
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) to.bytes[i] = vreinterpretq_s8_u8(line(lines, i));
-    to.d = four_halves_at(halves);
+    for (int i = 0; i < 4; i++) to.bytes[i] = vreinterpretq_s8_u8(v[i]);
+    to.d = d;
   }
   // Six bits in the upper part of a byte. With its highest bit flipped, a value becomes a signed number, 32 smaller.
-  template <int STEP>
-  QTENSOR_INLINE static void values(const uint8_t* lines, int i, int8x16_t& a, int8x16_t& b) {
+  template <int STEP, class Lines>
+  QTENSOR_INLINE static void values(Lines lines, int i, int8x16_t& a, int8x16_t& b) {
     using P = Packing<BlockQ6_K>;
     constexpr int n = STEP / 4, second = STEP / 2 % 2;
     const int at = 4 * (STEP % 2) + i;
@@ -297,6 +308,17 @@ QTENSOR_INLINE void prefetch(const Pass& t, int share) {
   for (const uint8_t* const end = at + 64 * t.asked; at != end; at += 64) __builtin_prefetch(at, 0, 2);
 }
 
+// Blocks of 32 have no header; their scales are taken from the lines.
+template <class Block, class Header>
+QTENSOR_INLINE void header_of_lines(const uint8_t* lines, const uint8_t* halves, Header& to) {
+  if constexpr (requires { SlabPairs<Block>::unpack_header; }) {
+    const uint8x16_t v[4] = {line(lines, 0), line(lines, 1), line(lines, 2), line(lines, 3)};
+    SlabPairs<Block>::unpack_header(v, Packing<Block>::halves > 0 ? four_halves_at(halves) : vdupq_n_f32(0.0f), to);
+  } else {
+    to = {lines, halves};
+  }
+}
+
 template <class Block, int M, bool IN_ORDER>
 QTENSOR_INLINE void multiply_in_registers(SlabPass<Block, IN_ORDER>& t, const typename SlabPairs<Block>::Batch* x,
                                           float* acc) {
@@ -312,7 +334,7 @@ QTENSOR_INLINE void multiply_in_registers(SlabPass<Block, IN_ORDER>& t, const ty
 #pragma GCC unroll 4
     for (int k = 0; k < kParts; k++) {
       if (k % 2 == 0) prefetch(t, (part + k) / 2);
-      P::unpack_header(lines + 16 * k, t.lines[0].halves + 8 * (part + k), h[k]);
+      header_of_lines<Block>(lines + 16 * k, t.lines[0].halves + 8 * (part + k), h[k]);
       in_memory(h[k]);
 #pragma GCC unroll 4
       for (int j = 0; j < M; j++) total[k][j] = P::zero();
@@ -372,7 +394,7 @@ __attribute__((noinline)) void keep_values(SlabPass<Block, IN_ORDER>& __restrict
 #pragma GCC unroll 1
   for (int part = 0; part < kRegisters; part++) {
     const uint8_t* const lines = group + 16 * part;
-    P::unpack_header(lines, t.lines[0].halves + 8 * part, t.unpacked[part]);
+    header_of_lines<Block>(lines, t.lines[0].halves + 8 * part, t.unpacked[part]);
     unrolled<256 / P::group>(QTENSOR_UNROLLED(G) { t.scale[part][G] = P::template scale<G>(t.unpacked[part]); });
     unrolled<8>(QTENSOR_UNROLLED(S) {
 #pragma GCC unroll 2
@@ -427,7 +449,7 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const typename
   if constexpr (SOURCE == Source::unpacked && M <= kMostInRegisters) {
     multiply_in_registers<Block, M>(t, x, acc);
   } else {
-    if (SOURCE != Source::kept) keep_values(t, t.lines[0].at);
+    if constexpr (SOURCE != Source::kept) keep_values(t, t.lines[0].at);
     multiply_kept<Block, M>(t, x, acc);
   }
 }

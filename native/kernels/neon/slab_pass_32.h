@@ -8,8 +8,9 @@
 
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
+#include "kernels/portable/unpacked_blocks.h"
+#include "rows.h"
 #include "slab_pass.h"
-#include "sub_blocks.h"
 
 namespace qtensor {
 namespace {
@@ -43,6 +44,7 @@ template <bool MINS, int FRACTION = 0>
 struct SlabOf32 : SlabOfIntegers<32>, StepsOf32 {
   using Batch = SlabBatchBlock32;
   using Total = float32x4_t;
+  static constexpr bool has_min = MINS;
   template <int M>
   struct Totals {
     float32x4_t f[2][M];
@@ -59,9 +61,7 @@ struct SlabOf32 : SlabOfIntegers<32>, StepsOf32 {
     float32x4_t d, m;
   };
   QTENSOR_INLINE static Total zero() { return vdupq_n_f32(0.0f); }
-  QTENSOR_INLINE static void unpack_header(const uint8_t* lines, const uint8_t* halves, Header& to) {
-    to = {lines, halves};
-  }
+  QTENSOR_INLINE static float32x4_t as_float(int32x4_t sum) { return as_floats<FRACTION>(sum); }
   template <int G>
   QTENSOR_INLINE static Scale scale(const Header& h) {
     if constexpr (!MINS) return {four_halves_at(h.halves + 2 * kGroupRows * G), zero()};
@@ -69,7 +69,7 @@ struct SlabOf32 : SlabOfIntegers<32>, StepsOf32 {
     return {lower_halves(both), upper_halves(both)};
   }
   QTENSOR_INLINE static void add_scaled(Total& total, int32x4_t sum, const Scale& scale, const Batch& x, int g) {
-    total = vfmaq_f32(total, as_floats<FRACTION>(sum), vmulq_n_f32(scale.d, x.d[g]));
+    total = vfmaq_f32(total, as_float(sum), vmulq_n_f32(scale.d, x.d[g]));
     if constexpr (MINS) total = vfmaq_n_f32(total, scale.m, x.of_mins[g]);
   }
   template <int M>
@@ -84,31 +84,43 @@ struct SlabOf32 : SlabOfIntegers<32>, StepsOf32 {
 };
 
 // Nibbles of lines FIRST + 4 * step + i, as values or numbers of levels.
-template <int FIRST, bool LEVELS>
+template <int FIRST, const int8_t* LEVELS = nullptr>
 struct Nibbles {
-  template <int STEP>
-  QTENSOR_INLINE static void values(const uint8_t* lines, int i, int8x16_t& a, int8x16_t& b) {
+  template <int STEP, class Lines>
+  QTENSOR_INLINE static void values(Lines lines, int i, int8x16_t& a, int8x16_t& b) {
     Q4_KNeon::split(line(lines, FIRST + 4 * STEP + i), a, b);
-    if constexpr (!LEVELS) return;
-    const int8x16_t levels = vld1q_s8(kLevelsIQ4);
+    if constexpr (LEVELS == nullptr) return;
+    const int8x16_t levels = vld1q_s8(LEVELS);
     a = vqtbl1q_s8(levels, vreinterpretq_u8_s8(a));
     b = vqtbl1q_s8(levels, vreinterpretq_u8_s8(b));
   }
 };
+// Where a register's values have their fifth bits, from value `first` on: in which byte of a line, and in which bit.
+struct FifthBits {
+  uint8x16_t byte, bit;
+};
+QTENSOR_INLINE FifthBits fifth_bits(const uint8_t*, int first) {
+  alignas(16) static constexpr uint8_t dwords[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+  return {vaddq_u8(vld1q_u8(dwords), vdupq_n_u8(uint8_t(first / 8))),
+          vreinterpretq_u8_u32(vdupq_n_u32(first % 8 ? 0x80402010 : 0x08040201))};
+}
+template <class Block>
+QTENSOR_INLINE FifthBits fifth_bits(RowLines<Block>, int first) {
+  return {vcombine_u8(vdup_n_u8(uint8_t(first / 8)), vdup_n_u8(uint8_t(first / 8 + 1))),
+          vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201))};
+}
 // The same with a line of fifth bits before each 32 values: bit l of a dword belongs to value l. MIDDLE: 16 is
 // subtracted from values, by making the bits above the nibble ones where the fifth bit is not set.
 template <int FIRST, bool MIDDLE>
 struct FiveBits {
-  template <int STEP>
-  QTENSOR_INLINE static void values(const uint8_t* lines, int i, int8x16_t& a, int8x16_t& b) {
+  template <int STEP, class Lines>
+  QTENSOR_INLINE static void values(Lines lines, int i, int8x16_t& a, int8x16_t& b) {
     const uint8x16_t fifth = line(lines, FIRST + 5 * STEP), bits = MIDDLE ? vmvnq_u8(fifth) : fifth;
     Q4_KNeon::split(line(lines, FIRST + 5 * STEP + 1 + i), a, b);
     const auto joined = [&](int8x16_t v, int first) __attribute__((always_inline)) {
-      alignas(16) static constexpr uint8_t dwords[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
-      const uint8x16_t bytes = vaddq_u8(vld1q_u8(dwords), vdupq_n_u8(uint8_t(first / 8)));
-      const uint8x16_t own = vreinterpretq_u8_u32(vdupq_n_u32(first % 8 ? 0x80402010 : 0x08040201));
-      const int8x16_t set = vreinterpretq_s8_u8(vtstq_u8(vqtbl1q_u8(bits, bytes), own));
-      return MIDDLE ? vsliq_n_s8(v, set, 4) : vorrq_s8(v, vandq_s8(set, vdupq_n_s8(16)));
+      const FifthBits of = fifth_bits(lines, first);
+      const int8x16_t set = vreinterpretq_s8_u8(vtstq_u8(vqtbl1q_u8(bits, of.byte), of.bit));
+      return MIDDLE ? vsliq_n_s8(v, set, 4) : vbslq_s8(vdupq_n_u8(16), set, v);
     };
     a = joined(a, 4 * i);
     b = joined(b, 16 + 4 * i);
@@ -116,8 +128,8 @@ struct FiveBits {
 };
 template <>
 struct SlabPairs<BlockQ8_0> : SlabOf32<false> {
-  template <int STEP>
-  QTENSOR_INLINE static void values(const uint8_t* lines, int i, int8x16_t& a, int8x16_t& b) {
+  template <int STEP, class Lines>
+  QTENSOR_INLINE static void values(Lines lines, int i, int8x16_t& a, int8x16_t& b) {
     a = vreinterpretq_s8_u8(line(lines, 8 * STEP + 2 * i));
     b = vreinterpretq_s8_u8(line(lines, 8 * STEP + 2 * i + 1));
   }
@@ -125,26 +137,28 @@ struct SlabPairs<BlockQ8_0> : SlabOf32<false> {
 // Nibbles in the upper part of a byte. With its highest bit flipped, a value becomes a signed number, 8 smaller.
 template <>
 struct SlabPairs<BlockQ4_0> : SlabOf32<false, 4> {
-  template <int STEP>
-  QTENSOR_INLINE static void values(const uint8_t* lines, int i, int8x16_t& a, int8x16_t& b) {
+  template <int STEP, class Lines>
+  QTENSOR_INLINE static void values(Lines lines, int i, int8x16_t& a, int8x16_t& b) {
     const int8x16_t v = vreinterpretq_s8_u8(veorq_u8(line(lines, 4 * STEP + i), vdupq_n_u8(0x88)));
     a = vshlq_n_s8(v, 4);
     b = vandq_s8(v, vdupq_n_s8(-16));
   }
 };
 template <>
-struct SlabPairs<BlockIQ4_NL> : SlabOf32<false>, Nibbles<0, true> {};
+struct SlabPairs<BlockIQ4_NL> : SlabOf32<false>, Nibbles<0, kLevelsIQ4> {};
 template <>
-struct SlabPairs<BlockQ4_1> : SlabOf32<true>, Nibbles<8, false> {};
+struct SlabPairs<BlockQ4_1> : SlabOf32<true>, Nibbles<8> {};
 template <>
 struct SlabPairs<BlockQ5_0> : SlabOf32<false>, FiveBits<0, true> {};
 template <>
 struct SlabPairs<BlockQ5_1> : SlabOf32<true>, FiveBits<8, false> {};
 template <>
-struct SlabPairs<BlockIQ4_XS> : SlabOfIntegers<32>, StepsOf32, Nibbles<2, true> {
+struct SlabPairs<BlockMXFP4> : SlabOf32<false>, Nibbles<0, kLevelsMXFP4> {};
+template <>
+struct SlabPairs<BlockIQ4_XS> : SlabOfIntegers<32>, StepsOf32, Nibbles<2, kLevelsIQ4> {
   using Header = SlabScales<2>;  // of even and of odd groups
-  QTENSOR_INLINE static void unpack_header(const uint8_t* lines, const uint8_t*, Header& to) {
-    const uint8x16_t high = line(lines, 0), low = line(lines, 1), four = vdupq_n_u8(15);
+  QTENSOR_INLINE static void unpack_header(const uint8x16_t (&v)[4], float32x4_t, Header& to) {
+    const uint8x16_t high = v[0], low = v[1], four = vdupq_n_u8(15);
     to.d = lower_halves(vreinterpretq_u32_u8(high));
     // the byte with the upper bits of each group of one parity, which the shifts move to bits 4 and 5
     alignas(16) static constexpr uint8_t order[16] = {2, 2, 3, 3, 6, 6, 7, 7, 10, 10, 11, 11, 14, 14, 15, 15};

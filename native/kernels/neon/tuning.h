@@ -8,10 +8,10 @@ namespace {
 
 // For attention over halves: vectors of scores and of values, and queries that share them.
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
-// The smallest M for which tiles are used.
-constexpr int64_t kTilesFromM = 5;
-// Weights in rows are not packed while they are multiplied.
-constexpr bool kPacksRows = false;
+// The smallest M for which the packed kernels also multiply weights in rows. They are not packed first, but unpacked to
+// where packed values are kept.
+constexpr int64_t kKeepsRowsFromM = 3;
+constexpr bool kPacksRows = true, kKeepsRows = true;
 // See AheadInOrder.
 inline bool touches_farther() { return false; }
 // Up to this M, packed weights are read without prefetch: for none.

@@ -10,7 +10,8 @@
 #include "kernels/portable/always_inline.h"
 #include "kernels/portable/unpacked_blocks.h"
 #include "rows.h"
-#include "sub_blocks.h"
+#include "slab_pass.h"
+#include "slab_pass_32.h"
 #include "vec16.h"
 
 namespace qtensor {
@@ -24,11 +25,13 @@ QTENSOR_INLINE void unpack_block(const Block& block, Unpacked256& out) {
 }
 // Compilers do not turn a table lookup into tbl.
 QTENSOR_INLINE void unpack_block(const BlockIQ4_XS& w, Unpacked256& out) {
-  for (int j = 0; j < 8; j++) {
-    const Values32 q = levels_of(kLevelsIQ4, nibbles_of_16(w.qs + 16 * j));
-    vst1q_s8(out.q + 32 * j, q.part[0]);
-    vst1q_s8(out.q + 32 * j + 16, q.part[1]);
-  }
+  const RowLines<BlockIQ4_XS> row{reinterpret_cast<const uint8_t*>(&w)};
+  unrolled<8>(QTENSOR_UNROLLED(S) {
+    int8x16_t first, second;
+    SlabPairs<BlockIQ4_XS>::values<S>(row, 0, first, second);
+    vst1q_s8(out.q + 32 * S, first);
+    vst1q_s8(out.q + 32 * S + 16, second);
+  });
   unpack_scales(w, out);
   out.d = w.d;
 }

@@ -64,7 +64,8 @@ __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_
 inline int64_t rows_at_once(const SlabTask& t) { return t.row_bytes > 0 && t.m <= 16 ? kGroupRows : kSlabRows; }
 
 // Batch rows are distributed evenly over passes, and each pass prefetches its share of a later block. With weights in
-// rows, the rows after these are prefetched in the order of memory: one half while packing, the other half here.
+// rows, the rows after these are prefetched in the order of memory: one half while these are packed or unpacked, the
+// other half here.
 template <class Block, bool FROM_ROWS>
 void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
   using P = SlabPairs<Block>;
@@ -88,10 +89,15 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
           pass.asked = m > kMostAsking ? 0 : asked;
           if constexpr (FROM_ROWS) {
             const uint8_t* const later = slab + rows * t.row_bytes + (b * groups + g) * kFileBytes;
-            uint8_t* const packed = t.packed + g * kBytes;
             const int64_t first = kGroupRows * g;
-            pack_group<Block>(t, slab + first * t.row_bytes + b * Packing<Block>::bytes, rows - first, later, packed);
-            begin_group(pass, packed);
+            const uint8_t* const from = slab + first * t.row_bytes + b * Packing<Block>::bytes;
+            if constexpr (kKeepsRows) {
+              keep_rows<Block>(pass, from, rows - first, t.row_bytes, later);
+            } else {
+              uint8_t* const packed = t.packed + g * kBytes;
+              pack_group<Block>(t, from, rows - first, later, packed);
+              begin_group(pass, packed);
+            }
             pass.later = later + kFileBytes / 2;
           } else {
             begin_group(pass, slab);
@@ -101,7 +107,9 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
         }
         float* const sums = t.sums + kSlabRows * begin + kGroupRows * g;
         if ((passes - left) * asked * P::pairs >= kLines) pass.asked = 0;
-        if (unpacks)
+        if constexpr (FROM_ROWS && kKeepsRows)
+          pass_of<Block, Source::kept, kMostAtOnce>(count, pass, x + begin, sums);
+        else if (unpacks)
           pass_of<Block, Source::unpacked, kMostAtOnce>(count, pass, x + begin, sums);
         else if (left == passes)
           pass_of<Block, Source::unpacked_and_kept, kMostAtOnce>(count, pass, x + begin, sums);
@@ -123,7 +131,9 @@ void matmul_slabs(const SlabTask& t) {
     const int64_t rows = t.rows - row < most ? t.rows - row : most;
     // [batch row][rows]: with the opposite order, a stride prefetcher probably fetched lines of another thread's sums.
     __builtin_memset(t.sums, 0, size_t(kSlabRows * t.m) * sizeof(float));
-    if (kPacksRows && t.row_bytes > 0)
+    if constexpr (!Packing<Block>::exists)
+      one_slab<Block, true>(t, slab, rows);
+    else if (kPacksRows && t.row_bytes > 0)
       one_slab<Block, kPacksRows>(t, slab, rows);
     else if (t.m == 1 && in_order >= 1)
       one_slab_in_order<Block, 1>(t, slab, groups_of(rows));
