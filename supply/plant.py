@@ -151,7 +151,7 @@ def check_setting() -> None:
 
 
 def check_route() -> None:
-    from notso.web.sign_in.given_keys import KeyManager
+    from notso.web.sign_in.issued_keys import KeyManager
     from notso.web.store.sqlite.access import SQLiteAccessStore
 
     with tempfile.TemporaryDirectory() as folder:

@@ -74,7 +74,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/engine/test_one_generation.py",
         "tests/smollm3/engine/test_prefix_warmup.py",
         "tests/smollm3/engine/test_receipts.py",
-        "tests/smollm3/engine/test_receipts_elsewhere.py",
+        "tests/smollm3/engine/test_receipts_across_families.py",
         "tests/smollm3/engine/test_replay.py",
         "tests/smollm3/engine/test_reread.py",
         "tests/smollm3/engine/test_speculative_prefill.py",
@@ -228,7 +228,7 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
         "tests/smollm3/engine/test_receipts.py": {
             "test_unchanged_receipt_is_reproduced": 5,
         },
-        "tests/smollm3/engine/test_receipts_elsewhere.py": {
+        "tests/smollm3/engine/test_receipts_across_families.py": {
             "test_receipts_are_reproduced_by_other_kernel_families": 1,
         },
         "tests/smollm3/engine/test_replay.py": {

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from plugins.installed_plugins import running
 
 from notso.plugins.process import Plugins
-from notso.web.sign_in.given_keys import KeyManager
+from notso.web.sign_in.issued_keys import KeyManager
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.sign_in import SignInSettings
 from notso.web.values.wording import words

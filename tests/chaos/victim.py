@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 from scripted_engine import IMPORTABLE
 
-from notso.web.sign_in.given_keys import KeyManager
+from notso.web.sign_in.issued_keys import KeyManager
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import READ_THREADS
 from notso.web.values.ids import new_id

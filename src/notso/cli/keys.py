@@ -59,7 +59,7 @@ def keys(
     """
     if action != "list" and name is None:
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")
-    from notso.web.sign_in.given_keys import KeyManager
+    from notso.web.sign_in.issued_keys import KeyManager
     from notso.web.store.opening import create_access_store
     from notso.web.store.sqlite.access import SQLiteAccessStore
     from notso.web.values.errors import SettingsError

@@ -43,7 +43,7 @@ from notso.web.api.shared.services import ApiServices
 from notso.web.chat import views
 from notso.web.chat.chat_view import read_shown_if_any
 from notso.web.chat.context_gauge import Compaction
-from notso.web.chat.kept_html import HtmlCache
+from notso.web.chat.html_cache import HtmlCache
 from notso.web.chat.library import LibraryWorker, clear_stale_caches
 from notso.web.chat.routes import (
     chats,
@@ -83,7 +83,7 @@ from notso.web.engine.running import RunningRequests
 from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import SharedServices
-from notso.web.sign_in.ways import SignInMethods, sign_in_methods
+from notso.web.sign_in.methods import SignInMethods, sign_in_methods
 from notso.web.store.access import AccessStore
 from notso.web.store.leases import LeaseKeeper
 from notso.web.store.opening import create_access_store, create_store
@@ -206,7 +206,7 @@ class Components:
     api: ApiServices
     leases: LeaseKeeper
     mcp: McpServers | None
-    ways: SignInMethods
+    sign_in: SignInMethods
     batches: BatchRunner
     background: BackgroundResponses
 
@@ -289,7 +289,7 @@ def create_app(
     app.state.parts = parts
     app.state.batches = parts.batches
     app.state.chat, app.state.api, app.state.forms = parts.chat, parts.api, parts.shared.forms
-    app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
+    app.state.key_ring, app.state.oidc = parts.sign_in.ring, parts.sign_in.oidc
     chat_routers = (
         routes.router,
         messages.router,
@@ -397,12 +397,12 @@ def _create_components(
     # Separate from RateLimit's counters: client addresses could fill a shared table, which would then count all further
     # addresses and keys together.
     counters = counters_at(settings.valkey_url)
-    ways = sign_in_methods(settings, plugins, configure_access_store(settings, store), counters, exchange)
-    requests.quotas = ways.accounts
+    sign_in = sign_in_methods(settings, plugins, configure_access_store(settings, store), counters, exchange)
+    requests.quotas = sign_in.accounts
     shared = SharedServices(
-        settings, store, engine, requests, plugins, model_registry, ways.accounts, exchange=exchange
+        settings, store, engine, requests, plugins, model_registry, sign_in.accounts, exchange=exchange
     )
-    kept_html = HtmlCache(store, turns, renderer)
+    html_cache = HtmlCache(store, turns, renderer)
     chat = ChatServices(
         shared,
         turns,
@@ -410,7 +410,7 @@ def _create_components(
         renderer,
         assets,
         pages,
-        kept_html,
+        html_cache,
         TurnRelay(shared.exchange, turns, feed, store),
         LibraryWorker(store, unconfined=settings.unconfined_documents, folder=settings.documents),
         feed,
@@ -423,8 +423,8 @@ def _create_components(
     leases.at_orphan.append(chat.relay.ended)
     leases.at_taken = _make_resume_callback(chat)
     api = ApiServices(shared, metrics, ResumableStreams(shared.exchange), chat.library.wake)
-    api.background = background = BackgroundResponses(shared, ways.ring)
-    return Components(shared, chat, api, leases, mcp, ways, BatchRunner(api, ways.ring), background)
+    api.background = background = BackgroundResponses(shared, sign_in.ring)
+    return Components(shared, chat, api, leases, mcp, sign_in, BatchRunner(api, sign_in.ring), background)
 
 
 def _make_resume_callback(chat: ChatServices) -> Callable[[Orphan], None]:

@@ -66,9 +66,9 @@ class Asking:
         self.engine.gate.clear()
         self.server.client.get(self.url)  # render the HTML that is not cached yet
         self.store.calls = []
-        self.server.shared.store = self.server.chat.kept_html._store = self.store
+        self.server.shared.store = self.server.chat.html_cache._store = self.store
         yield self.store.calls
-        self.server.shared.store = self.server.chat.kept_html._store = self.store._store
+        self.server.shared.store = self.server.chat.html_cache._store = self.store._store
         self.engine.gate.set()
 
     def post(self, url: str, **fields: str) -> None:

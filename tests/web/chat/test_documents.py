@@ -22,7 +22,7 @@ from notso.web.chat import library
 from notso.web.chat import library as library_module
 from notso.web.chat.library import FolderLibrary, clear_stale_caches
 from notso.web.engine.port import FixedPrefix, Message
-from notso.web.sign_in.given_keys import KeyManager
+from notso.web.sign_in.issued_keys import KeyManager
 from notso.web.store.documents import EVERYONE
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore

@@ -24,7 +24,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.web import app
 from notso.web.edge.access import COOKIE, Caller, _digest, _Session, include_marked
 from notso.web.engine.port import Event, Progress, ToolCall
-from notso.web.sign_in.given_keys import KeyManager
+from notso.web.sign_in.issued_keys import KeyManager
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.turns.turns import Turns
 from notso.web.values.ids import new_id

@@ -20,7 +20,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.web.chat.submit import new_chat
 from notso.web.edge.limits import RequestLimits
 from notso.web.engine.running import RunningRequests
-from notso.web.sign_in.given_keys import KeyManager, owner_of_key
+from notso.web.sign_in.issued_keys import KeyManager, owner_of_key
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.fair_queue import FairQueue

@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from valkey_server import ValkeyServer
 
-from notso.web.sign_in.given_keys import KeyManager, owner_of_key
+from notso.web.sign_in.issued_keys import KeyManager, owner_of_key
 from notso.web.store.opening import create_access_store
 from notso.web.values.sign_in import SignInSettings
 

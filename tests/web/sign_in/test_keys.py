@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.web.edge.access import mark_of
 from notso.web.engine.port import Event, Progress
-from notso.web.sign_in.given_keys import KNOWN_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
+from notso.web.sign_in.issued_keys import KNOWN_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
 from notso.web.store.access import UsageTotals
 from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
 from notso.web.values.errors import SettingsError

@@ -11,7 +11,7 @@ from plugins.installed_plugins import install
 from scripted_engine import ScriptedEngine
 
 from notso.plugins.process import PluginProcess, Plugins
-from notso.web.sign_in.ways import PluginSignIn
+from notso.web.sign_in.methods import PluginSignIn
 from notso.web.values.errors import SettingsError
 from notso.web.values.ids import new_id
 
@@ -46,7 +46,7 @@ def test_plugin_user_has_own_chats(server: Any) -> None:
 
 
 def test_hanging_plugin_denies_access_but_server_key_still_works(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notso.web.sign_in.ways.SIGN_IN_SECONDS", 0.3)
+    monkeypatch.setattr("notso.web.sign_in.methods.SIGN_IN_SECONDS", 0.3)
     assert server.client.get("/v1/models", headers={"X-Badge": "hang"}).status_code == 401
     assert server.shared.plugins.find("doorman").failure == "signing in took longer than 0.3 s"
     assert server.client.get("/v1/models", headers={"X-Badge": "wave"}).status_code == 401

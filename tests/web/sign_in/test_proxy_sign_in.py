@@ -11,7 +11,7 @@ from scripted_engine import ScriptedEngine
 from starlette.requests import Request
 
 from notso.web.edge.access import Caller
-from notso.web.sign_in.ways import ProxyHeader
+from notso.web.sign_in.methods import ProxyHeader
 from notso.web.values.sign_in import ProxySignIn, SignInSettings
 
 LOOKS_LIKE_ANN = (

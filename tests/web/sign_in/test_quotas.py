@@ -18,7 +18,7 @@ from web.store.some_chats import a_chat, a_turn
 from notso.smollm3 import InvalidRequestError, Usage
 from notso.web.edge.rate_limit import LocalCounters
 from notso.web.sign_in import accounts as accounts_module
-from notso.web.sign_in.given_keys import KeyManager, owner_of_key
+from notso.web.sign_in.issued_keys import KeyManager, owner_of_key
 from notso.web.store.access import ApiKey, UsageRow
 from notso.web.store.opening import create_access_store
 from notso.web.values.ids import new_id

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine, say
 
-from notso.web.chat.kept_html import with_html
+from notso.web.chat.html_cache import with_html
 from notso.web.engine.port import Event, Message, ToolCall
 from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.tools.calculator import CALCULATOR

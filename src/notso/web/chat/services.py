@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
-from notso.web.chat.kept_html import HtmlCache
+from notso.web.chat.html_cache import HtmlCache
 from notso.web.chat.library import LibraryWorker
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages
@@ -44,7 +44,7 @@ class ChatServices:
     renderer: FairQueue
     assets: Assets
     pages: Pages
-    kept_html: HtmlCache
+    html_cache: HtmlCache
     relay: TurnRelay
     library: LibraryWorker
     feed: Feed = field(default_factory=Feed)

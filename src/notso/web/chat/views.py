@@ -54,7 +54,7 @@ async def render_chat_page(
     chat = view.chat if view is not None else None
     base = view.base if view is not None else await services.shared.store.chat_base(owner, project)
     settings = view.settings if view is not None else merge_settings(base.defaults)
-    path = await services.kept_html.path(
+    path = await services.html_cache.path(
         owner, view.path if view is not None else [], user_messages=not settings.raw_user_messages
     )
     return await services.pages.respond(
@@ -96,7 +96,7 @@ async def render_turns(
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
-    path = await services.kept_html.path(owner, view.path, user_messages=not raw)
+    path = await services.html_cache.path(owner, view.path, user_messages=not raw)
     return await services.pages.respond(
         request,
         "_turns.html",
@@ -132,7 +132,7 @@ async def render_turn(
         **composer_context(services, view.chat, view.path),
         **status_context(services, view),
         raw_user_messages=raw,
-        path=await services.kept_html.path(owner, shown, user_messages=not raw),
+        path=await services.html_cache.path(owner, shown, user_messages=not raw),
         finished=finished,
     )
 

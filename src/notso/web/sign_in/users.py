@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
-from notso.web.sign_in.given_keys import owner_of_key
-from notso.web.sign_in.ways import MAX_NAME_CHARACTERS
+from notso.web.sign_in.issued_keys import owner_of_key
+from notso.web.sign_in.methods import MAX_NAME_CHARACTERS
 from notso.web.store.access import AccessStore, AuditEntry
 from notso.web.store.protocol import ChatStore
 from notso.web.values.errors import SettingsError

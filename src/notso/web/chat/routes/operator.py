@@ -14,7 +14,7 @@ from notso.web.chat.views import Owner, sidebar_context
 from notso.web.edge.access import operator_only
 from notso.web.edge.forms import read_form
 from notso.web.sign_in.accounts import Accounts
-from notso.web.sign_in.given_keys import MAX_NAME_CHARACTERS, digest_of, is_name, new_key, owner_of_key
+from notso.web.sign_in.issued_keys import MAX_NAME_CHARACTERS, digest_of, is_name, new_key, owner_of_key
 from notso.web.sign_in.users import KEY_OWNER, remove_user, user_named
 from notso.web.store.access import AuditEntry
 from notso.web.values.errors import Problem, SettingsError

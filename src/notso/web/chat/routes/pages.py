@@ -138,7 +138,7 @@ async def show_earlier(request: Request, services: Services, owner: Owner, chat_
         request,
         "_earlier.html",
         chat=view.chat,
-        path=await services.kept_html.path(owner, view.path, user_messages=not raw),
+        path=await services.html_cache.path(owner, view.path, user_messages=not raw),
         earlier=view.earlier,
         raw_user_messages=raw,
     )
@@ -199,7 +199,7 @@ async def find_event_log(services: Services, owner: Owner, generation_id: str) -
     log = await services.relay.log_of(owner, message) if message.active else None
     if log is not None:
         return message, log
-    [message] = await services.kept_html.messages(owner, [message])
+    [message] = await services.html_cache.messages(owner, [message])
     html = await asyncio.to_thread(lambda: (str(services.pages.answer_html(message)), str(reasoning_html(message))))
     return message, finished_log(message, *html)
 

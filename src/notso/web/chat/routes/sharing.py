@@ -69,7 +69,7 @@ async def show_shared(request: Request, services: Services, secret: str) -> Resp
     if share is None or found is None or last is None:
         raise Problem(404, words["share_gone"])
     async with services.exporting.turn(share.owner):
-        line = await services.kept_html.messages(share.owner, path[: last + 1])
+        line = await services.html_cache.messages(share.owner, path[: last + 1])
         page = await services.pages.html(request, "shared.html", chat=found.chat, line=line, shared=True)
         html, _ = await convert_formulas(page.decode())
     return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)

@@ -279,7 +279,7 @@ async def _as_html(request: Request, services: ChatServices, owner: str, chat: C
     async def written(messages: list[StoredMessage]) -> bytes:
         nonlocal left
         answers = [each for each in messages if each.role == "assistant"]
-        html = {each.id: each for each in await services.kept_html.messages(owner, answers)}
+        html = {each.id: each for each in await services.html_cache.messages(owner, answers)}
         line = [html.get(each.id, each) for each in messages]
         page = (await services.pages.html(request, "_export_messages.html", line=line, shared=False)).decode()
         page, failed = await convert_formulas(page)

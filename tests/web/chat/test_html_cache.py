@@ -13,7 +13,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from web.conftest import Running
 
-from notso.web.chat import kept_html
+from notso.web.chat import html_cache
 from notso.web.rendering import markdown
 from notso.web.store.protocol import StoredMessage
 from notso.web.values.fair_queue import FairQueue
@@ -76,7 +76,7 @@ def test_html_of_older_renderer_version_is_rendered_again_once(
     server = start(ScriptedEngine()).ready()
     chat = imported(server)
     server.client.get(chat)
-    for module in ("web.chat.kept_html", "web.chat.templates", "web.turns.turn_consumer"):
+    for module in ("web.chat.html_cache", "web.chat.templates", "web.turns.turn_consumer"):
         monkeypatch.setattr(f"notso.{module}.RENDERER_VERSION", markdown.RENDERER_VERSION + 1)
     for _ in range(2):
         server.client.get(chat)
@@ -90,7 +90,7 @@ def test_slow_rendering_delays_only_its_own_chat_for_limited_time(
     asked = server.ask("another chat")
     server.finished(asked)
     chat, held, free = imported(server), threading.Event(), threading.Event()
-    with_html = kept_html.with_html
+    with_html = html_cache.with_html
 
     tries = 0
 
@@ -101,8 +101,8 @@ def test_slow_rendering_delays_only_its_own_chat_for_limited_time(
         assert free.wait(60)
         return with_html(message)
 
-    monkeypatch.setattr(kept_html, "with_html", hold)
-    monkeypatch.setattr(kept_html, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(html_cache, "with_html", hold)
+    monkeypatch.setattr(html_cache, "WAIT_SECONDS", 0.05)
     pages: list[httpx.Response] = []
     reader = threading.Thread(target=lambda: pages.append(server.client.get(chat)))
     reader.start()
@@ -110,14 +110,14 @@ def test_slow_rendering_delays_only_its_own_chat_for_limited_time(
     assert server.client.get(f"/chats/{asked.chat_id}").status_code == 200
     reader.join(60)
     assert words["not_yet_laid_out"] in pages[0].text and "**two**" in pages[0].text
-    monkeypatch.setattr(kept_html, "WAIT_SECONDS", 60.0)
-    wanted, made = threading.Event(), kept_html.HtmlCache._render_stale
+    monkeypatch.setattr(html_cache, "WAIT_SECONDS", 60.0)
+    wanted, made = threading.Event(), html_cache.HtmlCache._render_stale
 
-    async def noted(self: kept_html.HtmlCache, owner: str, stale: list[Any]) -> dict[str, Any]:
+    async def noted(self: html_cache.HtmlCache, owner: str, stale: list[Any]) -> dict[str, Any]:
         wanted.set()
         return await made(self, owner, stale)
 
-    monkeypatch.setattr(kept_html.HtmlCache, "_render_stale", noted)
+    monkeypatch.setattr(html_cache.HtmlCache, "_render_stale", noted)
     second = threading.Thread(target=lambda: pages.append(server.client.get(chat)))
     second.start()
     assert wanted.wait(60)  # the first page's rendering is still running, and this page joins it
@@ -128,7 +128,7 @@ def test_slow_rendering_delays_only_its_own_chat_for_limited_time(
 
 
 def test_answer_over_render_budget_stays_unformatted(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_html, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(html_cache, "WAIT_SECONDS", 60.0)
     hard = "*a*\n\n" + "[a](" * 4_000 + ("\n\n" + "[a](" * 4_000) * 40
     server = start(ScriptedEngine()).ready()
     chat = imported(server, [MESSAGES[0], {"role": "assistant", "content": hard[: 250 * 1024]}])
@@ -150,7 +150,7 @@ def test_rendering_queue_alternates_between_owners(monkeypatch: pytest.MonkeyPat
 
     async def work() -> None:
         queue, held = FairQueue("test-render"), threading.Event()
-        kept: Any = kept_html.HtmlCache(Store(), None, queue)  # type: ignore[arg-type]
+        kept: Any = html_cache.HtmlCache(Store(), None, queue)  # type: ignore[arg-type]
         holding = asyncio.create_task(queue.run("greedy", held.wait))
         views = [asyncio.create_task(kept.messages("greedy", [a_message()])) for _ in range(6)]
         await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from notso.plugins.process import PluginProcess, Plugins
 from notso.web.edge.access import Caller, KeyRing, SessionBook, SignIn, peer_of
 from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts
-from notso.web.sign_in.given_keys import IssuedKeys
+from notso.web.sign_in.issued_keys import IssuedKeys
 from notso.web.store.access import AccessStore
 from notso.web.values.child_work import call_plugin
 from notso.web.values.errors import SettingsError
