@@ -275,7 +275,7 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
         },
         "tests/smollm3/sampling/test_token_limit.py": {
             "test_demo_model_ends_twenty_of_twenty_answers": 1,
-            "test_the_work_near_the_limit_is_bounded": 0,
+            "test_search_near_the_limit_is_bounded": 0,
             "test_answer_ends_within_its_limit_if_possible": 24,
         },
         "tests/smollm3/text/test_chat_template.py": {

@@ -183,7 +183,7 @@ def test_cluster_files_run_existing_commands() -> None:
     assert all(each["httpHeaders"] == [{"name": "Host", "value": "localhost"}] for each in checks.values()), "or 421"
 
 
-def test_each_replica_serves_the_model_that_was_downloaded_before() -> None:
+def test_replicas_serve_the_downloaded_model() -> None:
     services = yaml.safe_load((ROOT / "deploy" / "compose.cluster.yaml").read_text())["services"]
     for each in (services[name] for name in ("one", "two", "three")):
         assert each["depends_on"]["model"] == {"condition": "service_completed_successfully"}

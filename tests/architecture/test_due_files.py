@@ -123,7 +123,7 @@ def test_default_cases_of_thinned_tests_are_spread_evenly(monkeypatch: pytest.Mo
     )
 
 
-def test_cases_that_are_marked_long_do_not_count_as_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_cases_do_not_count_as_default_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise none of a test would run if the chosen cases were marked."""
     monkeypatch.setattr(long_tests, "THINNED", {"engine": {"a.py": {"test_many": 1}}})
     cases = [f"a.py::test_many[{at}]" for at in range(3)]

@@ -182,7 +182,7 @@ def test_options_without_command_are_passed_to_serve(notso: Run, line: list[str]
     assert {name.replace("-", "_"): value for name, value, *_ in given} == options
 
 
-def test_an_empty_line_is_serve() -> None:
+def test_empty_command_line_means_serve() -> None:
     assert _insert_default_command(typer.main.get_command(app), []) == ["serve"]
 
 

@@ -108,7 +108,7 @@ def test_serve_announces_the_demo_model(process: Callable[..., Any], own_home: P
     assert run.returncode == 0
 
 
-def test_a_server_without_a_model_advises_a_better_one(own_home: Path) -> None:
+def test_server_with_demo_model_suggests_better_model(own_home: Path) -> None:
     summary = serve.startup_summary(None, EngineConfig())
     first, second = summary.lines[:2]
     assert summary.facts["is_demo"] and first.startswith("model    built-in demo model")

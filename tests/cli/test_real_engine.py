@@ -225,7 +225,7 @@ def test_verify_compares_logits_with_a_golden_file(notso: Run, small_model: Path
     assert result.code == 2 and "belong to another model" in result.err
 
 
-def test_a_short_text_is_scored_against_another_model(notso: Run, small_model: Path, tmp_path: Path) -> None:
+def test_perplexity_reports_divergence_from_other_model(notso: Run, small_model: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("some words to be foretold" * 3)
     told = notso("perplexity", str(small_model), str(text), "--window", "16", "--kl", str(small_model), "--json")

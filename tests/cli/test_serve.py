@@ -176,12 +176,12 @@ def test_context_beyond_the_maximum_is_reduced(start: Process) -> None:
     assert run.returncode == 0
 
 
-def test_a_context_too_large_is_said_to_be_reduced(small_model: Path, own_home: Path) -> None:
+def test_summary_reports_reduced_context(small_model: Path, own_home: Path) -> None:
     memory = serve.startup_summary(small_model, EngineConfig(context_tokens=200_000)).lines[1]
     assert memory.startswith("memory ") and "(the maximum of this model)" in memory
 
 
-def test_the_key_of_a_file_reaches_the_server_and_the_page_is_opened(
+def test_key_file_is_used_and_page_is_opened(
     notso: Callable[..., Any], small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[Settings] = []

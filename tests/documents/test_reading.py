@@ -61,7 +61,7 @@ def test_invalid_parser_frames_are_refused(objects: list[Any]) -> None:
         made(*objects)
 
 
-def test_a_parser_sends_no_more_characters_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parser_output_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_CHARACTERS", 1_000)
     with pytest.raises(UnreadableError, match="its parser exceeded the limits"):
         made({"page": "a" * 30_000, "more": True})
@@ -84,7 +84,7 @@ def test_document_is_read_in_a_child_process() -> None:
     assert (document.text, document.kind, len(document.pages)) == ("The word is heron.", "PDF", 1)
 
 
-def test_a_document_is_parsed_by_a_process_that_may_open_nothing() -> None:
+def test_document_parser_cannot_open_files() -> None:
     program = """
 import os
 from notso.documents import child

@@ -177,7 +177,7 @@ def test_second_signal_ends_server_immediately(process: Callable[..., Process]) 
     again.wait_for("word word", chat)
 
 
-def test_a_second_signal_asks_to_exit_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_requests_immediate_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)  # restored afterwards
     settings = Settings(port=0, data_dir=tmp_path, drain_seconds=60.0)
     server, ends = ChatServer(create_app(ScriptedEngine, settings), "", None), list[float]()

@@ -72,7 +72,7 @@ def test_rope_and_tensors_of_supported_folders_match_transformers(tmp_path: Path
 
 
 @pytest.mark.parametrize("case", [each for each in COMPUTED if each.name in ROTATIONS], ids=lambda case: case.name)
-def test_rotation_of_every_config(case: FolderCase) -> None:
+def test_rotation_of_every_supported_config(case: FolderCase) -> None:
     """Without writing weights, which takes most of the time of the test above."""
     entries = {key: value for key, (value, _) in config_entries(config_of(case.model) | case.config).items()}
     entries |= {"general.architecture": ARCHITECTURE, "tokenizer.ggml.tokens": ["a"] * case.model.vocab}

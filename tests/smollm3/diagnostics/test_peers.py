@@ -25,7 +25,7 @@ def test_each_task_runs_in_its_fastest_configuration(tmp_path: Path, monkeypatch
         assert peer.measure(("decode", 4, 0)) == pytest.approx([0.005] * 4), "a step takes 5 milliseconds"
 
 
-def test_ratios_divide_our_rates_by_the_peer_s() -> None:
+def test_ratios_divide_our_rates_by_the_peers() -> None:
     rounds = object.__new__(_BenchmarkRun)
     rounds.ours = {task: Samples([30.0]) for task in TASKS}
     rounds.theirs = {task: Samples([10.0 * at]) for at, task in enumerate(TASKS, start=1)}

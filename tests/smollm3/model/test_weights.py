@@ -136,7 +136,7 @@ def test_engine_load_error_names_the_unexpected_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mix", FILE_TYPES)
-def test_file_types_are_numbered_as_in_ggml(mix: str) -> None:
+def test_file_type_numbers_match_ggml(mix: str) -> None:
     wholly = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
     small = f"MOSTLY_{mix}_S" if mix in ("Q3_K", "Q4_K", "Q5_K") else f"MOSTLY_{mix}"
     assert gguf.LlamaFileType(FILE_TYPES[mix]).name == wholly.get(mix, small)

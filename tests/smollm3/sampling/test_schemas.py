@@ -181,7 +181,7 @@ def test_grammar_accepts_exactly_the_valid_values(
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_a_few_values_of_each_kind(grammars: GrammarCompiler, small_tokenizer: Tokenizer, name: str) -> None:
+def test_few_values_of_each_schema_kind(grammars: GrammarCompiler, small_tokenizer: Tokenizer, name: str) -> None:
     """Four valid and four other values of every schema, because the test above runs for only a third of them by
     default."""
     schema = EXACT[name]

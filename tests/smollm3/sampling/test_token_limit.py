@@ -202,7 +202,7 @@ def test_no_search_is_done_far_from_the_limit(grammars: GrammarCompiler, small_t
     assert output._matcher._limit._spent == 0
 
 
-def test_the_work_near_the_limit_is_bounded(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
+def test_search_near_the_limit_is_bounded(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     wide = {f"p{n}": {"type": "string", "minLength": n} for n in range(12)}
     schema = record(list(wide), **wide)
     for limit in (50, 300):
@@ -212,7 +212,7 @@ def test_the_work_near_the_limit_is_bounded(grammars: GrammarCompiler, small_tok
         assert output._matcher._limit._spent <= 20_000
 
 
-def test_an_answer_spends_no_more_than_its_steps(
+def test_search_steps_of_an_answer_are_limited(
     grammars: GrammarCompiler, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same with a few steps, which are soon spent."""

@@ -80,7 +80,7 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize(("source", "printed"), RELIED_ON)
-def test_what_the_official_templates_rely_on_here(source: str, printed: str) -> None:
+def test_features_of_official_templates_work_in_process(source: str, printed: str) -> None:
     assert render_in_process(compile_template(source), {"n": 7, "message": {"role": "user"}}, DAY) == printed
 
 
@@ -90,7 +90,7 @@ def test_features_of_official_templates_are_supported(source: str, printed: str)
 
 
 @pytest.mark.parametrize("source", NAMES)
-def test_a_name_that_is_not_given_is_an_error_here(source: str) -> None:
+def test_undefined_name_is_an_error_in_process(source: str) -> None:
     with pytest.raises(SandboxFailure, match="'user_name' is undefined"):
         render_in_process(compile_template(source), {}, DAY)
 
@@ -128,7 +128,7 @@ def outcome(render: Callable[[], str]) -> str:
 
 
 @pytest.mark.parametrize("source", FORBIDDEN)
-def test_what_a_template_must_not_do_here(source: str) -> None:
+def test_forbidden_template_operations_fail_in_process(source: str) -> None:
     """It fails, or the attribute is undefined and prints nothing."""
     variables = {"messages": [{"role": "user", "content": "hi"}]}
     assert outcome(lambda: render_in_process(compile_template(source), variables, DAY)) in OUTCOMES

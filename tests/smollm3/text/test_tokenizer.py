@@ -292,7 +292,7 @@ def test_vocabulary_refuses_lists_of_different_lengths() -> None:
         Vocabulary(["a", "b"], [1])
 
 
-def test_tokens_are_arranged_a_constant_number_of_times(
+def test_tokens_are_sorted_a_constant_number_of_times(
     small_metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 128,000 tokens, each time takes ten milliseconds."""

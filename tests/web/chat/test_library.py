@@ -320,7 +320,7 @@ def test_too_expensive_preview_returns_413(server: Any) -> None:
     assert "<b>ok</b>" in server.client.post("/preview", data={"text": "<b>ok</b>"}).text
 
 
-def test_a_preview_whose_child_fails_says_so(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_reports_failed_child(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def failed(text: str) -> str:
         raise ConfinedWorkError("it took too long")
 

@@ -202,14 +202,14 @@ def test_damaged_or_hostile_export_is_rejected_with_one_sentence(name: str) -> N
     assert refused.value.sentence.count("\n") == 0 and len(refused.value.sentence) < 200
 
 
-def test_an_export_unpacks_to_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_export_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_UNPACKED_BYTES", 10_000)
     for body in (gzip.compress(b"[" + b" " * 10_000 + b"]"), zipped({"a.json": "[" + " " * 10_000 + "]"})):
         with pytest.raises(Problem, match="more than 10,000 bytes when unpacked"):
             read(body)
 
 
-def test_a_chat_has_no_more_objects_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_limits_objects_per_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_OBJECTS", 100)
     with pytest.raises(Problem, match="more than 100 objects in one chat"):
         read(chatgpt_of({str(at): {} for at in range(100)}))

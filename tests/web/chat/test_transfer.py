@@ -166,7 +166,7 @@ def test_import_accepts_a_form_field(server: Any) -> None:
     assert server.client.post("/import", data={"json": text}).status_code == 303
 
 
-def test_an_owner_s_files_are_parsed_one_at_a_time(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_one_owner_are_parsed_one_at_a_time(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parsed file takes several times its size in memory."""
     parse, parsing, gate = transfer.parse_in_child, list[bytes](), asyncio.Event()
 
@@ -239,7 +239,7 @@ BROKEN: list[Any] = [
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
-def test_what_is_broken_is_not_read(data: Any) -> None:
+def test_broken_exports_are_rejected(data: Any) -> None:
     body = data if isinstance(data, bytes) else json.dumps(data).encode()
     try:
         assert read_chats(body, derive_title) == []

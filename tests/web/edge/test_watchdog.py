@@ -118,7 +118,7 @@ def test_suspended_server_is_not_ended(server: subprocess.Popen[str]) -> None:
     assert not Path(f"/proc/{watcher}").exists()
 
 
-def test_a_stopped_process_is_told_from_a_running_one() -> None:
+def test_stopped_process_is_detected() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
         assert not is_stopped(process.pid)

@@ -63,7 +63,7 @@ def test_database_without_lost_commits_opens_normally(tmp_path: Path) -> None:
     assert not list((tmp_path / "data").glob("kept-*"))
 
 
-def test_a_commit_is_counted_after_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_is_counted_after_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power failure, a count ahead of its commit would report a loss."""
     counted: list[tuple[int, int | None]] = []
     note = Witness.note

@@ -250,7 +250,7 @@ def test_query_cost_does_not_depend_on_store_size(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_reads_and_writes_wait_in_their_owner_s_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_and_writes_take_turns_by_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, owners = FairQueue.run, list[str]()
 
     async def noted(queue: FairQueue, owner: str, work: Callable[[], Any]) -> Any:

@@ -63,7 +63,7 @@ def granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "allowed_digests", lambda chat: {CALCULATOR.digest})
 
 
-def test_what_is_not_finished_in_time_is_left_to_the_next_start(start: Start) -> None:
+def test_unfinished_answers_are_left_to_the_next_start(start: Start) -> None:
     server = start(ScriptedEngine(lambda *_: say("word " * 5_000), pace_seconds=0.001), drain_seconds=0.0).ready()
     asked = server.ask("Go on and on")
     server.wait(lambda: "word" in server.client.get(f"/chats/{asked.chat_id}").text)
