@@ -55,7 +55,7 @@ def step_ms(meter: EngineMeter, engine: Engine, names: tuple[str | None, ...], t
     # Submit all requests between two steps, so that they start in the same step.
     watches = engine._core.call(
         lambda: [
-            GenerationWatch(engine.submit(meter.random_ids(SHORT_TOKENS), meter.params(tokens), each))
+            GenerationWatch(engine.submit(meter.random_ids(SHORT_TOKENS), meter.params(max_tokens=tokens), each))
             for each in options
         ]
     )

@@ -61,11 +61,13 @@ def gap(file: Path, chats: int = 1) -> Stats:
         meter = EngineMeter(engine, seed=1)
         # Let the engine learn the prefill speed, which it knows in a running server.
         meter.run_watched(meter.random_ids(FIRST_TURN_TOKENS), 1)
-        running = [GenerationWatch(engine.submit(meter.random_ids(8), meter.params(1500))) for _ in range(chats)]
+        running = [
+            GenerationWatch(engine.submit(meter.random_ids(8), meter.params(max_tokens=1500))) for _ in range(chats)
+        ]
         while min(len(watch.times) for watch in running) < 16:
             time.sleep(0.01)
         asked = time.perf_counter()
-        other = GenerationWatch(engine.submit(meter.random_ids(PROMPT_TOKENS), meter.params(1)))
+        other = GenerationWatch(engine.submit(meter.random_ids(PROMPT_TOKENS), meter.params(max_tokens=1)))
         other.finish()
         answered = time.perf_counter()
         for watch in running:
@@ -115,14 +117,14 @@ def turn(file: Path, repeats: int = 3) -> Stats:
 def second_turn(engine: Engine, meter: EngineMeter, new: int) -> tuple[int, float, float]:
     """Return the number of cached tokens of a second turn, the seconds of a decode step in the first turn, and the
     seconds to the second turn's first token."""
-    word = next(iter(meter.params(1).logit_bias))  # biased, so that the answer repeats a known word
+    word = next(iter(meter.params(max_tokens=1).logit_bias))  # biased, so that the answer repeats a known word
     params = SamplingParams(max_tokens=GENERATION_TOKENS, temperature=0.0, logit_bias={word: 100.0})
     prompt = meter.random_ids(FIRST_TURN_TOKENS)
     first_turn = GenerationWatch(engine.submit(prompt, params))
     first_turn.finish()
     following = prompt + [word] * GENERATION_TOKENS + meter.random_ids(new)
     asked = time.perf_counter()
-    watch = GenerationWatch(engine.submit(following, meter.params(1)))
+    watch = GenerationWatch(engine.submit(following, meter.params(max_tokens=1)))
     watch.finish()
     return watch.usage.cached_tokens, statistics.median(first_turn.steps), watch.times[0] - asked
 
@@ -195,7 +197,7 @@ def begun(engine: Engine, meter: EngineMeter, thinks: bool) -> list[Message]:
 
 def answered(engine: Engine, meter: EngineMeter, messages: list[Message], thinks: bool) -> tuple[Usage, float, float]:
     """Return usage, seconds to the first token and seconds of a decode step of an answer."""
-    params = meter.params(4)
+    params = meter.params(max_tokens=4)
     asked = time.perf_counter()
     watch = GenerationWatch(engine.submit(messages, params, RequestOptions(thinking=thinks)))
     watch.finish()
@@ -278,7 +280,7 @@ def restore_read(file: Path, folder: str) -> Stats:
 def first_token(engine: Engine, meter: EngineMeter, prompt: list[int]) -> tuple[float, int]:
     """Return the seconds to the first token, and the number of cached prompt tokens."""
     asked = time.perf_counter()
-    watch = GenerationWatch(engine.submit(prompt, meter.params(1)))
+    watch = GenerationWatch(engine.submit(prompt, meter.params(max_tokens=1)))
     watch.finish()
     return watch.times[0] - asked, watch.usage.cached_tokens
 

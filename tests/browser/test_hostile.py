@@ -22,7 +22,7 @@ from playwright.sync_api import Error, Page, Route, expect
 
 from notso.web.rendering.streaming import StreamingMarkdown
 from notso.web.turns.sse import update_html
-from notso.web.turns.turn_log import Status, TurnLog
+from notso.web.turns.turn_log import AnswerStatus, TurnLog
 
 FOREIGN = ".prose :is(img, script, iframe, object, embed, video, audio, form, input, link, style, base, meta, template)"
 
@@ -121,7 +121,7 @@ def stream_of(article: str, texts: list[bytes]) -> tuple[bytes, int]:
         from fastapi.sse import format_sse_event
 
         log, number = TurnLog(), None
-        log.set_status(Status("generating", "Generating"))
+        log.set_status(AnswerStatus("generating", "Generating"))
         markdown, decoder = StreamingMarkdown(), codecs.getincrementaldecoder("utf-8")("replace")
         for byte in b"\n\n".join([*texts, b"The end.\n"]):
             rendered = markdown.feed(decoder.decode(bytes([byte])))

@@ -692,7 +692,7 @@ class Operator:
         with sqlite3.connect(f"file:{self.database}?mode=ro", uri=True) as db:
             return db.execute(sql, values).fetchall()
 
-    def in_store(self) -> dict[str, Any]:
+    def run_with_store(self) -> dict[str, Any]:
         rows = self.read(
             "SELECT id, chat_id, parent_id, role, state, content, attachments, rating FROM messages"
             " WHERE trash_id IS NULL ORDER BY chat_id, position"
@@ -752,7 +752,7 @@ class Operator:
         """Compare the store with the model, then both tabs after they have settled."""
         wanted, found = self.expected_store(), {}
         for _ in range(2000):
-            if (found := self.in_store()) == wanted:
+            if (found := self.run_with_store()) == wanted:
                 break
             self.page.wait_for_timeout(5)
         assert found == wanted, difference(found, wanted)

@@ -30,7 +30,7 @@ def serve_until(
     from notso.web.turns.turn_consumer import TurnConsumer
     from notso.web.values.settings import Settings
 
-    taken, run_tool = TurnConsumer.take, tool_calls.run_tool
+    taken, run_tool = TurnConsumer.consume, tool_calls.run_tool
 
     def take(self: Any, events: Any) -> None:
         runs = self._recorder.trace.runs if self._recorder is not None else ()
@@ -62,7 +62,7 @@ def serve_until(
             engine._core._step = paced  # type: ignore[method-assign]
         return engine
 
-    TurnConsumer.take = take  # type: ignore[method-assign]
+    TurnConsumer.consume = take  # type: ignore[method-assign]
     tool_calls.run_tool = run
     submit.allowed_digests = lambda chat: {CALCULATOR.digest}  # type: ignore[assignment]
     settings = Settings(port=0, data_dir=folder, database_url=database, valkey_url=valkey)

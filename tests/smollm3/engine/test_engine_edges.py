@@ -357,7 +357,7 @@ def test_failed_block_restore_is_a_cache_miss(small: Path, tmp_path: Path, kv: s
         def broken(*_: object) -> None:
             raise MemoryError
 
-        offload._cache.write_block = broken  # type: ignore[method-assign, assignment]
+        offload._cache.load_block = broken  # type: ignore[method-assign, assignment]
         assert said(engine.generate(ids, GREEDY)) == expected
         assert said(engine.generate(ids, GREEDY)) == expected
 

@@ -339,13 +339,13 @@ def test_import_does_not_restore_a_deleted_message(tmp_path: Path) -> None:
         await store.add_chat("me", chat, messages)
         leaf = messages[-1]
         await store.write(lambda db: db.execute("DELETE FROM messages WHERE id = ?", (leaf.id,)).rowcount)
-        before = (await store.imported("me", [chat.source, "claude:other"]))[chat.source]
+        before = (await store.earlier_imports("me", [chat.source, "claude:other"]))[chat.source]
         assert before.chat_id == chat.id and before.messages[leaf.source] is None
         assert before.messages[messages[0].source] == messages[0].id
-        assert await store.imported("you", [chat.source]) == {}
+        assert await store.earlier_imports("you", [chat.source]) == {}
         assert new_messages(messages, before) == []
         await store.trash_chat("me", chat.id)
-        assert await store.imported("me", [chat.source]) == {}
+        assert await store.earlier_imports("me", [chat.source]) == {}
         await store.close()
 
     asyncio.run(work())

@@ -84,7 +84,7 @@ def test_quote_constraint_permits_every_token_of_the_rows(tokenizer: Tokenizer) 
             logits = np.full(tokenizer.vocab_size, -1, np.float32)
             logits[token] = 1
             assert held.restrict(logits, False).argmax() == token, answered
-            held.take(token, False, 1_000)
+            held.consume(token, False, 1_000)
 
 
 def test_dataset_command_writes_rows_of_a_library(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

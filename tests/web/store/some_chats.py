@@ -15,7 +15,7 @@ from notso.web.values.ids import new_generation_id, new_id
 OWNER = "somebody"
 
 
-def in_store(store: Any, work: Callable[[Any], Awaitable[None]]) -> None:
+def run_with_store(store: Any, work: Callable[[Any], Awaitable[None]]) -> None:
     """Open the store, run `work` with it, and close the store."""
 
     async def session() -> None:

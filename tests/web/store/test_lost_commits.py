@@ -18,7 +18,7 @@ from web.store.test_sqlite_store import run
 from notso.cli.app import run_command_line
 from notso.web.store.sqlite import store as sqlite_store
 from notso.web.store.sqlite.connection import (
-    Witness,
+    CommitCounterFile,
     checkpoint,
     detect_damage,
     open_reader,
@@ -66,9 +66,9 @@ def test_database_without_lost_commits_opens_normally(tmp_path: Path) -> None:
 def test_commit_is_counted_after_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power failure, a count ahead of its commit would report a loss."""
     counted: list[tuple[int, int | None]] = []
-    note = Witness.note
+    note = CommitCounterFile.note
 
-    def noted(witness: Witness, commits: int) -> None:
+    def noted(witness: CommitCounterFile, commits: int) -> None:
         reader = open_reader(tmp_path / "notso.db")
         counted.append((commits, read_commit_count(reader)))
         reader.close()
@@ -78,7 +78,7 @@ def test_commit_is_counted_after_it_is_stored(tmp_path: Path, monkeypatch: pytes
         for _ in range(3):
             await store.add_turn(OWNER, a_turn(chat := a_chat()), chat)
 
-    monkeypatch.setattr(Witness, "note", noted)
+    monkeypatch.setattr(CommitCounterFile, "note", noted)
     run(tmp_path, fill)
     assert len(counted) >= 3 and all(told == stored for told, stored in counted), counted
 

@@ -451,8 +451,10 @@ def test_slow_import_renews_its_trash_id_and_fails_if_purged(kept: Kept, monkeyp
     chats = large_chats()
     monkeypatch.setattr(store_module, "RENEW_SECONDS", -1.0)
     names: list[str] = []
-    renew = tree_writes.renew
-    monkeypatch.setattr(tree_writes, "renew", lambda *all, **named: names.append(renew(*all, **named)) or names[-1])
+    renew = tree_writes.renew_trash_id
+    monkeypatch.setattr(
+        tree_writes, "renew_trash_id", lambda *all, **named: names.append(renew(*all, **named)) or names[-1]
+    )
 
     async def work(store: Any) -> None:
         await store.add_chats(OWNER, chats)

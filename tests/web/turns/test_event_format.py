@@ -11,7 +11,7 @@ import pytest
 from notso.web.rendering.markdown import render_markdown
 from notso.web.turns import sse, turn_log
 from notso.web.turns.sse import turn_events
-from notso.web.turns.turn_log import ReaderPosition, Status, TurnLog
+from notso.web.turns.turn_log import AnswerStatus, ReaderPosition, TurnLog
 
 FORGERIES = [
     *(
@@ -93,7 +93,7 @@ def test_log_wait_returns_on_news_or_timeout() -> None:
         assert not await log.wait(0, 0.01)
         waiter = asyncio.create_task(log.wait(0, 60))
         await asyncio.sleep(0)
-        log.set_status(Status("prefill", "Reading"))
+        log.set_status(AnswerStatus("prefill", "Reading"))
         assert await asyncio.wait_for(waiter, 30)
         assert await log.wait(0, 0), "the event is there already"
 

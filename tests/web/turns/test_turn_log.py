@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from notso.web.turns.turn_log import Card, Status, TurnLog
+from notso.web.turns.turn_log import AnswerStatus, Card, TurnLog
 
 WORDS = ("", "<p>one</p>", "<p>zwei &amp; drei</p>", "<pre>\n</pre>")
 
@@ -24,7 +24,7 @@ def change(log: TurnLog, rng: random.Random) -> None:
             log.ask(rng.choice(("", "card1")))
         case _:
             progress = {"tokens": rng.randrange(99)}
-            log.set_status(Status("thinking", "Thinking", f"{rng.randrange(9)} s", progress=progress))
+            log.set_status(AnswerStatus("thinking", "Thinking", f"{rng.randrange(9)} s", progress=progress))
 
 
 def tell(log: TurnLog, copy: TurnLog, after: int) -> bool:

@@ -75,7 +75,7 @@ class EngineMeter:
         words = [i for i, text in texts.items() if text.isascii() and text.isalpha()]
         # With whole words only, every token yields an event immediately; incomplete characters would be held back.
         only_words = dict.fromkeys(words[:WORDS], WORD_BIAS)
-        self._params = partial(SamplingParams, temperature=0.0, logit_bias=only_words)
+        self.params = partial(SamplingParams, temperature=0.0, logit_bias=only_words)
         self._contexts: dict[int, list[int]] = {}
 
     def measure(self, task: Task) -> list[float]:
@@ -126,7 +126,7 @@ class EngineMeter:
     def _batch(self, sequences: int, tokens: int) -> list[float]:
         # Only the steps of the last sequence to start are timed, while all the others run.
         prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
-        params = self._params(max_tokens=tokens + LATE_TOKENS)
+        params = self.params(max_tokens=tokens + LATE_TOKENS)
         # All prompts are submitted between two steps. Otherwise, the first sequence might end before the last starts.
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
@@ -144,7 +144,7 @@ class EngineMeter:
         return last.steps[:tokens]
 
     def run_watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
-        watch = GenerationWatch(self._engine.submit(prompt, self._params(max_tokens=tokens)))
+        watch = GenerationWatch(self._engine.submit(prompt, self.params(max_tokens=tokens)))
         watch.finish()
         if len(watch.times) != tokens:
             raise EngineError(f"{tokens} tokens were requested, but {len(watch.times)} were received")
