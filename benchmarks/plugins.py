@@ -61,7 +61,7 @@ def main() -> None:
         process = PluginProcess(plugin)
         began = time.perf_counter()
         process.start()
-        process.wait()
+        process.ready.wait()
         started = time.perf_counter() - began
         if process.state != "on":
             sys.exit(f"{plugin}: {process.failure}")
