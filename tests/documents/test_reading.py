@@ -94,7 +94,7 @@ def read(*_):
     except OSError:
         raise child.UnreadableError("may open nothing") from None
     raise child.UnreadableError("may open files")
-child._read = read
+child._write_pages = read
 child.main()
 """
     with pytest.raises(UnreadableError, match=r"^may open nothing$"):

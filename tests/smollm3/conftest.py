@@ -176,7 +176,7 @@ def own_kernels() -> Iterator[None]:
 def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the cost of draft rows to zero. The engine measures this cost, so on a busy machine it might propose no
     drafts, which a test requires."""
-    monkeypatch.setattr(StepLatency, "ratio", lambda self, rows, more: 1.0)
+    monkeypatch.setattr(StepLatency, "relative_cost", lambda self, rows, more: 1.0)
 
 
 @pytest.fixture(scope="session")

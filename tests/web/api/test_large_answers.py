@@ -40,7 +40,7 @@ CHAT: dict[str, Any] = {"messages": HELLO, "logprobs": True, "top_logprobs": 20}
 def test_answer_is_built_off_event_loop(
     start: Start, monkeypatch: pytest.MonkeyPatch, kind: Any, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    threads: dict[str, set[int]] = {"body": set(), "closing": set()}
+    threads: dict[str, set[int]] = {"body": set(), "closing_events": set()}
     ended: list[Any] = []
     finalize = kind.finalize
 
@@ -61,8 +61,8 @@ def test_answer_is_built_off_event_loop(
     server = start(ScriptedEngine(lambda messages, thinking: say("one two three " * 20))).ready()
     answer = server.client.post(path, json=body | {"stream": stream, "model": "smollm3"})
     assert answer.status_code == 200, answer.text
-    assert threads["closing"] if stream else threads["body"]
-    assert server.on_loop(_ident) not in threads["body"] | threads["closing"]
+    assert threads["closing_events"] if stream else threads["body"]
+    assert server.on_loop(_ident) not in threads["body"] | threads["closing_events"]
 
 
 @pytest.mark.parametrize("more", [{}, {"background": True}], ids=["one reader", "resumable"])
