@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripted_engine import ScriptedEngine, print_line
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Message, RequestOptions, ToolCall, ToolName
 from notso.web.server import serve
@@ -111,10 +111,10 @@ def main() -> None:
             return [Event("tool_call", tool_call=call)]
         if options.grammar is not None:
             schema = json.loads(options.grammar.source or "{}")
-            return print_line(json.dumps(instance(schema, schema)))
+            return say(json.dumps(instance(schema, schema)))
         if quoted := [f"[[{at}: {words}]]" for at, words in quotable_words(options)]:
-            return print_line(f"It says {' and '.join(quoted)} so.", piece=7)
-        return print_line(f"You said: {messages[-1].content}", "Hm." if thinking else "")
+            return say(f"It says {' and '.join(quoted)} so.", piece=7)
+        return say(f"You said: {messages[-1].content}", "Hm." if thinking else "")
 
     engine = ScriptedEngine(script)
     engine.info = replace(engine.info, context_tokens=CONTEXT_TOKENS)
