@@ -58,7 +58,7 @@ def counted(call):
     library.emulated_tile_counts(before)
     call()
     library.emulated_tile_counts(after)
-    names = ("configures", "zeros", "loads", "stores", "byte_product_rate", "float_products")
+    names = ("configures", "zeros", "loads", "stores", "byte_products", "float_products")
     return {name: b - a for name, a, b in zip(names, before, after)}
 
 found = {}

@@ -19,7 +19,9 @@ from notso.system.confinement import ConfinedProcess, ConfinedWorkError, Limits,
 from notso.web.values.child_work import run_confined
 
 LIMITS = Limits(cpu_s=1, memory_bytes=512 << 20, wall_s=60, answer_bytes=1000)
-PROGRAM = "from notso.system.confinement import Limits, serve_confined; import {imports}\nserve_confined({work}, {limits!r})"
+PROGRAM = (
+    "from notso.system.confinement import Limits, serve_confined; import {imports}\nserve_confined({work}, {limits!r})"
+)
 
 
 def run(work: str, limits: Limits = LIMITS, imports: str = "os", request: bytes = b"a" * 100_000) -> bytes:

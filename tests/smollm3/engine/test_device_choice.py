@@ -25,7 +25,7 @@ GREEDY = SamplingParams(max_tokens=2, temperature=0)
 
 @pytest.fixture(autouse=True)
 def nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_choice, "_lost", {})
+    monkeypatch.setattr(device_choice, "_excluded", {})
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ from notso.smollm3.output.generation import Generation
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Load a small random model with a context of 40 tokens."""
+    """Load a small random model with a context of 40 tokens, without drafts, whose number depends on measured times."""
     path = SMALL.write(tmp_path_factory.mktemp("engine") / "small.gguf")
-    with Engine.load(path, context_tokens=40, threads=2) as loaded:
+    with Engine.load(path, context_tokens=40, threads=2, speculation=False) as loaded:
         yield loaded
 
 

@@ -30,7 +30,7 @@ def test_lost_engine_is_replaced_by_newly_loaded_model(start: Start) -> None:
 
 
 def test_cpu_takes_over_after_gpu_loss(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_choice, "_lost", {})
+    monkeypatch.setattr(device_choice, "_excluded", {})
     before = live()
     with installed():
         server = start(lambda: Engine.load(context_tokens=512, threads=1, max_num_seqs=2)).ready()

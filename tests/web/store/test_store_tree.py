@@ -430,7 +430,7 @@ def test_interrupted_import_is_never_visible_and_is_purged(kept: Kept, monkeypat
 
     async def begin(store: Any) -> None:
         monkeypatch.setattr(tree_writes, "add_piece", failing)
-        with pytest.raises(StorageError, match="away"):
+        with pytest.raises(StorageError, match="not available"):
             await store.add_chats(OWNER, chats)
         monkeypatch.setattr(tree_writes, "add_piece", add_piece)
         assert len(written) == 4 and await store.chats(OWNER) == []
