@@ -113,8 +113,8 @@ lint: $(VENV)/.dev  ## run ruff, mypy (for Linux and macOS), import contracts an
 	@$(BIN)/mypy
 	@$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	@$(BIN)/lint-imports
-	@$(BIN)/python -c 'from notso.web.values.wording import LANGUAGES, missing; [print(f"{code}.toml lacks", *lacking) \
-	  for code in LANGUAGES if (lacking := missing(code))]'
+	@$(BIN)/python -c 'from notso.web.values.wording import LANGUAGES, missing_translations; [print(f"{code}.toml lacks", *lacking) \
+	  for code in LANGUAGES if (lacking := missing_translations(code))]'
 	@find native tests/native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/.dev  ## format Python and C++
