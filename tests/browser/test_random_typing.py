@@ -104,10 +104,10 @@ class Person:
     def edit(self) -> None:
         if self.here == "/":
             return
-        if not self.page.locator("#edit-text").count():
-            self.page.locator("article.user [data-edit]").first.dispatch_event("click")
         box = self.page.locator("#edit-text")
-        expect(box).to_be_visible()
+        if not box.count():
+            self.page.locator("article.user [data-edit]").first.dispatch_event("click")
+            expect(box).to_be_focused()  # later, the focus would move away from what is typed into next
         if self.here in self.edits:
             expect(box).to_have_value(self.edits[self.here])
         value = box.input_value() + self.words()

@@ -280,7 +280,7 @@ def test_failed_server_start_reports_reason() -> None:
 def test_mute_server_does_not_delay_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.5)
     entries = [
-        McpServerConfig("mute", sys.executable, ("-c", "import time; time.sleep(600)")),
+        McpServerConfig("mute", sys.executable, ("-c", "import sys; sys.stdin.read()")),
         McpServerConfig("little", sys.executable, (LITTLE,)),
     ]
 
