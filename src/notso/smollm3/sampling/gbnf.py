@@ -45,7 +45,7 @@ class _Node:
     text: str = ""
     parts: list[_Node] = field(default_factory=list)
     parent: _Node | None = None
-    missing: int = 0
+    missing: int = 0  # parts that must end before this node can, and are not yet marked with `can_end`
     can_end: bool = False  # matches some finite text
 
 
@@ -65,7 +65,7 @@ class _GbnfTranslator:
         self._tokens.append(("end", "", at))
         self._at = 0
         self._rules: dict[str, str] = {}
-        self._ending: list[_Node] = []
+        self._to_mark: list[_Node] = []
         self._uses: dict[str, list[_Node]] = {}
 
     def lark(self) -> str:
@@ -94,30 +94,30 @@ class _GbnfTranslator:
         if not bodies["root"].can_end:
             raise self._grammar_error("it matches no text: root never ends")
         lines = [f"start: {self._rule_name('root')}"]
-        written = (f"{self._rule_name(name)}: {_node_to_lark(body)}" for name, body in bodies.items() if body.can_end)
-        return "\n".join((*lines, *written))
+        rules = (f"{self._rule_name(name)}: {_node_to_lark(body)}" for name, body in bodies.items() if body.can_end)
+        return "\n".join((*lines, *rules))
 
     def _register_node(self, node: _Node) -> _Node:
         for part in node.parts:
             part.parent = node
         node.missing = len(node.parts) if node.kind == "sequence" else 1
         if node.kind == "text" or (node.kind == "sequence" and not node.parts) or _is_optional(node):
-            self._ending.append(node)
+            self._to_mark.append(node)
         return node
 
     def _mark_terminating(self) -> None:
         # Marks the nodes that can end, from the texts upward. Rules that never end must be left out, because llguidance
         # would expand them forever in the middle of an answer.
-        while self._ending:
-            node = self._ending.pop()
+        while self._to_mark:
+            node = self._to_mark.pop()
             if node.can_end:
                 continue
             node.can_end = True
-            after = [node.parent] if node.parent is not None else self._uses.get(node.text, [])
-            for each in after:
+            dependents = [node.parent] if node.parent is not None else self._uses.get(node.text, [])
+            for each in dependents:
                 each.missing -= 1
                 if each.kind != "sequence" or each.missing == 0:
-                    self._ending.append(each)
+                    self._to_mark.append(each)
 
     @property
     def _kind(self) -> str:
@@ -137,22 +137,22 @@ class _GbnfTranslator:
     def _rule_name(self, name: str) -> str:
         return self._rules.setdefault(name, f"r{len(self._rules)}")
 
-    def _parse_alternatives(self, nested: int) -> _Node:
-        if nested > MAX_NESTED:
+    def _parse_alternatives(self, depth: int) -> _Node:
+        if depth > MAX_NESTED:
             raise self._syntax_error(self._tokens[self._at][2], f"groups are nested more than {MAX_NESTED} levels deep")
-        options = [self._parse_sequence(nested)]
+        options = [self._parse_sequence(depth)]
         while self._tokens[self._at][1] == "|":
             self._at += 1
             self._skip_lines()
-            options.append(self._parse_sequence(nested))
+            options.append(self._parse_sequence(depth))
         return self._register_node(_Node("options", parts=options))
 
-    def _parse_sequence(self, nested: int) -> _Node:
+    def _parse_sequence(self, depth: int) -> _Node:
         parts: list[_Node] = []
         repeats = 0
         while True:
             kind, text, at = self._tokens[self._at]
-            if kind == "line" and nested:
+            if kind == "line" and depth:
                 self._skip_lines()
             elif kind == "repeat":
                 if not parts:
@@ -165,18 +165,18 @@ class _GbnfTranslator:
             elif kind in ("name", "text", "set") or text in ("(", "."):
                 self._at += 1
                 repeats = 0
-                parts.append(self._parse_part(kind, text, at, nested))
+                parts.append(self._parse_part(kind, text, at, depth))
             else:
                 return self._register_node(_Node("sequence", parts=parts))
 
-    def _parse_part(self, kind: str, text: str, at: int, nested: int) -> _Node:
+    def _parse_part(self, kind: str, text: str, at: int, depth: int) -> _Node:
         if kind == "name":
             self._rule_name(text)
             node = _Node("name", text=self._rule_name(text))
             self._uses.setdefault(text, []).append(node)
             return node
         if text == "(":
-            inner = self._parse_alternatives(nested + 1)
+            inner = self._parse_alternatives(depth + 1)
             if self._tokens[self._at][1] != ")":
                 raise self._syntax_error(self._tokens[self._at][2], ") is missing")
             self._at += 1

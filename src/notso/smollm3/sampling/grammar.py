@@ -36,11 +36,14 @@ Part = dict[str, Any]
 # Limits enforced by llguidance. A grammar that exceeds a limit fails without delaying other requests.
 MAX_LEXER_STATES = 20_000  # at one or two kilobytes each
 MAX_GRAMMAR_SIZE = 100_000
-MAX_GRAMMAR_CHARACTERS = 2**18  # parsing takes about 300 bytes per character; schemas have a separate limit
 MAX_ROW_ITEMS = 1_000  # alternative parses of a text; each of them takes time for every token
 
+# Maximum length of a grammar in a request. Parsing takes about 300 bytes per character. Schemas have a separate limit.
+MAX_GRAMMAR_CHARACTERS = 2**18
+
 # Grammars of at least this length may need more stack than a thread usually has: about 5 KiB for each of up to
-# MAX_DESCENT levels. They are parsed in a thread with a larger stack, of which the system commits only the part in use.
+# MAX_DESCENT levels (see json_schema). They are parsed in a thread with a larger stack, of which the system commits
+# only the part in use.
 DEEP_CHARACTERS = 8_192
 DEEP_STACK_BYTES = 128 * 2**20
 
@@ -179,17 +182,17 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._spellings: dict[str, dict[bytes, list[int]]] = {}
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self._known_pieces: Pieces | None = None
-        self._known_ends: ShortestEndingSearch | None = None
+        self._pieces: Pieces | None = None
+        self._ending_search: ShortestEndingSearch | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
         """Return a matcher for the first part, which can refer to other parts by name.
 
         Control tokens are masked, except `tags` and end tokens. Raises InvalidRequestError with `param`.
         """
-        made = self._create_matcher(parts)
-        if made.is_error():
-            reason = _readable_error(made.get_error())
+        created = self._create_matcher(parts)
+        if created.is_error():
+            reason = _readable_error(created.get_error())
             if reason.startswith(_UNSATISFIABLE) and "json_schema" in parts[0]:
                 reason = self._describe_unsatisfiable(parts[0]["json_schema"])
             raise InvalidRequestError(f"the grammar is refused: {reason}", param=param)
@@ -197,7 +200,7 @@ class GrammarCompiler:
         permitted[list(tags)] = True
         is_json = "json_schema" in parts[0] or len(parts) > 1
         limit = partial(self._limit, parts, tags)
-        matcher = Matcher(made, permitted, self._vocabulary_pieces(), param, is_json=is_json, limit=limit)
+        matcher = Matcher(created, permitted, self._vocabulary_pieces(), param, is_json=is_json, limit=limit)
         try:
             matcher.allowed()
         except InvalidRequestError as error:
@@ -224,31 +227,31 @@ class GrammarCompiler:
 
     def _describe_unsatisfiable(self, schema: Mapping[str, Any]) -> str:
         # llguidance names only the outermost property, so each part is tested separately, from the outside inward.
-        around = {name: schema[name] for name in ("$defs", "x-guidance") if name in schema}
+        shared = {name: schema[name] for name in ("$defs", "x-guidance") if name in schema}
         part, pointer, tries = schema, "", 0
-        places = _subschemas(part, around)
+        places = _subschemas(part, shared)
         while tries < MAX_PLACES and (place := next(places, None)) is not None:
             tries += 1
-            end, inner = place
-            made = self._create_matcher([{"json_schema": {**inner, **around}}])
-            if made.is_error() and made.get_error().startswith(_UNSATISFIABLE):
-                part, pointer = inner, pointer + end
-                places = _subschemas(part, around)
-        shown = json.dumps({name: each for name, each in part.items() if name not in around}, ensure_ascii=False)
+            suffix, inner = place
+            created = self._create_matcher([{"json_schema": {**inner, **shared}}])
+            if created.is_error() and created.get_error().startswith(_UNSATISFIABLE):
+                part, pointer = inner, pointer + suffix
+                places = _subschemas(part, shared)
+        shown = json.dumps({name: each for name, each in part.items() if name not in shared}, ensure_ascii=False)
         return f"no value satisfies {pointer or 'the schema'}: {_shorten(shown)}"
 
     def _limit(self, parts: Sequence[Part], tags: Sequence[int]) -> TokenLimit:
         with self._lock:
-            if self._known_ends is None:
-                self._known_ends = ShortestEndingSearch(self._tokenizer)
-        return TokenLimit(self._known_ends, grammar_extent(parts), tags, self._vocabulary_pieces())
+            if self._ending_search is None:
+                self._ending_search = ShortestEndingSearch(self._tokenizer)
+        return TokenLimit(self._ending_search, grammar_extent(parts), tags, self._vocabulary_pieces())
 
     def _vocabulary_pieces(self) -> Pieces:
         with self._lock:
-            if self._known_pieces is None:
+            if self._pieces is None:
                 texts = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
-                self._known_pieces = Pieces(self._ends, texts, number_digits(self._tokenizer))
-            return self._known_pieces
+                self._pieces = Pieces(self._ends, texts, number_digits(self._tokenizer))
+            return self._pieces
 
     def spelling(self, tag: str) -> dict[bytes, list[int]]:
         with self._lock:
@@ -286,17 +289,18 @@ class _Vocabulary:
 
 
 def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = {}
+    # Returns, for each beginning of a tag, the tokens that would complete the tag after it.
+    spelling: dict[bytes, list[int]] = {}
     for token in range(tokenizer.vocab_size):
-        written = tokenizer.token_bytes(token)
-        if tag[-1:] not in written or token in tokenizer.special_ids:
+        text = tokenizer.token_bytes(token)
+        if tag[-1:] not in text or token in tokenizer.special_ids:
             continue
-        if tag in written:
-            found.setdefault(b"", []).append(token)
+        if tag in text:
+            spelling.setdefault(b"", []).append(token)
         for cut in range(1, len(tag)):
-            if written.startswith(tag[cut:]):
-                found.setdefault(tag[:cut], []).append(token)
-    return found
+            if text.startswith(tag[cut:]):
+                spelling.setdefault(tag[:cut], []).append(token)
+    return spelling
 
 
 def grammar_part(grammar: Grammar, param: str = "grammar") -> Part:
@@ -381,9 +385,9 @@ def _subschemas(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[
         yield "", root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
     named = {f"/properties/{name}": each for name, each in schema.get("properties", {}).items()}
     listed = {f"/{word}/{at}": each for word in _LISTS for at, each in enumerate(schema.get(word, ()))}
-    for end, each in (named | listed | {"/items": schema.get("items")}).items():
+    for pointer, each in (named | listed | {"/items": schema.get("items")}).items():
         if isinstance(each, dict):
-            yield end, each
+            yield pointer, each
 
 
 def _shorten(text: str) -> str:
@@ -392,23 +396,23 @@ def _shorten(text: str) -> str:
 
 def _run_with_large_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
     # Only one such thread runs at a time, so that large grammars occupy at most one core.
-    made: Future[llguidance.LLMatcher] = Future()
+    future: Future[llguidance.LLMatcher] = Future()
 
     def run() -> None:
         try:
-            made.set_result(make())
+            future.set_result(make())
         except BaseException as error:
-            made.set_exception(error)
+            future.set_exception(error)
 
     with _DEEP:
-        before = threading.stack_size(DEEP_STACK_BYTES)
+        previous_size = threading.stack_size(DEEP_STACK_BYTES)
         try:
             thread = threading.Thread(target=run, name="grammar")
             thread.start()
         finally:
-            threading.stack_size(before)
+            threading.stack_size(previous_size)
         thread.join()
-    return made.result()
+    return future.result()
 
 
 def _schema_to_json(schema: object) -> str:

@@ -28,11 +28,11 @@ class LogitsProcessors:
         history = np.asarray(tokens, np.int32).data.cast("B")
         for name, function in self._functions:
             row = np.ascontiguousarray(logits, np.float32)
-            changed = np.frombuffer(function(history, row.data.cast("B")), np.float32)
-            is_row = changed.shape == row.shape and not np.isnan(changed).any() and np.isfinite(changed.max())
-            if not is_row:
+            result = np.frombuffer(function(history, row.data.cast("B")), np.float32)
+            is_valid = result.shape == row.shape and not np.isnan(result).any() and np.isfinite(result.max())
+            if not is_valid:
                 raise EngineError(f"the logits processor {name} left no token to choose, or returned NaN")
-            logits = changed
+            logits = result
         return logits
 
 
@@ -54,15 +54,15 @@ class AnswerEnd:
 
     def __init__(self, params: SamplingParams, own_ends: Collection[int]) -> None:
         # own_ends: the model's end tokens. With `ignore_eos`, they are always masked, so that the next best token is
-        # sampled instead, as in llama.cpp. Until `min_tokens` have been generated, both they and `stop_token_ids` are
-        # masked, as in vLLM (MinTokensLogitsProcessor).
+        # sampled instead, as in llama.cpp. Until `min_tokens` have been generated, the end tokens and `stop_token_ids`
+        # are masked, as in vLLM (MinTokensLogitsProcessor).
         self._min_tokens = params.min_tokens
         self._early = np.array(sorted({*own_ends, *params.stop_token_ids}), np.intp)
         self._late = np.array(sorted(own_ends) if params.ignore_eos else (), np.intp)
 
-    def restrict(self, logits: Floats, written: int) -> Floats:
+    def restrict(self, logits: Floats, generated: int) -> Floats:
         """Return logits (V,) with end tokens masked; a copy if changed."""
-        masked = self._early if written < self._min_tokens else self._late
+        masked = self._early if generated < self._min_tokens else self._late
         if not len(masked):
             return logits
         restricted = logits.copy()

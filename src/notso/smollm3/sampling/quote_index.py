@@ -37,7 +37,7 @@ Keys: TypeAlias = npt.NDArray[np.uint64]
 
 _OTHER, _SPACE, _LETTER, _DIGIT, _JOINER, _MID_LETTER, _MID_DIGIT, _MID_BOTH, _EXTEND, _ALONE = range(10)
 # Scripts that are written without spaces: Thai, Lao, Myanmar, Khmer, Kana, Bopomofo, Yi and Chinese characters.
-_WITHOUT_BLANKS = (
+_WITHOUT_SPACES = (
     *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x19E0, 0x19FF), (0x3005, 0x3007), (0x3021, 0x3029)),
     *((0x3031, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xA000, 0xA4CF), (0xA9E0, 0xA9FF)),
     *((0xAA60, 0xAA7F), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x1B000, 0x1B16F), (0x20000, 0x3FFFF)),
@@ -80,7 +80,7 @@ class Places(NamedTuple):
 
     starts: Ints  # sorted by the text that follows
     shortest: Shorts  # length of the shortest quotation from each start
-    longest: Shorts
+    longest: Shorts  # length of the longest
     ends: Ints  # ascending
 
 
@@ -107,12 +107,12 @@ class TokenTexts:
         self._buffer = b"".join(texts) + bytes(16)
         self.words = np.ndarray((len(self._buffer) - 8,), ">u8", self._buffer, 0, (1,))
 
-    def behind(self, lead: bytes) -> TokenTexts:
+    def without_lead(self, lead: bytes) -> TokenTexts:
         """Return the texts that begin with byte `lead`, without that byte."""
-        behind = copy.copy(self)
+        rest = copy.copy(self)
         begins = (self.words[self.at] >> np.uint64(56) == lead[0]) & (self.sizes > 0)
-        behind.at, behind.sizes = self.at + 1, np.where(begins, self.sizes - 1, -1).astype(np.int32)
-        return behind
+        rest.at, rest.sizes = self.at + 1, np.where(begins, self.sizes - 1, -1).astype(np.int32)
+        return rest
 
 
 class QuoteIndex:
@@ -153,10 +153,10 @@ class QuoteIndex:
     def whole(self) -> Interval:
         return Interval(0, len(self.starts))
 
-    def narrow_interval(self, found: Interval, text: bytes) -> Interval:
+    def narrow_interval(self, interval: Interval, text: bytes) -> Interval:
         """Return the places of an interval at which the quotation continues with `text`."""
-        content, starts, depth = self.content, self.starts, found.depth
-        low, high, size = found.low, found.high, len(text)
+        content, starts, depth = self.content, self.starts, interval.depth
+        low, high, size = interval.low, interval.high, len(text)
         while low < high:
             middle = (low + high) // 2
             at = int(starts[middle]) + depth
@@ -164,7 +164,7 @@ class QuoteIndex:
                 low = middle + 1
             else:
                 high = middle
-        first, high = low, found.high
+        first, high = low, interval.high
         while low < high:
             middle = (low + high) // 2
             at = int(starts[middle]) + depth
@@ -174,39 +174,39 @@ class QuoteIndex:
                 high = middle
         return Interval(first, low, depth + size)
 
-    def matching_tokens(self, found: Interval, texts: TokenTexts, among: npt.NDArray[np.intp]) -> Flags:
-        """Return, as a mask (n,), which of the tokens `among` can continue a quotation at `found`."""
+    def matching_tokens(self, interval: Interval, texts: TokenTexts, among: npt.NDArray[np.intp]) -> Flags:
+        """Return, as a mask (n,), which of the tokens `among` can continue a quotation at `interval`."""
         # Binary search for all texts at once, 8 bytes at a time.
         at, sizes = texts.at[among], texts.sizes[among]
-        agrees: Flags = np.logical_and(sizes == 0, found.low < found.high)
+        agrees: Flags = np.logical_and(sizes == 0, interval.low < interval.high)
         rest, level = np.flatnonzero(sizes > 0), 0
-        low = np.full(len(rest), found.low, np.int32)
-        high = np.full(len(rest), found.high, np.int32)
+        low = np.full(len(rest), interval.low, np.int32)
+        high = np.full(len(rest), interval.high, np.int32)
         while len(rest):
             unread = np.minimum(sizes[rest] - level, 8)
             filled = np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> (unread * 8 - 1).astype(np.uint64) >> np.uint64(1)
             last = texts.words[at[rest] + level].astype(np.uint64) | filled
             first = last ^ filled
-            sample = self._sample(found) if level == 0 else None
-            low = self._bound(low, high, found.depth + level, first, sample, is_upper=False)
+            sample = self._sample(interval) if level == 0 else None
+            low = self._bound(low, high, interval.depth + level, first, sample, is_upper=False)
             place = np.minimum(low, len(self.starts) - 1)
-            here = self._words[self.starts[place] + (found.depth + level)].astype(np.uint64)
+            here = self._words[self.starts[place] + (interval.depth + level)].astype(np.uint64)
             continues = (low < high) & (here <= last)
             ends = sizes[rest] <= level + 8
-            agrees[rest] = continues & ends & (self.longest[place] >= found.depth + sizes[rest])
+            agrees[rest] = continues & ends & (self.longest[place] >= interval.depth + sizes[rest])
             more = np.flatnonzero(continues & ~ends)
             rest, low, high, last = rest[more], low[more], high[more], last[more]
             if len(rest):
-                high = self._bound(low, high, found.depth + level, last, sample, is_upper=True)
+                high = self._bound(low, high, interval.depth + level, last, sample, is_upper=True)
             level += 8
         return agrees
 
-    def _sample(self, found: Interval) -> _Sample:
-        if found == self.whole:
+    def _sample(self, interval: Interval) -> _Sample:
+        if interval == self.whole:
             return _Sample(0, SAMPLED, self._sampled)
-        every = max(1, (found.high - found.low) // SAMPLES)
-        places = self.starts[found.low : found.high : every] + found.depth
-        return _Sample(found.low, every, self._words[places].astype(np.uint64))
+        every = max(1, (interval.high - interval.low) // SAMPLES)
+        places = self.starts[interval.low : interval.high : every] + interval.depth
+        return _Sample(interval.low, every, self._words[places].astype(np.uint64))
 
     def _bound(self, low: Ints, high: Ints, depth: int, keys: Keys, sample: _Sample | None, *, is_upper: bool) -> Ints:
         # Searches the intervals [low, high), one for each key. A place is compared with a key by its 8 bytes from
@@ -224,17 +224,17 @@ class QuoteIndex:
             high = np.where(goes_up, high, middle)
         return low
 
-    def may_end(self, found: Interval, most: int = 512) -> bool:
-        """Return whether a quotation at `found` can end; only the first `most` places are checked."""
-        last = min(found.high, found.low + most)
-        places = self.starts[found.low : last][self.shortest[found.low : last] <= found.depth] + found.depth
+    def may_end(self, interval: Interval, most: int = 512) -> bool:
+        """Return whether a quotation at `interval` can end; only the first `most` places are checked."""
+        last = min(interval.high, interval.low + most)
+        places = self.starts[interval.low : last][self.shortest[interval.low : last] <= interval.depth] + interval.depth
         at = np.minimum(np.searchsorted(self.ends, places), len(self.ends) - 1)
         return bool((self.ends[at] == places).any()) if len(self.ends) else False
 
-    def continuations(self, found: Interval) -> tuple[Keys, Ints, Ints]:
+    def continuations(self, interval: Interval) -> tuple[Keys, Ints, Ints]:
         """Return, for each place (n,), the next 8 bytes, their offset, and the maximum length of a continuation."""
-        rooms = self.longest[found.low : found.high].astype(np.int32) - found.depth
-        at = self.starts[found.low : found.high] + found.depth
+        rooms = self.longest[interval.low : interval.high].astype(np.int32) - interval.depth
+        at = self.starts[interval.low : interval.high] + interval.depth
         return self._words[at].astype(np.uint64), at, rooms
 
     def _find_places(self, text: str, size: int, limits: QuoteLimits, *, escaped: bool) -> Places:
@@ -334,11 +334,11 @@ def _tied_groups(tied: Flags) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp
 def _classes(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
     """Classify characters for word boundaries (UAX 29)."""
     table = np.zeros(0x110000, np.uint8)
-    known = np.flatnonzero(np.bincount(points)).tolist()
-    for point in known:
+    present = np.flatnonzero(np.bincount(points)).tolist()
+    for point in present:
         character = chr(point)
         category = unicodedata.category(character)
-        if any(low <= point <= high for low, high in _WITHOUT_BLANKS) and category[0] in "LN":
+        if any(low <= point <= high for low, high in _WITHOUT_SPACES) and category[0] in "LN":
             table[point] = _ALONE
         elif category[0] == "L" or category == "Nl":
             table[point] = _LETTER
@@ -353,19 +353,19 @@ def _classes(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
         else:
             table[point] = _MIDDLES.get(character, _OTHER)
     classes = table[points]
-    if ord('"') not in known or not any(0x05D0 <= each <= 0x05F2 or 0xFB1D <= each <= 0xFB4F for each in known):
+    if ord('"') not in present or not any(0x05D0 <= each <= 0x05F2 or 0xFB1D <= each <= 0xFB4F for each in present):
         return classes
-    kept = np.flatnonzero(classes != _EXTEND)
-    here = points[kept]
+    bases = np.flatnonzero(classes != _EXTEND)
+    here = points[bases]
     is_hebrew = ((here >= 0x05D0) & (here <= 0x05F2)) | ((here >= 0xFB1D) & (here <= 0xFB4F))
     is_inside = (here[1:-1] == ord('"')) & is_hebrew[:-2] & is_hebrew[2:]  # inside an abbreviation
-    classes[kept[1:-1][is_inside]] = _MID_LETTER
+    classes[bases[1:-1][is_inside]] = _MID_LETTER
     return classes
 
 
 def _word_starts(classes: npt.NDArray[np.uint8]) -> Flags:
-    kept = np.flatnonzero(classes != _EXTEND)
-    here = classes[kept]
+    bases = np.flatnonzero(classes != _EXTEND)
+    here = classes[bases]
     word = (here == _LETTER) | (here == _DIGIT) | (here == _JOINER)
     joined = np.zeros(len(here), np.bool_)
     joined[1:] = (word[1:] & word[:-1]) | ((here[1:] == _SPACE) & (here[:-1] == _SPACE))
@@ -378,7 +378,7 @@ def _word_starts(classes: npt.NDArray[np.uint8]) -> Flags:
     begins[:1] = True
     starts = np.flatnonzero(~joined)
     length = np.arange(len(here)) - np.repeat(starts, np.diff(np.append(starts, len(here))))
-    begins[kept[length % MAX_WORD == 0]] = True
+    begins[bases[length % MAX_WORD == 0]] = True
     return begins
 
 

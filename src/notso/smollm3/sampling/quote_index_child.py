@@ -46,18 +46,19 @@ def main() -> None:
 
 def encode_request(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> bytes:
     """Build a request to the child process."""
-    given = {"limits": astuple(limits), "barred": [each.hex() for each in barred], "escaped": escaped}
-    head = json.dumps(given).encode()
+    options = {"limits": astuple(limits), "barred": [each.hex() for each in barred], "escaped": escaped}
+    head = json.dumps(options).encode()
     return b"".join((len(head).to_bytes(4, "big"), head, text.encode("utf-8", "surrogatepass")))
 
 
 def work(request: bytes) -> bytes:
-    """Return the packed places of the text in a request."""
+    """Return the serialized places of the text in a request."""
     size = 4 + int.from_bytes(request[:4], "big")
-    given = json.loads(request[4:size])
-    barred = [bytes.fromhex(each) for each in given["barred"]]
+    options = json.loads(request[4:size])
+    barred = [bytes.fromhex(each) for each in options["barred"]]
     text = request[size:].decode("utf-8", "surrogatepass")
-    return serialize_places(QuoteIndex(text, QuoteLimits(*given["limits"]), barred, escaped=given["escaped"]).places)
+    limits = QuoteLimits(*options["limits"])
+    return serialize_places(QuoteIndex(text, limits, barred, escaped=options["escaped"]).places)
 
 
 def serialize_places(places: Places) -> bytes:
@@ -67,7 +68,7 @@ def serialize_places(places: Places) -> bytes:
 
 
 def deserialize_places(data: mmap.mmap | memoryview | bytes, size: int) -> Places:
-    """Deserialize the places of a text of `size` bytes. Raises ConfinedWorkError if they are invalid."""
+    """Deserialize the places of a text of up to `size` characters. Raises ConfinedWorkError if they are invalid."""
     if len(data) < 16:
         raise ConfinedWorkError("the index is too short")
     starts, ends = (int(each) for each in np.frombuffer(data, np.int64, 2))

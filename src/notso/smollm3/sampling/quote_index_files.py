@@ -34,18 +34,18 @@ HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 
 
 class QuoteIndexFiles:
-    """Index files in a private folder, which processes can share. After a disk error, an index is built again."""
+    """Index files in a private folder, which processes can share. An index without a valid file is built again."""
 
     def __init__(self, folder: Path, budget_bytes: int = BUDGET_BYTES) -> None:
         self._folder = folder
         self._budget_bytes = budget_bytes
 
     def places(self, reading: bytes, digest: bytes, size: int, make: Callable[[], Places]) -> Places:
-        """Return the places of a text of `size` bytes from its file, or call `make` and store the result."""
+        """Return the places of a text of `size` characters from its file, or call `make` and store the result."""
         path = self._folder / f"{reading.hex()}-{digest.hex()[:32]}"
-        known = _read(path, size)
-        if known is not None:
-            return known
+        stored = _read(path, size)
+        if stored is not None:
+            return stored
         # The temporary file is created before the index is built. If the reading is removed in the meantime, this file
         # is removed with it, and no file of the removed reading remains.
         try:
@@ -53,22 +53,22 @@ class QuoteIndexFiles:
             descriptor, name = tempfile.mkstemp(".tmp", f"{path.name}.", self._folder)
         except OSError:
             return make()
-        made = None
+        created = None
         try:
             with os.fdopen(descriptor, "wb") as file:
-                made = make()
-                body = serialize_places(made)
+                created = make()
+                body = serialize_places(created)
                 self._make_room(HEAD_BYTES + len(body))
                 file.write(MAGIC + _digest(body))
                 file.write(body)
             Path(name).replace(path)
         except OSError:
-            if made is None:
+            if created is None:
                 raise
         finally:
             with contextlib.suppress(OSError):
                 Path(name).unlink()
-        return made
+        return created
 
     def forget(self, reading: bytes) -> None:
         for path in self._folder.glob(f"{reading.hex()}-*"):
@@ -77,21 +77,21 @@ class QuoteIndexFiles:
     def _make_room(self, size: int) -> None:
         if size > self._budget_bytes:
             raise OSError("beyond the budget")
-        found = []
+        files = []
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 if path.suffix == ".tmp" and status.st_mtime < time.time() - UNFINISHED_S:
                     path.unlink()
                 else:
-                    found.append((status.st_mtime_ns, status.st_size, path))
-        used = sum(each for _, each, _ in found)
-        for _, held, path in sorted(found):
+                    files.append((status.st_mtime_ns, status.st_size, path))
+        used = sum(each for _, each, _ in files)
+        for _, file_size, path in sorted(files):
             if used + size <= self._budget_bytes:
                 break
-            if held:  # an empty file is still being written
+            if file_size:  # an empty file is still being written
                 path.unlink(missing_ok=True)
-                used -= held
+                used -= file_size
         disk = os.statvfs(self._folder)
         if disk.f_bavail * disk.f_frsize < FREE_BYTES + size:
             raise OSError("the disk is almost full")

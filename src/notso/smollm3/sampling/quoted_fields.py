@@ -27,7 +27,7 @@ FIELD = QuoteLimits(least_words=1, least_characters=1)
 COMBINABLE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
 """Keywords that can be combined with x-quote-of."""
 _CLOSER = re.compile(rb'"[\s,}\]]*')
-_OPENS_AND_GOES_ON = re.compile(rb'"[\s\S]')
+_OPENING_WITH_TEXT = re.compile(rb'"[\s\S]')
 _VALUE_WITHIN = re.compile(rb'[:,\[]\s*"[\s\S]')
 
 Path = tuple[str | int, ...]
@@ -65,7 +65,7 @@ class JsonPosition:
     def consume(self, text: bytes) -> None:
         for byte in text:
             if self._string is not None:
-                self._take_in_string(self._string, byte)
+                self._consume_in_string(self._string, byte)
             elif byte == ord('"'):
                 self._string, self._is_key = bytearray(b'"'), not self.expects_value
             elif byte in b"{[":
@@ -81,7 +81,7 @@ class JsonPosition:
                 else:
                     top[1] = True
 
-    def _take_in_string(self, string: bytearray, byte: int) -> None:
+    def _consume_in_string(self, string: bytearray, byte: int) -> None:
         string.append(byte)
         if self._is_escaped:
             self._is_escaped = False
@@ -96,7 +96,7 @@ class JsonPosition:
 class QuotedFields:
     """Constrains the quoting strings of one answer to match their sources."""
 
-    # fields: keyed by the `id` of the subschema that describes the string.
+    # fields: keyed by the Python `id()` of the subschema that describes the string.
     def __init__(
         self, vocabulary: QuoteVocabulary, schema: Mapping[str, Any], fields: Mapping[int, QuotedField]
     ) -> None:
@@ -150,7 +150,7 @@ class QuotedFields:
 
     @cached_property
     def _opening(self) -> Ids:
-        return self._matching_tokens(lambda text: _OPENS_AND_GOES_ON.search(text) is not None)
+        return self._matching_tokens(lambda text: _OPENING_WITH_TEXT.search(text) is not None)
 
     @cached_property
     def _values_within(self) -> Ids:
@@ -211,14 +211,14 @@ def _field(
 
 
 def _walk_objects(schema: Any) -> Iterator[dict[str, Any]]:
-    left = [schema]
-    while left:
-        each = left.pop()
+    pending = [schema]
+    while pending:
+        each = pending.pop()
         if isinstance(each, dict):
             yield each
-            left += each.values()
+            pending += each.values()
         elif isinstance(each, list):
-            left += each
+            pending += each
 
 
 def _strip_quote_keywords(schema: Any) -> Any:
@@ -226,8 +226,8 @@ def _strip_quote_keywords(schema: Any) -> Any:
         return [_strip_quote_keywords(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    left_out = {QUOTE_OF, "maxLength"} if isinstance(schema.get(QUOTE_OF), str) else set()
-    return {name: _strip_quote_keywords(value) for name, value in schema.items() if name not in left_out}
+    removed = {QUOTE_OF, "maxLength"} if isinstance(schema.get(QUOTE_OF), str) else set()
+    return {name: _strip_quote_keywords(value) for name, value in schema.items() if name not in removed}
 
 
 def _subschemas_at(

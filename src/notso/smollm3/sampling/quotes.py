@@ -86,14 +86,14 @@ class QuoteVocabulary:
     @cached_property
     def spaced_tokens(self) -> TokenTexts:
         """Texts of the tokens that begin with a space, without that space."""
-        return self.tokens.behind(b" ")
+        return self.tokens.without_lead(b" ")
 
-    def matching_prefixes(self, index: QuoteIndex, found: Interval, lead: bytes) -> Ids:
+    def matching_prefixes(self, index: QuoteIndex, interval: Interval, lead: bytes) -> Ids:
         """Return the tokens that are prefixes of the text at any place of an interval, possibly with duplicates.
 
         lead: up to one byte to prepend to each text.
         """
-        keys, at, rooms = index.continuations(found)
+        keys, at, rooms = index.continuations(interval)
         if not len(keys):
             return np.zeros(0, np.intp)
         rooms = rooms + len(lead)
@@ -114,15 +114,15 @@ class QuoteVocabulary:
     ) -> list[int]:
         ids, left = list[int](), LOOKUPS
         for head, begin, end in zip(distinct.tolist(), first.tolist(), [*first[1:].tolist(), len(at)], strict=True):
-            known = self._long.get(head.to_bytes(8, "big"))
-            if known is None or left <= 0:
+            sizes = self._long.get(head.to_bytes(8, "big"))
+            if sizes is None or left <= 0:
                 continue
-            most = max(known)
+            most = max(sizes)
             places = zip(at[begin:end].tolist(), rooms[begin:end].tolist(), strict=True)
             texts = {lead + index.content[place : place + min(room, most) - len(lead)] for place, room in places}
-            for text in sorted(texts)[: max(1, left // len(known))]:
-                left -= len(known)
-                ids += [self.ids[text[:size]] for size in known if size <= len(text) and text[:size] in self.ids]
+            for text in sorted(texts)[: max(1, left // len(sizes))]:
+                left -= len(sizes)
+                ids += [self.ids[text[:size]] for size in sizes if size <= len(text) and text[:size] in self.ids]
         return ids
 
 
@@ -134,29 +134,29 @@ class Quotation:
         self._index = index
         self._vocabulary = vocabulary
         self._lead = lead
-        self._found = index.whole
+        self._interval = index.whole
 
     @property
     def may_end(self) -> bool:
-        return not self._lead and self._found.depth > 0 and self._index.may_end(self._found)
+        return not self._lead and self._interval.depth > 0 and self._index.may_end(self._interval)
 
     def allowed_tokens(self, logits: Floats) -> Ids:
-        """Return tokens (n,) that continue the quotation. At more than NARROW places, only likely ones are returned."""
-        vocabulary, found = self._vocabulary, self._found
-        if found.high - found.low > NARROW:
+        """Return tokens (n,) that continue the quotation. At more than NARROW places, not all are returned."""
+        vocabulary, interval = self._vocabulary, self._interval
+        if interval.high - interval.low > NARROW:
             among = _top_tokens(logits[: vocabulary.size], LIKELIEST)
             texts = vocabulary.spaced_tokens if self._lead else vocabulary.tokens
-            matching_tokens = among[self._index.matching_tokens(found, texts, among)]
-            if len(matching_tokens):
-                return matching_tokens
-            found = Interval(found.low, found.low + FIRST_PLACES, found.depth)
-        return vocabulary.matching_prefixes(self._index, found, self._lead)
+            continuing = among[self._index.matching_tokens(interval, texts, among)]
+            if len(continuing):
+                return continuing
+            interval = Interval(interval.low, interval.low + FIRST_PLACES, interval.depth)
+        return vocabulary.matching_prefixes(self._index, interval, self._lead)
 
     def consume(self, text: bytes) -> None:
         if text and self._lead:
             text, self._lead = text[1:], b""
         if text:
-            self._found = self._index.narrow_interval(self._found, text)
+            self._interval = self._index.narrow_interval(self._interval, text)
 
 
 class QuotedOutput(StructuredOutput):
@@ -201,13 +201,13 @@ class QuotedOutput(StructuredOutput):
                 if self._can_open_quotation(self._tail)
                 else np.zeros(0, np.intp)
             )
-            kept = restricted[allowed]
+            allowed_logits = restricted[allowed]
             restricted = restricted.copy()
             restricted[self._vocabulary.spaced] = -np.inf
-            restricted[allowed] = kept
-        elif barred := self._mark_completing_tokens():
+            restricted[allowed] = allowed_logits
+        elif masked := self._mark_completing_tokens():
             restricted = restricted.copy()
-            restricted[barred] = -np.inf
+            restricted[masked] = -np.inf
         return restricted
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
@@ -221,9 +221,9 @@ class QuotedOutput(StructuredOutput):
         self._left = self._left if left is None else left
         text = b"" if in_reasoning else self._vocabulary.texts[token]
         if self._open is not None and not in_reasoning:
-            closed = CLOSE[1:] if self._is_half_closed else CLOSE
-            if text.startswith(closed):
-                self._open, self._tail = None, text[len(closed) :][-MARK_BYTES:]
+            closer = CLOSE[1:] if self._is_half_closed else CLOSE
+            if text.startswith(closer):
+                self._open, self._tail = None, text[len(closer) :][-MARK_BYTES:]
                 self._is_half_closed = False
             else:
                 self._is_half_closed = text == CLOSE[:1] and self._open.may_end
@@ -259,8 +259,8 @@ class QuotedOutput(StructuredOutput):
         if self._can_open_quotation(self._tail, b" ") and self._tail.endswith(b" "):
             self._open, self._tail = self._start_quotation(self._tail[:-1], b""), b""
 
-    def _can_open_quotation(self, tail: bytes, behind: bytes = b"") -> bool:
-        found = OPEN.search(tail.removesuffix(behind))
+    def _can_open_quotation(self, tail: bytes, suffix: bytes = b"") -> bool:
+        found = OPEN.search(tail.removesuffix(suffix))
         number = int(found[1]) if found else 0
         return 0 < number <= len(self._indices) and bool(self._index(number).whole.high) and self._left >= LEAST_LEFT
 
@@ -273,7 +273,7 @@ class QuotedOutput(StructuredOutput):
         return self._indices[number - 1]
 
     def _mark_completing_tokens(self) -> list[int]:
-        # Returns the tokens that would complete `[[N: ` and continue after it.
+        # Returns the tokens that would complete `[[N: `, except those that would end there and start a quotation.
         return [
             each
             for each in (self._vocabulary.marking if b"[" in self._tail else ())
@@ -302,7 +302,7 @@ class QuoteManager:
         self._tokenizer = tokenizer
         self._files = None if folder is None else QuoteIndexFiles(folder)
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[bytes, QuoteLimits, bool], QuoteIndex] = OrderedDict()
+        self._indexes: OrderedDict[tuple[bytes, QuoteLimits, bool], QuoteIndex] = OrderedDict()
 
     @cached_property
     def vocabulary(self) -> QuoteVocabulary:
@@ -327,10 +327,10 @@ class QuoteManager:
         """Return the index of a text; it is also stored in a file if the text is long and part of `pinned`."""
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(), limits, escaped
         with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-                return known
+            cached = self._indexes.get(key)
+            if cached is not None:
+                self._indexes.move_to_end(key)
+                return cached
         barred = self.vocabulary.control_texts
 
         def places() -> Places:
@@ -342,15 +342,15 @@ class QuoteManager:
         if self._files is None or pinned is None or len(text) < CHARACTERS_FILED or not pinned.has(text):
             found = places()
         else:
-            depends = repr((key[0], astuple(limits), escaped, sorted(barred)))
-            found = self._files.places(pinned.reading, hashlib.sha256(depends.encode()).digest(), len(text), places)
-        made = QuoteIndex(text, limits, barred, escaped=escaped, places=found)
+            inputs = repr((key[0], astuple(limits), escaped, sorted(barred)))
+            found = self._files.places(pinned.reading, hashlib.sha256(inputs.encode()).digest(), len(text), places)
+        index = QuoteIndex(text, limits, barred, escaped=escaped, places=found)
         with self._lock:
-            self._known[key] = made
-            held = sum(len(each.content) for each in self._known.values())
-            while held > KEPT_CHARACTERS and len(self._known) > 1:
-                held -= len(self._known.popitem(last=False)[1].content)
-        return made
+            self._indexes[key] = index
+            total = sum(len(each.content) for each in self._indexes.values())
+            while total > KEPT_CHARACTERS and len(self._indexes) > 1:
+                total -= len(self._indexes.popitem(last=False)[1].content)
+        return index
 
     def forget(self, reading: bytes) -> None:
         if self._files is not None:
@@ -380,6 +380,6 @@ def _key(text: bytes) -> int:
 def _mask_except(logits: Floats, ids: Ids) -> Floats:
     restricted = np.full_like(logits, -np.inf)
     restricted[ids] = logits[ids]
-    if not np.isfinite(restricted[ids]).any():  # other constraints mask all of them
+    if not np.isfinite(restricted[ids]).any():  # other constraints mask all `ids`
         restricted[ids] = 0
     return restricted

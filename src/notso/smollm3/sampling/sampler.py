@@ -2,8 +2,8 @@
 
 The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
 typical_p, top_p, min_p, XTC, and the random draw. This is the order of Hugging Face's generation, for which SmolLM3's
-recommended settings (temperature 0.6, top_p 0.95) were chosen. typical_p and XTC are applied at the same
-points as in llama.cpp. They have a separate code path (`apply_filters`), so that they do not slow down other requests.
+recommended settings (temperature 0.6, top_p 0.95) were chosen. typical_p and XTC are applied at the same points as in
+llama.cpp. They have a separate code path (`apply_filters`), so that they do not slow down other requests.
 
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
 
@@ -76,26 +76,26 @@ class RepetitionFinder:
 
     def _clear(self) -> None:
         self._count = 0
-        self._behind_break = 0  # tokens since the last breaker
+        self._since_break = 0  # tokens since the last breaker
         self._tokens = np.empty(0, np.int64)
         self._lengths = np.empty(0, np.int64)  # [i]: length of the match that ends at i
 
     def _extend_history(self, history: Tokens) -> None:
-        before, self._count = self._count, len(history)
+        previous, self._count = self._count, len(history)
         if self._count > len(self._tokens):
-            room = 2 * self._count
-            self._tokens, self._lengths = (np.resize(array, room) for array in (self._tokens, self._lengths))
-        self._tokens[before : self._count] = history[before:]
-        if before == 0:
+            capacity = 2 * self._count
+            self._tokens, self._lengths = (np.resize(array, capacity) for array in (self._tokens, self._lengths))
+        self._tokens[previous : self._count] = history[previous:]
+        if previous == 0:
             self._lengths[: self._count] = common_suffix_lengths(history)
-            self._behind_break = next(
-                (back for back in range(self._count) if self._ends_with_breaker(history, self._count - back)),
+            self._since_break = next(
+                (offset for offset in range(self._count) if self._ends_with_breaker(history, self._count - offset)),
                 self._count,
             )
             return
-        for end in range(before, self._count):
+        for end in range(previous, self._count):
             token = self._tokens[end]
-            self._behind_break = 0 if self._ends_with_breaker(history, end + 1) else self._behind_break + 1
+            self._since_break = 0 if self._ends_with_breaker(history, end + 1) else self._since_break + 1
             lengths = self._lengths
             # Matches move forward by one position; the match length at the end itself is 0.
             lengths[1 : end + 1] = np.where(self._tokens[1 : end + 1] == token, lengths[:end] + 1, 0)
@@ -114,19 +114,19 @@ class RepetitionFinder:
     def _penalties(self) -> tuple[Indices, Floats]:
         params, allowed = self._params, self._params.dry_allowed_length
         window = self._count if params.dry_penalty_last_n < 0 else min(params.dry_penalty_last_n, self._count)
-        longest = min(self._behind_break, window)
+        longest = min(self._since_break, window)
         if window <= allowed or longest < allowed:
             return np.empty(0, np.intp), np.empty(0, np.float32)
         start = self._count - window
-        within = np.minimum(self._lengths[start : self._count - 1], np.arange(1, window))
-        ends = np.flatnonzero(within >= allowed)
-        tokens, places = np.unique(self._tokens[start + 1 + ends], return_inverse=True)
+        matches = np.minimum(self._lengths[start : self._count - 1], np.arange(1, window))
+        ends = np.flatnonzero(matches >= allowed)
+        tokens, groups = np.unique(self._tokens[start + 1 + ends], return_inverse=True)
         lengths = np.zeros(len(tokens), np.int64)
-        np.maximum.at(lengths, places, np.minimum(within[ends], longest))
-        listed = np.array([int(token) not in self._breakers.single for token in tokens], bool)
+        np.maximum.at(lengths, groups, np.minimum(matches[ends], longest))
+        penalized = np.array([int(token) not in self._breakers.single for token in tokens], bool)
         with np.errstate(over="ignore"):
-            fall = params.dry_multiplier * np.float64(params.dry_base) ** (lengths[listed] - allowed)
-        return tokens[listed].astype(np.intp), np.minimum(fall, MAX_PENALTY).astype(np.float32)
+            amounts = params.dry_multiplier * np.float64(params.dry_base) ** (lengths[penalized] - allowed)
+        return tokens[penalized].astype(np.intp), np.minimum(amounts, MAX_PENALTY).astype(np.float32)
 
 
 def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
@@ -135,7 +135,7 @@ def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
     tokens = list(history)[::-1]
     lengths = np.zeros(len(tokens), np.int64)
     found = [0] * len(tokens)
-    left = right = 0  # [left, right) is known to repeat the beginning
+    left = right = 0  # [left, right) repeats the beginning
     for at in range(1, len(tokens)):
         length = min(found[at - left], right - at) if at < right else 0
         while at + length < len(tokens) and tokens[length] == tokens[at + length]:
@@ -160,8 +160,8 @@ class SequenceBreakers:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._found: OrderedDict[tuple[str, ...], BreakerTokens] = OrderedDict()
-        self._spelt: list[bytes] = []
-        self._backwards: list[tuple[bytes, int]] = []
+        self._token_bytes: list[bytes] = []
+        self._reversed: list[tuple[bytes, int]] = []
 
     def of(self, texts: tuple[str, ...]) -> BreakerTokens:
         """Return the tokens of the breakers `texts`. Raises InvalidRequestError for invalid Unicode."""
@@ -177,25 +177,25 @@ class SequenceBreakers:
             return found
 
     def _find_breaker_tokens(self, texts: tuple[str, ...]) -> BreakerTokens:
-        if not self._spelt:
-            self._spelt = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
-            self._backwards = sorted((spelt[::-1], token) for token, spelt in enumerate(self._spelt))
+        if not self._token_bytes:
+            self._token_bytes = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
+            self._reversed = sorted((text_bytes[::-1], token) for token, text_bytes in enumerate(self._token_bytes))
         single, sequences = set[int](), dict[int, set[tuple[int, ...]]]()
         for text in texts:
-            whole = text.encode()
-            single |= {token for token, spelt in enumerate(self._spelt) if whole in spelt}
+            encoded = text.encode()
+            single |= {token for token, text_bytes in enumerate(self._token_bytes) if encoded in text_bytes}
             for cut in range(1, len(text)):
                 tail = self._tokenizer.encode(text[cut:])[:MAX_TAIL_TOKENS]
                 for head in self._tokens_ending_with(text[:cut].encode()):
                     sequences.setdefault(tail[-1], set()).add((head, *tail))
-        return BreakerTokens(frozenset(single), {last: tuple(sorted(each)) for last, each in sequences.items()})
+        return BreakerTokens(frozenset(single), {last: tuple(sorted(found)) for last, found in sequences.items()})
 
     def _tokens_ending_with(self, end: bytes) -> list[int]:
-        backwards = end[::-1]
-        first = bisect.bisect_left(self._backwards, (backwards, -1))
+        reversed_end = end[::-1]
+        first = bisect.bisect_left(self._reversed, (reversed_end, -1))
         tokens = []
-        for spelt, token in self._backwards[first:]:
-            if not spelt.startswith(backwards):
+        for reversed_text, token in self._reversed[first:]:
+            if not reversed_text.startswith(reversed_end):
                 break
             tokens.append(token)
         return tokens
@@ -224,8 +224,8 @@ def sample_among_many(weights: Floats, nucleus_sum: float | None, uniform: float
         last = min(int(np.searchsorted(ends, nucleus_sum)), last)
     order, sums = ranked_bucket(last)
     if nucleus_sum is not None:
-        kept = int(np.searchsorted(sums, nucleus_sum)) + 1
-        order, sums = order[:kept], sums[:kept]
+        size = int(np.searchsorted(sums, nucleus_sum)) + 1
+        order, sums = order[:size], sums[:size]
     sampled = uniform * float(sums[-1])
     bucket = int(np.searchsorted(ends, sampled, side="right"))
     if bucket < last:
@@ -257,13 +257,12 @@ GREEDY_TEMPERATURE = 1e-5
 # Probabilities relative to the likeliest token's. The candidates are the tokens above the first floor that leaves
 # enough tokens. A typical nucleus has a few dozen of 128,256 tokens, so sorting all of them would be wasteful.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
-# Up to this many candidates are sorted; more are divided into buckets. The sampled token does not depend on this
-# number.
+# Up to this many candidates are sorted; more are divided into buckets. The sampled token is the same either way.
 MANY = 8192
 
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)
 
-# Tokens below _SHORT_LIST_WEIGHT are usually only counted, because the end of the nucleus does not depend on their
+# Tokens below _SHORT_LIST_WEIGHT are usually only counted, because the end of the nucleus rarely depends on their
 # exact weights. Most of them are also below _FAINT_WEIGHT, which gives a closer bound on their sum.
 _SHORT_LIST_WEIGHT, _FAINT_WEIGHT = 5e-8, 1e-9
 # If at most this many tokens are above _SHORT_LIST_WEIGHT, only their weights are computed, which costs far less.
@@ -291,32 +290,32 @@ class Sampler:
         self._bias_ids = np.array([token for token, _ in biases], np.intp)
         self._biases = np.array([bias for _, bias in biases], np.float32)
         self._filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-        self._weakens = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+        self._weakens_seen = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
         self._repetitions = RepetitionFinder(params, breakers) if params.uses_dry else None
-        self._penalises = self._weakens or self._repetitions is not None
-        self._is_rare = params.typical_p < 1.0 or params.xtc_probability > 0.0
+        self._has_penalties = self._weakens_seen or self._repetitions is not None
+        self._has_rare_filters = params.typical_p < 1.0 or params.xtc_probability > 0.0
         if vocab_size is not None:
             self._check_bias(vocab_size)
 
     @property
     def is_plain_argmax(self) -> bool:
-        return self.greedy and not self._penalises and not len(self._bias_ids)
+        return self.greedy and not self._has_penalties and not len(self._bias_ids)
 
     def sample(self, logits: Floats, history: Sequence[int] | NDArray[np.integer], position: int) -> int:
         """Return the token for `position` from float32 logits (V,); ties go to the lowest id, -inf masks a token.
 
         Raises EngineError for other non-finite logits, or if no token remains.
         """
-        if self.greedy and not self._penalises:
+        if self.greedy and not self._has_penalties:
             return self._best_biased(logits)
         logits = self._apply_penalties(logits, history)
         best = _finite_argmax(logits)
         if self.greedy:
             return best
-        if self._is_rare:
-            choosing, crossing, _, _ = self._random_words(position)
-            ids, weights = apply_filters(self._weights(logits, logits[best]), self.params, _to_unit_interval(crossing))
-            return int(ids[_index_at(np.cumsum(weights, dtype=np.float64), _to_unit_interval(choosing))])
+        if self._has_rare_filters:
+            draw_word, xtc_word, _, _ = self._random_words(position)
+            ids, weights = apply_filters(self._weights(logits, logits[best]), self.params, _to_unit_interval(xtc_word))
+            return int(ids[_index_at(np.cumsum(weights, dtype=np.float64), _to_unit_interval(draw_word))])
         sampled = self._sample_short_list(logits, logits[best], position) if self._filters else _UNSURE
         return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
 
@@ -343,7 +342,7 @@ class Sampler:
 
     def _sample_index(self, weights: Floats, position: int, bound: float = 0.0, rest: float = 0.0) -> int:
         # Returns _UNSURE if the result may depend on the weights that are not listed. Each of these is below `bound`,
-        # their sum is at most `rest`, and they may be at any position.
+        # their sum is at most `rest`, and their tokens may have any ids.
         uniform = self._uniform(position)
         if not self._filters:
             return _index_at(np.cumsum(weights, dtype=np.float64), uniform)
@@ -381,10 +380,10 @@ class Sampler:
 
     def _apply_penalties(self, logits: Floats, history: Sequence[int] | NDArray[np.integer]) -> Floats:
         params = self.params
-        if not self._penalises and not len(self._bias_ids):
+        if not self._has_penalties and not len(self._bias_ids):
             return logits
         logits = logits.copy()
-        if self._weakens:
+        if self._weakens_seen:
             window = history[-params.penalty_window :] if params.penalty_window else history
             seen, counts = np.unique(np.asarray(window, dtype=np.intp), return_counts=True)
             values = logits[seen]
@@ -409,8 +408,8 @@ class Sampler:
         return scaled
 
     def _candidates(self, weights: Floats, nucleus_sum: float, bound: float) -> Indices | None:
-        # Returns ascending ids that include all tokens that pass the filters, or None if there are too many, or
-        # if unlisted tokens, whose weights are below `bound`, might be among them.
+        # Returns ascending ids that include all tokens that pass the filters. Returns None if there are too many, or if
+        # unlisted tokens, whose weights are below `bound`, might also pass the filters.
         top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
         # Tokens below min_p are not candidates, unless top_p needs the total weight of all tokens that pass top_k.
         lowest = max(min_p, _LEAST_WEIGHT) if not top_k or top_p >= 1.0 else _LEAST_WEIGHT
@@ -424,8 +423,8 @@ class Sampler:
             if len(ids) >= top_k if top_k else weights[ids].sum(dtype=np.float64) >= nucleus_sum:
                 break
         if top_k and len(ids) > top_k:
-            held = weights[ids]
-            ids = ids[held >= np.partition(held, len(ids) - top_k)[len(ids) - top_k]]
+            listed_weights = weights[ids]
+            ids = ids[listed_weights >= np.partition(listed_weights, len(ids) - top_k)[len(ids) - top_k]]
         return ids
 
     def _filter_candidates(self, ids: Indices, weights: Floats, least: float, most: float) -> tuple[Indices, Doubles]:
@@ -435,8 +434,8 @@ class Sampler:
         ids = ranked(ids, weights[ids])
         if params.top_k:
             ids = ids[: params.top_k]
-        held = weights[ids]
-        sums = np.cumsum(held, dtype=np.float64)
+        sorted_weights = weights[ids]
+        sums = np.cumsum(sorted_weights, dtype=np.float64)
         end = len(ids)
         if params.top_p < 1.0:
             if params.top_k:
@@ -445,7 +444,7 @@ class Sampler:
             if most > least and end != int(np.searchsorted(sums, most)) + 1:
                 end = 0
         if params.min_p > 0.0:
-            end = min(end, int(np.count_nonzero(held >= np.float32(params.min_p))))
+            end = min(end, int(np.count_nonzero(sorted_weights >= np.float32(params.min_p))))
         return ids[:end], sums[:end]
 
     def _uniform(self, position: int) -> float:
@@ -514,23 +513,23 @@ def apply_filters(weights: Floats, params: SamplingParams, chance: float) -> tup
     # XTC is applied if `chance`, in [0, 1), is below `xtc_probability`. At least one token always remains.
     ids = np.flatnonzero(weights)
     if 0 < params.top_k < len(ids):
-        held = weights[ids]
-        least = np.partition(held, len(ids) - params.top_k)[len(ids) - params.top_k]
-        listed = ids[held >= least]
+        remaining = weights[ids]
+        least = np.partition(remaining, len(ids) - params.top_k)[len(ids) - params.top_k]
+        listed = ids[remaining >= least]
         ids = np.sort(ranked(listed, weights[listed])[: params.top_k])
     if params.typical_p < 1.0:
         ids = _typical(ids, weights[ids], params.typical_p)
     if params.top_p < 1.0:
         ids = _nucleus(ids, weights[ids], params.top_p)
     if params.min_p > 0.0:
-        held = weights[ids]
-        ids = ids[held >= np.float32(params.min_p) * held.max()]
+        remaining = weights[ids]
+        ids = ids[remaining >= np.float32(params.min_p) * remaining.max()]
     ids = ranked(ids, weights[ids])
-    held = weights[ids]
+    remaining = weights[ids]
     if chance < params.xtc_probability:
-        first = last_of_top_choices(held, params.xtc_threshold)
-        return ids[first:], held[first:]
-    return ids, held
+        first = last_of_top_choices(remaining, params.xtc_threshold)
+        return ids[first:], remaining[first:]
+    return ids, remaining
 
 
 def last_of_top_choices(weights: Floats, threshold: float) -> int:

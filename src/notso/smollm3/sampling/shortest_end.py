@@ -18,14 +18,14 @@ MAX_PIECE_BYTES = 32
 """Longer tokens are ignored: they are rarely needed, and each would have to be compared at every position."""
 
 FEW_OTHERS = 3
-"""Number of other continuations to try where a value can end."""
+"""Number of continuations to try, besides the end, where a value can end."""
 
 USUAL_NUMBER = 16
-"""Usual maximum bytes of a number or name outside strings. Each further byte counts as a detour, that is, a step that
-rarely leads to a short ending; continuations with few detours are examined first."""
+"""Usual maximum bytes of a number or literal outside strings. Each further byte counts as a detour: a step that rarely
+leads to a short ending. Continuations with few detours are examined first."""
 
 LAST_BYTES = 2
-"""Texts in the same state are distinguished by this many last bytes, because the next token may include them."""
+"""Texts in the same state are distinguished by this many last bytes, because the next token may begin with them."""
 
 MAX_RESTS, NEAR = 8, 32
 """Maximum number of suffixes of a known ending to try, and number of initial search steps that try them."""
@@ -74,7 +74,7 @@ class Place(NamedTuple):
     members: int = 0  # commas in all containers
     run: int = 0  # bytes since the last quotation mark, bracket or separator
 
-    def behind(self, text: bytes, start: int) -> Place:
+    def after(self, text: bytes, start: int) -> Place:
         in_string, escaped, string_start, closed, opened, all_members, run = self
         for at in range(start, len(text)):
             byte = text[at]
@@ -122,18 +122,18 @@ class ShortestEndingSearch:
     """Searches for the shortest ending, in one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        barred = tokenizer.special_ids | tokenizer.unused_ids
+        excluded = tokenizer.special_ids | tokenizer.unused_ids
         self._ids: dict[bytes, int] = {}
         for token in range(tokenizer.vocab_size):
-            if token not in barred:
+            if token not in excluded:
                 self._ids.setdefault(tokenizer.token_bytes(token), token)
         self._ids.pop(b"", None)
         self._longest = min(max(map(len, self._ids), default=1), MAX_PIECE_BYTES)
         singles = ((byte, self._ids.get(bytes([byte]))) for byte in sorted(range(256), key=self._preference))
-        known = [(byte, token) for byte, token in singles if token is not None]
-        self._bytes = [byte for byte, _ in known]
-        self._byte_ids = np.array([token for _, token in known], np.intp)
-        self._single = dict(known)
+        single_bytes = [(byte, token) for byte, token in singles if token is not None]
+        self._bytes = [byte for byte, _ in single_bytes]
+        self._byte_ids = np.array([token for _, token in single_bytes], np.intp)
+        self._single = dict(single_bytes)
 
     def _preference(self, byte: int) -> tuple[bool, int, int]:
         # Sort key: ASCII first, then bytes that are repeated most often in a single token.
@@ -153,21 +153,21 @@ class ShortestEndingSearch:
         orders: Sequence[dict[bytes, int]] = (),
         texts: Sequence[bytes] = (),
         memory: SearchMemory | None = None,
-        known: bytes = b"",
+        earlier_ending: bytes = b"",
     ) -> tuple[list[int] | None, int]:
         """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the steps taken.
 
         in_string, escaped: whether the text ends inside a JSON string, and after a backslash. tags: control tokens of
         the grammar. names: `"NAME":` of required members. orders: position of each member in an object, by name.
-        texts: ends of strings, shortest first. memory: results of earlier searches in this grammar. known: an earlier
-        ending, whose suffixes are tried first.
+        texts: ends of strings, shortest first. memory: results of earlier searches in this grammar. earlier_ending: its
+        suffixes are tried first.
         """
         memory = SearchMemory() if memory is None else memory
         ticket = itertools.count()
         start = _Node(matcher.deep_copy(), b"", [0], Place(in_string, escaped), 0)
         queue: list[tuple[int, float, int, int, _Node]] = [(0, 0.0, 0, next(ticket), start)]
         seen: dict[tuple[object, ...], float] = {}
-        rests = self._suffixes(known)
+        suffixes = self._suffixes(earlier_ending)
         taken = 0
         while queue and taken < steps:
             taken += 1
@@ -176,25 +176,25 @@ class ShortestEndingSearch:
                 if node.costs[-1] <= most:
                     return self._tokens_for(node.text, node.costs), taken
                 continue
-            for rest in rests if taken <= NEAR else ():
-                if (end := self._try_suffix(node, rest)) is not None and end.costs[-1] <= most:
+            for suffix in suffixes if taken <= NEAR else ():
+                if (end := self._try_suffix(node, suffix)) is not None and end.costs[-1] <= most:
                     return self._tokens_for(end.text, end.costs), taken
             for each in self._successors(node, tags, names, orders, texts, memory, seen):
                 if each.costs[-1] <= most + 2 or each.costs[-1] >= _UNREACHABLE:
                     heapq.heappush(queue, (_detours(each), _estimate(each), -len(each.text), next(ticket), each))
         return None, taken
 
-    def _suffixes(self, known: bytes) -> list[tuple[bytes, list[int]]]:
-        found = []
-        for place in itertools.islice(_STRUCTURE.finditer(known), MAX_RESTS):
-            rest = known[place.start() :]
-            tokens = [self._single.get(byte, -1) for byte in rest]
+    def _suffixes(self, ending: bytes) -> list[tuple[bytes, list[int]]]:
+        suffixes = []
+        for place in itertools.islice(_STRUCTURE.finditer(ending), MAX_RESTS):
+            suffix = ending[place.start() :]
+            tokens = [self._single.get(byte, -1) for byte in suffix]
             if -1 not in tokens:
-                found.append((rest, tokens))
-        return found
+                suffixes.append((suffix, tokens))
+        return suffixes
 
-    def _try_suffix(self, node: _Node, rest: tuple[bytes, list[int]]) -> _Node | None:
-        text, tokens = rest
+    def _try_suffix(self, node: _Node, suffix: tuple[bytes, list[int]]) -> _Node | None:
+        text, tokens = suffix
         matcher = node.matcher.deep_copy()
         if matcher.try_consume_tokens(tokens) != len(tokens) or not matcher.is_accepting():
             return None
@@ -220,11 +220,11 @@ class ShortestEndingSearch:
     ) -> Iterator[_Node]:
         place = node.place
         is_name = not place.in_string and not place.run
-        named = self._required_name_nodes(node, names, orders) if is_name else []
+        name_nodes = self._required_name_nodes(node, names, orders) if is_name else []
         forced = bytes(node.matcher.compute_ff_bytes()).partition(b"\xff")[0]
         if forced:
-            behind = self._node_after(node, _NAME_BEGINS.split(forced, maxsplit=1)[0])
-            yield from named or ([] if behind is None else [behind])
+            next_node = self._node_after(node, _NAME_BEGINS.split(forced, maxsplit=1)[0])
+            yield from name_nodes or ([] if next_node is None else [next_node])
             return
         bits = bytes(node.matcher.compute_bitmask())
         if node.matcher.is_error():
@@ -232,32 +232,32 @@ class ShortestEndingSearch:
         kind = hash(bits)
         last = node.text[-LAST_BYTES:] if place.run <= 1 else b""
         key = kind, place.in_string, place.closed, place.open, place.run, last
-        worth = node.costs[-1] + node.detours
-        if seen.get(key, math.inf) <= worth:
+        cost = node.costs[-1] + node.detours
+        if seen.get(key, math.inf) <= cost:
             return
-        seen[key] = worth
+        seen[key] = cost
         for tag in tags:
             if bits[tag >> 3] >> (tag & 7) & 1:
                 yield from self._child_nodes(node, b"\xff[%d]" % tag, [tag])
         allowed = (np.frombuffer(bits, np.uint8)[self._byte_ids >> 3] >> (self._byte_ids & 7)) & 1
-        listed = [self._bytes[index] for index in np.flatnonzero(allowed)]
-        ends = [byte for byte in listed if byte == _QUOTE or (byte in _CLOSING and not place.in_string)]
-        if place.in_string and _QUOTE not in listed:
+        allowed_bytes = [self._bytes[index] for index in np.flatnonzero(allowed)]
+        ends = [byte for byte in allowed_bytes if byte == _QUOTE or (byte in _CLOSING and not place.in_string)]
+        if place.in_string and _QUOTE not in allowed_bytes:
             ends = []
         elif not place.in_string:
             ends = [byte for byte in ends if byte != _QUOTE]
         if ends:
-            others = [byte for byte in listed if byte not in ends][:FEW_OTHERS]
-        elif not place.in_string and place.run and _COMMA in listed:
-            ends, others = [_COMMA], [byte for byte in listed if byte != _COMMA][:FEW_OTHERS]
+            others = [byte for byte in allowed_bytes if byte not in ends][:FEW_OTHERS]
+        elif not place.in_string and place.run and _COMMA in allowed_bytes:
+            ends, others = [_COMMA], [byte for byte in allowed_bytes if byte != _COMMA][:FEW_OTHERS]
         else:
             if place.in_string:
-                named += self._finish_string(node, kind, texts, memory)
-            yield from named
+                name_nodes += self._finish_string(node, kind, texts, memory)
+            yield from name_nodes
             if kind not in memory.kinds or not place.in_string:  # numbers with equal masks may continue differently
-                memory.kinds[kind] = self._byte_classes(node, listed)
+                memory.kinds[kind] = self._byte_classes(node, allowed_bytes)
             ends, others = list(memory.kinds[kind]), []
-            if named:
+            if name_nodes:
                 ends, others = [], ends
         for byte in ends:
             yield from self._child_nodes(node, bytes([byte]), [self._single[byte]])
@@ -268,33 +268,33 @@ class ShortestEndingSearch:
         self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]
     ) -> list[_Node]:
         # Returns the nodes after required names that are possible next. Of several names in one object, only the last
-        # in its order is used.
-        found = {name: each for name in names if (each := self._node_after(node, name)) is not None}
-        if len(found) > 1:
-            lasts = {max(found, key=order.__getitem__) for order in orders if found.keys() <= order.keys()}
+        # in its order is used: members must be in order, so the earlier ones must be optional in this object.
+        nodes = {name: each for name in names if (each := self._node_after(node, name)) is not None}
+        if len(nodes) > 1:
+            lasts = {max(nodes, key=order.__getitem__) for order in orders if nodes.keys() <= order.keys()}
             if lasts:
-                return [each for name, each in found.items() if name in lasts]
-        return list(found.values())
+                return [each for name, each in nodes.items() if name in lasts]
+        return list(nodes.values())
 
     def _finish_string(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
-        known = memory.ends.get(kind, b"")
-        if known and (behind := self._node_after(node, known)) is not None:
-            return [behind]
-        if known is not None:
+        stored = memory.ends.get(kind, b"")
+        if stored and (next_node := self._node_after(node, stored)) is not None:
+            return [next_node]
+        if stored is not None:
             memory.ends[kind] = next((text for text in texts if self._node_after(node, text) is not None), None)
-        found = memory.ends[kind]
-        behind = None if found is None else self._node_after(node, found)
-        return [] if behind is None else [behind]
+        text = memory.ends[kind]
+        next_node = None if text is None else self._node_after(node, text)
+        return [] if next_node is None else [next_node]
 
-    def _byte_classes(self, node: _Node, listed: list[int]) -> tuple[int, ...]:
+    def _byte_classes(self, node: _Node, allowed_bytes: list[int]) -> tuple[int, ...]:
         # Returns one byte of each kind. Bytes are of the same kind if the same tokens are allowed after them.
-        found: dict[tuple[bool, int], int] = {}
-        ascii_only = [byte for byte in listed if byte < 0x80] or listed
+        classes: dict[tuple[bool, int], int] = {}
+        ascii_only = [byte for byte in allowed_bytes if byte < 0x80] or allowed_bytes
         for byte in ascii_only:
             matcher = node.matcher.deep_copy()
             if matcher.consume_token(self._single[byte]):
-                found.setdefault((matcher.is_accepting(), hash(bytes(matcher.compute_bitmask()))), byte)
-        return tuple(found.values())
+                classes.setdefault((matcher.is_accepting(), hash(bytes(matcher.compute_bitmask()))), byte)
+        return tuple(classes.values())
 
     def _child_nodes(self, node: _Node, text: bytes, tokens: list[int], detours: int = 0) -> Iterator[_Node]:
         matcher = node.matcher.deep_copy()
@@ -314,7 +314,7 @@ class ShortestEndingSearch:
 
     def _make_node(self, node: _Node, matcher: MatcherProtocol, text: bytes, detours: int) -> _Node:
         whole = node.text + text
-        place = node.place.behind(whole, len(node.text))
+        place = node.place.after(whole, len(node.text))
         return _Node(matcher, whole, self._extend_costs(node.costs, whole), place, detours)
 
     def _extend_costs(self, costs: list[int], text: bytes) -> list[int]:
@@ -328,21 +328,21 @@ class ShortestEndingSearch:
         return costs
 
     def _tokens_for(self, text: bytes, costs: list[int]) -> list[int]:
-        found: list[int] = []
+        tokens: list[int] = []
         end = len(text)
         while end:
             if costs[end - 1] >= _UNREACHABLE and text[end - 1 : end] == b"]":
                 start = text.rfind(b"\xff[", 0, end)
-                found.append(int(text[start + 2 : end - 1]))
+                tokens.append(int(text[start + 2 : end - 1]))
             else:
                 start = next(
                     start
                     for start in range(max(0, end - self._longest), end)
                     if costs[start] + 1 == costs[end] and text[start:end] in self._ids
                 )
-                found.append(self._ids[text[start:end]])
+                tokens.append(self._ids[text[start:end]])
             end = start
-        return found[::-1]
+        return tokens[::-1]
 
 
 def _detours(node: _Node) -> int:

@@ -53,7 +53,7 @@ class StructuredOutput:
         self._may_think = may_think
         self._started = started
         self.closing = closing
-        self._behind_close = False
+        self._after_close = False
         self._masked = list(masked)
         self.call_tag = tokenizer.tool_call_open_id
         self._ends = sorted(tokenizer.end_ids)
@@ -61,7 +61,7 @@ class StructuredOutput:
         self._tags = tokenizer.think_open_id, tokenizer.think_close_id
         newline = tokenizer.encode("\n")
         self._newline = newline[0] if len(newline) == 1 else None
-        self._least: tuple[int | None] | None = None
+        self._least: tuple[int | None] | None = None  # result of `_least_tokens`; None: not computed yet
 
     @property
     def has_grammar(self) -> bool:
@@ -95,7 +95,7 @@ class StructuredOutput:
         open_id, _ = self._tags
         if self._may_think and open_id is not None:
             allowed[open_id] = True
-        if self._behind_close and self._newline is not None:
+        if self._after_close and self._newline is not None:
             allowed[self._newline] = True
         np.copyto(restricted[: len(allowed)], -np.inf, where=~allowed)
         restricted[len(allowed) :] = -np.inf
@@ -119,7 +119,7 @@ class StructuredOutput:
             return True  # not checked with `fields`, because the search for endings ignores their constraint
         open_id, _ = self._tags
         opens = self._may_think and token == open_id and open_id is not None
-        if not self._started and (opens or (self._behind_close and token == self._newline)):
+        if not self._started and (opens or (self._after_close and token == self._newline)):
             needed = self.closing if opens else 0
             if left > self._matcher.least_estimate + needed:
                 return True
@@ -135,7 +135,7 @@ class StructuredOutput:
             return logits
         narrowed = np.full_like(logits, -np.inf)
         narrowed[ids] = logits[ids]
-        if not np.isfinite(narrowed).any():  # other constraints mask all of them
+        if not np.isfinite(narrowed).any():  # other constraints mask all `ids`
             narrowed[ids] = 0
         return narrowed
 
@@ -147,14 +147,14 @@ class StructuredOutput:
     def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
         """Record a token, after which `left` tokens remain; return whether it starts the answer."""
         open_id, close_id = self._tags
-        behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
+        after_close, self._after_close = self._after_close, in_reasoning and token == close_id
         if self._matcher is None or in_reasoning:
             return False
         if not self._started:
             if self._may_think and token == open_id:
                 self._may_think = False
                 return False
-            if behind_close and token == self._newline:
+            if after_close and token == self._newline:
                 return False
         first, self._started, self._may_think = not self._started, True, False
         if token not in self._ends:
@@ -185,14 +185,14 @@ class StructuredCalls(StructuredOutput):
         self._spelling = spelling
         self._tail = started.encode()[-len(CALL_TAG) :]
         self._call: Matcher | None = None
-        self._fresh: Matcher | None = None
+        self._fresh_matcher: Matcher | None = None
         _, opened, rest = started.rpartition(CALL_TAG)
         if opened and CALL_END not in rest:
             self._open_call()
             if self._call is None or not self._call.try_consume_all(tokenizer.encode(rest)):
                 if is_strict:
-                    said = "the text so far does not match the tool's parameters"
-                    raise InvalidRequestError(said, param="continue_last")
+                    message = "the text so far does not match the tool's parameters"
+                    raise InvalidRequestError(message, param="continue_last")
                 self._call = None
 
     @property
@@ -209,15 +209,15 @@ class StructuredCalls(StructuredOutput):
             restricted = np.full_like(logits, -np.inf)
             np.copyto(restricted[: len(allowed)], logits[: len(allowed)], where=allowed)
             return restricted
-        barred = (
+        masked = (
             []
             if in_reasoning
-            else [token for spelt, rest in self._spelling.items() if self._tail.endswith(spelt) for token in rest]
+            else [token for prefix, tokens in self._spelling.items() if self._tail.endswith(prefix) for token in tokens]
         )
-        if not barred:
+        if not masked:
             return logits
         restricted = logits.copy()
-        restricted[barred] = -np.inf
+        restricted[masked] = -np.inf
         return restricted
 
     def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
@@ -228,21 +228,21 @@ class StructuredCalls(StructuredOutput):
         elif token == self.call_tag and not in_reasoning:
             self._open_call()
         else:
-            written = b"" if in_reasoning else self._tail + self._tokenizer.token_bytes(token)
-            self._tail = written[-len(CALL_TAG) :]
+            text = b"" if in_reasoning else self._tail + self._tokenizer.token_bytes(token)
+            self._tail = text[-len(CALL_TAG) :]
         return False
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """As in StructuredOutput; also, permit a call to start only if it can be finished."""
+        """As in StructuredOutput. In addition, a call may start only if it can be finished."""
         if self._call is not None:
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:
             return True
-        if self._fresh is None:
-            self._fresh = self._begin()
-        if left > self._fresh.least_estimate:
+        if self._fresh_matcher is None:
+            self._fresh_matcher = self._begin()
+        if left > self._fresh_matcher.least_estimate:
             return True
-        least = self._fresh.distance(MAX_CALL_TOKENS)
+        least = self._fresh_matcher.distance(MAX_CALL_TOKENS)
         return least is None or least <= left + 1
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
@@ -276,9 +276,10 @@ def structured_output_for(
     started: beginning of the answer in the prompt. closing: number of tokens that end the reasoning. fields: additional
     constraint on strings of the grammar.
     """
-    # tool_choice "none" masks the call tag but keeps the tools in the prompt, so that its cached prefix remains valid.
-    is_barred = options.tool_choice == "none" and bool(options.tools)
-    masked = _tags(tokenizer)[:1] if is_barred else []
+    # tool_choice "none" masks the call tag but keeps the tools in the prompt, so that the prompt's cached prefix
+    # remains valid.
+    forbids_calls = options.tool_choice == "none" and bool(options.tools)
+    masked = _tags(tokenizer)[:1] if forbids_calls else []
     matcher = _matcher(options, tokenizer, grammars)
     if matcher is None and options.tools and options.tool_choice == "auto":
         calls = _structured_calls(options, tokenizer, grammars, started)
@@ -309,8 +310,8 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCom
             raise InvalidRequestError(
                 "this model has no token that begins a tool call, so tool calls cannot be required", param="tool_choice"
             )
-        one = isinstance(choice, ToolName) or not options.parallel_tool_calls
-        start = "start: call" if one else "start: calls"
+        is_single = isinstance(choice, ToolName) or not options.parallel_tool_calls
+        start = "start: call" if is_single else "start: calls"
         return _calls_matcher(start, tools, tokenizer, grammars, _arguments_parts(tools))
     if options.grammar is None:
         return None

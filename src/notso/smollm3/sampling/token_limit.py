@@ -26,7 +26,7 @@ from notso.smollm3.sampling.schemas.patterns import shortest_match
 from notso.smollm3.sampling.shortest_end import MatcherProtocol, SearchMemory, ShortestEndingSearch
 from notso.smollm3.text.tokenizer import Tokenizer
 
-# The constants below are used in estimates.
+# The following constants are used in estimates.
 BYTES_PER_TOKEN = 2
 MAX_REPEATS = 4_096
 MAX_NAMES = 256
@@ -57,7 +57,7 @@ class Extent(NamedTuple):
     """Estimated numbers of tokens."""
 
     least: float = 0  # length of a short answer
-    jump: float = 0  # what one token can add to the distance to the end
+    jump: float = 0  # largest number that one token can add to the distance to the end
     most: float = 0  # greatest distance to the end at any point of an answer
 
 
@@ -73,11 +73,11 @@ class GrammarExtent:
 
     def texts(self) -> list[str]:
         """Return short texts that satisfy a string's patterns and minimum length, or its format."""
-        found = [shortest_match(*each) for each in self.strings]
-        return [*(text for text in found if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
+        texts = [shortest_match(*each) for each in self.strings]
+        return [*(text for text in texts if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return how many tokens remain at the next search, if `left` remain now and the end is `distance` away."""
+        """Return how many tokens will remain at the next search. Now, `left` remain, and the end is `distance` away."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
@@ -135,7 +135,7 @@ class _SchemaExtents:
         self._orders = orders
         self._sizes: dict[str, float] = {}
         self._definitions = document.get("$defs", {})
-        self._known: dict[int, Extent | None] = {}
+        self._extents: dict[int, Extent | None] = {}
         self._depth = 0
         self._names = names
         self.extent = self._schema_extent(document)
@@ -143,18 +143,18 @@ class _SchemaExtents:
     def _schema_extent(self, schema: Any) -> Extent:
         if not isinstance(schema, dict):
             return Extent(2, FREE_JUMP, math.inf) if schema else Extent()
-        if id(schema) in self._known:
-            found = self._known[id(schema)]
-            return Extent(0, 0, math.inf) if found is None else found
+        if id(schema) in self._extents:
+            extent = self._extents[id(schema)]
+            return Extent(0, 0, math.inf) if extent is None else extent
         if self._depth >= MAX_DEPTH:
             return Extent(2, FREE_JUMP, math.inf)
-        self._known[id(schema)] = None
+        self._extents[id(schema)] = None
         self._depth += 1
         try:
-            found = self._known[id(schema)] = self._combined_extent(schema)
+            extent = self._extents[id(schema)] = self._combined_extent(schema)
         finally:
             self._depth -= 1
-        return found
+        return extent
 
     def _combined_extent(self, schema: dict[str, Any]) -> Extent:
         parts = [self._own_extent(schema)]
@@ -202,10 +202,10 @@ class _SchemaExtents:
         return self._sizes[pattern]
 
     def _record_string(self, schema: dict[str, Any]) -> None:
-        parts, left = [], [schema]
-        while left:
-            parts.append(left.pop())
-            left += (each for each in parts[-1].get("allOf", ()) if isinstance(each, dict))
+        parts, pending = [], [schema]
+        while pending:
+            parts.append(pending.pop())
+            pending += (each for each in parts[-1].get("allOf", ()) if isinstance(each, dict))
         patterns = tuple(str(each["pattern"]) for each in parts if "pattern" in each)
         if (patterns or schema.get("minLength")) and len(self._strings) < MAX_STRINGS:
             self._strings.setdefault((patterns, schema.get("minLength", 0)))
@@ -214,22 +214,23 @@ class _SchemaExtents:
 
     def _object_extent(self, schema: dict[str, Any]) -> Extent:
         required = set(schema.get("required", ()))
-        written = [_member_text(name) for name in (*schema.get("properties", ()), *schema.get("required", ()))]
+        member_texts = [_member_text(name) for name in (*schema.get("properties", ()), *schema.get("required", ()))]
         if required and len(self._orders) < MAX_ORDERS:
-            self._orders.append({name: number for number, name in reversed(list(enumerate(written[:MAX_NAMES])))})
+            self._orders.append({name: number for number, name in reversed(list(enumerate(member_texts[:MAX_NAMES])))})
         for name in schema.get("required", ()):
             if len(self._names) < MAX_NAMES:
                 self._names.setdefault(_member_text(name))
         least, jump, most = 2.0, 0.0, 0.0
         for name, value in schema.get("properties", {}).items():
-            each, own = self._schema_extent(value), len(name) / BYTES_PER_TOKEN + 4
-            least += own + each.least if name in required else 0
-            jump, most = max(jump, own + each.jump, own + each.least), max(most, own + each.most)
+            extent, name_tokens = self._schema_extent(value), len(name) / BYTES_PER_TOKEN + 4
+            least += name_tokens + extent.least if name in required else 0
+            jump = max(jump, name_tokens + extent.jump, name_tokens + extent.least)
+            most = max(most, name_tokens + extent.most)
         declared = schema.get("properties", {})
         least += sum(len(name) / BYTES_PER_TOKEN + 6 for name in required if name not in declared)
         others = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties", True)]
-        for each in map(self._schema_extent, others):
-            jump, most = max(jump, each.jump + 4, each.least + 4), max(most, each.most + 4)
+        for extent in map(self._schema_extent, others):
+            jump, most = max(jump, extent.jump + 4, extent.least + 4), max(most, extent.most + 4)
         least += schema.get("minProperties", 0) * 8
         return Extent(least, max(jump, least), least + most)
 
@@ -238,9 +239,9 @@ class _SchemaExtents:
         rest = self._schema_extent(schema.get("items", True))
         count = schema.get("minItems", 0)
         least = 2 + sum(each.least + 1 for each in first[:count]) + max(0, count - len(first)) * (rest.least + 1)
-        listed = [*first, *([] if schema.get("items") is False else [rest])]
-        jump = max((max(each.jump, each.least) + 2 for each in listed), default=0)
-        return Extent(least, max(least, jump), least + max((each.most for each in listed), default=0))
+        items = [*first, *([] if schema.get("items") is False else [rest])]
+        jump = max((max(each.jump, each.least) + 2 for each in items), default=0)
+        return Extent(least, max(least, jump), least + max((each.most for each in items), default=0))
 
 
 FIRST_STEPS, STEPS = 3_000, 400
@@ -255,7 +256,6 @@ TRIES = 4
 HOPELESS, MARGIN = 1.5, 20
 """A quick search looks for endings of up to HOPELESS times the remaining tokens plus MARGIN. If it finds none, no
 search for a shorter ending is made."""
-
 
 MAX_STRING_ENDS = 500
 
@@ -280,8 +280,10 @@ class _Ending(NamedTuple):
 class TokenLimit:
     """Keeps one answer within its limit. Call `permits` with each sampled token, `consume` with each accepted one."""
 
-    def __init__(self, ends: ShortestEndingSearch, extent: GrammarExtent, tags: Sequence[int], pieces: Pieces) -> None:
-        self._ends = ends
+    def __init__(
+        self, endings: ShortestEndingSearch, extent: GrammarExtent, tags: Sequence[int], pieces: Pieces
+    ) -> None:
+        self._endings = endings
         self._extent = extent
         self._tags = tuple(tags)
         self._texts = pieces.texts
@@ -334,37 +336,37 @@ class TokenLimit:
         if not self._ending.tokens:
             return self._end_ids
         text = b"" if self._has_tags(self._ending) else self._ending.text
-        found = {self._ending.tokens[0]}
+        choices = {self._ending.tokens[0]}
         for size in range(1, len(text)):
-            ids = self._ends.spell(text[:size]) if size <= 1 or not text[:size].isspace() else []
-            if len(ids) == 1 and self._ends.cost(text[size:]) <= left:
-                found.add(ids[0])
+            ids = self._endings.spell(text[:size]) if size <= 1 or not text[:size].isspace() else []
+            if len(ids) == 1 and self._endings.cost(text[size:]) <= left:
+                choices.add(ids[0])
             if size >= len(self._texts[self._ending.tokens[0]]):
                 break
-        return np.array(sorted(found - self._rejected) or [self._ending.tokens[0]], np.intp)
+        return np.array(sorted(choices - self._rejected) or [self._ending.tokens[0]], np.intp)
 
     def consume(self, token: int, left: int) -> None:
-        known, self._next = self._next, None
+        permitted, self._next = self._next, None
         self._rejected.clear()
         self._last_ending = self._ending or self._last_ending
-        self._ending = known[1] if known is not None and known[0] == token else None
+        self._ending = permitted[1] if permitted is not None and permitted[0] == token else None
         if self._ending is not None:
             self._check_at = self._extent.next_check(left, len(self._ending.tokens))
 
     def _ending_after(
-        self, matcher: MatcherProtocol, known: _Ending, token: int, left: int, state: JsonState
+        self, matcher: MatcherProtocol, ending: _Ending, token: int, left: int, state: JsonState
     ) -> _Ending | None:
-        if known.tokens[:1] == (token,):
-            rest = known.tokens[1:]
+        if ending.tokens[:1] == (token,):
+            rest = ending.tokens[1:]
             return self._make_ending(rest) if len(rest) <= left else None
         text = self._texts[token]
         after = matcher.deep_copy()
         if not after.consume_token(token):
             return None
-        if len(known.tokens) <= left and self._completes_answer(after, known.tokens):
-            return known
-        if text and known.text.startswith(text) and not self._has_tags(known):
-            rest = tuple(self._ends.spell(known.text[len(text) :]))
+        if len(ending.tokens) <= left and self._completes_answer(after, ending.tokens):
+            return ending
+        if text and ending.text.startswith(text) and not self._has_tags(ending):
+            rest = tuple(self._endings.spell(ending.text[len(text) :]))
             if len(rest) <= left and self._completes_answer(after, rest):
                 return self._make_ending(rest)
         return self._search(after, left, STEPS, state.state_after(text))
@@ -378,8 +380,8 @@ class TokenLimit:
 
     def _first_ending(self, matcher: MatcherProtocol, most: int, state: JsonState) -> _Ending | None:
         # Searches quickly for any ending. If the ending found is too long, searches for one of up to `most` tokens.
-        far = int(HOPELESS * most) + MARGIN
-        ending = self._search(matcher, far, FIRST_STEPS, state)
+        generous = int(HOPELESS * most) + MARGIN
+        ending = self._search(matcher, generous, FIRST_STEPS, state)
         if ending is None or len(ending.tokens) <= most:
             return ending
         ending = self._search(matcher, most, FIRST_STEPS, state)
@@ -390,8 +392,8 @@ class TokenLimit:
         steps = min(steps, MAX_STEPS - self._spent)
         if most < 0 or steps <= 0:
             return None
-        before = self._ending or self._last_ending
-        tokens, spent = self._ends.tokens(
+        earlier = self._ending or self._last_ending
+        tokens, spent = self._endings.tokens(
             matcher,
             most,
             steps,
@@ -402,7 +404,7 @@ class TokenLimit:
             orders=self._extent.orders,
             texts=self._string_ends,
             memory=self._memory,
-            known=b"" if before is None or self._has_tags(before) else before.text,
+            earlier_ending=b"" if earlier is None or self._has_tags(earlier) else earlier.text,
         )
         self._spent += spent
         self._may_be_missed = spent >= steps
