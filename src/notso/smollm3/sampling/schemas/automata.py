@@ -120,17 +120,16 @@ def _plain_text(node: Node, write: Callable[[Ranges], str], *, may_end: bool = T
 # interned, so that equal ones have the same id.
 
 _FALSE, _TRUE = 0, 1
-_START, _BEHIND_OTHER, _BEHIND_WORD = range(3)
+_START, _AFTER_OTHER, _AFTER_WORD = range(3)
 
 
 class _Automaton:
     """Computes the states of a pattern that must match a whole text."""
 
     def __init__(self, root: Node, steps: int) -> None:
-        self._most = steps
+        self._max_steps = steps
         self._formulas: list[tuple[object, ...]] = [("false",), ("true",)]
         self._ids: dict[tuple[object, ...], int] = {("false",): _FALSE, ("true",): _TRUE}
-        self._places: dict[tuple[object, ...], tuple[object, ...]] = {}
         self._steps = self._depth = 0
         self._derived: dict[tuple[int, int], int] = {}
         self._expanded: dict[tuple[int, int], int] = {}
@@ -138,7 +137,7 @@ class _Automaton:
 
     def _count_steps(self) -> None:
         self._steps += 1
-        if self._steps > self._most:
+        if self._steps > self._max_steps:
             raise TooLargeError
 
     def _id(self, formula: tuple[object, ...]) -> int:
@@ -166,10 +165,10 @@ class _Automaton:
                 flat.add(part)
         if any(self._ids.get(("not", part)) in flat for part in flat):
             return absorbing
-        kept = [part for part in flat if not (self._formulas[part][0] == other and flat & self._formulas[part][1])]  # type: ignore[operator]
-        if not kept:
+        terms = [part for part in flat if not (self._formulas[part][0] == other and flat & self._formulas[part][1])]  # type: ignore[operator]
+        if not terms:
             return neutral
-        return kept[0] if len(kept) == 1 else self._id((kind, frozenset(kept)))
+        return terms[0] if len(terms) == 1 else self._id((kind, frozenset(terms)))
 
     def _negate(self, part: int) -> int:
         if part <= _TRUE:
@@ -177,13 +176,13 @@ class _Automaton:
         formula = self._formulas[part]
         return formula[1] if formula[0] == "not" else self._id(("not", part))  # type: ignore[return-value]
 
-    def expand(self, formula: int, behind: int) -> int:
+    def expand(self, formula: int, previous: int) -> int:
         # Rewrites a formula so that its leaves are only next characters ("chars", ranges, rest) and the end ("end",).
-        # behind: kind of the previous character.
-        key = formula, behind
+        # previous: kind of the previous character.
+        key = formula, previous
         if key not in self._expanded:
             self._expanded[key] = self._map_leaves(
-                formula, lambda place: self._expand_place(place, behind, frozenset())
+                formula, lambda place: self._expand_place(place, previous, frozenset())
             )
         return self._expanded[key]
 
@@ -210,7 +209,7 @@ class _Automaton:
             return self._negate(self._map_leaves(self._formulas[formula][1], change))  # type: ignore[arg-type]
         return change(formula)
 
-    def _expand_place(self, place: int, behind: int, entered: frozenset[int]) -> int:
+    def _expand_place(self, place: int, previous: int, entered: frozenset[int]) -> int:
         self._count_steps()
         formula = self._formulas[place]
         if formula[0] != "place":
@@ -223,7 +222,7 @@ class _Automaton:
             if following is None:
                 return self._id(("end",))
             with self._deeper():
-                return self._expand_place(following, behind, seen)
+                return self._expand_place(following, previous, seen)
 
         match node:
             case Chars(ranges):
@@ -245,23 +244,23 @@ class _Automaton:
                 found = then(self._position_formula(body, anything))
                 return self._combine("and", [self._negate(found) if is_negated else found, then(rest)])  # type: ignore[arg-type]
             case Assertion(kind):
-                return self._combine("and", [self._expand_assertion(kind, behind), then(rest)])  # type: ignore[arg-type]
+                return self._combine("and", [self._expand_assertion(kind, previous), then(rest)])  # type: ignore[arg-type]
         raise AssertionError(node)
 
-    def _expand_assertion(self, kind: str, behind: int) -> int:
+    def _expand_assertion(self, kind: str, previous: int) -> int:
         if kind == "^":
-            return _TRUE if behind == _START else _FALSE
+            return _TRUE if previous == _START else _FALSE
         if kind == "$":
             return self._id(("end",))
         anything = self._position_formula(Repeat(Chars(((0, LAST),)), 0, None), None)
         word_follows = self._id(("chars", WORD, anything))
-        is_edge = self._negate(word_follows) if behind == _BEHIND_WORD else word_follows
+        is_edge = self._negate(word_follows) if previous == _AFTER_WORD else word_follows
         return is_edge if kind == "b" else self._negate(is_edge)
 
     def ends(self, expanded: int) -> bool:
         return self._map_leaves(expanded, lambda leaf: _TRUE if self._formulas[leaf][0] == "end" else _FALSE) == _TRUE
 
-    def behind(self, expanded: int, point: int) -> int:
+    def state_after(self, expanded: int, point: int) -> int:
         key = expanded, point
         if key not in self._derived:
             self._derived[key] = self._map_leaves(expanded, lambda leaf: self._derive_leaf(leaf, point))
@@ -275,17 +274,17 @@ class _Automaton:
 
     def boundaries(self, expanded: int) -> set[int]:
         found = {0}
-        left = [expanded]
-        while left:
+        pending = [expanded]
+        while pending:
             self._count_steps()
-            formula = self._formulas[left.pop()]
+            formula = self._formulas[pending.pop()]
             if formula[0] == "chars":
                 for first, last in formula[1]:  # type: ignore[attr-defined]
                     found |= {first, last + 1}
             elif formula[0] in ("and", "or"):
-                left += formula[1]  # type: ignore[arg-type]
+                pending += formula[1]  # type: ignore[arg-type]
             elif formula[0] == "not":
-                left.append(formula[1])  # type: ignore[arg-type]
+                pending.append(formula[1])  # type: ignore[arg-type]
         return found
 
 
@@ -317,9 +316,9 @@ def shortest_text(root: Node) -> str | None:
     automaton = _Automaton(root, MAX_SEARCH_STEPS)
     start = automaton.start, _START
     texts = {start: ""}
-    left = deque([start])
-    while left:
-        state = left.popleft()
+    pending = deque([start])
+    while pending:
+        state = pending.popleft()
         if len(texts) > MAX_SEARCHED:
             raise TooLargeError
         expanded = automaton.expand(*state)
@@ -332,10 +331,10 @@ def shortest_text(root: Node) -> str | None:
         found = (next((p for p in range(first, min(end, first + 40)) if _is_plain(p)), None) for first, end in ranges)
         for point in sorted((each for each in found if each is not None), key=_preference):
             is_word = any(low <= point <= high for low, high in WORD)
-            target = automaton.behind(expanded, point), _BEHIND_WORD if is_word else _BEHIND_OTHER
+            target = automaton.state_after(expanded, point), _AFTER_WORD if is_word else _AFTER_OTHER
             if target[0] != _FALSE and target not in texts:
                 texts[target] = texts[state] + chr(point)
-                left.append(target)
+                pending.append(target)
     return None
 
 
@@ -356,10 +355,10 @@ def _states(root: Node) -> tuple[dict[_State, list[tuple[int, int, _State]]], se
     start = automaton.start, _START
     states: dict[_State, list[tuple[int, int, _State]]] = {}
     accepting: set[_State] = set()
-    left = [start]
+    pending = [start]
     seen = {start}
-    while left:
-        state = left.pop(0)
+    while pending:
+        state = pending.pop(0)
         if len(states) >= MAX_STATES:
             raise TooLargeError
         expanded = automaton.expand(*state)
@@ -371,23 +370,23 @@ def _states(root: Node) -> tuple[dict[_State, list[tuple[int, int, _State]]], se
         borders = sorted(edge for edge in boundaries if edge <= LAST)
         out: list[tuple[int, int, _State]] = []
         for first, following in zip(borders, [*borders[1:], LAST + 1], strict=True):
-            formula = automaton.behind(expanded, first)
+            formula = automaton.state_after(expanded, first)
             if formula == _FALSE:
                 continue
             is_word = has_edges and any(low <= first <= high for low, high in WORD)
-            target = formula, _BEHIND_WORD if is_word else _BEHIND_OTHER
+            target = formula, _AFTER_WORD if is_word else _AFTER_OTHER
             if target not in seen:
                 seen.add(target)
-                left.append(target)
+                pending.append(target)
             out.append((first, following - 1, target))
         states[state] = out
     return states, accepting
 
 
 def _has_edges(node: Node) -> bool:
-    left, count = [node], 0
-    while left:
-        each = left.pop()
+    pending, count = [node], 0
+    while pending:
+        each = pending.pop()
         count += 1
         if count > MAX_NODES:
             raise TooLargeError
@@ -395,11 +394,11 @@ def _has_edges(node: Node) -> bool:
             case Assertion("b" | "B"):
                 return True
             case Sequence(parts):
-                left += parts
+                pending += parts
             case Choice(options):
-                left += options
+                pending += options
             case Repeat(body) | LookaheadNode(body):
-                left.append(body)
+                pending.append(body)
     return False
 
 
@@ -408,12 +407,12 @@ def _live_states(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[i
     for state, out in enumerate(moves):
         for target in out:
             sources.setdefault(target, set()).add(state)
-    live, left = set(accepting), list(accepting)
-    while left:
-        for source in sources.get(left.pop(), ()):
+    live, pending = set(accepting), list(accepting)
+    while pending:
+        for source in sources.get(pending.pop(), ()):
             if source not in live:
                 live.add(source)
-                left.append(source)
+                pending.append(source)
     return live
 
 
@@ -470,7 +469,7 @@ def _expression(
         for target in out:
             into.setdefault(target, set()).add(source)
     inner = set(paths) - {start, end}
-    written_in_all = 0
+    total_length = 0
     while inner:
         state = min(inner, key=lambda each: (_cost(paths, into, each), each))
         inner.discard(state)
@@ -482,10 +481,10 @@ def _expression(
             before = _parenthesize(paths[source].pop(state))
             for target, after in out.items():
                 path = before + again + _parenthesize(after)
-                known = paths[source].get(target)
-                paths[source][target] = path if known is None else _alternative(known, path)
-                written_in_all += len(paths[source][target])
-                if len(paths[source][target]) > MAX_WRITTEN or written_in_all > MAX_WORK * MAX_WRITTEN:
+                existing = paths[source].get(target)
+                paths[source][target] = path if existing is None else _alternative(existing, path)
+                total_length += len(paths[source][target])
+                if len(paths[source][target]) > MAX_WRITTEN or total_length > MAX_WORK * MAX_WRITTEN:
                     raise TooLargeError
                 into.setdefault(target, set()).add(source)
         for target in out:

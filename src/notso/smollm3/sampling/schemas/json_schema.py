@@ -87,9 +87,9 @@ def enforced_schema(document: object, param: str) -> EnforcedSchema:
     schema, definitions = rewriter.rewrite_document()
     if schema is False:
         raise InvalidRequestError("the schema is refused: no value satisfies it", param=param)
-    held: dict[str, Any] = {**({} if schema is True else schema)}
-    _check_size(held, definitions, param)
-    return EnforcedSchema(held | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
+    rewritten: dict[str, Any] = {**({} if schema is True else schema)}
+    _check_size(rewritten, definitions, param)
+    return EnforcedSchema(rewritten | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
 
 
 def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> None:
@@ -123,45 +123,45 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
 
 
 def _iter_subschemas(schema: Schema) -> Iterator[dict[str, Any]]:
-    left: list[Schema] = [schema]
+    pending: list[Schema] = [schema]
     seen: set[int] = set()
-    while left:
-        each = left.pop()
+    while pending:
+        each = pending.pop()
         if isinstance(each, dict) and id(each) not in seen:
             seen.add(id(each))
             yield each
-            left += _inner(each)
+            pending += _inner(each)
 
 
-def _extent(schema: Schema, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+def _extent(schema: Schema, cache: dict[int, tuple[int, int]]) -> tuple[int, int]:
     if not isinstance(schema, dict):
         return 1, 1
-    if id(schema) not in known:
-        extents = [_extent(inner, known) for inner in _inner(schema)]
+    if id(schema) not in cache:
+        extents = [_extent(inner, cache) for inner in _inner(schema)]
         own = sum(1 + (len(value) if isinstance(value, list | dict) else 1) for value in schema.values())
-        known[id(schema)] = own + sum(size for size, _ in extents), 1 + max((depth for _, depth in extents), default=0)
-    return known[id(schema)]
+        cache[id(schema)] = own + sum(size for size, _ in extents), 1 + max((depth for _, depth in extents), default=0)
+    return cache[id(schema)]
 
 
-def _intersected(schema: Schema, definitions: dict[str, Schema], known: dict[int, int]) -> int:
-    left: list[tuple[Schema, bool]] = [(schema, False)]
-    while left:
-        each, parts_are_known = left.pop()
-        if not isinstance(each, dict) or (id(each) in known and not parts_are_known):
+def _intersected(schema: Schema, definitions: dict[str, Schema], patterns_of: dict[int, int]) -> int:
+    pending: list[tuple[Schema, bool]] = [(schema, False)]
+    while pending:
+        each, parts_are_counted = pending.pop()
+        if not isinstance(each, dict) or (id(each) in patterns_of and not parts_are_counted):
             continue
         target = definitions.get(str(each.get("$ref")).rpartition("/")[2], True)
-        if not parts_are_known:
-            known[id(each)] = 0  # used if the schema refers to itself
-            left += [(each, True), (target, False), *((inner, False) for inner in _inner(each))]
+        if not parts_are_counted:
+            patterns_of[id(each)] = 0  # used if the schema refers to itself
+            pending += [(each, True), (target, False), *((inner, False) for inner in _inner(each))]
             continue
         own = {keyword: value for keyword, value in each.items() if keyword not in ("allOf", "anyOf", "oneOf")}
-        most = max((known.get(id(inner), 0) for inner in _inner(own)), default=0)
-        most = max(most, int("pattern" in each)) + known.get(id(target), 0)
-        most += sum(known.get(id(inner), 0) for inner in each.get("allOf", ()))
+        most = max((patterns_of.get(id(inner), 0) for inner in _inner(own)), default=0)
+        most = max(most, int("pattern" in each)) + patterns_of.get(id(target), 0)
+        most += sum(patterns_of.get(id(inner), 0) for inner in each.get("allOf", ()))
         for keyword in ("anyOf", "oneOf"):
-            most += max((known.get(id(inner), 0) for inner in each.get(keyword, ())), default=0)
-        known[id(each)] = most
-    return known.get(id(schema), 0)
+            most += max((patterns_of.get(id(inner), 0) for inner in each.get(keyword, ())), default=0)
+        patterns_of[id(each)] = most
+    return patterns_of.get(id(schema), 0)
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
@@ -175,7 +175,7 @@ def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
 
 
 def _period(step: object) -> int:
-    # The library keeps a state for every remainder. Factors of 2 and 5 are left out, because they need no states.
+    # Factors of 2 and 5 are left out, because the library needs no states for them.
     if isinstance(step, bool) or not isinstance(step, int | float) or not math.isfinite(step):
         return 1
     digits = abs(int("".join(map(str, Decimal(repr(step)).as_tuple().digits)))) or 1

@@ -36,30 +36,30 @@ _SIZES = {
 
 def any_of(options: Iterable[Schema]) -> Schema:
     """Return the union of schemas."""
-    left: list[Schema] = []
+    parts: list[Schema] = []
     for option in options:
         if option is True or option == {}:
             return True
         if option is not False:
-            left.append(option)
-    return left[0] if len(left) == 1 else {"anyOf": left} if left else False
+            parts.append(option)
+    return parts[0] if len(parts) == 1 else {"anyOf": parts} if parts else False
 
 
 def all_of(schemas: Iterable[Schema]) -> Schema:
     """Return the intersection of schemas."""
-    left: list[Schema] = []
+    parts: list[Schema] = []
     for schema in schemas:
         if schema is False:
             return False
         if schema is not True and schema != {}:
-            left.append(schema)
-    return left[0] if len(left) == 1 else {"allOf": left} if left else True
+            parts.append(schema)
+    return parts[0] if len(parts) == 1 else {"allOf": parts} if parts else True
 
 
 def all_types_except(types: Iterable[str]) -> Schema:
     """Return a schema of all types except `types`; "integer" is not a type here."""
-    left = [name for name in TYPES if name not in set(types)]
-    return {"type": left} if left else False
+    remaining = [name for name in TYPES if name not in set(types)]
+    return {"type": remaining} if remaining else False
 
 
 def type_of(value: object) -> str:
@@ -113,10 +113,10 @@ class Negation:
                 return self._negate_reference(value, names, is_exact)
             case "anyOf" | "allOf":
                 inner = [self.of(each, names, is_exact=is_exact) for each in value]
-                known = [each for each in inner if each is not None]
-                if len(known) < len(inner):
+                negated = [each for each in inner if each is not None]
+                if len(negated) < len(inner):
                     return None
-                return all_of(known) if keyword == "anyOf" else any_of(known)
+                return all_of(negated) if keyword == "anyOf" else any_of(negated)
             case "type":
                 kinds = [value] if isinstance(value, str) else value
                 if "integer" in kinds and "number" not in kinds:
@@ -139,11 +139,11 @@ class Negation:
             case "maxProperties" if value == 0:
                 return {"type": "object", "minProperties": 1}
         if keyword in _BOUNDS and not isinstance(value, bool):
-            kind, beyond = _BOUNDS[keyword]
-            return {"type": kind, beyond: value}
+            kind, opposite = _BOUNDS[keyword]
+            return {"type": kind, opposite: value}
         if keyword in _SIZES and isinstance(value, int):
-            kind, beyond, step = _SIZES[keyword]
-            return {"type": kind, beyond: value + step} if value + step >= 0 else False
+            kind, opposite, step = _SIZES[keyword]
+            return {"type": kind, opposite: value + step} if value + step >= 0 else False
         return None
 
     def _negate_reference(self, reference: str, names: Iterable[str] | None, is_exact: bool) -> Schema | None:
@@ -184,18 +184,18 @@ class Negation:
         return next((names for names in map(self.closed_names, parts) if names is not None), None)
 
     def exclusions(
-        self, options: Sequence[Schema], *, is_exact: bool, besides: Schema = True, closings: Sequence[Schema] = ()
+        self, options: Sequence[Schema], *, is_exact: bool, common: Schema = True, closings: Sequence[Schema] = ()
     ) -> list[list[Schema]] | None:
         """Return, for each option of a `oneOf`, schemas that exclude the options that overlap with it. Return None if
         such a schema cannot be expressed.
 
-        is_exact: every value that matches exactly one option must be allowed. besides: a schema that all values match.
+        is_exact: every value that matches exactly one option must be allowed. common: a schema that all values match.
         closings: for each option, a schema that its values also match.
         """
         found: list[list[Schema]] = []
         for number, option in enumerate(options):
             closing = closings[number] if closings else True
-            whole = all_of([besides, option, closing])
+            whole = all_of([common, option, closing])
             excluded: list[Schema] = []
             for other in (*options[:number], *options[number + 1 :]):
                 if self.are_disjoint(whole, other):
@@ -214,49 +214,49 @@ class Negation:
         self._count_steps(1)
         before = set(self._following)
         try:
-            mine, theirs = self._conjuncts(one), self._conjuncts(other)
-            return mine is None or theirs is None or self._are_conjuncts_disjoint(mine, theirs)
+            one_parts, other_parts = self._conjuncts(one), self._conjuncts(other)
+            return one_parts is None or other_parts is None or self._are_conjuncts_disjoint(one_parts, other_parts)
         finally:
             self._following = before
 
-    def _are_conjuncts_disjoint(self, mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
-        parts = [*mine, *theirs]
+    def _are_conjuncts_disjoint(self, one_parts: list[dict[str, Any]], other_parts: list[dict[str, Any]]) -> bool:
+        parts = [*one_parts, *other_parts]
         shared = set(TYPES).intersection(*map(_types, parts))
         if not shared:
             return True
-        listed = [[values for values in map(_values, side) if values is not None] for side in (mine, theirs)]
+        listed = [[values for values in map(_values, side) if values is not None] for side in (one_parts, other_parts)]
         for values, others in itertools.product(*listed):
             if not any(_are_equal(value, each) for value in values for each in others):
                 return True
-        for side, opposite in ((mine, theirs), (theirs, mine)):
+        for side, opposite in ((one_parts, other_parts), (other_parts, one_parts)):
             for options in (part["anyOf"] for part in side if "anyOf" in part):
                 if all(self.are_disjoint(option, {"allOf": opposite}) for option in options):
                     return True
         if shared != {"object"}:
             return False
         names = dict.fromkeys(name for part in parts for name in part.get("required", ()))
-        return any(self.are_disjoint(_properties(mine, name), _properties(theirs, name)) for name in names)
+        return any(self.are_disjoint(_properties(one_parts, name), _properties(other_parts, name)) for name in names)
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
         # Returns the schemas that a value must satisfy together: the schema and the targets of `allOf` and `$ref`, or
         # None if one is False. References that are followed are added to `_following`.
         found: list[dict[str, Any]] = []
-        left = [schema]
-        while left:
+        pending = [schema]
+        while pending:
             self._count_steps(1)
-            each = left.pop()
+            each = pending.pop()
             if each is False:
                 return None
             if each is True:
                 continue
             found.append(each)
-            left += each.get("allOf", ())
+            pending += each.get("allOf", ())
             reference = each.get("$ref")
             if isinstance(reference, str) and reference not in self._following:
                 target = self._resolve(reference)
                 if target is not None:
                     self._following.add(reference)
-                    left.append(target)
+                    pending.append(target)
         return found
 
 

@@ -1,4 +1,4 @@
-"""Conversion of regular expressions in schemas (ECMA-262) to the dialect of llguidance (that of Rust's regex crate).
+"""Conversion of regular expressions in schemas (ECMA-262) to llguidance's dialect, which is that of Rust's regex crate.
 
 A pattern is parsed with the flag `u`, as JSON Schema recommends. If it is valid only without the flag, it is parsed
 according to Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning in the
@@ -52,7 +52,7 @@ _DIGITS = frozenset("0123456789")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _NAMED = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
 _REPETITIONS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_LOOKS = {"?=": "a lookahead", "?!": "a lookahead", "?<=": "a lookbehind", "?<!": "a lookbehind"}
+_LOOKAROUNDS = {"?=": "a lookahead", "?!": "a lookahead", "?<=": "a lookbehind", "?<!": "a lookbehind"}
 
 _LINE_ENDS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 _CLASSES: dict[str, Ranges] = {
@@ -106,7 +106,7 @@ def _relax_bounds(node: Node) -> Node:
 
 def has_lookaround(pattern: str) -> bool:
     """Return whether a pattern needs an automaton. Raises PatternError."""
-    return bool(_parse(pattern).looks)
+    return bool(_parse(pattern).automaton_part)
 
 
 def library_patterns(pattern: str) -> tuple[str, ...]:
@@ -115,10 +115,10 @@ def library_patterns(pattern: str) -> tuple[str, ...]:
     Takes linear time, plus a bounded time for lookarounds.
     """
     reader = _parse(pattern)
-    if not reader.looks:
+    if not reader.automaton_part:
         return (reader.text,)
     if reader.is_opaque:
-        raise PatternError(f"has {reader.looks} together with a Unicode property, which is not supported")
+        raise PatternError(f"has {reader.automaton_part} together with a Unicode property, which is not supported")
     texts = _split_lookaheads(reader.root)
     return texts if texts is not None else (_compile_without_lookaheads(reader.found),)
 
@@ -135,8 +135,8 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
             if reader.is_opaque:
                 return None
             parts.append(_relax_bounds(reader.found))
-        looks = (LookaheadNode(Sequence((part, Assertion("$"))), is_negated=False) for part in parts)
-        return shortest_text(Sequence((*looks, ANYTHING)))
+        lookaheads = (LookaheadNode(Sequence((part, Assertion("$"))), is_negated=False) for part in parts)
+        return shortest_text(Sequence((*lookaheads, ANYTHING)))
     except (PatternError, _NotUnicodeError, TooLargeError):
         return None
 
@@ -167,14 +167,14 @@ def exclude_texts(pattern: str, texts: tuple[str, ...]) -> str | None:
     """Return a pattern for the texts that match `pattern`, except `texts`, or None if none is found in bounded time.
     Both patterns are in the library's dialect."""
     try:
-        looks: list[Node] = []
+        lookaheads: list[Node] = []
         for each, is_negated in ((_literal_pattern(texts), True), (pattern, False)):
             reader = _Reader(each.replace("\\x{", "\\u{"), is_unicode=True)
             reader.read()
             if reader.is_opaque:
                 return None
-            looks.append(LookaheadNode(reader.found_whole, is_negated))
-        return _compile_without_lookaheads(Sequence((*looks, ANYTHING)))
+            lookaheads.append(LookaheadNode(reader.found_whole, is_negated))
+        return _compile_without_lookaheads(Sequence((*lookaheads, ANYTHING)))
     except (PatternError, _NotUnicodeError):
         return None
 
@@ -199,21 +199,21 @@ def _split_lookaheads(root: Node) -> tuple[str, ...] | None:
     parts = root.parts if isinstance(root, Sequence) else (root,)
     if not parts or parts[0] != Assertion("^"):
         return None
-    looks = list(itertools.takewhile(lambda part: isinstance(part, LookaheadNode), parts[1:]))
-    rest = parts[1 + len(looks) :]
-    if not looks:
+    lookaheads = list(itertools.takewhile(lambda part: isinstance(part, LookaheadNode), parts[1:]))
+    rest = parts[1 + len(lookaheads) :]
+    if not lookaheads:
         return None
     try:
-        texts = [_lookahead_pattern(look) for look in looks]
+        texts = [_lookahead_pattern(lookahead) for lookahead in lookaheads]
         return (_anchored_pattern(Sequence(rest)), *texts)
     except TooLargeError:
         return None
 
 
-def _lookahead_pattern(look: Node) -> str:
-    if isinstance(look, LookaheadNode) and not look.is_negated:
-        return _anchored_pattern(look.body)
-    return _compile_without_lookaheads(Sequence((look, ANYTHING)))
+def _lookahead_pattern(lookahead: Node) -> str:
+    if isinstance(lookahead, LookaheadNode) and not lookahead.is_negated:
+        return _anchored_pattern(lookahead.body)
+    return _compile_without_lookaheads(Sequence((lookahead, ANYTHING)))
 
 
 def _anchored_pattern(node: Node) -> str:
@@ -258,10 +258,10 @@ def _class_pattern(characters: _Set) -> str:
     if properties:
         text = "".join(_range(*each) for each in ranges)
         return f"[[{'^' if characters.is_negated else ''}{text}{properties}]&&[^{_UNWRITABLE_TEXT}]]"
-    held = _writable(_complement(ranges) if characters.is_negated else ranges)
-    if len(held) == 1 and held[0][0] == held[0][1] and chr(held[0][0]) in _LETTERS | _DIGITS:
-        return chr(held[0][0])
-    return f"[{''.join(_range(*each) for each in held)}]" if held else _NOTHING
+    writable = _writable(_complement(ranges) if characters.is_negated else ranges)
+    if len(writable) == 1 and writable[0][0] == writable[0][1] and chr(writable[0][0]) in _LETTERS | _DIGITS:
+        return chr(writable[0][0])
+    return f"[{''.join(_range(*each) for each in writable)}]" if writable else _NOTHING
 
 
 def _writable(ranges: Ranges) -> Ranges:
@@ -285,18 +285,18 @@ def _repetition(quantifier: str) -> tuple[int, int | None]:
 
 
 def _has_anchor(node: Node) -> bool:
-    left = [node]
-    while left:
-        each = left.pop()
+    pending = [node]
+    while pending:
+        each = pending.pop()
         match each:
             case Assertion("^" | "$"):
                 return True
             case Sequence(parts):
-                left += parts
+                pending += parts
             case Choice(options):
-                left += options
+                pending += options
             case Repeat(body):
-                left.append(body)
+                pending.append(body)
     return False
 
 
@@ -308,7 +308,7 @@ class _Reader:
         self._groups = 0
         self.text = ""
         self.root: Node = Sequence(())
-        self.looks = ""  # name of a part that needs an automaton, such as "a lookahead"
+        self.automaton_part = ""  # name of a part that needs an automaton, such as "a lookahead", or ""
         self.is_opaque = False  # contains classes with members known only to the library
         self._names: set[str] = set()
         self._refused: str | None = None  # message about an unsupported part, raised if the syntax is valid
@@ -350,7 +350,7 @@ class _Reader:
             while parts and parts[-1] == Assertion("$"):
                 parts.pop()
             if any(map(_has_anchor, parts)):
-                self.looks = self.looks or "^ or $ in the middle"
+                self.automaton_part = self.automaton_part or "^ or $ in the middle"
 
     # The text
 
@@ -386,23 +386,23 @@ class _Reader:
 
     # The grammar
 
-    def _alternatives(self, nested: int) -> _Part:
-        options = [self._sequence(nested)]
+    def _alternatives(self, depth: int) -> _Part:
+        options = [self._sequence(depth)]
         while self._accept("|"):
-            options.append(self._sequence(nested))
+            options.append(self._sequence(depth))
         if len(options) == 1:
             return options[0]
         return _Part("|".join(text for text, _ in options), Choice(tuple(node for _, node in options)))
 
-    def _sequence(self, nested: int) -> _Part:
+    def _sequence(self, depth: int) -> _Part:
         parts: list[_Part] = []
         while self._at < len(self._pattern) and self._peek() not in "|)":
-            parts.append(self._term(nested))
+            parts.append(self._term(depth))
         if len(parts) == 1:
             return parts[0]
         return _Part("".join(text for text, _ in parts), Sequence(tuple(node for _, node in parts)))
 
-    def _term(self, nested: int) -> _Part:
+    def _term(self, depth: int) -> _Part:
         start = self._at
         if self._peek() in "^$":
             self._at += 1
@@ -411,12 +411,12 @@ class _Reader:
             return _Part(self._pattern[start], Assertion(self._pattern[start]))
         if self._peek(2) in (r"\b", r"\B"):
             self._at += 2
-            self.looks = self.looks or "a word boundary"
+            self.automaton_part = self.automaton_part or "a word boundary"
             if self._quantifier() is not None:
                 raise self._syntax_error("nothing to repeat")
             return _Part("", Assertion(self._pattern[self._at - 1]))
         if self._accept("("):
-            atom: _Part | _Set = self._group(nested + 1)
+            atom: _Part | _Set = self._group(depth + 1)
         else:
             atom = self._atom()
         quantifier = self._quantifier()
@@ -429,14 +429,14 @@ class _Reader:
             return atom
         return _Part(atom.text + quantifier, Repeat(atom.node, *_repetition(quantifier)))
 
-    def _group(self, nested: int) -> _Part:
-        if nested > MAX_NESTED:
+    def _group(self, depth: int) -> _Part:
+        if depth > MAX_NESTED:
             raise PatternError(f"is nested more than {MAX_NESTED} levels deep")
-        look = next((opening for opening in ("?<=", "?<!", "?=", "?!") if self._accept(opening)), None)
-        if look is not None and "<" in look:
-            self._mark_unsupported(_LOOKS[look])
-        elif look is not None:
-            self.looks = _LOOKS[look]
+        lookaround = next((opening for opening in ("?<=", "?<!", "?=", "?!") if self._accept(opening)), None)
+        if lookaround is not None and "<" in lookaround:
+            self._mark_unsupported(_LOOKAROUNDS[lookaround])
+        elif lookaround is not None:
+            self.automaton_part = _LOOKAROUNDS[lookaround]
         elif self._accept("?<"):
             name = self._name()
             if name in self._names:
@@ -449,15 +449,15 @@ class _Reader:
             raise self._syntax_error("undefined group number")
         else:
             self._groups += 1
-        inner, node = self._alternatives(nested)
+        inner, node = self._alternatives(depth)
         if not self._accept(")"):
             raise self._syntax_error("unclosed group")
-        if look is not None and self._peek() in ("*", "+", "?", "{") and self._peek():
-            if "<" in look and self._quantifier() is not None:
+        if lookaround is not None and self._peek() in ("*", "+", "?", "{") and self._peek():
+            if "<" in lookaround and self._quantifier() is not None:
                 raise self._syntax_error("nothing to repeat")
             self._require_legacy_mode("a lookahead is repeated")
-        if look is not None:
-            return _Part("", LookaheadNode(node, look == "?!"))
+        if lookaround is not None:
+            return _Part("", LookaheadNode(node, lookaround == "?!"))
         return _Part(f"(?:{inner})", node)
 
     def _name(self) -> str:
@@ -470,15 +470,15 @@ class _Reader:
 
     def _quantifier(self) -> str | None:
         # A lazy quantifier is read as a greedy one, because both match the same texts.
-        found = self._peek()
-        if found and found in "*+?":
+        quantifier = self._peek()
+        if quantifier and quantifier in "*+?":
             self._at += 1
-        elif found == "{" and (counts := self._read_counts()) is not None:
-            found = counts
+        elif quantifier == "{" and (counts := self._read_counts()) is not None:
+            quantifier = counts
         else:
             return None
         self._accept("?")
-        return found
+        return quantifier
 
     def _read_counts(self) -> str | None:
         start = self._at
@@ -531,8 +531,8 @@ class _Reader:
 
     def _checked(self, characters: _Set) -> str:
         if not characters.properties:
-            held = _complement(characters.ranges) if characters.is_negated else characters.ranges
-            if held and not _writable(held) and held[0][0] < 0x80:
+            ranges = _complement(characters.ranges) if characters.is_negated else characters.ranges
+            if ranges and not _writable(ranges) and ranges[0][0] < 0x80:
                 self._reject_unwritable()
         return _class_pattern(characters)
 

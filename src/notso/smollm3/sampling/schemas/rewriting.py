@@ -54,8 +54,8 @@ _DATA = frozenset(("const", "enum", "default", "example", "examples"))
 
 def is_old_draft(document: dict[str, Any]) -> bool:
     """Return whether a document uses draft 7 or older, which ignores keywords next to `$ref`."""
-    said = document.get("$schema")
-    return isinstance(said, str) and any(draft in said for draft in _OLD_DRAFTS)
+    dialect = document.get("$schema")
+    return isinstance(dialect, str) and any(draft in dialect for draft in _OLD_DRAFTS)
 
 
 class References:
@@ -71,11 +71,11 @@ class References:
         self._index(document)
 
     def _index(self, document: dict[str, Any]) -> None:
-        left: list[tuple[Any, str]] = [(document, "")]
-        while left:
-            each, base = left.pop()
+        pending: list[tuple[Any, str]] = [(document, "")]
+        while pending:
+            each, base = pending.pop()
             if isinstance(each, list):
-                left += ((inner, base) for inner in each)
+                pending += ((inner, base) for inner in each)
             if not isinstance(each, dict):
                 continue
             name = each.get(self._id_keyword)
@@ -91,7 +91,7 @@ class References:
                 if isinstance(anchor, str):
                     self._anchors[base, anchor] = each
             self._bases[id(each)] = base
-            left += ((inner, base) for key, inner in each.items() if key not in _DATA or isinstance(inner, dict))
+            pending += ((inner, base) for key, inner in each.items() if key not in _DATA or isinstance(inner, dict))
 
     def target(self, schema: dict[str, Any], where: str) -> Any:
         """Return the target of a `$ref`. Raises InvalidRequestError if it is not in the document."""
@@ -188,7 +188,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | None:
     """Return a schema of arrays of distinct `values`, or None if there are too many.
 
-    If there are too many permutations, the arrays must have the given order.
+    If there are too many permutations, the arrays must have the order of `values`.
     """
     sizes = range(least, int(min(most, len(values))) + 1)
     for arrange in (itertools.permutations, itertools.combinations):
@@ -254,7 +254,7 @@ class SchemaRewriter:
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._count_steps)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
-        self._left_open: dict[int, str] = {}  # JSON pointers of `oneOf`s whose options may overlap, by id of the list
+        self._overlapping: dict[int, str] = {}  # JSON pointers of `oneOf`s whose options may overlap, by id of the list
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
@@ -296,46 +296,49 @@ class SchemaRewriter:
             raise self._refusal(f"{where} is nested more than {MAX_DEPTH} levels deep")
         if self._is_old and "$ref" in schema:
             return self._reference(schema, where)
-        held: dict[str, Any] = {}
-        besides: list[Schema] = []
+        rewritten: dict[str, Any] = {}
+        conjuncts: list[Schema] = []
         for keyword, value in schema.items():
             path = f"{where}/{keyword}"
             if keyword in VALUES:
                 found = self._value(schema, keyword, value, path)
-                besides += found.pop("allOf", ())
-                held.update(found)
+                conjuncts += found.pop("allOf", ())
+                rewritten.update(found)
             elif keyword in ONE or keyword in MANY or keyword in NAMED:
-                held.update(self._inner(schema, keyword, value, path, depth))
+                rewritten.update(self._inner(schema, keyword, value, path, depth))
             elif keyword == "format":
-                asked = self._format(value)
-                (besides.append(asked) if asked.keys() & schema.keys() - {"format"} else held.update(asked))
+                constraints = self._format(value)
+                if constraints.keys() & schema.keys() - {"format"}:
+                    conjuncts.append(constraints)
+                else:
+                    rewritten.update(constraints)
             elif keyword in REWRITTEN:
-                besides.append(self._rewrite_in_context(schema, keyword, value, where, depth))
+                conjuncts.append(self._rewrite_in_context(schema, keyword, value, where, depth))
             elif keyword in REFUSED:
                 raise self._refusal(f"the schema's keyword {path} is not supported")
             elif keyword not in ANNOTATIONS and keyword not in SILENT:
                 self.ignored[keyword] = None
-        if "oneOf" in held:
-            besides.append(self._one_of(held.pop("oneOf"), f"{where}/oneOf"))
-        besides += self._require_min_properties(held, where)
-        besides += self._unique_items(schema, held, where)
-        rest = all_of(besides)
+        if "oneOf" in rewritten:
+            conjuncts.append(self._one_of(rewritten.pop("oneOf"), f"{where}/oneOf"))
+        conjuncts += self._require_min_properties(rewritten, where)
+        conjuncts += self._unique_items(schema, rewritten, where)
+        rest = all_of(conjuncts)
         if isinstance(rest, bool):
-            return held if rest else False
-        return {**held, "allOf": [*held.get("allOf", ()), rest]} if held else rest
+            return rewritten if rest else False
+        return {**rewritten, "allOf": [*rewritten.get("allOf", ()), rest]} if rewritten else rest
 
     def _value(self, schema: dict[str, Any], keyword: str, value: Any, path: str) -> dict[str, Any]:
         match keyword:
             case "type":
-                is_right = isinstance(value, str) or (_is_name_list(value) and bool(value))
+                is_valid = isinstance(value, str) or (_is_name_list(value) and bool(value))
             case "enum":
-                is_right = isinstance(value, list) and bool(value)
+                is_valid = isinstance(value, list) and bool(value)
             case "required":
-                is_right = _is_name_list(value)
+                is_valid = _is_name_list(value)
             case "pattern":
                 return self._patterns(value, path)
             case "const":
-                is_right = True
+                is_valid = True
             case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):  # draft 4
                 bound = keyword.replace("exclusiveM", "m")
                 return {keyword: schema[bound]} if value and bound in schema else {}
@@ -343,14 +346,14 @@ class SchemaRewriter:
                 return {}
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                is_right = is_number and abs(value) < math.inf
+                is_valid = is_number and abs(value) < math.inf
             case _:
                 is_number = isinstance(value, int | float) and abs(value) < math.inf
-                is_right = is_number and value == int(value) >= 0
-                return {keyword: self._checked(int(value) if is_right else value, is_right, path)}
+                is_valid = is_number and value == int(value) >= 0
+                return {keyword: self._checked(int(value) if is_valid else value, is_valid, path)}
         if keyword in ("const", "enum") and any(map(has_unwritable_characters, _all_strings(value))):
             raise self._refusal(f"{path} has control characters, which cannot be generated")
-        return {keyword: self._checked(value, is_right, path)}
+        return {keyword: self._checked(value, is_valid, path)}
 
     def _pattern(self, value: Any, path: str) -> str:
         try:
@@ -376,17 +379,17 @@ class SchemaRewriter:
         shown = pattern if len(pattern) <= SHOWN_PATTERN else f"{pattern[:SHOWN_PATTERN]}..."
         return self._refusal(f"{path} {error}: {shown}")
 
-    def _checked(self, value: Any, is_right: bool, path: str) -> Any:
-        if not is_right:
+    def _checked(self, value: Any, is_valid: bool, path: str) -> Any:
+        if not is_valid:
             raise self._refusal(f"{path} has the wrong type")
         return value
 
     def _inner(self, schema: dict[str, Any], keyword: str, value: Any, path: str, depth: int) -> dict[str, Any]:
         if keyword == "items" and isinstance(value, list):  # draft 2019-09 and older
-            held = self._inner(schema, "prefixItems", value, path, depth)
+            rewritten = self._inner(schema, "prefixItems", value, path, depth)
             if "additionalItems" in schema:
-                held["items"] = self._schema(schema["additionalItems"], f"{path}/additionalItems", depth + 1)
-            return held
+                rewritten["items"] = self._schema(schema["additionalItems"], f"{path}/additionalItems", depth + 1)
+            return rewritten
         if keyword in ONE:
             return {keyword: self._schema(value, path, depth + 1)}
         if keyword in MANY:
@@ -419,8 +422,8 @@ class SchemaRewriter:
     def _rewrite_keyword(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
         path = f"{where}/{keyword}"
 
-        def inner(given: Any) -> Schema:
-            return self._schema(given, path, depth + 1)
+        def inner(subschema: Any) -> Schema:
+            return self._schema(subschema, path, depth + 1)
 
         match keyword:
             case "$ref":
@@ -475,14 +478,14 @@ class SchemaRewriter:
         )
         return any_of([all_of([condition, then]), all_of([self._negate(condition, f"{where}/if"), otherwise])])
 
-    def _dependency(self, name: str, asked: Any, inner: Callable[[Any], Schema], path: str) -> Schema:
-        lacking = {"properties": {name: False}}
-        if isinstance(asked, str):
-            asked = [asked]
-        if isinstance(asked, list):
-            names = self._checked(asked, _is_name_list(asked), path)
-            return any_of([lacking, {"type": "object", "required": list(dict.fromkeys([name, *names]))}])
-        return any_of([lacking, all_of([{"type": "object", "required": [name]}, inner(asked)])])
+    def _dependency(self, name: str, requirement: Any, inner: Callable[[Any], Schema], path: str) -> Schema:
+        without_name = {"properties": {name: False}}
+        if isinstance(requirement, str):
+            requirement = [requirement]
+        if isinstance(requirement, list):
+            names = self._checked(requirement, _is_name_list(requirement), path)
+            return any_of([without_name, {"type": "object", "required": list(dict.fromkeys([name, *names]))}])
+        return any_of([without_name, all_of([{"type": "object", "required": [name]}, inner(requirement)])])
 
     def _property_names(self, names: Schema, path: str) -> Schema:
         if isinstance(names, bool):
@@ -494,19 +497,19 @@ class SchemaRewriter:
 
     def _name_set(self, names: Schema, path: str) -> tuple[list[str] | None, str | None]:
         # Returns the allowed names as a list or a pattern; both are None if all names are allowed.
-        followed = self._follow_references(names)
-        asked = {key: value for key, value in followed.items() if key != "type"}
-        if "string" not in followed.get("type", "string"):
+        target = self._follow_references(names)
+        constraints = {key: value for key, value in target.items() if key != "type"}
+        if "string" not in target.get("type", "string"):
             return [], None
-        if asked.keys() in ({"enum"}, {"const"}):
-            values = asked.get("enum", [asked.get("const")])
+        if constraints.keys() in ({"enum"}, {"const"}):
+            values = constraints.get("enum", [constraints.get("const")])
             return [value for value in values if isinstance(value, str)], None
-        if asked.keys() == {"pattern"}:
-            return None, asked["pattern"]
-        if asked and asked.keys() <= {"minLength", "maxLength"}:
-            return None, f"^[\\s\\S]{{{asked.get('minLength', 0)},{asked.get('maxLength', '')}}}$"
-        if asked:
-            raise self._refusal(f"the schema's keyword {path} is not supported with {', '.join(sorted(asked))}")
+        if constraints.keys() == {"pattern"}:
+            return None, constraints["pattern"]
+        if constraints and constraints.keys() <= {"minLength", "maxLength"}:
+            return None, f"^[\\s\\S]{{{constraints.get('minLength', 0)},{constraints.get('maxLength', '')}}}$"
+        if constraints:
+            raise self._refusal(f"the schema's keyword {path} is not supported with {', '.join(sorted(constraints))}")
         return None, None
 
     def _follow_references(self, schema: Schema) -> dict[str, Any]:
@@ -532,8 +535,11 @@ class SchemaRewriter:
             return {"additionalProperties": True}
         branches = self._limited_cases(self._evaluated(schema, path, 1), path)
         closed = (
-            ({} if _ANY_NAME in names.get("patternProperties", {}) else {**names, "additionalProperties": rest}, also)
-            for names, also in branches
+            (
+                {} if _ANY_NAME in names.get("patternProperties", {}) else {**names, "additionalProperties": rest},
+                constraint,
+            )
+            for names, constraint in branches
         )
         return any_of(all_of(each) for each in closed)
 
@@ -552,21 +558,21 @@ class SchemaRewriter:
         parts: list[list[_Case]] = []
         for keyword, value in schema.items() if isinstance(schema, dict) else ():
             if keyword in NAMED:
-                known = _as_list(value)
+                declared = _as_list(value)
                 if keyword == "patternProperties":
-                    known = [self._pattern(name, f"{path}/{name}") for name in known]
-                own[keyword].update(dict.fromkeys(known, True))
+                    declared = [self._pattern(name, f"{path}/{name}") for name in declared]
+                own[keyword].update(dict.fromkeys(declared, True))
             elif keyword in ("additionalProperties", "unevaluatedProperties") and depth > 1:
                 own["patternProperties"][_ANY_NAME] = True
             elif keyword == "allOf":
                 parts += (self._limited_cases(self._evaluated(each, path, depth + 1), path) for each in _as_list(value))
             elif keyword in ("anyOf", "oneOf"):
-                taken = (
-                    (names, all_of([self._schema(each, path, depth), also]))
+                cases = (
+                    (names, all_of([self._schema(each, path, depth), constraint]))
                     for each in _as_list(value)
-                    for names, also in self._evaluated(each, path, depth + 1)
+                    for names, constraint in self._evaluated(each, path, depth + 1)
                 )
-                parts.append(self._limited_cases(taken, path))
+                parts.append(self._limited_cases(cases, path))
             elif keyword == "$ref":
                 parts.append(
                     self._limited_cases(self._evaluated(self._references.target(schema, path), path, depth + 1), path)
@@ -579,52 +585,52 @@ class SchemaRewriter:
                 for key in merged:
                     merged[key].update(names.get(key, {}))
             self._count_steps(1 + sum(map(len, merged.values())))
-            yield {key: names for key, names in merged.items() if names}, all_of(also for _, also in chosen)
+            yield {key: names for key, names in merged.items() if names}, all_of(constraint for _, constraint in chosen)
 
     def _one_of(self, options: list[Schema], path: str) -> Schema:
         excluded = self._negation.exclusions(options, is_exact=True)
         if excluded is None:
-            self._left_open[id(options)] = path
-            return {"oneOf": options}  # the options may exclude one another after ObjectCloser closed them
+            self._overlapping[id(options)] = path
+            return {"oneOf": options}  # the options may exclude one another after ObjectCloser has closed them
         return any_of(all_of([option, *more]) for option, more in zip(options, excluded, strict=True))
 
     def _overlap_error(self, options: list[Schema]) -> InvalidRequestError:
-        path = self._left_open[id(options)]
+        path = self._overlapping[id(options)]
         return self._refusal(
             f"several options of {path} may match the same value, which cannot be prevented; use anyOf"
         )
 
-    def _require_min_properties(self, held: dict[str, Any], where: str) -> Iterator[Schema]:
+    def _require_min_properties(self, rewritten: dict[str, Any], where: str) -> Iterator[Schema]:
         # Expresses `minProperties` as required names, because the library counts a repeated name twice.
-        least = held.get("minProperties", 0)
-        names = held.get("properties", {})
-        required = set(held.get("required", ()))
+        least = rewritten.get("minProperties", 0)
+        names = rewritten.get("properties", {})
+        required = set(rewritten.get("required", ()))
         optional = [name for name, schema in names.items() if schema is not False and name not in required]
         more = least - len(required)
         if more <= 0:
-            held.pop("minProperties", None)
+            rewritten.pop("minProperties", None)
         elif least > 1 or optional:
-            del held["minProperties"]
+            del rewritten["minProperties"]
             if math.comb(len(optional), more) > MAX_OPTIONS or (more > len(optional) and least > 1):
                 raise self._refusal(f"{where}/minProperties above 1 is not supported; use required")
             objects: list[dict[str, Any]] = [
                 {"type": "object", "required": list(chosen)} for chosen in itertools.combinations(optional, more)
             ]
-            if least == 1:  # each excludes the names of earlier objects, so that a text matches only one object
+            if least == 1:  # each object excludes the names of earlier ones, so that a text matches only one
                 for number, each in enumerate(objects):
                     each["properties"] = dict.fromkeys(optional[:number], False)
                 objects.append({"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": 1})
             yield any_of([all_types_except(["object"]), *objects])
 
-    def _unique_items(self, schema: dict[str, Any], held: dict[str, Any], where: str) -> Iterator[Schema]:
-        most = held.get("maxItems", math.inf)
-        if schema.get("uniqueItems") is True and most > 1 and not self._are_items_disjoint(held):
+    def _unique_items(self, schema: dict[str, Any], rewritten: dict[str, Any], where: str) -> Iterator[Schema]:
+        most = rewritten.get("maxItems", math.inf)
+        if schema.get("uniqueItems") is True and most > 1 and not self._are_items_disjoint(rewritten):
             values = (
-                enumerate_values(self._follow_references(held.get("items", True)))
-                if "prefixItems" not in held
+                enumerate_values(self._follow_references(rewritten.get("items", True)))
+                if "prefixItems" not in rewritten
                 else None
             )
-            arrays = None if values is None else distinct_arrays(values, held.get("minItems", 0), most)
+            arrays = None if values is None else distinct_arrays(values, rewritten.get("minItems", 0), most)
             if arrays is None:
                 raise self._refusal(
                     f"the schema's keyword {where}/uniqueItems is supported only for a few plain values, and for "
@@ -632,12 +638,12 @@ class SchemaRewriter:
                 )
             yield arrays
 
-    def _are_items_disjoint(self, held: dict[str, Any]) -> bool:
-        first = held.get("prefixItems", [])
-        rest = held.get("maxItems", math.inf) - len(first) if held.get("items", True) is not False else 0
+    def _are_items_disjoint(self, rewritten: dict[str, Any]) -> bool:
+        first = rewritten.get("prefixItems", [])
+        rest = rewritten.get("maxItems", math.inf) - len(first) if rewritten.get("items", True) is not False else 0
         if not first or rest > 1:
             return False
-        items = [*first, held.get("items", True)] if rest == 1 else first
+        items = [*first, rewritten.get("items", True)] if rest == 1 else first
         return all(self._negation.are_disjoint(one, other) for one, other in itertools.combinations(items, 2))
 
     def _count_steps(self, steps: int = 1) -> None:
@@ -647,15 +653,15 @@ class SchemaRewriter:
 
 
 def _all_strings(value: Any) -> Iterator[str]:
-    left = [value]
-    while left:
-        each = left.pop()
+    pending = [value]
+    while pending:
+        each = pending.pop()
         if isinstance(each, str):
             yield each
         elif isinstance(each, list):
-            left += each
+            pending += each
         elif isinstance(each, dict):
-            left += each.values()
+            pending += each.values()
 
 
 def _is_name_list(value: object) -> bool:

@@ -28,7 +28,7 @@ class ObjectCloser:
     together, and their references lead to open copies of definitions.
     """
 
-    # declared: ids of the `properties` that declare properties, rather than test them in a condition.
+    # declared: Python `id()`s of the `properties` that declare properties, rather than test them in a condition.
     # negation: resolves references to the open definitions.
     # refusal: returns the error for a `oneOf` with options that overlap.
 
@@ -46,84 +46,87 @@ class ObjectCloser:
         self._declared = declared
         self._count_steps = spend
         self._pending: list[tuple[str, bool]] = []
-        self._made: dict[str, Schema] = {}
+        self._closed: dict[str, Schema] = {}
         self._seen: set[str] = set()
 
     def closed(self, schema: Schema) -> tuple[Schema, dict[str, Schema]]:
-        result = self._alone(schema)
+        result = self._close_alone(schema)
         while self._pending:
             name, is_part = self._pending.pop()
             target = self._open.get(name, True)
-            self._made[f"{name}_part" if is_part else name] = self._part(target) if is_part else self._alone(target)
-        return result, self._made
+            if is_part:
+                self._closed[f"{name}_part"] = self._keep_open(target)
+            else:
+                self._closed[name] = self._close_alone(target)
+        return result, self._closed
 
     def _reference(self, reference: str, *, is_part: bool) -> str:
         name = reference.rpartition("/")[2]
-        made = f"{name}_part" if is_part else name
-        if made not in self._seen:
-            self._seen.add(made)
+        new_name = f"{name}_part" if is_part else name
+        if new_name not in self._seen:
+            self._seen.add(new_name)
             self._pending.append((name, is_part))
-        return f"#/$defs/{made}"
+        return f"#/$defs/{new_name}"
 
-    def _alone(self, schema: Schema) -> Schema:
+    def _close_alone(self, schema: Schema) -> Schema:
         self._count_steps()
         if not isinstance(schema, dict):
             return schema
         applied = [keyword for keyword in (*_COMBINED, "$ref") if keyword in schema]
         if not applied:
-            return {**self._inside(schema), **self._rest(schema)}
+            return {**self._close_subschemas(schema), **self._closing_keywords(schema)}
         if len(applied) == 1 and not _OBJECTS & schema.keys():
             keyword = applied[0]
             if keyword == "$ref":
                 return {**schema, "$ref": self._reference(schema["$ref"], is_part=False)}
             if keyword != "allOf" or len(schema["allOf"]) == 1:
-                options = [self._alone(each) for each in schema[keyword]]
-                held = self._inside(schema) | {keyword: options}
-                return self._exclusive(schema, held, list(map(self._closing, schema.get("oneOf", ()))))
-        rest = self._rest(schema)
-        return {**self._combined(schema, rest), **rest}
+                options = [self._close_alone(each) for each in schema[keyword]]
+                closed = self._close_subschemas(schema) | {keyword: options}
+                return self._exclusive(schema, closed, list(map(self._closing_schema, schema.get("oneOf", ()))))
+        rest = self._closing_keywords(schema)
+        return {**self._keep_branches_open(schema, rest), **rest}
 
-    def _exclusive(self, schema: dict[str, Any], held: dict[str, Any], closings: list[Schema]) -> dict[str, Any]:
-        # From each closed option, exclude the other options in their open form: a value that also matches one of the
+    def _exclusive(self, schema: dict[str, Any], closed: dict[str, Any], closings: list[Schema]) -> dict[str, Any]:
+        # From each closed option, excludes the other options in their open form: a value that also matches one of the
         # open options is not valid.
-        if "oneOf" not in held:
-            return held
-        besides = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
-        excluded = self._negation.exclusions(schema["oneOf"], is_exact=False, besides=besides, closings=closings)
+        if "oneOf" not in closed:
+            return closed
+        common = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
+        excluded = self._negation.exclusions(schema["oneOf"], is_exact=False, common=common, closings=closings)
         if excluded is None:
             raise self._refusal(schema["oneOf"])
-        options = any_of(all_of([option, *more]) for option, more in zip(held.pop("oneOf"), excluded, strict=True))
-        return {**held, "allOf": [*held.get("allOf", ()), options]}
+        options = any_of(all_of([option, *more]) for option, more in zip(closed.pop("oneOf"), excluded, strict=True))
+        return {**closed, "allOf": [*closed.get("allOf", ()), options]}
 
-    def _closing(self, schema: Schema) -> Schema:
-        return self._rest(schema) or True if isinstance(schema, dict) else True
+    def _closing_schema(self, schema: Schema) -> Schema:
+        return self._closing_keywords(schema) or True if isinstance(schema, dict) else True
 
-    def _part(self, schema: Schema) -> Schema:
+    def _keep_open(self, schema: Schema) -> Schema:
         self._count_steps()
-        return self._combined(schema) if isinstance(schema, dict) else schema
+        return self._keep_branches_open(schema) if isinstance(schema, dict) else schema
 
-    def _combined(self, schema: dict[str, Any], rest: dict[str, Any] | None = None) -> dict[str, Any]:
-        held = self._inside(schema)
+    def _keep_branches_open(self, schema: dict[str, Any], rest: dict[str, Any] | None = None) -> dict[str, Any]:
+        closed = self._close_subschemas(schema)
         for keyword in _COMBINED:
             if keyword in schema:
-                held[keyword] = [self._part(each) for each in schema[keyword]]
+                closed[keyword] = [self._keep_open(each) for each in schema[keyword]]
         if "$ref" in schema:
-            held["$ref"] = self._reference(schema["$ref"], is_part=True)
-        return self._exclusive(schema, held, [rest or True] * len(schema.get("oneOf", ())))
+            closed["$ref"] = self._reference(schema["$ref"], is_part=True)
+        return self._exclusive(schema, closed, [rest or True] * len(schema.get("oneOf", ())))
 
-    def _inside(self, schema: dict[str, Any]) -> dict[str, Any]:
-        held = dict(schema)
+    def _close_subschemas(self, schema: dict[str, Any]) -> dict[str, Any]:
+        closed = dict(schema)
         for keyword in ("properties", "patternProperties"):
             if keyword in schema:
-                held[keyword] = {name: self._alone(each) for name, each in schema[keyword].items()}
+                closed[keyword] = {name: self._close_alone(each) for name, each in schema[keyword].items()}
         for keyword in ("additionalProperties", "items"):
             if keyword in schema:
-                held[keyword] = self._alone(schema[keyword])
+                closed[keyword] = self._close_alone(schema[keyword])
         if "prefixItems" in schema:
-            held["prefixItems"] = [self._alone(each) for each in schema["prefixItems"]]
-        return held
+            closed["prefixItems"] = [self._close_alone(each) for each in schema["prefixItems"]]
+        return closed
 
-    def _rest(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def _closing_keywords(self, schema: dict[str, Any]) -> dict[str, Any]:
         names: dict[str, None] = {}
         required: dict[str, None] = {}
         declares, least = False, 0
@@ -137,7 +140,7 @@ class ObjectCloser:
         names |= required
         if not declares or (least > len(names) and "patternProperties" not in schema):
             return {}
-        own = self._inside({"properties": schema.get("properties", {})})["properties"]
+        own = self._close_subschemas({"properties": schema.get("properties", {})})["properties"]
         return {
             "properties": {**own, **{name: True for name in names if name not in own}},
             "additionalProperties": False,
@@ -234,7 +237,7 @@ class Simplifier:
         self._definitions = definitions
         self._count_steps = spend
         self._negation = Negation(self._target, spend)
-        self._made: dict[int, tuple[Schema, Schema]] = {}  # by identity, because subschemas are shared
+        self._results: dict[int, tuple[Schema, Schema]] = {}  # by identity, because subschemas are shared
         self._kinds: dict[str, frozenset[str]] = {}
         self._intersecting: set[tuple[str, str]] = set()
 
@@ -248,25 +251,25 @@ class Simplifier:
     def _simplified(self, schema: Schema) -> Schema:
         if not isinstance(schema, dict):
             return schema
-        if id(schema) not in self._made:
+        if id(schema) not in self._results:
             self._count_steps(1)
-            self._made[id(schema)] = schema, self._remade(schema)
-        return self._made[id(schema)][1]
+            self._results[id(schema)] = schema, self._rebuilt(schema)
+        return self._results[id(schema)][1]
 
-    def _remade(self, schema: dict[str, Any]) -> dict[str, Any]:
-        held: dict[str, Any] = {}
-        for keyword, value in self._with_names_apart(self._without_implied_type(schema)).items():
+    def _rebuilt(self, schema: dict[str, Any]) -> dict[str, Any]:
+        simplified: dict[str, Any] = {}
+        for keyword, value in self._with_disjoint_names(self._without_implied_type(schema)).items():
             if keyword == "additionalProperties" and (value is True or value == {}):
                 continue  # only needed to keep the object open
             if keyword in ONE:
-                held[keyword] = self._simplified(value)
+                simplified[keyword] = self._simplified(value)
             elif keyword in MANY:
-                held[keyword] = [self._simplified(each) for each in value]
+                simplified[keyword] = [self._simplified(each) for each in value]
             elif keyword in NAMED:
-                held[keyword] = {name: self._simplified(each) for name, each in value.items()}
+                simplified[keyword] = {name: self._simplified(each) for name, each in value.items()}
             else:
-                held[keyword] = value
-        return held
+                simplified[keyword] = value
+        return simplified
 
     def _without_implied_type(self, schema: dict[str, Any]) -> dict[str, Any]:
         if "type" not in schema or not schema.keys() & {"$ref", "allOf", "anyOf", "oneOf"}:
@@ -274,7 +277,7 @@ class Simplifier:
         rest = {keyword: value for keyword, value in schema.items() if keyword != "type"}
         return rest if self._kinds_of(rest) <= _declared(schema["type"]) else schema
 
-    def _with_names_apart(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def _with_disjoint_names(self, schema: dict[str, Any]) -> dict[str, Any]:
         # Intersects the schemas of declared names with those of patterns that match the names, and excludes these names
         # from the patterns. The library cannot do this if a schema is recursive.
         if not schema.get("properties") or not any(map(_has_reference, schema.get("patternProperties", {}).values())):
@@ -298,15 +301,15 @@ class Simplifier:
             return all_of([one, other])
         if self._negation.are_disjoint(one, other):
             return False
-        for mine, theirs in ((one, other), (other, one)):
-            if mine.keys() == {"anyOf"}:
-                return any_of(self._intersection(option, theirs) for option in mine["anyOf"])
+        for union, operand in ((one, other), (other, one)):
+            if union.keys() == {"anyOf"}:
+                return any_of(self._intersection(option, operand) for option in union["anyOf"])
         if _are_plain("array", one, other):
             items = self._intersection(one.get("items", True), other.get("items", True))
             sizes = {"minItems": max, "maxItems": min}
             bounds = {key: [each[key] for each in (one, other) if key in each] for key in sizes}
-            held = {key: sizes[key](found) for key, found in bounds.items() if found}
-            return {"type": "array", "items": items, **held}
+            limits = {key: sizes[key](found) for key, found in bounds.items() if found}
+            return {"type": "array", "items": items, **limits}
         targets = self._plain_target(one), self._plain_target(other)
         pair = str(one.get("$ref")), str(other.get("$ref"))
         if pair in self._intersecting or not _are_plain("object", *targets):
@@ -369,15 +372,15 @@ def _are_plain(kind: str, *schemas: dict[str, Any]) -> bool:
 
 
 def _has_reference(schema: Schema) -> bool:
-    left: list[Any] = [schema]
-    while left:
-        each = left.pop()
+    pending: list[Any] = [schema]
+    while pending:
+        each = pending.pop()
         if isinstance(each, dict):
             if "$ref" in each:
                 return True
-            left += each.values()
+            pending += each.values()
         elif isinstance(each, list):
-            left += each
+            pending += each
     return False
 
 
