@@ -88,8 +88,8 @@ class EngineMeter:
     def first_token_s(self, depth: int) -> float:
         """Return the seconds to the first token of a prompt with `depth` cached and 16 new tokens."""
         prompt = self.prompt(depth, NEW_TURN_TOKENS)  # fills the cache if necessary
-        asked = time.perf_counter()
-        return self.run_watched(prompt, 1).times[0] - asked
+        started = time.perf_counter()
+        return self.run_watched(prompt, 1).times[0] - started
 
     def sampling_s(self, params: SamplingParams) -> float:
         logits = self._engine.logits(self.random_ids(SHORT_TOKENS))[-1]
@@ -171,16 +171,16 @@ class EngineMeter:
 
         def copy() -> None:
             pool, parent = engine._pool, engine._salt(RequestOptions()).root
-            known: list[int] = []
+            blocks: list[int] = []
             for start in range(0, whole, BLOCK_TOKENS):
                 tokens = ids[start : start + BLOCK_TOKENS]
                 block = pool.find(parent, tokens)
                 if block is None:
                     block = pool.allocate()
-                    engine._runner.cache.copy_block(BlockCopy(known[1], block))
+                    engine._runner.cache.copy_block(BlockCopy(blocks[1], block))
                     pool.register(block, parent, tokens)
                     pool.free(block)
-                known.append(block)
+                blocks.append(block)
                 parent = block_hash(parent, tokens)
 
         try:
@@ -268,8 +268,8 @@ def resident_memory() -> dict[str, float]:
     memory = process_memory()
     if not memory.resident_bytes:
         return {}
-    resident, held = memory.resident_bytes, memory.held_bytes
-    parts = {"rss_mb": resident, "anonymous_mb": held, "file_mb": max(0, resident - held)}
+    resident, anonymous = memory.resident_bytes, memory.held_bytes
+    parts = {"rss_mb": resident, "anonymous_mb": anonymous, "file_mb": max(0, resident - anonymous)}
     return {name: round(size / 1e6, 1) for name, size in parts.items()}
 
 
@@ -361,9 +361,9 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     Raises the errors of Engine.load and Engine.submit, and EngineError if a measurement yields no time.
     """
     # Each rate has `tok_s` (median), `tok_s_min` and `tok_s_max`. Other keys:
-    #   roofline         decode rate as a share of the limit set by the highest read bandwidth of the run
+    #   roofline         decode rate as a share of the limit set by the highest read bandwidth of the run; CPU only
     #   roofline_beside  like roofline, but with the read bandwidth of the output head, measured right before and after
-    #                    decoding; absent if the head is small
+    #                    decoding; CPU only, and absent if the head is small
     #   byte_tops        peak of the kernels' byte products, in 10^12 operations per second
     #   first_load_s     time of the first load
     #   load_s           time of the second load, when the file is already in the page cache
@@ -431,7 +431,7 @@ class _BenchmarkRun:
         self.sampling_ms: dict[str, float] = {}
         self.memory: dict[str, float] = {}  # maxima over all measurements
         self._steps: dict[Task, list[float]] = {task: [] for task in plan.tasks}
-        self._beside: dict[Task, list[float]] = {task: [] for task in plan.tasks}  # output head's bandwidth, bytes/s
+        self._head_bandwidths: dict[Task, list[float]] = {task: [] for task in plan.tasks}  # output head, bytes/s
 
     def run(self) -> None:
         # Tasks are interleaved so that a slow minute of the machine affects all of them.
@@ -483,14 +483,14 @@ class _BenchmarkRun:
         steps = sorted(self._steps[task])
         share = {}
         if self._engine.info.device == "cpu":  # the bandwidth of GPU memory is not measured
-            beside = self._beside[task]
-            ceiling = max(max(self.bandwidth.values) * 1e9, *beside, 0.0) / token_bytes
+            head_bandwidths = self._head_bandwidths[task]
+            ceiling = max(max(self.bandwidth.values) * 1e9, *head_bandwidths, 0.0) / token_bytes
             share = {"roofline": _rounded(samples.median / ceiling), "roofline_tok_s": _rounded(ceiling)}
-            if beside:
-                near = statistics.median(
-                    rate * token_bytes / best for rate, best in zip(samples.values, beside, strict=True)
+            if head_bandwidths:
+                share_of_head = statistics.median(
+                    rate * token_bytes / best for rate, best in zip(samples.values, head_bandwidths, strict=True)
                 )
-                share["roofline_beside"] = _rounded(near)
+                share["roofline_beside"] = _rounded(share_of_head)
         return {
             **share,
             "step_ms_p50": _rounded(1000 * statistics.median(steps)),
@@ -514,7 +514,7 @@ class _BenchmarkRun:
         before = self._meter.read_bandwidth() if task[0] == "decode" else None
         seconds = self._meter.measure(task)
         if before is not None and (after := self._meter.read_bandwidth()) is not None:
-            self._beside[task].append(max(before, after))
+            self._head_bandwidths[task].append(max(before, after))
         self._steps[task] += seconds
         self.ours[task].values.append(_rate(task, seconds))
         for name, megabytes in resident_memory().items():
@@ -565,8 +565,8 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
     )
     if (longest := engine.info.context_tokens) < plan.longest_tokens:
         engine.close()
-        said = f"the measurements need {plan.longest_tokens:,} tokens, but the context is {longest:,}"
-        raise InvalidRequestError(said)
+        message = f"the measurements need {plan.longest_tokens:,} tokens, but the context is {longest:,}"
+        raise InvalidRequestError(message)
     return engine
 
 

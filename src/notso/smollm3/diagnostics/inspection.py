@@ -1,6 +1,6 @@
 """Contents and memory requirements of a GGUF file, as JSON-compatible values. The model is not loaded.
 
-Files of other models are inspected, too; `problem` then says why this program cannot run the file.
+Files of other models are inspected, too; `problem` then states why this program cannot run the file.
 """
 
 from __future__ import annotations

@@ -67,12 +67,12 @@ def perplexity(
 ) -> Perplexity:
     """Measure perplexity. Raises InvalidRequestError for a text shorter than two windows or an oversized window."""
     windows = _windows(engine, text, window)
-    judged = []
+    scored = []
     for number, ids in enumerate(windows):
-        judged.append(_log_probabilities(_second_half(engine, ids), ids))
+        scored.append(_log_probabilities(_second_half(engine, ids), ids))
         if progress is not None:
             progress(number + 1, len(windows))
-    return _perplexity(np.concatenate(judged))
+    return _perplexity(np.concatenate(scored))
 
 
 def divergence(
@@ -82,16 +82,16 @@ def divergence(
     windows = _windows(engine, text, window)
     if windows != _windows(base, text, window):
         raise InvalidRequestError("the two models tokenize the text differently")
-    ours, theirs, kl, same = [], [], [], []
+    model_logs, base_logs, kl, same = [], [], [], []
     for number, ids in enumerate(windows):
-        found, wanted = _second_half(engine, ids), _second_half(base, ids)
-        ours.append(_log_probabilities(found, ids))
-        theirs.append(_log_probabilities(wanted, ids))
-        kl.append(_divergences(found, wanted))
-        same.append(found.argmax(axis=1) == wanted.argmax(axis=1))
+        logits, base_logits = _second_half(engine, ids), _second_half(base, ids)
+        model_logs.append(_log_probabilities(logits, ids))
+        base_logs.append(_log_probabilities(base_logits, ids))
+        kl.append(_divergences(logits, base_logits))
+        same.append(logits.argmax(axis=1) == base_logits.argmax(axis=1))
         if progress is not None:
             progress(number + 1, len(windows))
-    model, reference, distances = np.concatenate(ours), np.concatenate(theirs), np.concatenate(kl)
+    model, reference, distances = np.concatenate(model_logs), np.concatenate(base_logs), np.concatenate(kl)
     return Divergence(
         base=_perplexity(reference),
         model=_perplexity(model),
@@ -122,18 +122,18 @@ def _second_half(engine: Engine, ids: Sequence[int]) -> Floats:
 
 
 def _log_probabilities(logits: Floats, ids: Sequence[int]) -> Doubles:
-    wanted = np.array(ids[len(ids) // 2 + 1 :])
+    targets = np.array(ids[len(ids) // 2 + 1 :])
     return np.concatenate(
-        [_log_softmax(logits[at])[np.arange(len(wanted[at])), wanted[at]] for at in _row_slices(len(logits))]
+        [_log_softmax(logits[at])[np.arange(len(targets[at])), targets[at]] for at in _row_slices(len(logits))]
     )
 
 
-def _divergences(found: Floats, wanted: Floats) -> Doubles:
+def _divergences(logits: Floats, base_logits: Floats) -> Doubles:
     # KL(base | model).
     rows = []
-    for at in _row_slices(len(found)):
-        ours, theirs = _log_softmax(found[at]), _log_softmax(wanted[at])
-        rows.append((np.exp(theirs) * (theirs - ours)).sum(axis=1))
+    for at in _row_slices(len(logits)):
+        model_logs, base_logs = _log_softmax(logits[at]), _log_softmax(base_logits[at])
+        rows.append((np.exp(base_logs) * (base_logs - model_logs)).sum(axis=1))
     return np.concatenate(rows)
 
 

@@ -121,10 +121,10 @@ def write_synthetic(
     """
     shape = SyntheticShape(layers, hidden, ffn, heads, kv_heads, vocab)
     tensors = synthetic_tensors(shape, formats)
-    words = _tokenizer_entries(tokenizer, vocab, template)
+    entries = _tokenizer_entries(tokenizer, vocab, template)
     writer = GGUFWriter(path, durable=False)  # no fsync, because a lost file can be written again
     _add_config(writer, shape, formats)
-    for key, (value, type_name) in words.items():
+    for key, (value, type_name) in entries.items():
         writer.add(key, value, type_name)
     written = 0
 

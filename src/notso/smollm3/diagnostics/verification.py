@@ -48,8 +48,8 @@ def model_fingerprint(engine: Engine) -> str:
     vocab = engine.config.vocab_size
     ids = [(17 + 7919 * at) % vocab for at in range(IDS)]
     greedy = SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
-    said = "".join(event.text for event in engine.generate(ids, greedy))
-    return _hash(engine.logits(ids).astype("<f4", copy=False).tobytes() + said.encode())
+    answer = "".join(event.text for event in engine.generate(ids, greedy))
+    return _hash(engine.logits(ids).astype("<f4", copy=False).tobytes() + answer.encode())
 
 
 def answer_fingerprint(*texts: str) -> str:
@@ -214,9 +214,9 @@ def _sampled_rows(tensor: QTensor) -> QTensor:
 def _worst_error(product: Floats, x: Floats, weight: QTensor) -> float:
     # Returns the largest |product - exact product| / (|x| |w|).
     weights = weight.dequantize().astype(np.float64)
-    wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # unlike matmul, starts no BLAS threads
+    expected = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # unlike matmul, starts no BLAS threads
     largest = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
-    worst = float((np.abs(product - wanted) / np.where(largest > 0, largest, 1.0)).max())
+    worst = float((np.abs(product - expected) / np.where(largest > 0, largest, 1.0)).max())
     return worst if math.isfinite(worst) else math.inf
 
 

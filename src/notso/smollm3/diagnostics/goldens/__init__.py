@@ -80,20 +80,20 @@ class _Case:
 
 def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
     """Compare a model with goldens. Raises InvalidRequestError for unsuitable goldens, and Engine.load's errors."""
-    given = _read(goldens)
+    document = _read(goldens)
     with GGUFFile.open(model) as file:
         bits = bits_per_weight(file)
         config = SmolLM3Config.from_metadata(file.metadata)
-        _require_shape(given, config)
+        _require_shape(document, config)
         file.metadata.release()
     context = min(CONTEXT, config.max_position_embeddings)  # beyond the trained context, YaRN changes every logit
     with Engine.load(model, kv="f16", context_tokens=context, max_num_seqs=1) as engine:
         checks: list[GoldenCheck] = []
-        for number, each in enumerate(_list(given, "cases"), 1):
-            checks += _checks(f"case {number}", engine, _case(engine, each), bits)
+        for number, case in enumerate(_list(document, "cases"), 1):
+            checks += _checks(f"case {number}", engine, _case(engine, case), bits)
     if not checks:
         raise InvalidRequestError(f"{goldens}: no case has means, logits or a continuation to compare")
-    return GoldenReport(str(given.get("name", goldens.name)), str(given.get("source", "")), bits, tuple(checks))
+    return GoldenReport(str(document.get("name", goldens.name)), str(document.get("source", "")), bits, tuple(checks))
 
 
 def bits_per_weight(file: GGUFFile) -> float:
@@ -119,10 +119,10 @@ def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[Gol
         error = _root_mean_square(found - values) / _deviation(values)
         yield GoldenCheck(f"{name}: {len(values)} logits at position {position}", error, allowed)
     if case.continuation:
-        said = logits[len(case.ids) - 1 :].argmax(axis=1)
-        others = float((said != np.array(case.continuation)).mean())
+        greedy = logits[len(case.ids) - 1 :].argmax(axis=1)
+        share = float((greedy != np.array(case.continuation)).mean())
         # Rounding may change the most likely token if two logits are nearly equal; a wrong model agrees only by chance.
-        yield GoldenCheck(f"{name}: share of {len(said)} greedy tokens that differ", others, min(0.1 + allowed, 0.5))
+        yield GoldenCheck(f"{name}: share of {len(greedy)} greedy tokens that differ", share, min(0.1 + allowed, 0.5))
 
 
 def _deviation(values: Floats) -> float:
@@ -138,52 +138,52 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"{path}: goldens are limited to {MAX_BYTES >> 20} MiB")
-        given = DECODER.decode(path.read_text("utf-8"))
+        document = DECODER.decode(path.read_text("utf-8"))
     except OSError as error:
         raise InvalidRequestError(f"{path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise InvalidRequestError(f"{path}: not JSON") from None
-    if not isinstance(given, dict):
+    if not isinstance(document, dict):
         raise InvalidRequestError(f"{path}: goldens must be a JSON object")
-    return given
+    return document
 
 
-def _require_shape(given: Mapping[str, Any], config: SmolLM3Config) -> None:
-    shape = given.get("shape")
+def _require_shape(document: Mapping[str, Any], config: SmolLM3Config) -> None:
+    shape = document.get("shape")
     if not isinstance(shape, dict):
         raise InvalidRequestError("goldens must give the shape of their model")
-    have = {"layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
-    for name, value in have.items():
+    expected = {"layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    for name, value in expected.items():
         if shape.get(name) != value:
             raise InvalidRequestError(
                 f"these goldens belong to another model: {name} is {shape.get(name)}, not {value}"
             )
 
 
-def _case(engine: Engine, given: Any) -> _Case:
-    if not isinstance(given, dict) or ("ids" in given) == ("text" in given):
+def _case(engine: Engine, case: Any) -> _Case:
+    if not isinstance(case, dict) or ("ids" in case) == ("text" in case):
         raise InvalidRequestError("each case of the goldens must have either ids or text")
     vocab = engine.config.vocab_size
-    ids = _ids(given["ids"], vocab) if "ids" in given else engine.tokenize(_text(given["text"]))
-    following = given.get("continuation", [])
+    ids = _ids(case["ids"], vocab) if "ids" in case else engine.tokenize(_text(case["text"]))
+    following = case.get("continuation", [])
     if isinstance(following, str):  # tokenized together with the text, because a token may span the boundary
-        both = engine.tokenize(_text(given.get("text", "")) + following)
+        both = engine.tokenize(_text(case.get("text", "")) + following)
         if both[: len(ids)] != ids:
             raise InvalidRequestError("a token of the goldens spans a text and its continuation")
         following = both[len(ids) :]
     else:
         following = _ids(following, vocab)
-    means = _floats(given.get("means", []))
-    runs = tuple(_run(each, len(ids), vocab) for each in _list(given, "logits"))
+    means = _floats(case.get("means", []))
+    runs = tuple(_run(each, len(ids), vocab) for each in _list(case, "logits"))
     if not ids or len(means) > len(ids) or len(ids) + len(following) > engine.info.context_tokens:
         raise InvalidRequestError("a case of the goldens has no ids, too many ids, or more means than ids")
     return _Case(ids, means, runs, following)
 
 
-def _run(given: Any, positions: int, vocab: int) -> tuple[int, int, Floats]:
-    if not isinstance(given, dict):
+def _run(entry: Any, positions: int, vocab: int) -> tuple[int, int, Floats]:
+    if not isinstance(entry, dict):
         raise InvalidRequestError("logits of the goldens must have a position, a first token and values")
-    position, first, values = given.get("position"), given.get("first", 0), _floats(given.get("values"))
+    position, first, values = entry.get("position"), entry.get("first", 0), _floats(entry.get("values"))
     if type(position) is not int or type(first) is not int or len(values) < 2:
         raise InvalidRequestError("logits of the goldens must have a position, a first token and several values")
     if not 0 <= position < positions or not 0 <= first <= vocab - len(values):
@@ -191,29 +191,29 @@ def _run(given: Any, positions: int, vocab: int) -> tuple[int, int, Floats]:
     return position, first, values
 
 
-def _list(given: Mapping[str, Any], name: str) -> list[Any]:
-    found = given.get(name, [])
-    if not isinstance(found, list):
+def _list(container: Mapping[str, Any], name: str) -> list[Any]:
+    values = container.get(name, [])
+    if not isinstance(values, list):
         raise InvalidRequestError(f"{name} of the goldens must be a list")
-    return found
+    return values
 
 
-def _ids(given: Any, vocab: int) -> list[int]:
-    if not isinstance(given, list) or not all(type(each) is int and 0 <= each < vocab for each in given):
+def _ids(value: Any, vocab: int) -> list[int]:
+    if not isinstance(value, list) or not all(type(each) is int and 0 <= each < vocab for each in value):
         raise InvalidRequestError("ids of the goldens must be token ids of this vocabulary")
-    return given
+    return value
 
 
-def _floats(given: Any) -> Floats:
-    if not isinstance(given, list) or not all(type(each) in (int, float) for each in given):
+def _floats(value: Any) -> Floats:
+    if not isinstance(value, list) or not all(type(each) in (int, float) for each in value):
         raise InvalidRequestError("means and values of the goldens must be lists of numbers")
     try:
-        return np.array(given, np.float32)
+        return np.array(value, np.float32)
     except OverflowError:
         raise InvalidRequestError("means and values of the goldens must be lists of numbers") from None
 
 
-def _text(given: Any) -> str:
-    if not isinstance(given, str):
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
         raise InvalidRequestError("text of the goldens must be a string")
-    return given
+    return value

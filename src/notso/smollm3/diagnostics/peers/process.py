@@ -47,7 +47,7 @@ class PeerProcess:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         try:
-            greeting = self._answer()
+            greeting = self._read_result()
         except BaseException:
             self.close()
             raise
@@ -69,9 +69,9 @@ class PeerProcess:
                 if seconds < best.get(task, float("inf")):
                     best[task], self._chosen[task] = seconds, configuration
             if configuration not in self._chosen.values():
-                self._ask({"task": "clear", "configuration": configuration})
+                self._send_task({"task": "clear", "configuration": configuration})
         for configuration in set(range(len(self.configurations))) - set(self._chosen.values()):
-            self._ask({"task": "clear", "configuration": configuration})
+            self._send_task({"task": "clear", "configuration": configuration})
         if failed := set(tasks) - set(self._chosen):
             raise EngineError(f"{self.name} failed at {', '.join(kind for kind, _, _ in sorted(failed))}")
 
@@ -87,7 +87,7 @@ class PeerProcess:
         return self._process.pid
 
     def resident_mb(self) -> float:
-        return float(self._ask({"task": "memory"})["rss_mb"])
+        return float(self._send_task({"task": "memory"})["rss_mb"])
 
     def close(self) -> None:
         self._process.kill()
@@ -111,29 +111,29 @@ class PeerProcess:
     def _measure(self, task: Task, configuration: int) -> list[float]:
         kind, tokens, last = task
         where = {"sequences": last} if kind == "batch" else {"depth": last}
-        answer = self._ask({"task": kind, "tokens": tokens, "configuration": configuration, **where})
-        return [float(seconds) for seconds in answer["seconds"]]
+        result = self._send_task({"task": kind, "tokens": tokens, "configuration": configuration, **where})
+        return [float(seconds) for seconds in result["seconds"]]
 
-    def _ask(self, task: dict[str, Any]) -> dict[str, Any]:
-        requests = self._process.stdin
-        if requests is None:
+    def _send_task(self, task: dict[str, Any]) -> dict[str, Any]:
+        tasks = self._process.stdin
+        if tasks is None:
             raise EngineError("the compared engine is not running")
         try:
-            requests.write(json.dumps(task) + "\n")
-            requests.flush()
+            tasks.write(json.dumps(task) + "\n")
+            tasks.flush()
         except OSError as error:
             raise EngineError("the compared engine exited unexpectedly") from error
-        return self._answer()
+        return self._read_result()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_result(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             self.close()
             raise EngineError("the compared engine exited unexpectedly; it may lack memory or not support this model")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise _TaskRejectedError(f"{self.name}: {answer['error']}")
-        return answer
+        result: dict[str, Any] = json.loads(line)
+        if "error" in result:
+            raise _TaskRejectedError(f"{self.name}: {result['error']}")
+        return result
 
 
 class _TaskRejectedError(EngineError):

@@ -69,7 +69,7 @@ class LlamaCpp:
         c.llama_log_set(self._silence, ctypes.c_void_p(0))
         c.llama_backend_init()
         self._path = path.encode()
-        self._room = max(context, LARGEST_BATCH * SEQUENCE_ROOM) + BATCH_TOKENS
+        self._context_tokens = max(context, LARGEST_BATCH * SEQUENCE_ROOM) + BATCH_TOKENS
         best = {"repacked": True, "kv": "f16", "flash": False, "threads": threads, "ubatch": BATCH_TOKENS}
         self._settings: list[dict[str, Any]] = [
             best,
@@ -135,7 +135,7 @@ class LlamaCpp:
         if configuration not in self._contexts:
             c, settings = self._c, self._settings[configuration]
             params = c.llama_context_default_params()
-            params.n_ctx, params.n_seq_max, params.kv_unified = self._room, LARGEST_BATCH, True
+            params.n_ctx, params.n_seq_max, params.kv_unified = self._context_tokens, LARGEST_BATCH, True
             params.n_batch, params.n_ubatch = BATCH_TOKENS, settings["ubatch"]
             params.n_threads = params.n_threads_batch = settings["threads"]
             params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED if settings["flash"] else 0
@@ -276,7 +276,7 @@ class OpenVino:
 PEERS: dict[str, Callable[[str, int, int], Peer]] = {"llama.cpp": LlamaCpp, "openvino": OpenVino}
 
 
-def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
+def run_task(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
     """Run a task and return its result."""
     from notso.system.memory import process_memory
 
@@ -295,23 +295,23 @@ def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
 def _listen(tasks: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         tasks.put(line)
-    os._exit(0)  # the parent is gone
+    os._exit(0)  # the parent has exited
 
 
 def main() -> None:
-    """Load the peer and answer tasks until stdin ends."""
+    """Load the peer and run tasks until stdin ends."""
     from notso.system.processes import die_with_parent
 
     die_with_parent()  # Linux only; elsewhere `_listen` exits, unless a library holds the interpreter lock
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    said = os.fdopen(os.dup(1), "w")
+    results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keep library output out of the protocol
 
     def write_result(value: dict[str, Any]) -> None:
-        said.write(json.dumps(value) + "\n")
-        said.flush()
+        results.write(json.dumps(value) + "\n")
+        results.flush()
 
     started = time.perf_counter()
     try:
@@ -324,7 +324,7 @@ def main() -> None:
     while True:
         task = json.loads(tasks.get())
         try:
-            write_result(answer(peer, task))
+            write_result(run_task(peer, task))
         except Exception as error:
             write_result({"error": f"{type(error).__name__}: {error}"})
 
