@@ -45,7 +45,7 @@ class _Node:
     text: str = ""
     parts: list[_Node] = field(default_factory=list)
     parent: _Node | None = None
-    missing: int = 0  # parts that must end before this node can, and are not yet marked with `can_end`
+    missing: int = 0  # number of parts that must be marked with `can_end` before this node
     can_end: bool = False  # matches some finite text
 
 
@@ -197,11 +197,11 @@ class _GbnfTranslator:
         letters = self._parse_letters(text[is_negated:], at)
         if not letters:
             raise self._syntax_error(at, "the set is empty")
-        shown = "".join(
+        members = "".join(
             "-" if letter == "-" and not is_escaped and 0 < place < len(letters) - 1 else f"\\x{{{ord(letter):x}}}"
             for place, (letter, is_escaped) in enumerate(letters)
         )
-        return f"/[{'^' if is_negated else ''}{shown}]/"
+        return f"/[{'^' if is_negated else ''}{members}]/"
 
     def _parse_letters(self, text: str, at: int) -> list[tuple[str, bool]]:
         letters = []

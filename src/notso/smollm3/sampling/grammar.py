@@ -355,8 +355,8 @@ def _choice_part(source: str, param: str) -> Part:
         texts = None
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise InvalidRequestError("choices must be a list of nonempty texts", param=param)
-    shown = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
-    return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(shown)}"}
+    literals = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
+    return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(literals)}"}
 
 
 def schema_part(schema: Mapping[str, Any]) -> Part:
@@ -423,7 +423,7 @@ def _schema_to_json(schema: object) -> str:
 
 
 def _readable_error(error: str) -> str:
-    # Replaces messages of llguidance that users would not understand, and shortens others to their first line.
+    # Replaces obscure messages of llguidance, and shortens others to their first line.
     if "lookarounds not supported" in error:
         return "^ and $ are supported only at the start and the end of a pattern"
     if "NoExtensionBias" in error:

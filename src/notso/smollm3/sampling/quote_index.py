@@ -190,8 +190,8 @@ class QuoteIndex:
             sample = self._sample(interval) if level == 0 else None
             low = self._bound(low, high, interval.depth + level, first, sample, is_upper=False)
             place = np.minimum(low, len(self.starts) - 1)
-            here = self._words[self.starts[place] + (interval.depth + level)].astype(np.uint64)
-            continues = (low < high) & (here <= last)
+            words = self._words[self.starts[place] + (interval.depth + level)].astype(np.uint64)
+            continues = (low < high) & (words <= last)
             ends = sizes[rest] <= level + 8
             agrees[rest] = continues & ends & (self.longest[place] >= interval.depth + sizes[rest])
             more = np.flatnonzero(continues & ~ends)
@@ -218,8 +218,8 @@ class QuoteIndex:
             high = np.minimum(high, sample.low + block * sample.every)
         for _ in range(int((high - low).max()).bit_length()):
             middle = (low + high) >> 1
-            here = self._words[self.starts[np.minimum(middle, len(self.starts) - 1)] + depth]
-            goes_up = (here <= keys if is_upper else here < keys) & (low < high)
+            words = self._words[self.starts[np.minimum(middle, len(self.starts) - 1)] + depth]
+            goes_up = (words <= keys if is_upper else words < keys) & (low < high)
             low = np.where(goes_up, middle + 1, low)
             high = np.where(goes_up, high, middle)
         return low
@@ -233,9 +233,9 @@ class QuoteIndex:
 
     def continuations(self, interval: Interval) -> tuple[Keys, Ints, Ints]:
         """Return, for each place (n,), the next 8 bytes, their offset, and the maximum length of a continuation."""
-        rooms = self.longest[interval.low : interval.high].astype(np.int32) - interval.depth
+        max_lengths = self.longest[interval.low : interval.high].astype(np.int32) - interval.depth
         at = self.starts[interval.low : interval.high] + interval.depth
-        return self._words[at].astype(np.uint64), at, rooms
+        return self._words[at].astype(np.uint64), at, max_lengths
 
     def _find_places(self, text: str, size: int, limits: QuoteLimits, *, escaped: bool) -> Places:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
@@ -250,12 +250,12 @@ class QuoteIndex:
         # 1 / least_characters of it. To add such fractions as integers, all are multiplied by least_words *
         # least_characters. The maximum is handled in the same way.
         least, most = limits.least_words * limits.least_characters, limits.most_words * limits.most_characters
-        shares = np.where(alone, limits.least_words, np.where(lettered, limits.least_characters, 0))
-        least_after = np.cumsum(shares)
-        least_before = least_after - shares
-        rooms = np.where(alone, limits.most_words, np.where(lettered, limits.most_characters, 0))
-        most_after = np.cumsum(rooms)
-        most_before = most_after - rooms
+        least_shares = np.where(alone, limits.least_words, np.where(lettered, limits.least_characters, 0))
+        least_after = np.cumsum(least_shares)
+        least_before = least_after - least_shares
+        most_shares = np.where(alone, limits.most_words, np.where(lettered, limits.most_characters, 0))
+        most_after = np.cumsum(most_shares)
+        most_before = most_after - most_shares
         from_byte, to_byte = offsets[segments], offsets[after]
         last_class, last_byte = classes[after - 1], self._bytes[np.maximum(to_byte - 1, 0)]
         # A bracket next to CLOSE would be read as part of it.
@@ -289,7 +289,7 @@ class QuoteIndex:
         key = self._words[begin].astype(np.uint64)
         order = np.argsort(key, kind="stable")
         key = key[order]
-        tied = np.zeros(len(order), np.bool_)  # equal to the previous place so far
+        tied = np.zeros(len(order), np.bool_)  # the text so far equals that of the previous place
         tied[1:] = key[1:] == key[:-1]
         # Most remaining ties are repeated text, which is compared in longer blocks.
         for depth in range(8, QUOTE_BYTES, BLOCK_BYTES):
@@ -356,28 +356,28 @@ def _classes(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
     if ord('"') not in present or not any(0x05D0 <= each <= 0x05F2 or 0xFB1D <= each <= 0xFB4F for each in present):
         return classes
     bases = np.flatnonzero(classes != _EXTEND)
-    here = points[bases]
-    is_hebrew = ((here >= 0x05D0) & (here <= 0x05F2)) | ((here >= 0xFB1D) & (here <= 0xFB4F))
-    is_inside = (here[1:-1] == ord('"')) & is_hebrew[:-2] & is_hebrew[2:]  # inside an abbreviation
+    base = points[bases]
+    is_hebrew = ((base >= 0x05D0) & (base <= 0x05F2)) | ((base >= 0xFB1D) & (base <= 0xFB4F))
+    is_inside = (base[1:-1] == ord('"')) & is_hebrew[:-2] & is_hebrew[2:]  # inside an abbreviation
     classes[bases[1:-1][is_inside]] = _MID_LETTER
     return classes
 
 
 def _word_starts(classes: npt.NDArray[np.uint8]) -> Flags:
     bases = np.flatnonzero(classes != _EXTEND)
-    here = classes[bases]
-    word = (here == _LETTER) | (here == _DIGIT) | (here == _JOINER)
-    joined = np.zeros(len(here), np.bool_)
-    joined[1:] = (word[1:] & word[:-1]) | ((here[1:] == _SPACE) & (here[:-1] == _SPACE))
+    base_classes = classes[bases]
+    word = (base_classes == _LETTER) | (base_classes == _DIGIT) | (base_classes == _JOINER)
+    joined = np.zeros(len(base_classes), np.bool_)
+    joined[1:] = (word[1:] & word[:-1]) | ((base_classes[1:] == _SPACE) & (base_classes[:-1] == _SPACE))
     for kind, middles in ((_LETTER, (_MID_LETTER, _MID_BOTH)), (_DIGIT, (_MID_DIGIT, _MID_BOTH))):
-        sides = here == kind
-        middle = np.isin(here[1:-1], middles) & sides[:-2] & sides[2:]
+        sides = base_classes == kind
+        middle = np.isin(base_classes[1:-1], middles) & sides[:-2] & sides[2:]
         joined[1:-1] |= middle
         joined[2:] |= middle
     begins = np.zeros(len(classes), np.bool_)
     begins[:1] = True
     starts = np.flatnonzero(~joined)
-    length = np.arange(len(here)) - np.repeat(starts, np.diff(np.append(starts, len(here))))
+    length = np.arange(len(base_classes)) - np.repeat(starts, np.diff(np.append(starts, len(base_classes))))
     begins[bases[length % MAX_WORD == 0]] = True
     return begins
 

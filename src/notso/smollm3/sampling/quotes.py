@@ -93,24 +93,24 @@ class QuoteVocabulary:
 
         lead: up to one byte to prepend to each text.
         """
-        keys, at, rooms = index.continuations(interval)
+        keys, at, max_lengths = index.continuations(interval)
         if not len(keys):
             return np.zeros(0, np.intp)
-        rooms = rooms + len(lead)
+        max_lengths = max_lengths + len(lead)
         if lead:
             keys = keys >> np.uint64(8) | np.uint64(lead[0] << 56)
         first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))  # places are sorted by the text after them
-        distinct, room = keys[first], np.maximum.reduceat(rooms, first)
+        distinct, max_length = keys[first], np.maximum.reduceat(max_lengths, first)
         sizes = np.arange(1, 8, dtype=np.uint64)
         unread = np.uint64(64) - sizes * np.uint64(8)
-        cut = (distinct[:, None] >> unread << unread | sizes)[room[:, None] >= sizes.astype(np.int32)]
+        cut = (distinct[:, None] >> unread << unread | sizes)[max_length[:, None] >= sizes.astype(np.int32)]
         place = np.minimum(np.searchsorted(self._short, cut), len(self._short) - 1)
         ids = self._short_ids[place[self._short[place] == cut]]
-        longer = np.array(self._long_prefixes(index, distinct, first, at, rooms, lead), np.intp)
+        longer = np.array(self._long_prefixes(index, distinct, first, at, max_lengths, lead), np.intp)
         return np.append(ids, longer)
 
     def _long_prefixes(
-        self, index: QuoteIndex, distinct: Keys, first: Ids, at: Ints, rooms: Ints, lead: bytes
+        self, index: QuoteIndex, distinct: Keys, first: Ids, at: Ints, max_lengths: Ints, lead: bytes
     ) -> list[int]:
         ids, left = list[int](), LOOKUPS
         for head, begin, end in zip(distinct.tolist(), first.tolist(), [*first[1:].tolist(), len(at)], strict=True):
@@ -118,8 +118,8 @@ class QuoteVocabulary:
             if sizes is None or left <= 0:
                 continue
             most = max(sizes)
-            places = zip(at[begin:end].tolist(), rooms[begin:end].tolist(), strict=True)
-            texts = {lead + index.content[place : place + min(room, most) - len(lead)] for place, room in places}
+            places = zip(at[begin:end].tolist(), max_lengths[begin:end].tolist(), strict=True)
+            texts = {lead + index.content[place : place + min(length, most) - len(lead)] for place, length in places}
             for text in sorted(texts)[: max(1, left // len(sizes))]:
                 left -= len(sizes)
                 ids += [self.ids[text[:size]] for size in sizes if size <= len(text) and text[:size] in self.ids]

@@ -46,7 +46,7 @@ MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 @dataclass(frozen=True, slots=True)
 class BreakerTokens:
-    """Tokens that contain a sequence breaker, and token sequences that contain one, keyed by their last token."""
+    """single: tokens that contain a sequence breaker. sequences: token sequences that contain one, by last token."""
 
     single: frozenset[int] = frozenset()
     sequences: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class RepetitionFinder:
 
 
 def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
-    """Return how many tokens up to each position equal the last tokens of the history."""
+    """Return, for each position, how many tokens up to it equal the last tokens of the history."""
     # The Z algorithm, applied to the reversed history, in linear time.
     tokens = list(history)[::-1]
     lengths = np.zeros(len(tokens), np.int64)
@@ -159,7 +159,7 @@ class SequenceBreakers:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._found: OrderedDict[tuple[str, ...], BreakerTokens] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, ...], BreakerTokens] = OrderedDict()
         self._token_bytes: list[bytes] = []
         self._reversed: list[tuple[bytes, int]] = []
 
@@ -168,13 +168,13 @@ class SequenceBreakers:
         for text in texts:
             check_unicode(text, "dry_sequence_breakers")
         with self._lock:
-            found = self._found.get(texts)
-            if found is None:
-                found = self._found[texts] = self._find_breaker_tokens(texts)
-                if len(self._found) > CACHED_SETS:
-                    self._found.popitem(last=False)
-            self._found.move_to_end(texts)
-            return found
+            tokens = self._cache.get(texts)
+            if tokens is None:
+                tokens = self._cache[texts] = self._find_breaker_tokens(texts)
+                if len(self._cache) > CACHED_SETS:
+                    self._cache.popitem(last=False)
+            self._cache.move_to_end(texts)
+            return tokens
 
     def _find_breaker_tokens(self, texts: tuple[str, ...]) -> BreakerTokens:
         if not self._token_bytes:

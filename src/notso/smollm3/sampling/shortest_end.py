@@ -15,7 +15,7 @@ import numpy as np
 from notso.smollm3.text.tokenizer import Tokenizer
 
 MAX_PIECE_BYTES = 32
-"""Longer tokens are ignored: they are rarely needed, and each would have to be compared at every position."""
+"""Longer tokens are ignored: they are rarely needed, and would add lengths to try at every position."""
 
 FEW_OTHERS = 3
 """Number of continuations to try, besides the end, where a value can end."""

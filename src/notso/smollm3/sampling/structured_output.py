@@ -128,7 +128,7 @@ class StructuredOutput:
         return self._matcher.permits(token, left)
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """Return logits (V,) from `restrict` after also masking `token`, which `permits` has rejected."""
+        """Return the logits (V,) of `restrict` without `token`, which `permits` has rejected."""
         ids = None if self._matcher is None else self._matcher.remaining_choices(token, left)
         if ids is None:
             logits[token] = -np.inf
@@ -167,7 +167,7 @@ class StructuredOutput:
 class StructuredCalls(StructuredOutput):
     """Constrains only tool calls."""
 
-    # A call starts with the token of its opening tag; tokens that would complete the tag in ordinary text are masked.
+    # A call starts with the token of its opening tag; tokens that would complete the tag as ordinary text are masked.
     # started: beginning of the answer in the prompt. It may end with an unfinished call that violates the grammar: with
     # is_strict, InvalidRequestError is raised; without is_strict, this call is not constrained.
     def __init__(

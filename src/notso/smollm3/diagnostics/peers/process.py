@@ -110,8 +110,8 @@ class PeerProcess:
 
     def _measure(self, task: Task, configuration: int) -> list[float]:
         kind, tokens, last = task
-        where = {"sequences": last} if kind == "batch" else {"depth": last}
-        result = self._send_task({"task": kind, "tokens": tokens, "configuration": configuration, **where})
+        size = {"sequences": last} if kind == "batch" else {"depth": last}
+        result = self._send_task({"task": kind, "tokens": tokens, "configuration": configuration, **size})
         return [float(seconds) for seconds in result["seconds"]]
 
     def _send_task(self, task: dict[str, Any]) -> dict[str, Any]:

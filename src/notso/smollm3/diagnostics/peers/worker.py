@@ -36,7 +36,7 @@ from typing import Any, Protocol
 
 BATCH_TOKENS = 512  # tokens per prefill chunk, for both peers
 
-SHORT_TOKENS = 8  # prompt of negligible cost
+SHORT_TOKENS = 8  # length of a prompt of negligible cost
 
 LARGEST_BATCH = 16
 SEQUENCE_ROOM = 128  # positions reserved for each sequence of a batch
@@ -302,7 +302,7 @@ def main() -> None:
     """Load the peer and run tasks until stdin ends."""
     from notso.system.processes import die_with_parent
 
-    die_with_parent()  # Linux only; elsewhere `_listen` exits, unless a library holds the interpreter lock
+    die_with_parent()  # Linux only; elsewhere, `_listen` ends the process, unless a library holds the interpreter lock
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -75,8 +75,8 @@ def type_of(value: object) -> str:
 class Negation:
     """Negates and compares schemas.
 
-    resolve: returns the target of a `$ref`, or None if the reference is circular or nested too deeply. spend: called
-    with a number of steps; raises if their total is too large.
+    resolve: returns the target of a `$ref`, or None while a circular target is being rewritten. spend: called with a
+    number of steps; raises if their total is too large.
     """
 
     def __init__(self, resolve: Callable[[str], Schema | None], spend: Callable[[int], None]) -> None:

@@ -4,8 +4,8 @@ A pattern is parsed with the flag `u`, as JSON Schema recommends. If it is valid
 according to Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning in the
 target dialect.
 
-Backreferences are rejected. Lookaheads are eliminated with automata (see automata.py). In this folder, "the library" is
-llguidance.
+Backreferences and lookbehinds are rejected. Lookaheads and word boundaries are eliminated with automata (see
+automata.py). In this folder, "the library" is llguidance.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Set:
 def library_pattern(pattern: str) -> str:
     """Return the pattern in the library's dialect. Raises PatternError."""
     texts = library_patterns(pattern)
-    return texts[0] if len(texts) == 1 else _compile_without_lookaheads(_parse(pattern).found)
+    return texts[0] if len(texts) == 1 else _compile_without_lookaheads(_parse(pattern).search_node)
 
 
 def _relax_bounds(node: Node) -> Node:
@@ -120,7 +120,7 @@ def library_patterns(pattern: str) -> tuple[str, ...]:
     if reader.is_opaque:
         raise PatternError(f"has {reader.automaton_part} together with a Unicode property, which is not supported")
     texts = _split_lookaheads(reader.root)
-    return texts if texts is not None else (_compile_without_lookaheads(reader.found),)
+    return texts if texts is not None else (_compile_without_lookaheads(reader.search_node),)
 
 
 @lru_cache(maxsize=512)
@@ -134,7 +134,7 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
             reader.read()
             if reader.is_opaque:
                 return None
-            parts.append(_relax_bounds(reader.found))
+            parts.append(_relax_bounds(reader.search_node))
         lookaheads = (LookaheadNode(Sequence((part, Assertion("$"))), is_negated=False) for part in parts)
         return shortest_text(Sequence((*lookaheads, ANYTHING)))
     except (PatternError, _NotUnicodeError, TooLargeError):
@@ -151,7 +151,7 @@ def complement(pattern: str) -> str | None:
         return (
             None
             if reader.is_opaque
-            else _compile_without_lookaheads(Sequence((LookaheadNode(reader.found_whole, True), ANYTHING)))
+            else _compile_without_lookaheads(Sequence((LookaheadNode(reader.whole_search_node, True), ANYTHING)))
         )
     except (PatternError, _NotUnicodeError):
         return None
@@ -173,7 +173,7 @@ def exclude_texts(pattern: str, texts: tuple[str, ...]) -> str | None:
             reader.read()
             if reader.is_opaque:
                 return None
-            lookaheads.append(LookaheadNode(reader.found_whole, is_negated))
+            lookaheads.append(LookaheadNode(reader.whole_search_node, is_negated))
         return _compile_without_lookaheads(Sequence((*lookaheads, ANYTHING)))
     except (PatternError, _NotUnicodeError):
         return None
@@ -316,14 +316,14 @@ class _Reader:
         self._named_backreferences: list[str] = []
 
     @property
-    def found(self) -> Node:
+    def search_node(self) -> Node:
         """Node that matches every text that contains a match of the pattern."""
         return Sequence((ANYTHING, self.root, ANYTHING))
 
     @property
-    def found_whole(self) -> Node:
-        """Like `found`, but up to the end of the text, for lookaheads."""
-        return Sequence((self.found, Assertion("$")))
+    def whole_search_node(self) -> Node:
+        """Like `search_node`, but up to the end of the text, for lookaheads."""
+        return Sequence((self.search_node, Assertion("$")))
 
     def read(self) -> None:
         # Raises PatternError, or _NotUnicodeError if the pattern may be valid without the flag `u`.
@@ -358,9 +358,9 @@ class _Reader:
         return self._pattern[self._at : self._at + count]
 
     def _accept(self, text: str) -> bool:
-        is_there = self._pattern.startswith(text, self._at)
-        self._at += len(text) if is_there else 0
-        return is_there
+        is_next = self._pattern.startswith(text, self._at)
+        self._at += len(text) if is_next else 0
+        return is_next
 
     def _read_while(self, characters: frozenset[str], most: int) -> str:
         end = self._at

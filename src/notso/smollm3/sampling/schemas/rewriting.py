@@ -93,11 +93,11 @@ class References:
             self._bases[id(each)] = base
             pending += ((inner, base) for key, inner in each.items() if key not in _DATA or isinstance(inner, dict))
 
-    def target(self, schema: dict[str, Any], where: str) -> Any:
+    def target(self, schema: dict[str, Any], pointer: str) -> Any:
         """Return the target of a `$ref`. Raises InvalidRequestError if it is not in the document."""
         reference = schema["$ref"]
         if not isinstance(reference, str):
-            raise InvalidRequestError(f"{where}/$ref must be text", param=self._param)
+            raise InvalidRequestError(f"{pointer}/$ref must be text", param=self._param)
         address, fragment = urldefrag(reference)
         base = self._bases.get(id(schema), "")
         if address:
@@ -110,7 +110,7 @@ class References:
             if found is not None:
                 return found
         raise InvalidRequestError(
-            f"{where}/$ref cannot be resolved within the schema: {reference[:80]}", param=self._param
+            f"{pointer}/$ref cannot be resolved within the schema: {reference[:80]}", param=self._param
         )
 
 
@@ -272,9 +272,9 @@ class SchemaRewriter:
 
     def _define(self, pending: tuple[str, Any, str]) -> None:
         self._pending.remove(pending)
-        name, target, where = pending
+        name, target, pointer = pending
         conditions, self._conditions = self._conditions, 0
-        self._definitions[name] = self._schema(target, where, 1)
+        self._definitions[name] = self._schema(target, pointer, 1)
         self._conditions = conditions
 
     def _definition(self, reference: str) -> Schema | None:
@@ -286,20 +286,20 @@ class SchemaRewriter:
                 break
         return self._definitions.get(name)
 
-    def _schema(self, schema: Any, where: str, depth: int) -> Schema:
+    def _schema(self, schema: Any, pointer: str, depth: int) -> Schema:
         self._count_steps()
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise self._refusal(f"{where or 'the schema'} must be a schema: an object or a boolean")
+            raise self._refusal(f"{pointer or 'the schema'} must be a schema: an object or a boolean")
         if depth > MAX_DEPTH:
-            raise self._refusal(f"{where} is nested more than {MAX_DEPTH} levels deep")
+            raise self._refusal(f"{pointer} is nested more than {MAX_DEPTH} levels deep")
         if self._is_old and "$ref" in schema:
-            return self._reference(schema, where)
+            return self._reference(schema, pointer)
         rewritten: dict[str, Any] = {}
         conjuncts: list[Schema] = []
         for keyword, value in schema.items():
-            path = f"{where}/{keyword}"
+            path = f"{pointer}/{keyword}"
             if keyword in VALUES:
                 found = self._value(schema, keyword, value, path)
                 conjuncts += found.pop("allOf", ())
@@ -313,15 +313,15 @@ class SchemaRewriter:
                 else:
                     rewritten.update(constraints)
             elif keyword in REWRITTEN:
-                conjuncts.append(self._rewrite_in_context(schema, keyword, value, where, depth))
+                conjuncts.append(self._rewrite_in_context(schema, keyword, value, pointer, depth))
             elif keyword in REFUSED:
                 raise self._refusal(f"the schema's keyword {path} is not supported")
             elif keyword not in ANNOTATIONS and keyword not in SILENT:
                 self.ignored[keyword] = None
         if "oneOf" in rewritten:
-            conjuncts.append(self._one_of(rewritten.pop("oneOf"), f"{where}/oneOf"))
-        conjuncts += self._require_min_properties(rewritten, where)
-        conjuncts += self._unique_items(schema, rewritten, where)
+            conjuncts.append(self._one_of(rewritten.pop("oneOf"), f"{pointer}/oneOf"))
+        conjuncts += self._require_min_properties(rewritten, pointer)
+        conjuncts += self._unique_items(schema, rewritten, pointer)
         rest = all_of(conjuncts)
         if isinstance(rest, bool):
             return rewritten if rest else False
@@ -410,35 +410,35 @@ class SchemaRewriter:
             self._declared[id(schemas)] = schemas
         return {keyword: schemas}
 
-    def _rewrite_in_context(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
+    def _rewrite_in_context(self, schema: dict[str, Any], keyword: str, value: Any, pointer: str, depth: int) -> Schema:
         if keyword in _CONDITIONAL:
             self._conditions += 1
             try:
-                return self._rewrite_keyword(schema, keyword, value, where, depth)
+                return self._rewrite_keyword(schema, keyword, value, pointer, depth)
             finally:
                 self._conditions -= 1
-        return self._rewrite_keyword(schema, keyword, value, where, depth)
+        return self._rewrite_keyword(schema, keyword, value, pointer, depth)
 
-    def _rewrite_keyword(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
-        path = f"{where}/{keyword}"
+    def _rewrite_keyword(self, schema: dict[str, Any], keyword: str, value: Any, pointer: str, depth: int) -> Schema:
+        path = f"{pointer}/{keyword}"
 
         def inner(subschema: Any) -> Schema:
             return self._schema(subschema, path, depth + 1)
 
         match keyword:
             case "$ref":
-                return self._reference(schema, where)
+                return self._reference(schema, pointer)
             case "not":
                 return self._negate(inner(value), path)
             case "if":
-                return self._conditional(schema, where, depth)
+                return self._conditional(schema, pointer, depth)
             case "dependencies" | "dependentRequired" | "dependentSchemas":
                 named = self._checked(value, isinstance(value, dict), path)
                 return all_of(self._dependency(name, each, inner, path) for name, each in named.items())
             case "propertyNames":
                 return self._property_names(inner(value), path)
             case "contains":
-                return self._contains(schema, inner(value), where)
+                return self._contains(schema, inner(value), pointer)
             case "unevaluatedProperties":
                 return self._unevaluated(schema, inner(value), path)
             case "unevaluatedItems":
@@ -449,12 +449,12 @@ class SchemaRewriter:
                 return remaining_items(schema, inner(value))
         return True  # `_unique_items` handles uniqueItems, because it needs the rewritten items
 
-    def _reference(self, schema: dict[str, Any], where: str) -> Schema:
-        target = self._references.target(schema, where)
+    def _reference(self, schema: dict[str, Any], pointer: str) -> Schema:
+        target = self._references.target(schema, pointer)
         name = self._names.get(id(target))
         if name is None:
             name = self._names[id(target)] = f"d{len(self._names)}"
-            self._pending.append((name, target, f"{where}/$ref"))
+            self._pending.append((name, target, f"{pointer}/$ref"))
         return {"$ref": f"#/$defs/{name}"}
 
     def _format(self, value: Any) -> dict[str, Any]:
@@ -469,14 +469,14 @@ class SchemaRewriter:
             raise self._refusal(f"the schema's keyword {path} is not supported for this schema")
         return negated
 
-    def _conditional(self, schema: dict[str, Any], where: str, depth: int) -> Schema:
+    def _conditional(self, schema: dict[str, Any], pointer: str, depth: int) -> Schema:
         if "then" not in schema and "else" not in schema:
             return True
         condition, then, otherwise = (
-            self._schema(schema.get(keyword, True), f"{where}/{keyword}", depth + 1)
+            self._schema(schema.get(keyword, True), f"{pointer}/{keyword}", depth + 1)
             for keyword in ("if", "then", "else")
         )
-        return any_of([all_of([condition, then]), all_of([self._negate(condition, f"{where}/if"), otherwise])])
+        return any_of([all_of([condition, then]), all_of([self._negate(condition, f"{pointer}/if"), otherwise])])
 
     def _dependency(self, name: str, requirement: Any, inner: Callable[[Any], Schema], path: str) -> Schema:
         without_name = {"properties": {name: False}}
@@ -520,13 +520,12 @@ class SchemaRewriter:
             schema = self._definition(schema["$ref"]) or False
         return {"type": []}
 
-    def _contains(self, schema: dict[str, Any], item: Schema, where: str) -> Schema:
+    def _contains(self, schema: dict[str, Any], item: Schema, pointer: str) -> Schema:
         if "maxContains" in schema:
-            raise self._refusal(f"the schema's keyword {where}/maxContains is not supported")
-        least = self._value(schema, "minContains", schema.get("minContains", 1), f"{where}/minContains")["minContains"]
-        if least <= 0:
-            return True
-        return array_containing(item, least)
+            raise self._refusal(f"the schema's keyword {pointer}/maxContains is not supported")
+        found = self._value(schema, "minContains", schema.get("minContains", 1), f"{pointer}/minContains")
+        least = found["minContains"]
+        return True if least <= 0 else array_containing(item, least)
 
     def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str) -> Schema:
         if "additionalProperties" in schema:
@@ -600,7 +599,7 @@ class SchemaRewriter:
             f"several options of {path} may match the same value, which cannot be prevented; use anyOf"
         )
 
-    def _require_min_properties(self, rewritten: dict[str, Any], where: str) -> Iterator[Schema]:
+    def _require_min_properties(self, rewritten: dict[str, Any], pointer: str) -> Iterator[Schema]:
         # Expresses `minProperties` as required names, because the library counts a repeated name twice.
         least = rewritten.get("minProperties", 0)
         names = rewritten.get("properties", {})
@@ -612,7 +611,7 @@ class SchemaRewriter:
         elif least > 1 or optional:
             del rewritten["minProperties"]
             if math.comb(len(optional), more) > MAX_OPTIONS or (more > len(optional) and least > 1):
-                raise self._refusal(f"{where}/minProperties above 1 is not supported; use required")
+                raise self._refusal(f"{pointer}/minProperties above 1 is not supported; use required")
             objects: list[dict[str, Any]] = [
                 {"type": "object", "required": list(chosen)} for chosen in itertools.combinations(optional, more)
             ]
@@ -622,7 +621,7 @@ class SchemaRewriter:
                 objects.append({"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": 1})
             yield any_of([all_types_except(["object"]), *objects])
 
-    def _unique_items(self, schema: dict[str, Any], rewritten: dict[str, Any], where: str) -> Iterator[Schema]:
+    def _unique_items(self, schema: dict[str, Any], rewritten: dict[str, Any], pointer: str) -> Iterator[Schema]:
         most = rewritten.get("maxItems", math.inf)
         if schema.get("uniqueItems") is True and most > 1 and not self._are_items_disjoint(rewritten):
             values = (
@@ -633,7 +632,7 @@ class SchemaRewriter:
             arrays = None if values is None else distinct_arrays(values, rewritten.get("minItems", 0), most)
             if arrays is None:
                 raise self._refusal(
-                    f"the schema's keyword {where}/uniqueItems is supported only for a few plain values, and for "
+                    f"the schema's keyword {pointer}/uniqueItems is supported only for a few plain values, and for "
                     "items that cannot be equal"
                 )
             yield arrays
