@@ -130,7 +130,7 @@ class RepetitionFinder:
 
 
 def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
-    """Return, for each position, how many tokens up to it equal the last tokens of the history."""
+    """Return, for each position, how many tokens up to it equal the end of the history."""
     # The Z algorithm, applied to the reversed history, in linear time.
     tokens = list(history)[::-1]
     lengths = np.zeros(len(tokens), np.int64)

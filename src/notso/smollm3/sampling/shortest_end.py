@@ -282,8 +282,8 @@ class ShortestEndingSearch:
             return [next_node]
         if stored is not None:
             memory.ends[kind] = next((text for text in texts if self._node_after(node, text) is not None), None)
-        text = memory.ends[kind]
-        next_node = None if text is None else self._node_after(node, text)
+        end = memory.ends[kind]
+        next_node = None if end is None else self._node_after(node, end)
         return [] if next_node is None else [next_node]
 
     def _byte_classes(self, node: _Node, allowed_bytes: list[int]) -> tuple[int, ...]:
