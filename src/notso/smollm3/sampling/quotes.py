@@ -40,7 +40,7 @@ FIRST_PLACES = 64
 ROW = 32
 LOOKUPS = 512
 """Maximum lookups of tokens with 8 bytes or more, per mask. Beyond this, only shorter tokens are allowed."""
-LEAST_LEFT = 48
+MIN_REMAINING = 48
 """Minimum remaining tokens for starting a quotation."""
 LAST_TOKENS = 8
 """With fewer remaining tokens, a quotation ends as soon as it can."""
@@ -49,7 +49,7 @@ CHARACTERS_INDEXED_HERE = 1_000_000
 CHARACTERS_FILED = 50_000
 """The index of a text of at least this length is stored in a file if the text is part of a pinned reading, which is a
 named prompt prefix (see block_pool)."""
-KEPT_CHARACTERS = 8_000_000
+CACHED_CHARACTERS = 8_000_000
 """Maximum total length of the indexed texts that are kept in memory for later requests."""
 
 Ids = npt.NDArray[np.intp]
@@ -211,8 +211,8 @@ class QuotedOutput(StructuredOutput):
         return restricted
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        is_free = self._inner is None or self._open is not None
-        return is_free or (self._inner is not None and self._inner.permits(token, in_reasoning, left))
+        is_unchecked = self._inner is None or self._open is not None
+        return is_unchecked or (self._inner is not None and self._inner.permits(token, in_reasoning, left))
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
         return logits if self._inner is None else self._inner.narrow(logits, token, left)
@@ -262,7 +262,7 @@ class QuotedOutput(StructuredOutput):
     def _can_open_quotation(self, tail: bytes, suffix: bytes = b"") -> bool:
         found = OPEN.search(tail.removesuffix(suffix))
         number = int(found[1]) if found else 0
-        return 0 < number <= len(self._indices) and bool(self._index(number).whole.high) and self._left >= LEAST_LEFT
+        return 0 < number <= len(self._indices) and bool(self._index(number).whole.high) and self._left >= MIN_REMAINING
 
     def _start_quotation(self, tail: bytes | None = None, lead: bytes = b" ") -> Quotation:
         found = OPEN.search(self._tail if tail is None else tail)
@@ -348,7 +348,7 @@ class QuoteManager:
         with self._lock:
             self._indexes[key] = index
             total = sum(len(each.content) for each in self._indexes.values())
-            while total > KEPT_CHARACTERS and len(self._indexes) > 1:
+            while total > CACHED_CHARACTERS and len(self._indexes) > 1:
                 total -= len(self._indexes.popitem(last=False)[1].content)
         return index
 
