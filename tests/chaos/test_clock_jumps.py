@@ -24,7 +24,7 @@ from notso.web import app
 from notso.web.store.sql import store
 app.PURGE_SECONDS = 0.02
 app.UNDO_SECONDS = 3600.0
-store.MOST_KEPT = 3
+store.MAX_RESPONSES = 3
 purge = store.SQLStore.purge
 
 async def counted(*given):

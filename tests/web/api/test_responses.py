@@ -328,7 +328,7 @@ def test_truncated_messages_stay_dropped_in_response_chain(start: Start) -> None
 def test_stored_responses_survive_restart_and_are_limited(
     start: Start, tmp_path: Path, shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MOST_KEPT", 3)
+    monkeypatch.setattr(store, "MAX_RESPONSES", 3)
     settings = Settings(port=0, data_dir=tmp_path / "kept")
     first = type(shared)(ScriptedEngine, settings).ready()
     ids = [first.client.post(URL, json={"input": f"{number}"}).json()["id"] for number in range(5)]

@@ -143,9 +143,9 @@ def test_only_first_call_waits_for_a_locked_file(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sqlite_access, "SHORT_MS", 0)
     run_work = sqlite_access._ConnectionThread.run_work
 
-    def noting(lane: Any, work: Any) -> Any:
-        waits.append(sqlite_access.SHORT_MS if lane._waited else lane._patience_ms)
-        return run_work(lane, work)
+    def noting(thread: Any, work: Any) -> Any:
+        waits.append(sqlite_access.SHORT_MS if thread._has_timed_out else thread._timeout_ms)
+        return run_work(thread, work)
 
     monkeypatch.setattr(sqlite_access._ConnectionThread, "run_work", noting)
 

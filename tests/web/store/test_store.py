@@ -247,7 +247,7 @@ def test_writes_beyond_the_owner_limit_are_refused(kept: Kept) -> None:
     affected."""
 
     async def work(store: Any) -> None:
-        store.most_kept = lambda owner: 0 if owner == "local" else 3000
+        store.max_stored_characters = lambda owner: 0 if owner == "local" else 3000
         chat = a_chat()
         first = a_turn(chat, "x" * 1500)
         turn = await finished(store, first, "y" * 600, chat)

@@ -95,9 +95,9 @@ class AccessStore(Protocol):
         """Add usage and delete the `ended` reservations, in one transaction."""
 
     async def reserve(
-        self, day: date, owner: str, quota: Quota, wanted: Sequence[MaxTokenUse]
+        self, day: date, owner: str, quota: Quota, requests: Sequence[MaxTokenUse]
     ) -> list[Reservation] | UsageTotals:
-        """Reserve tokens for the `wanted` requests, with shorter answers if the quota is nearly used up.
+        """Reserve tokens for requests, with shorter answers if the quota is nearly used up.
 
         Used and reserved tokens never exceed the quota, even across processes. If the quota does not suffice, nothing
         is reserved, and the usage so far is returned.

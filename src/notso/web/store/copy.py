@@ -42,8 +42,8 @@ class CopiedTable:
     digest: str
 
 
-# Not copied: search indexes (each database builds its own), and leases, which belong to a running server: `holder` and
-# `held_until_ms` in any table, and the table `replicas`.
+# Not copied: search indexes (each database builds its own), and the state of running servers, such as leases (`holder`
+# and `held_until_ms` in any table, and the table `replicas`), reservations, and records of caches to clear.
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),
@@ -144,7 +144,7 @@ async def _copy_in_transaction(
     source: SQLStore | SQLAccessStore,
     target: SQLStore | SQLAccessStore,
     tables: tuple[Table, ...],
-    before_keeping: Callable[[], Coroutine[Any, Any, tuple[CopiedTable, ...]]] | None = None,
+    before_commit: Callable[[], Coroutine[Any, Any, tuple[CopiedTable, ...]]] | None = None,
 ) -> tuple[CopiedTable, ...]:
     loop = asyncio.get_running_loop()
 
@@ -154,9 +154,9 @@ async def _copy_in_transaction(
                 to_db.prepare_bulk_copy()
             copied = _copy_tables(tables, from_db, to_db)
             # Chats and keys are copied in two transactions. If the keys cannot be committed, the chats are rolled back.
-            if before_keeping is None:
+            if before_commit is None:
                 return copied
-            return (*copied, *asyncio.run_coroutine_threadsafe(before_keeping(), loop).result())
+            return (*copied, *asyncio.run_coroutine_threadsafe(before_commit(), loop).result())
 
         with from_db.snapshot():
             if isinstance(from_db, Database):

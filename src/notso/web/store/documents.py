@@ -214,5 +214,5 @@ class DocumentStore(Protocol):
     async def stale(self) -> list[StaleCache]:
         """Return the caches that the engines of this process must still clear."""
 
-    async def mark_cleared(self, found: Sequence[StaleCache]) -> None:
-        """Record that the engines of this process have cleared these caches."""
+    async def mark_cleared(self, caches: Sequence[StaleCache]) -> None:
+        """Record that the engines of this process have cleared the caches."""

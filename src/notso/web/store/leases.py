@@ -59,23 +59,23 @@ class LeaseKeeper:
     async def send_heartbeat(self) -> None:
         try:
             known = self._turns.known if self.at_taken is not None else None
-            found = await self._store.heartbeat(self._turns.generations, known, is_leaving=self.leaving)
+            result = await self._store.heartbeat(self._turns.generations, known, is_leaving=self.leaving)
         except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
             if not self.failing:
                 logger.warning("leases could not be renewed: %s", error)
             self.failing = True
             return
-        for left in found.taken:
+        for orphan in result.taken:
             access_log.info("turn continued: the server that generated it has ended")
             if self.at_taken is not None:
-                self.at_taken(left)
+                self.at_taken(orphan)
         if self.failing:
             logger.warning("leases are renewed again")
         self.failing = False
-        for generation_id in found.lost:
+        for generation_id in result.lost:
             # Another process has continued or interrupted this turn, so the answer generated here is obsolete.
             self._turns.stop(generation_id, interrupted=True)
-        for orphan in found.orphans:
+        for orphan in result.orphans:
             access_log.info("turn interrupted: the server that generated it stopped renewing its lease")
             for callback in self.at_orphan:
                 callback(orphan)

@@ -62,10 +62,12 @@ def run_with_store(directory: Path, database_url: str | None, work: Callable[[Ch
     return asyncio.run(run())
 
 
-def create_access_store(directory: Path, database_url: str | None, beside: ChatStore | None = None) -> SQLAccessStore:
+def create_access_store(
+    directory: Path, database_url: str | None, chat_store: ChatStore | None = None
+) -> SQLAccessStore:
     """Return a store of keys that is not open yet. Raises SettingsError and StorageError.
 
-    beside: this process's chat store, if any; the store of keys shares its connections.
+    chat_store: this process's chat store, if any. The store of keys shares its connections.
     """
     if database_url is None:
         return SQLiteAccessStore(directory)
@@ -76,8 +78,8 @@ def create_access_store(directory: Path, database_url: str | None, beside: ChatS
         raise SettingsError(
             f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
         ) from error
-    if isinstance(beside, PostgresStore):
-        return beside.access()
+    if isinstance(chat_store, PostgresStore):
+        return chat_store.access()
     return PostgresAccessStore(PostgresPool(database_url, ACCESS_THREADS, "keys"))
 
 

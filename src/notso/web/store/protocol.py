@@ -1,9 +1,9 @@
 """Protocol for the store of chats, and the values that it stores.
 
 A chat is a tree of messages: each edited question or regenerated answer starts another branch. One branch at a time is
-shown ("chosen"). A turn is a question with its answer. A generation is the process of generating an answer, or of
-continuing it; its id names the event stream that pages read. A generation consists of one or more requests to the
-engine ("runs"), one for each round of tool calls.
+shown ("chosen"). A turn is a question with its answer. A generation is one process of generating or continuing an
+answer; its id names the event stream that pages read. A generation consists of one or more requests to the engine
+("runs"): the first one, and one after each round of tool calls.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Chat:
     updated_ms: int
     pinned: bool = False
     settings: Mapping[str, SettingValue] = field(default_factory=dict)  # only settings that differ from the defaults
-    chosen_root: str | None = None  # first message of the shown branch; None: the newest first message
+    chosen_root: str | None = None  # first message of the shown branch; None: the newest message without a parent
     unread: bool = False  # whether an answer ended since the chat was last opened
     archived: bool = False  # hidden from the sidebar
     temporary: bool = False  # not listed, searched or exported; deleted after a period without use
@@ -219,7 +219,7 @@ class NewTurn:
 class NewMessage:
     """Another version of an answer, or a summary, to be stored as a reply to the message `after`.
 
-    A summary is refused if the branch has continued.
+    A summary is refused if `after` already has a reply.
     """
 
     assistant_message: StoredMessage
@@ -314,7 +314,10 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class ConversationKey:
-    """A first message and all messages below it. A chat has several if its first question was edited."""
+    """Key of a conversation: a first message and all messages below it.
+
+    A chat whose first question was edited has several conversations.
+    """
 
     owner: str
     first_message_id: str

@@ -51,14 +51,14 @@ class IdempotentResponse:
     created_ms: int
 
 
-MOST_LEFT, MOST_LEFT_BEGUN = 6, 2
+MAX_TRIES, MAX_TRIES_BEGUN = 6, 2
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedResponse:
     """An unfinished response, stored so that another process can continue it.
 
-    It is abandoned after MOST_LEFT tries without progress, or after MOST_LEFT_BEGUN if it already has tokens.
+    It is abandoned after MAX_TRIES tries without progress, or after MAX_TRIES_BEGUN if it already has tokens.
     """
 
     id: str
@@ -75,7 +75,7 @@ class UnfinishedResponse:
 
     @property
     def has_used_all_tries(self) -> bool:
-        return self.tries >= (MOST_LEFT_BEGUN if self.progress else MOST_LEFT)
+        return self.tries >= (MAX_TRIES_BEGUN if self.progress else MAX_TRIES)
 
 
 class ApiRecords(Protocol):

@@ -38,8 +38,8 @@ def shown_path(
 def branch_end(path: list[ShownMessage], limit: int, first: str | None = None) -> tuple[list[ShownMessage], int]:
     """Return the end of a branch (see ChatStore.shown_chat) and the number of messages before it."""
     newest = path[-MOST_SHOWN:]
-    wanted = next((len(newest) - at for at, each in enumerate(newest) if each.message.id == first), 0)
-    begin = max(0, len(path) - max(limit, wanted))
+    since_first = next((len(newest) - at for at, each in enumerate(newest) if each.message.id == first), 0)
+    begin = max(0, len(path) - max(limit, since_first))
     # Start with a question, so that no turn is split.
     while begin and path[begin].message.role != "user":
         begin -= 1
@@ -57,22 +57,22 @@ def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = No
     """Return the shown branch from root to leaf. `nodes` must be sorted, oldest first."""
     nodes = list(nodes)
     children = _children(nodes)
-    wanted = _ids_on_path(nodes, through)
+    path_ids = _ids_on_path(nodes, through)
     found: list[N] = []
-    here, choice = children.get(None, []), chosen_root
-    while here:
-        node = next((node for node in here if node.id in wanted), None)
-        node = node or next((node for node in here if node.id == choice), here[-1])
+    siblings, choice = children.get(None, []), chosen_root
+    while siblings:
+        node = next((node for node in siblings if node.id in path_ids), None)
+        node = node or next((node for node in siblings if node.id == choice), siblings[-1])
         found.append(node)
-        here, choice = children.get(node.id, []), node.chosen_child
+        siblings, choice = children.get(node.id, []), node.chosen_child
     return found
 
 
 def path_to(nodes: Iterable[N], node_id: str) -> list[N]:
     """Return the path from the root to this node."""
     nodes = list(nodes)
-    wanted = _ids_on_path(nodes, node_id)
-    return [node for node in nodes if node.id in wanted]
+    path_ids = _ids_on_path(nodes, node_id)
+    return [node for node in nodes if node.id in path_ids]
 
 
 def _ids_on_path(nodes: Sequence[N], node_id: str | None) -> set[str]:
@@ -87,9 +87,9 @@ def _ids_on_path(nodes: Sequence[N], node_id: str | None) -> set[str]:
 
 def _children(nodes: Iterable[N]) -> dict[str | None, list[N]]:
     nodes = list(nodes)
-    # A message with an unknown parent becomes a root.
-    known = {node.id for node in nodes}
+    # A message whose parent is missing becomes a root.
+    ids = {node.id for node in nodes}
     children: dict[str | None, list[N]] = {}
     for node in nodes:
-        children.setdefault(node.parent_id if node.parent_id in known else None, []).append(node)
+        children.setdefault(node.parent_id if node.parent_id in ids else None, []).append(node)
     return children

@@ -182,7 +182,7 @@ class PostgresDatabase(Database):
         self.renew()
         if is_leaving:
             return Heartbeat(lost=self._lost_generations(running))
-        taken = self._claim_orphans(known) if known is not None else []
+        claimed = self._claim_orphans(known) if known is not None else []
         ended = self.execute(
             "UPDATE messages SET state = CASE WHEN " + _UNFINISHED + " THEN 'interrupted' ELSE state END, holder = NULL"
             # SKIP LOCKED ensures that only one of several concurrent heartbeats gets an orphan.
@@ -197,8 +197,8 @@ class PostgresDatabase(Database):
             "DELETE FROM replicas WHERE expires < clock_timestamp() - interval '1 hour'"
             " AND pg_postmaster_start_time() < clock_timestamp() - interval '1 hour'"
         )
-        orphans, adopted = (tuple(Orphan(**row) for row in rows) for rows in (ended, taken))
-        return Heartbeat(orphans, adopted, self._lost_generations(running))
+        orphans, taken_over = (tuple(Orphan(**row) for row in rows) for rows in (ended, claimed))
+        return Heartbeat(orphans, taken_over, self._lost_generations(running))
 
     def _claim_orphans(self, known: frozenset[str]) -> list[Any]:
         # Also return orphans that this process holds but that are not in `known`: an earlier result may have been lost.
@@ -357,7 +357,7 @@ class PostgresPool:
     def write(self, work: Callable[[PostgresDatabase], T]) -> T:
         """Run `work` in a transaction, with retries after conflicts and lost connections."""
         with storage_errors():
-            for left in reversed(range(TRIES)):
+            for remaining_tries in reversed(range(TRIES)):
                 ended = is_lost = False
                 try:
                     with self._connection() as connection:
@@ -371,10 +371,10 @@ class PostgresPool:
                             # Retry only if COMMIT was not sent. Otherwise, the transaction may have succeeded.
                             is_lost = connection.closed and not ended
                 except (errors.UniqueViolation, errors.DeadlockDetected, errors.SerializationFailure):
-                    if not left:
+                    if not remaining_tries:
                         raise
                 except psycopg.OperationalError:
-                    if not is_lost or not left:
+                    if not is_lost or not remaining_tries:
                         raise
             raise StorageError(FAILED)
 
@@ -395,9 +395,9 @@ class PostgresPool:
         if not seconds:
             self._set_unavailable(True)
             self._pool.drain()
-        late = time.monotonic() - seconds
+        latest_start = time.monotonic() - seconds
         for connection, since in list(self._busy.items()):
-            if since <= late:
+            if since <= latest_start:
                 _shut_down_socket(connection)
 
     @contextlib.contextmanager
@@ -429,12 +429,12 @@ class PostgresPool:
                     self._set_unavailable(True)
                     raise
 
-    def _set_unavailable(self, is_away: bool) -> None:
-        if is_away:
+    def _set_unavailable(self, is_unavailable: bool) -> None:
+        if is_unavailable:
             self._unavailable_since = time.monotonic()
-        if is_away != self._is_unavailable:
-            self._is_unavailable = is_away
-            logger.warning("the chat database %s", "is not responding" if is_away else "is responding again")
+        if is_unavailable != self._is_unavailable:
+            self._is_unavailable = is_unavailable
+            logger.warning("the chat database %s", "is not responding" if is_unavailable else "is responding again")
 
 
 def connect(url: str) -> Connection[tuple[Any, ...]]:
@@ -447,20 +447,20 @@ def connect(url: str) -> Connection[tuple[Any, ...]]:
 
 def _shut_down_socket(connection: Connection[Any]) -> None:
     # Shutting down the socket ends all waits for it, in any thread.
-    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
-        line.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+        duplicate.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _deadline(connection: Connection[Any]) -> Iterator[None]:
     # Breaks the connection if the database does not answer within CONNECT_SECONDS.
-    late = threading.Timer(CONNECT_SECONDS, _shut_down_socket, (connection,))
-    late.daemon = True
-    late.start()
+    timer = threading.Timer(CONNECT_SECONDS, _shut_down_socket, (connection,))
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        late.cancel()
+        timer.cancel()
 
 
 def query_server_settings(url: str, settings: Sequence[str]) -> list[str]:
@@ -564,10 +564,10 @@ def check(connection: Connection[Any]) -> None:
 
 def _version(connection: Connection[Any]) -> int:
     # to_regclass is not used because it may see the catalog as it was before the lock was acquired.
-    there = connection.execute(
+    found = connection.execute(
         "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", (SCHEMA,)
     )
-    if there.fetchone() is None:
+    if found.fetchone() is None:
         return 0
     row = connection.execute(f"SELECT version FROM {SCHEMA}.schema_version".encode()).fetchone()
     return int(row[0]) if row is not None else 0
@@ -588,11 +588,11 @@ def _configure(connection: Connection[Any]) -> None:
 
 def _defaults_for(url: str) -> dict[str, Any]:
     try:
-        said = conninfo_to_dict(url)
+        options = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise StorageError("invalid database URL; the form is postgresql://USER@HOST/NAME") from error
     # Settings in the address take precedence.
-    return {name: value for name, value in _DEFAULTS.items() if name not in said}
+    return {name: value for name, value in _DEFAULTS.items() if name not in options}
 
 
 def _reason(error: psycopg.Error) -> str:

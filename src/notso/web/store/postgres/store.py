@@ -36,7 +36,7 @@ class PostgresStore(SQLStore):
         self._writes = FairQueue("notso-db-write", WRITE_THREADS)
         self._reads = FairQueue("notso-db-read", READ_THREADS)
         self._lease_thread = WorkerThreads(LEASE_THREADS, thread_name_prefix="notso-db-lease")
-        self._forgotten: set[int] = set()
+        self._reported: set[int] = set()
         self._is_open = False
 
     @property
@@ -87,10 +87,10 @@ class PostgresStore(SQLStore):
     async def conversations_to_purge(self, seconds: float, now: float | None = None) -> list[ConversationKey]:
         due = await super().conversations_to_purge(seconds, now)
         # Include conversations that other processes purged, because this process may have their KV caches.
-        since = max(self._forgotten, default=0) - COMMIT_SPREAD
+        since = max(self._reported, default=0) - COMMIT_SPREAD
         rows = await self._writes.run("", lambda: self._connections.write(lambda db: db.purged_conversations(since)))
-        new = [row for row in rows if row["number"] not in self._forgotten]
-        self._forgotten = {row["number"] for row in rows}
+        new = [row for row in rows if row["number"] not in self._reported]
+        self._reported = {row["number"] for row in rows}
         return list(dict.fromkeys([*due, *(ConversationKey(row["owner"], row["first_message_id"]) for row in new)]))
 
     async def backup(self, target: Path) -> None:
@@ -117,7 +117,7 @@ ACCESS_THREADS = 2  # so that key lookups do not wait for writes of usage
 
 class PostgresAccessStore(SQLAccessStore):
     NOW_MS = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
-    ALONE = "SELECT pg_advisory_xact_lock(hashtextextended(?, 36))"
+    LOCK_OWNER = "SELECT pg_advisory_xact_lock(hashtextextended(?, 36))"
 
     def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections

@@ -27,7 +27,7 @@ _ADD_USAGE = """
 _COUNTS = "requests, prompt_tokens, completion_tokens"
 _USAGE = f"SELECT day, owner, {_COUNTS} FROM usage WHERE day BETWEEN ? AND ? ORDER BY day DESC, owner"
 _USED = f"SELECT {_COUNTS} FROM usage WHERE day = ? AND owner = ?"
-_HELD = """
+_RESERVED = """
     SELECT count(*) AS requests, coalesce(sum(tokens), 0) AS tokens FROM reservations WHERE day = ? AND owner = ?
 """
 _RESERVED_MS = int(1000 * RESERVED_SECONDS)
@@ -45,7 +45,7 @@ DELETE FROM {table} WHERE number IN (
 
 class SQLAccessStore(ABC):
     NOW_MS: ClassVar[str]  # SQL expression for the database's time in milliseconds
-    ALONE: ClassVar[str] = ""  # statement that locks an owner until the transaction ends
+    LOCK_OWNER: ClassVar[str] = ""  # statement that locks an owner until the transaction ends
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -108,35 +108,35 @@ class SQLAccessStore(ABC):
         await self.write(work)
 
     async def reserve(
-        self, day: date, owner: str, quota: Quota, wanted: Sequence[MaxTokenUse]
+        self, day: date, owner: str, quota: Quota, requests: Sequence[MaxTokenUse]
     ) -> list[Reservation] | UsageTotals:
-        about = day.isoformat(), owner
+        day_and_owner = day.isoformat(), owner
 
         def work(db: SQLConnection) -> list[Reservation] | UsageTotals:
-            if self.ALONE:
-                db.execute(self.ALONE, (owner,))
+            if self.LOCK_OWNER:
+                db.execute(self.LOCK_OWNER, (owner,))
             # Query reservations before usage. A reservation that ends in between is then counted twice rather than not
             # at all.
-            held = db.execute(f"{_HELD} AND until_ms > {self.NOW_MS}", about).fetchone()
-            row = db.execute(_USED, about).fetchone()
+            reserved = db.execute(f"{_RESERVED} AND until_ms > {self.NOW_MS}", day_and_owner).fetchone()
+            row = db.execute(_USED, day_and_owner).fetchone()
             used = _used(row) if row else UsageTotals()
-            left = quota.tokens - used.tokens - int(held["tokens"])
-            answers = allocate_tokens(left, wanted) if quota.tokens else [each.answer_tokens for each in wanted]
-            too_many = quota.requests and used.requests + held["requests"] + len(wanted) > quota.requests
+            left = quota.tokens - used.tokens - int(reserved["tokens"])
+            answers = allocate_tokens(left, requests) if quota.tokens else [each.answer_tokens for each in requests]
+            too_many = quota.requests and used.requests + reserved["requests"] + len(requests) > quota.requests
             if answers is None or too_many:
                 return used
             db.execute(f"DELETE FROM reservations WHERE owner = ? AND until_ms <= {self.NOW_MS}", (owner,))
-            made = [
+            reservations = [
                 Reservation(secrets.token_hex(16), day, owner, each.prompt_tokens, answer)
-                for each, answer in zip(wanted, answers, strict=True)
+                for each, answer in zip(requests, answers, strict=True)
             ]
-            for each in made:
+            for each in reservations:
                 db.execute(
                     "INSERT INTO reservations (id, day, owner, tokens, until_ms)"
                     f" VALUES (?, ?, ?, ?, {self.NOW_MS} + {_RESERVED_MS})",
-                    (each.id, *about, each.tokens),
+                    (each.id, *day_and_owner, each.tokens),
                 )
-            return made
+            return reservations
 
         return await self.write(work)
 

@@ -60,7 +60,7 @@ _ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <
 _STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
 # The condition `project <> ''` lets the database use a partial index.
 _IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"
-DELETED_AT_ONCE = 20  # documents deleted in one transaction
+DELETED_AT_ONCE = 20  # maximum number of documents deleted in one transaction
 
 
 class SQLDocuments:
@@ -69,7 +69,7 @@ class SQLDocuments:
         self._write = write
         self._run_read = run_read
         self._is_shared = is_shared
-        self._forgotten: set[int] = set()
+        self._cleared: set[int] = set()
 
     async def library(self, owner: str, name: str) -> Library:
         def work(db: Database) -> Library:
@@ -81,8 +81,8 @@ class SQLDocuments:
 
     async def new_library(self, owner: str, name: str) -> Library | None:
         def work(db: Database) -> Library | None:
-            held = db.execute("SELECT count(*) AS n FROM libraries WHERE owner = ?", (owner,)).fetchone()
-            return _create(db, owner, name) if held["n"] < MAX_LIBRARIES_OF_OWNER else None
+            owned = db.execute("SELECT count(*) AS n FROM libraries WHERE owner = ?", (owner,)).fetchone()
+            return _create(db, owner, name) if owned["n"] < MAX_LIBRARIES_OF_OWNER else None
 
         return await self._write(work, owner)
 
@@ -111,23 +111,23 @@ class SQLDocuments:
     async def delete_library(self, owner: str, library_id: str) -> bool:
         own = "SELECT 1 AS one FROM libraries WHERE id = ? AND owner = ?"
 
-        def empty(db: Database) -> None:
+        def detach_chats(db: Database) -> None:
             if db.execute(own, (library_id, owner)).fetchone() is not None:
                 _mark_caches_stale(db, _IN_PROJECT, library_id)
                 db.execute("UPDATE chats SET project = '' WHERE project = ? AND project <> ''", (library_id,))
 
-        def shorten(db: Database) -> bool | None:
-            # Deletes some documents, or the library if it is empty. Returns None if documents may be left.
+        def delete_some(db: Database) -> bool | None:
+            # Deletes some documents and returns None, or deletes the library if it has no documents.
             sql = f"SELECT id FROM documents WHERE library_id = ? AND {_OWN} LIMIT {DELETED_AT_ONCE}"
-            some = db.execute(sql, (library_id, owner)).fetchall()
-            for row in some:
+            rows = db.execute(sql, (library_id, owner)).fetchall()
+            for row in rows:
                 _delete(db, owner, row["id"])
-            if some:
+            if rows:
                 return None
             return db.execute("DELETE FROM libraries WHERE id = ? AND owner = ?", (library_id, owner)).rowcount > 0
 
-        await self._write(empty, owner)
-        while (deleted := await self._write(shorten, owner)) is None:
+        await self._write(detach_chats, owner)
+        while (deleted := await self._write(delete_some, owner)) is None:
             pass
         return deleted
 
@@ -173,22 +173,22 @@ class SQLDocuments:
         digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
         now = _now_ms()
         day = date.today().isoformat()
-        made = StoredDocument(document_id or new_id(), library_id, name, digest, len(content), now, day)
+        document = StoredDocument(document_id or new_id(), library_id, name, digest, len(content), now, day)
 
         def work(db: Database) -> StoredDocument:
-            held = db.execute(
+            stored = db.execute(
                 "SELECT count(*) AS n, coalesce(sum(size), 0) AS bytes FROM documents WHERE library_id IN"
                 " (SELECT id FROM libraries WHERE owner = (SELECT owner FROM libraries WHERE id = ?))",
                 (library_id,),
             ).fetchone()
-            known = db.execute(
+            existing = db.execute(
                 f"SELECT {_DOCUMENT} FROM documents WHERE library_id = ? AND (sha256 = ? OR id = ?)"
                 f" AND library_id IN ({_ADDABLE})",
-                (library_id, digest, made.id, owner),
+                (library_id, digest, document.id, owner),
             ).fetchone()
-            if known is not None:
-                return StoredDocument(**known)
-            if held["n"] >= MAX_DOCUMENTS_OF_OWNER or held["bytes"] + made.size > MAX_DOCUMENT_BYTES_OF_OWNER:
+            if existing is not None:
+                return StoredDocument(**existing)
+            if stored["n"] >= MAX_DOCUMENTS_OF_OWNER or stored["bytes"] + document.size > MAX_DOCUMENT_BYTES_OF_OWNER:
                 raise StorageFullError(
                     Sentence(
                         f"the limit per user is {MAX_DOCUMENTS_OF_OWNER:,} documents with"
@@ -202,23 +202,23 @@ class SQLDocuments:
             added = db.execute(
                 f"INSERT INTO documents ({', '.join(names)}) SELECT {', '.join('?' * len(names))}"
                 f" WHERE ? IN ({_ADDABLE})",
-                (*(getattr(made, each) for each in names), library_id, owner),
+                (*(getattr(document, each) for each in names), library_id, owner),
             )
             if not added.rowcount:
                 raise StorageError("the library does not exist, or documents may not be added to it")
             for part, start in enumerate(range(0, len(content), PART_BYTES)):
                 db.execute(
                     "INSERT INTO document_parts (document_id, part, content) VALUES (?, ?, ?)",
-                    (made.id, part, content[start : start + PART_BYTES]),
+                    (document.id, part, content[start : start + PART_BYTES]),
                 )
-            return made
+            return document
 
         return await self._write(work, owner)
 
     async def documents(self, owner: str, library_id: str | None = None) -> list[StoredDocument]:
-        where, more = ("", ()) if library_id is None else (" AND library_id = ?", (library_id,))
+        where, parameters = ("", ()) if library_id is None else (" AND library_id = ?", (library_id,))
         sql = f"SELECT {_DOCUMENT} FROM documents WHERE library_id IN ({_READABLE}){where} {_IN_ORDER}"
-        return await self._run_read(lambda db: _documents(db, sql, (owner, *more)), owner)
+        return await self._run_read(lambda db: _documents(db, sql, (owner, *parameters)), owner)
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
         return await self._run_read(lambda db: _documents_by_id(db, owner, document_ids), owner) if document_ids else []
@@ -249,15 +249,15 @@ class SQLDocuments:
         words = query_words(query)
         if not words or (document_ids is not None and not document_ids):
             return []
-        among: tuple[str, tuple[str, ...]] = ("", ())
+        condition: tuple[str, tuple[str, ...]] = ("", ())
         if document_ids is not None:
-            among = (f" AND documents.id IN ({_placeholders(document_ids)})", tuple(document_ids))
+            condition = (f" AND documents.id IN ({_placeholders(document_ids)})", tuple(document_ids))
         elif library_id is not None:
-            among = (" AND documents.library_id = ?", (library_id,))
+            condition = (" AND documents.library_id = ?", (library_id,))
 
         def work(db: Database) -> list[PassageHit]:
             with db.snapshot():
-                return _search(db, owner, words, min(limit, MAX_HITS), *among)
+                return _search(db, owner, words, min(limit, MAX_HITS), *condition)
 
         return await self._run_read(work, owner)
 
@@ -271,20 +271,20 @@ class SQLDocuments:
 
     async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
         def work(db: Database) -> tuple[StoredDocument, bytes] | None:
-            found = db.execute(
+            row = db.execute(
                 f"SELECT {_DOCUMENT} FROM documents WHERE state = 'queued' OR (state = 'parsing' AND held_until_ms < ?)"
                 f" {_IN_ORDER} LIMIT 1{db.for_update}",
                 (now_ms,),
             ).fetchone()
-            if found is None:
+            if row is None:
                 return None
             until = now_ms + int(1000 * PARSING_SECONDS)
             db.execute(
                 "UPDATE documents SET state = 'parsing', held_until_ms = ? WHERE id = ?",
-                (until, found["id"]),
+                (until, row["id"]),
             )
-            rows = db.execute("SELECT content FROM document_parts WHERE document_id = ? ORDER BY part", (found["id"],))
-            return StoredDocument(**found), b"".join(bytes(row["content"]) for row in rows.fetchall())
+            rows = db.execute("SELECT content FROM document_parts WHERE document_id = ? ORDER BY part", (row["id"],))
+            return StoredDocument(**row), b"".join(bytes(row["content"]) for row in rows.fetchall())
 
         return await self._write(work)
 
@@ -293,19 +293,19 @@ class SQLDocuments:
         await self._write(lambda db: db.execute(sql).rowcount)
 
     async def finish(self, document_id: str, document: Document) -> bool:
-        def packed() -> tuple[TextIndex, bytes]:
+        def pack() -> tuple[TextIndex, bytes]:
             return index_text(document.text, document.pages), zlib.compress(document.text.encode())
 
-        index, text = await asyncio.to_thread(packed)
-        facts = (document.kind, " ".join(document.warnings), len(document.pages), len(document.text))
+        index, text = await asyncio.to_thread(pack)
+        columns = (document.kind, " ".join(document.warnings), len(document.pages), len(document.text))
 
         def work(db: Database) -> bool:
-            found = db.execute(
+            updated = db.execute(
                 "UPDATE documents SET state = 'ready', reason = '', kind = ?, note = ?, pages = ?, characters = ?"
                 " WHERE id = ? AND state = 'parsing'",
-                (*facts, document_id),
+                (*columns, document_id),
             )
-            if not found.rowcount:
+            if not updated.rowcount:
                 return False
             db.execute(
                 "INSERT INTO document_texts (document_id, text, pages, passages) VALUES (?, ?, ?, ?)",
@@ -333,41 +333,41 @@ class SQLDocuments:
         await self._write(work)
 
     async def stale(self) -> list[StaleCache]:
-        since = max(self._forgotten, default=0) - COMMIT_SPREAD
+        since = max(self._cleared, default=0) - COMMIT_SPREAD
         sql = "SELECT number, owner, conversation, scope, reading FROM stale_caches WHERE number > ? ORDER BY number"
         rows = await self._run_read(lambda db: db.execute(sql, (since,)).fetchall())
-        return [StaleCache(**row) for row in rows if row["number"] not in self._forgotten]
+        return [StaleCache(**row) for row in rows if row["number"] not in self._cleared]
 
-    async def mark_cleared(self, found: Sequence[StaleCache]) -> None:
+    async def mark_cleared(self, caches: Sequence[StaleCache]) -> None:
         if not self._is_shared:
             sql = "DELETE FROM stale_caches WHERE number <= ?"
-            await self._write(lambda db: db.execute(sql, (max(each.number for each in found),)).rowcount)
+            await self._write(lambda db: db.execute(sql, (max(each.number for each in caches),)).rowcount)
             return
-        self._forgotten.update(each.number for each in found)
-        self._forgotten = {each for each in self._forgotten if each > max(self._forgotten) - 2 * COMMIT_SPREAD}
+        self._cleared.update(each.number for each in caches)
+        self._cleared = {each for each in self._cleared if each > max(self._cleared) - 2 * COMMIT_SPREAD}
         before = _now_ms() - STALE_DAYS * 86_400_000
         await self._write(lambda db: db.execute("DELETE FROM stale_caches WHERE since_ms < ?", (before,)).rowcount)
 
 
 def reindex_document(db: Database, document_id: str) -> None:
     """Index a document that was copied from another database."""
-    held = load_text(db, document_id)
-    if held is not None:
-        _index_words(db, document_id, index_text(held.text, held.pages))
+    text = load_text(db, document_id)
+    if text is not None:
+        _index_words(db, document_id, index_text(text.text, text.pages))
 
 
 def verify_citations(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
     """Return an answer with verified citations.
 
-    A citation is marked as being in no document if the owner may not read the document, or its text has changed.
+    A citation is marked as being in no document if the owner may not read the document, or the text has changed.
     """
     if not message.citations:
         return message
     readable = {each.id: each for each in _documents_by_id(db, owner, [each.document for each in message.citations])}
-    texts = {each: found for each in readable if (found := load_text(db, each)) is not None}
-    revisions = {each: revision_of(found.text) for each, found in texts.items()}
+    texts = {each: text for each in readable if (text := load_text(db, each)) is not None}
+    revisions = {each: revision_of(text.text) for each, text in texts.items()}
     marks = {each.start: each for each in find_marked_quotes(message.content)}
-    kept = []
+    verified = []
     for each in message.citations:
         mark, text = marks.get(each.at), texts.get(each.document)
         if (
@@ -377,11 +377,11 @@ def verify_citations(db: Database, owner: str, message: StoredMessage) -> Stored
             or revisions[each.document] != each.revision
             or not matches_when_folded(text.text, each.start, each.end, mark.words)
         ):
-            kept.append(Citation(each.at, each.to))
+            verified.append(Citation(each.at, each.to))
             continue
         page = page_at(text.pages, each.start) if len(text.pages) > 1 else 0
-        kept.append(replace(each, page=page, name=readable[each.document].name))
-    return replace(message, citations=tuple(kept))
+        verified.append(replace(each, page=page, name=readable[each.document].name))
+    return replace(message, citations=tuple(verified))
 
 
 def _remove_citations(db: Database, document_id: str) -> None:
@@ -391,8 +391,8 @@ def _remove_citations(db: Database, document_id: str) -> None:
         (f'%"{document_id}"%', document_id),
     ).fetchall()
     for row in rows:
-        left = [each for each in json.loads(row["citations"]) if each["document"] != document_id]
-        db.execute("UPDATE messages SET citations = ? WHERE id = ?", (json.dumps(left), row["id"]))
+        remaining = [each for each in json.loads(row["citations"]) if each["document"] != document_id]
+        db.execute("UPDATE messages SET citations = ? WHERE id = ?", (json.dumps(remaining), row["id"]))
 
 
 def _index_words(db: Database, document_id: str, index: TextIndex) -> None:
@@ -413,31 +413,31 @@ def _index_words(db: Database, document_id: str, index: TextIndex) -> None:
 
 
 def _search(
-    db: Database, owner: str, words: Sequence[str], limit: int, among: str, ids: tuple[str, ...]
+    db: Database, owner: str, words: Sequence[str], limit: int, condition: str, ids: tuple[str, ...]
 ) -> list[PassageHit]:
     totals = db.execute(
         "SELECT coalesce(sum(passages), 0) AS passages, coalesce(sum(words), 0) AS words FROM documents"
-        f" WHERE library_id IN ({_READABLE}){among}",
+        f" WHERE library_id IN ({_READABLE}){condition}",
         (owner, *ids),
     ).fetchone()
     rows = db.execute(
         "SELECT word, documents.id AS document, sha256, places FROM document_words"
         " JOIN documents ON documents.number = document_words.document"
         f" WHERE library IN (SELECT number FROM libraries WHERE id IN ({_READABLE}))"
-        f" AND word IN ({_placeholders(words)}){among}",
+        f" AND word IN ({_placeholders(words)}){condition}",
         (owner, *words, *ids),
     )
-    found = (WordPostings(row["word"], row["document"], row["sha256"], bytes(row["places"])) for row in rows)
-    best = rank_passages(found, int(totals["passages"]), int(totals["words"]))[:limit]
-    known = {each.id: each for each in _documents_by_id(db, owner, [document for document, _, _ in best])}
-    texts = {each: load_text(db, each) for each in known}
+    postings = (WordPostings(row["word"], row["document"], row["sha256"], bytes(row["places"])) for row in rows)
+    best = rank_passages(postings, int(totals["passages"]), int(totals["words"]))[:limit]
+    documents = {each.id: each for each in _documents_by_id(db, owner, [document for document, _, _ in best])}
+    texts = {each: load_text(db, each) for each in documents}
     hits = []
     for document, number, score in best:
         text = texts[document]
         if text is not None:
             passage = text.passages[number]
             part = text.text[passage.start : passage.end]
-            hits.append(PassageHit(known[document], number, passage.page, passage.start, part, score))
+            hits.append(PassageHit(documents[document], number, passage.page, passage.start, part, score))
     return hits
 
 
@@ -448,10 +448,10 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
     if row is None:
         return False
     now = _now_ms()
-    used = f"SELECT chat_id FROM chat_documents WHERE document_id = ? UNION {_IN_PROJECT}"
-    _mark_caches_stale(db, used, document_id, row["library_id"])
-    named = db.execute("SELECT scope, name FROM readings WHERE document_id = ?", (document_id,)).fetchall()
-    for each in named:
+    chats = f"SELECT chat_id FROM chat_documents WHERE document_id = ? UNION {_IN_PROJECT}"
+    _mark_caches_stale(db, chats, document_id, row["library_id"])
+    readings = db.execute("SELECT scope, name FROM readings WHERE document_id = ?", (document_id,)).fetchall()
+    for each in readings:
         db.execute(
             f"{_STALE} VALUES ('', '', ?, ?, ?)",
             (each["scope"], each["name"], now),
@@ -475,12 +475,12 @@ def _mark_caches_stale(db: Database, chats: str, *values: str) -> None:
 
 
 def _create(db: Database, owner: str, name: str) -> Library | None:
-    made = Library(new_id(), owner, name, secrets.token_hex(16), _now_ms())
-    values = [_to_column(getattr(made, each)) for each in LIBRARY_COLUMNS]
+    library = Library(new_id(), owner, name, secrets.token_hex(16), _now_ms())
+    values = [_to_column(getattr(library, each)) for each in LIBRARY_COLUMNS]
     sql = (
         f"INSERT INTO libraries ({', '.join(LIBRARY_COLUMNS)}) VALUES ({_placeholders(values)}) ON CONFLICT DO NOTHING"
     )
-    return made if db.execute(sql, values).rowcount else None
+    return library if db.execute(sql, values).rowcount else None
 
 
 def _library(row: Any) -> Library:
@@ -501,8 +501,8 @@ def _documents_by_id(db: Database, owner: str, document_ids: Iterable[str]) -> l
     ids = tuple(dict.fromkeys(document_ids))
     if not ids:
         return []
-    of = f"id IN ({_placeholders(ids)}) AND library_id IN ({_READABLE})"
-    sql = f"SELECT {_DOCUMENT} FROM documents WHERE {of} {_IN_ORDER}"
+    where = f"id IN ({_placeholders(ids)}) AND library_id IN ({_READABLE})"
+    sql = f"SELECT {_DOCUMENT} FROM documents WHERE {where} {_IN_ORDER}"
     return _documents(db, sql, (*ids, owner))
 
 

@@ -54,16 +54,17 @@ def _lease_expiry(now_ms: int) -> int:
 
 
 def _to_unfinished_response(db: Database, row: Any) -> UnfinishedResponse | None:
-    # Tokens are stored in parts. Those in `progress` were stored by an older release, and come first.
+    # Tokens are stored in parts. Tokens in `progress` were stored by an older release, and come first.
     if row is None:
         return None
-    left = UnfinishedResponse(**row)
-    parts = db.execute("SELECT told FROM response_tokens WHERE response_id = ? ORDER BY first", (left.id,)).fetchall()
-    if not parts:
-        return left
-    told = [json.loads(each) for each in (left.progress, *(part["told"] for part in parts)) if each]
-    joined = {name: [each for part in told for each in part.get(name, ())] for name in ("ids", "closed_at")}
-    return replace(left, progress=json.dumps(told[-1] | joined))
+    response = UnfinishedResponse(**row)
+    sql = "SELECT told FROM response_tokens WHERE response_id = ? ORDER BY first"
+    rows = db.execute(sql, (response.id,)).fetchall()
+    if not rows:
+        return response
+    parts = [json.loads(each) for each in (response.progress, *(row["told"] for row in rows)) if each]
+    joined = {name: [each for part in parts for each in part.get(name, ())] for name in ("ids", "closed_at")}
+    return replace(response, progress=json.dumps(parts[-1] | joined))
 
 
 class SQLRecords:
@@ -73,10 +74,10 @@ class SQLRecords:
 
     async def add_file(self, owner: str, file: StoredFile, content: bytes) -> None:
         def work(db: Database) -> None:
-            held = db.execute(
+            stored = db.execute(
                 "SELECT count(*) AS n, coalesce(sum(size), 0) AS bytes FROM api_files WHERE owner = ?", (owner,)
             ).fetchone()
-            if held["n"] >= MAX_FILES or held["bytes"] + file.size > MAX_FILE_BYTES_OF_OWNER:
+            if stored["n"] >= MAX_FILES or stored["bytes"] + file.size > MAX_FILE_BYTES_OF_OWNER:
                 raise StorageFullError(
                     f"the limit per user is {MAX_FILES:,} files with {MAX_FILE_BYTES_OF_OWNER:,} bytes in total;"
                     " delete some"
@@ -200,11 +201,11 @@ class SQLRecords:
             sql = (
                 "SELECT count(*) AS n, coalesce(sum(length(content)), 0) AS bytes FROM api_file_parts WHERE file_id = ?"
             )
-            held = db.execute(sql, (file.id,)).fetchone()
-            if not held["n"]:
+            written = db.execute(sql, (file.id,)).fetchone()
+            if not written["n"]:
                 return None
             finished = StoredFile(
-                file.id, file.name, file.purpose, int(held["bytes"]), file.created_ms, file.expires_ms
+                file.id, file.name, file.purpose, int(written["bytes"]), file.created_ms, file.expires_ms
             )
             db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # the file may exist already, after a crash
             db.execute(_ADD_FILE, (owner, *_values(finished)))
@@ -233,13 +234,13 @@ class SQLRecords:
     async def save_progress(
         self, response_id: str, holder: str, first: int, progress: str, *, is_further: bool
     ) -> None:
-        held = "SELECT 1 AS yes FROM open_responses WHERE id = ? AND holder = ?"
+        leased = "SELECT 1 AS yes FROM open_responses WHERE id = ? AND holder = ?"
 
         def work(db: Database) -> None:
-            if db.execute(held + db.for_update, (response_id, holder)).fetchone() is None:
+            if db.execute(leased + db.for_update, (response_id, holder)).fetchone() is None:
                 return
             db.execute("DELETE FROM response_tokens WHERE response_id = ? AND first >= ?", (response_id, first))
-            if not first:  # clear the tokens that an older release stored in `progress`, too
+            if not first:  # also clear the tokens that an older release stored in `progress`
                 db.execute("UPDATE open_responses SET progress = '' WHERE id = ? AND progress <> ''", (response_id,))
             db.execute("INSERT INTO response_tokens VALUES (?, ?, ?)", (response_id, first, progress))
             if is_further:
@@ -254,18 +255,19 @@ class SQLRecords:
     async def claim_unfinished_response(
         self, holder: str, known: Sequence[str], now_ms: int
     ) -> UnfinishedResponse | None:
-        free = "holder <> ? AND held_until_ms < ?"
-        mine = "holder = ?" + (f" AND id NOT IN ({', '.join('?' * len(known))})" if known else "")
-        find = f"SELECT {_OPEN}, holder FROM open_responses WHERE {free} OR {mine} ORDER BY created_ms, id LIMIT 1"
-        take = "UPDATE open_responses SET holder = ?, held_until_ms = ?, tries = ? WHERE id = ?"
+        unleased = "holder <> ? AND held_until_ms < ?"
+        leased = "holder = ?" + (f" AND id NOT IN ({', '.join('?' * len(known))})" if known else "")
+        where = f"{unleased} OR {leased}"
+        sql = f"SELECT {_OPEN}, holder FROM open_responses WHERE {where} ORDER BY created_ms, id LIMIT 1"
+        lease = "UPDATE open_responses SET holder = ?, held_until_ms = ?, tries = ? WHERE id = ?"
 
         def work(db: Database) -> UnfinishedResponse | None:
-            row = db.execute(find + db.for_update, (holder, now_ms, holder, *known)).fetchone()
+            row = db.execute(sql + db.for_update, (holder, now_ms, holder, *known)).fetchone()
             if row is None:
                 return None
             values = dict(row)
             values["tries"] += values.pop("holder") != holder
-            db.execute(take, (holder, _lease_expiry(time.time_ns() // 1_000_000), values["tries"], values["id"]))
+            db.execute(lease, (holder, _lease_expiry(time.time_ns() // 1_000_000), values["tries"], values["id"]))
             return _to_unfinished_response(db, values)
 
         return await self._write(work)
@@ -313,8 +315,8 @@ class SQLRecords:
     async def purge(self, now_ms: int) -> None:
         def work(db: Database) -> None:
             db.execute("DELETE FROM kept_answers WHERE created_ms <= ?", (now_ms - int(1000 * KEPT_SECONDS),))
-            late = "SELECT id FROM api_files WHERE expires_ms > 0 AND expires_ms <= ? LIMIT 1"
-            if (row := db.execute(late, (now_ms,)).fetchone()) is not None:  # one at a time: a file may be large
+            expired = "SELECT id FROM api_files WHERE expires_ms > 0 AND expires_ms <= ? LIMIT 1"
+            if (row := db.execute(expired, (now_ms,)).fetchone()) is not None:  # one per call: a file may be large
                 db.execute("DELETE FROM api_files WHERE id = ?", (row["id"],))
                 db.execute("DELETE FROM api_file_parts WHERE file_id = ?", (row["id"],))
 

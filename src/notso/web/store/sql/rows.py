@@ -27,9 +27,9 @@ CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
 CHAT_TRUTHS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
 _NUMBERS = tuple(each.name for each in fields(AnswerStats))
-# Fields that are converted, or stored elsewhere.
-_MADE = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")
-_PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _MADE)
+# Fields that are converted, or stored in other tables or columns.
+_CONVERTED = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")
+_PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _CONVERTED)
 _SAVED = (
     *("content", "reasoning", "state", "note", *_NUMBERS, "answer_html", "reasoning_html", "renderer"),
     *("dropped_messages", "tool_uses", "citations", "size"),
@@ -87,7 +87,7 @@ def insert_chat(db: Database, owner: str, chat: Chat) -> None:
 
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
-    """Append a message, except its numbers and HTML, which `update_message` saves."""
+    """Append a message without its numbers and HTML, which `update_message` saves."""
     attachments = json.dumps([asdict(each) for each in message.attachments])
     values: dict[str, Any] = {name: getattr(message, name) for name in _INSERTED}
     values |= {
@@ -118,11 +118,11 @@ def insert_message(db: Database, owner: str, message: StoredMessage, key: str | 
 def update_message(db: Database, owner: str, assistant_message: StoredMessage) -> bool:
     """Save the columns of an answer that change during generation."""
     tool_uses = json.dumps([asdict(use) for use in assistant_message.tool_uses])
-    made: dict[str, str | int] = {"tool_uses": tool_uses, "size": _size(assistant_message, tool_uses)}
-    made["citations"] = json.dumps([asdict(each) for each in assistant_message.citations])
+    converted: dict[str, str | int] = {"tool_uses": tool_uses, "size": _size(assistant_message, tool_uses)}
+    converted["citations"] = json.dumps([asdict(each) for each in assistant_message.citations])
     numbers = assistant_message.numbers
     values = [
-        made[name] if name in made else getattr(numbers if name in _NUMBERS else assistant_message, name)
+        converted[name] if name in converted else getattr(numbers if name in _NUMBERS else assistant_message, name)
         for name in _SAVED
     ]
     return db.execute(_SAVE, (*values, assistant_message.id, owner)).rowcount > 0
@@ -132,22 +132,22 @@ _OF_A_TURN = ("own", "every", "hurry", "parts")
 
 
 def save_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace) -> None:
-    whole = asdict(trace)
-    told = json.dumps({name: whole[name] for name in ("runs", "model", *_OF_A_TURN)}, separators=(",", ":"))
+    values = asdict(trace)
+    text = json.dumps({name: values[name] for name in ("runs", "model", *_OF_A_TURN)}, separators=(",", ":"))
     db.execute(
         "INSERT INTO answer_traces (message_id, trace, tries, resumes)"
         " SELECT id, CAST(? AS TEXT), CAST(? AS BIGINT), CAST(? AS BIGINT) FROM messages WHERE id = ? AND owner = ?"
         " ON CONFLICT (message_id)"
         " DO UPDATE SET trace = excluded.trace, tries = excluded.tries, resumes = excluded.resumes",
-        (told, trace.tries, trace.resumes, message_id, owner),
+        (text, trace.tries, trace.resumes, message_id, owner),
     )
 
 
 def trace_from_row(row: Any) -> AnswerTrace:
-    told = json.loads(row["trace"])
-    runs = (each | {name: tuple(each[name]) for name in ("ids", "closed_at")} for each in told["runs"])
-    given = {name: told[name] for name in _OF_A_TURN if name in told}  # older releases did not store all fields
-    return AnswerTrace(tuple(AnswerRun(**run) for run in runs), told["model"], row["tries"], row["resumes"], **given)
+    stored = json.loads(row["trace"])
+    runs = (each | {name: tuple(each[name]) for name in ("ids", "closed_at")} for each in stored["runs"])
+    others = {name: stored[name] for name in _OF_A_TURN if name in stored}  # older releases did not store all fields
+    return AnswerTrace(tuple(AnswerRun(**run) for run in runs), stored["model"], row["tries"], row["resumes"], **others)
 
 
 def _size(message: StoredMessage, more: str) -> int:

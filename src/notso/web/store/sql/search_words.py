@@ -1,8 +1,8 @@
 """Tokenizer for full-text search, used for both databases so that they find the same texts.
 
-A word consists of letters and digits, without accents and in lower case, and may end in + or # (`c++`, `c#`). For
-Chinese, Japanese and Korean text, which has no spaces between words, each pair of adjacent characters is a word, and so
-is the last character of a run.
+A word consists of letters and digits, without accents and in lower case, and may end in + or # (`c++`, `c#`). In
+Chinese, Japanese and Korean text, which cannot be split into words at spaces, each pair of adjacent characters is a
+word, and so is the last character of a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 
 MAX_INDEXED_CHARACTERS = 262_144
 MAX_WORD_CHARACTERS = 255  # PostgreSQL rejects words of 2 KiB
-MAX_PLACES = 64  # positions stored per word; PostgreSQL stores at most 255
+MAX_PLACES = 64  # positions stored per word; PostgreSQL stores at most 256
 LAST_PLACE = 16_383  # PostgreSQL's maximum position
 MAX_VECTOR_BYTES = 900_000  # PostgreSQL rejects vectors of 1 MiB
 MAX_QUERY_WORDS = 64
@@ -123,17 +123,17 @@ def tsquery(terms: Sequence[Term]) -> str:
 def to_tsvector(text: str) -> str:
     """Return a text as a `tsvector` literal, which contains only the first words of a very long text."""
     places: dict[str, list[int]] = {}
-    room = MAX_VECTOR_BYTES
+    remaining_bytes = MAX_VECTOR_BYTES
     for place, word in enumerate(split_words(text[:MAX_INDEXED_CHARACTERS]), 1):
-        known = places.get(word)
-        if known is None:
-            room -= len(word.encode()) + 8
-            if room < 0:
+        positions = places.get(word)
+        if positions is None:
+            remaining_bytes -= len(word.encode()) + 8
+            if remaining_bytes < 0:
                 break
-            known = places[word] = []
-        if len(known) < MAX_PLACES and place <= LAST_PLACE:
-            room -= 2
-            known.append(place)
+            positions = places[word] = []
+        if len(positions) < MAX_PLACES and place <= LAST_PLACE:
+            remaining_bytes -= 2
+            positions.append(place)
     return " ".join(f"'{word}'" + (":" + ",".join(map(str, at)) if at else "") for word, at in places.items())
 
 
@@ -142,23 +142,23 @@ def similar_terms(terms: Iterable[Term], vocabulary: Iterable[str]) -> list[Term
 
     Takes time proportional to the vocabulary.
     """
-    wanted = {word: _trigrams(word) for term in terms for word in term.words if _may_be_misspelled(word)}
-    if not wanted:
+    trigrams = {word: _trigrams(word) for term in terms for word in term.words if _may_be_misspelled(word)}
+    if not trigrams:
         return None
-    found: dict[str, list[tuple[float, str]]] = {word: [] for word in wanted}
-    for known in vocabulary:
-        theirs: frozenset[str] | None = None
-        for word, ours in wanted.items():
-            if abs(len(known) - len(word)) > 3:
+    found: dict[str, list[tuple[float, str]]] = {word: [] for word in trigrams}
+    for candidate in vocabulary:
+        candidate_trigrams: frozenset[str] | None = None
+        for word, word_trigrams in trigrams.items():
+            if abs(len(candidate) - len(word)) > 3:
                 continue
-            theirs = theirs if theirs is not None else _trigrams(known)
-            share = len(ours & theirs) / len(ours | theirs)
+            candidate_trigrams = candidate_trigrams if candidate_trigrams is not None else _trigrams(candidate)
+            share = len(word_trigrams & candidate_trigrams) / len(word_trigrams | candidate_trigrams)
             if share >= LEAST_SIMILAR:
-                found[word].append((-share, known))
+                found[word].append((-share, candidate))
     result: list[Term] = []
     for term in terms:
         for word in term.words:
-            if word not in wanted:
+            if word not in trigrams:
                 result.append(Term((word,), is_prefix=term.is_prefix and word == term.words[-1]))
             elif found[word]:
                 result.append(Term(tuple(each for _, each in sorted(found[word])[:MOST_SIMILAR]), is_choice=True))
@@ -202,7 +202,7 @@ def _matches(text: str, query: str, terms: Sequence[Term]) -> Iterator[tuple[int
     exact = {word for term in terms for word in term.words}
     prefixes = tuple(term.words[-1] for term in terms if term.is_prefix)
     runs = sorted({_fold_cjk(run[0]) for run in _RUN.finditer(query)}, key=len, reverse=True)
-    asked = re.compile("|".join(map(re.escape, runs))) if runs else None
+    cjk_pattern = re.compile("|".join(map(re.escape, runs))) if runs else None
     last = len(text)
     for part in _PART.finditer(text):
         if part.start() > last:
@@ -212,7 +212,7 @@ def _matches(text: str, query: str, terms: Sequence[Term]) -> Iterator[tuple[int
             if any(word in exact or word.startswith(prefixes) for word in words if prefixes or exact):
                 last = min(last, part.start() + SNIPPET_CHARACTERS)
                 yield part.span()
-        elif asked is not None and len(_fold_cjk(part[0])) == len(part[0]):
-            for run in asked.finditer(_fold_cjk(part[0])):
+        elif cjk_pattern is not None and len(_fold_cjk(part[0])) == len(part[0]):
+            for run in cjk_pattern.finditer(_fold_cjk(part[0])):
                 last = min(last, part.start() + run.start() + SNIPPET_CHARACTERS)
                 yield part.start() + run.start(), part.start() + run.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from notso.web.store.protocol import MOST_SHOWN, ShownMessage, StoredMessage
@@ -18,12 +18,12 @@ up(id, parent_id, role, k) AS (
 )
 """
 _CHOSEN = "(SELECT chosen_root FROM chats WHERE id = ? AND owner = ?)"
-_KNOWN = "SELECT id FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
+_MESSAGE = "SELECT id FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
 # A branch continues with the chosen child, or the newest if none is chosen. Each step reads one index entry.
 _DOWN = f"""
 WITH RECURSIVE down(id, chosen_child, n) AS (
     SELECT id, chosen_child, 0 FROM messages WHERE id = coalesce(
-        ({_KNOWN}),
+        ({_MESSAGE}),
         (SELECT id FROM messages WHERE id = {_CHOSEN} AND {_ROOT}),
         (SELECT id FROM messages WHERE {_ROOT} ORDER BY position DESC LIMIT 1)
     )
@@ -41,30 +41,31 @@ _END = f"""
 {_DOWN}, {_UP.format(last=_LAST)}
 SELECT id, parent_id, role, (SELECT max(n) FROM down) AS below FROM up ORDER BY k
 """
-_ABOVE = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, parent_id, role, 0 AS below FROM up ORDER BY k"
-_DEPTH = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT max(k) AS depth FROM up"
+_ABOVE = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT id, parent_id, role, 0 AS below FROM up ORDER BY k"
+_DEPTH = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT max(k) AS depth FROM up"
 _NO_END = 1 << 31
 # Lower bound of a message's length in a prompt. Attachments are stored as JSON, whose escapes (`\u00e9`) are six
 # characters long, hence the division. Prompts omit a question if its answer failed and is empty.
 _TEXT = "length(m.content) + length(m.attachments) / 6"
-_STANDS = "m.kind = 'summary' AND m.state = 'done' AND m.content <> ''"
+_IS_SUMMARY = "m.kind = 'summary' AND m.state = 'done' AND m.content <> ''"
 _FAILED = "m.role = 'assistant' AND m.state = 'failed' AND m.content = ''"
 _PART = f"""
-part(id, parent_id, k, size, failed, stands) AS (
-    SELECT m.id, m.parent_id, 0, {_TEXT}, {_FAILED}, {_STANDS} FROM messages m WHERE m.id = ({{last}})
+part(id, parent_id, k, size, failed, is_summary) AS (
+    SELECT m.id, m.parent_id, 0, {_TEXT}, {_FAILED}, {_IS_SUMMARY} FROM messages m WHERE m.id = ({{last}})
     UNION ALL
     SELECT m.id, m.parent_id, part.k + 1, part.size + CASE WHEN part.failed THEN 0 ELSE {_TEXT} END,
-        {_FAILED}, {_STANDS}
-    FROM part JOIN messages m ON m.id = part.parent_id WHERE part.k < ? AND part.size <= ? AND NOT (part.stands AND ?)
+        {_FAILED}, {_IS_SUMMARY}
+    FROM part JOIN messages m ON m.id = part.parent_id
+    WHERE part.k < ? AND part.size <= ? AND NOT (part.is_summary AND ?)
 )
-SELECT m.*, part.stands FROM part JOIN messages m ON m.id = part.id ORDER BY part.k DESC
+SELECT m.*, part.is_summary FROM part JOIN messages m ON m.id = part.id ORDER BY part.k DESC
 """
-_FIRST = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, k FROM up ORDER BY k DESC LIMIT 1"
+_FIRST = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT id, k FROM up ORDER BY k DESC LIMIT 1"
 _LINE = f"{_DOWN} SELECT m.id, m.size FROM down JOIN messages m ON m.id = down.id ORDER BY down.n"
 _ALL = "SELECT id, size FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 PIECE_MESSAGES, PIECE_CHARACTERS = 100, 1 << 18
 _FILES = f"""
-WITH RECURSIVE {_UP.format(last=_KNOWN)}
+WITH RECURSIVE {_UP.format(last=_MESSAGE)}
 SELECT m.attachments FROM up JOIN messages m ON m.id = up.id WHERE m.attachments <> '[]' AND up.k > 0 ORDER BY up.k DESC
 """
 
@@ -80,17 +81,17 @@ def load_branch_end(
     first: str | None,
 ) -> tuple[list[ShownMessage], int]:
     """Return the newest messages (see ChatStore.shown_chat) and the number of messages before them."""
-    here = (chat_id, owner)
+    chat_key = (chat_id, owner)
     # Send both statements before reading a result, so that PostgreSQL needs only one round trip.
-    found = db.execute(_END, (through, *(here * 4), MOST_SHOWN))
-    above = db.execute(_DEPTH, (through, *here, _NO_END)) if through is not None else None
+    found = db.execute(_END, (through, *(chat_key * 4), MOST_SHOWN))
+    above = db.execute(_DEPTH, (through, *chat_key, _NO_END)) if through is not None else None
     line = found.fetchall()
     if not line:
         return [], 0
     depth = above.fetchone()["depth"] if above is not None else None
     count = line[0]["below"] + (depth or 0) + 1
-    wanted = next((at + 1 for at, row in enumerate(line) if row["id"] == first), 0)
-    path = _load_shown(db, owner, chat_id, line, 0, max(limit, wanted), message_from_row)
+    since_first = next((at + 1 for at, row in enumerate(line) if row["id"] == first), 0)
+    path = _load_shown(db, owner, chat_id, line, 0, max(limit, since_first), message_from_row)
     return path, count - len(path)
 
 
@@ -101,15 +102,15 @@ def query_last_shown(db: Database, owner: str, chat_id: str) -> Rows:
 
 def pieces(db: Database, owner: str, chat_id: str, *, shown: bool) -> list[list[str]]:
     """Return the ids of all messages, or of the shown branch, grouped into chunks of limited size."""
-    here = (chat_id, owner)
-    found, size = list[list[str]](), 0
-    for row in db.execute(_LINE, (None, *(here * 4))) if shown else db.execute(_ALL, here):
-        if not found or len(found[-1]) == PIECE_MESSAGES or size + row["size"] > PIECE_CHARACTERS:
-            found.append([])
+    chat_key = (chat_id, owner)
+    chunks, size = list[list[str]](), 0
+    for row in db.execute(_LINE, (None, *(chat_key * 4))) if shown else db.execute(_ALL, chat_key):
+        if not chunks or len(chunks[-1]) == PIECE_MESSAGES or size + row["size"] > PIECE_CHARACTERS:
+            chunks.append([])
             size = 0
-        found[-1].append(row["id"])
+        chunks[-1].append(row["id"])
         size += row["size"]
-    return found
+    return chunks
 
 
 def piece(
@@ -131,21 +132,21 @@ def load_prompt_branch(
     most_characters: int | None,
 ) -> tuple[list[StoredMessage], str | None, int, bool]:
     """Return the fields `line`, `first_id`, `above` and `summarized` of a Branch."""
-    here = (chat_id, owner)
-    most = (_NO_END, _NO_END if most_characters is None else most_characters, most_characters is not None)
+    chat_key = (chat_id, owner)
+    limits = (_NO_END, _NO_END if most_characters is None else most_characters, most_characters is not None)
     if last is None:
-        found = db.execute(f"{_DOWN}, {_PART.format(last=_LAST)}", (None, *(here * 4), *most))
+        found = db.execute(f"{_DOWN}, {_PART.format(last=_LAST)}", (None, *(chat_key * 4), *limits))
     else:
-        found = db.execute(f"WITH RECURSIVE {_PART.format(last=_KNOWN)}", (last, *here, *most))
+        found = db.execute(f"WITH RECURSIVE {_PART.format(last=_MESSAGE)}", (last, *chat_key, *limits))
     rows = found.fetchall()
     if not rows:
         return [], None, 0, False
     top = rows[0]
     line = [message_from_row(row) for row in rows]
     if top["parent_id"] is None:
-        return line, line[0].id, 0, bool(top["stands"])
-    first = db.execute(_FIRST, (line[0].id, *here, _NO_END)).fetchone()
-    return line, first["id"], first["k"], bool(top["stands"])
+        return line, line[0].id, 0, bool(top["is_summary"])
+    first = db.execute(_FIRST, (line[0].id, *chat_key, _NO_END)).fetchone()
+    return line, first["id"], first["k"], bool(top["is_summary"])
 
 
 def load_earlier_attachments(db: Database, owner: str, chat_id: str, message_id: str) -> list[str]:
@@ -199,20 +200,20 @@ def _load_shown(
     if not rows:
         return []
     ids, parents = [row["id"] for row in rows], [row["parent_id"] for row in rows if row["parent_id"] is not None]
-    read = db.execute(f"SELECT * FROM messages WHERE id IN ({_placeholders(ids)}) AND owner = ?", (*ids, owner))
-    beside = []
+    found = db.execute(f"SELECT * FROM messages WHERE id IN ({_placeholders(ids)}) AND owner = ?", (*ids, owner))
+    siblings = []
     if parents:
         sql = (
             f"SELECT parent_id, id FROM messages WHERE parent_id IN ({_placeholders(parents)}) AND owner = ?"
             " AND trash_id IS NULL ORDER BY position"
         )
-        beside.append(db.execute(sql, (*parents, owner)))
+        siblings.append(db.execute(sql, (*parents, owner)))
     if len(parents) < len(rows):
         sql = f"SELECT parent_id, id FROM messages WHERE {_ROOT} ORDER BY position"
-        beside.append(db.execute(sql, (chat_id, owner)))
-    messages = {row["id"]: message_from_row(row) for row in read}
+        siblings.append(db.execute(sql, (chat_id, owner)))
+    messages = {row["id"]: message_from_row(row) for row in found}
     versions: dict[str | None, list[str]] = {}
-    for row in (row for rows_of_some in beside for row in rows_of_some):
+    for row in chain.from_iterable(siblings):
         versions.setdefault(row["parent_id"], []).append(row["id"])
     below = next((row["id"] for row in reversed(line[:begin]) if row["role"] == "user"), None)
     path: list[ShownMessage] = []

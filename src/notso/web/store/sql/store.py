@@ -86,13 +86,13 @@ _COUNTED = """
 """
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 # The condition `size > 0` lets SQLite use a partial index.
-_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"
+_STORED_SIZE = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"
 _MEMORIES = "SELECT id, text, created_ms FROM memories WHERE owner = ? ORDER BY created_ms, id"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
-MOST_KEPT = 1000  # responses per owner
+MAX_RESPONSES = 1000  # responses per owner
 
 
 def save_response(db: Database, owner: str, response: StoredResponse) -> None:
@@ -114,14 +114,14 @@ def save_response(db: Database, owner: str, response: StoredResponse) -> None:
         # Ordered by rowid, because the time would be wrong after the clock was set back.
         "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
         " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
-        (owner, owner, MOST_KEPT),
+        (owner, owner, MAX_RESPONSES),
     )
 
 
 def save_memory(db: Database, owner: str, memory: Memory) -> bool:
     others = "SELECT count(*) AS n, coalesce(sum(length(text)), 0) AS size FROM memories WHERE owner = ? AND id <> ?"
-    held = db.execute(others, (owner, memory.id)).fetchone()
-    if held["n"] >= MAX_MEMORIES or held["size"] + len(memory.text) > MAX_MEMORY_CHARACTERS:
+    stored = db.execute(others, (owner, memory.id)).fetchone()
+    if stored["n"] >= MAX_MEMORIES or stored["size"] + len(memory.text) > MAX_MEMORY_CHARACTERS:
         return False
     db.execute(
         "INSERT INTO memories (owner, id, text, created_ms) VALUES (?, ?, ?, ?)"
@@ -143,8 +143,8 @@ def add_share(db: Database, owner: str, share: ShareLink) -> bool:
 def _write_method(
     work: Callable[Concatenate[Database, str, P], T], *, is_limited: bool = False
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    # Turns a function of tree_writes into a method that runs it in a transaction. is_limited: also enforce the limit on
-    # an owner's stored text.
+    # Turns a function that writes to a database into a method that runs it in a transaction. is_limited: also enforce
+    # the limit on the size of an owner's messages.
 
     async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
         run = self._add if is_limited else self.write
@@ -155,7 +155,7 @@ def _write_method(
 
 class SQLStore(ABC):
     def __init__(self) -> None:
-        self.most_kept: Callable[[str], int] = lambda owner: 0  # characters per owner; 0: no limit
+        self.max_stored_characters: Callable[[str], int] = lambda owner: 0  # limit of an owner; 0: none
         self.records: ApiRecords = SQLRecords(self.write, self.run_read)
         self.documents: DocumentStore = SQLDocuments(self.write, self.run_read, is_shared=self.is_shared)
         self._trash_seen: dict[str, float] = {}
@@ -283,19 +283,19 @@ class SQLStore(ABC):
         return await self.run_read(read, owner)
 
     async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
-        kept = await self.run_read(
+        stored = await self.run_read(
             lambda db: shown_part.load_earlier_attachments(db, owner, chat_id, message_id), owner
         )
-        return [each for text in kept for each in attachments_from_json(text)]
+        return [each for text in stored for each in attachments_from_json(text)]
 
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
 
         if self.read_only:  # read whole tables, because indexes may be damaged
-            whole = await self.chat_snapshot(owner, chat_id)
-            path, earlier = branch_end(_shown_path_of(whole, through), limit, first)
-            return ShownChat(whole.chat, whole.base, tuple(path), earlier) if whole is not None else None
+            snapshot = await self.chat_snapshot(owner, chat_id)
+            path, earlier = branch_end(_shown_path_of(snapshot, through), limit, first)
+            return ShownChat(snapshot.chat, snapshot.base, tuple(path), earlier) if snapshot is not None else None
 
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
@@ -310,13 +310,13 @@ class SQLStore(ABC):
 
     async def shown_before(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
         if self.read_only:
-            whole = await self.chat_snapshot(owner, chat_id)
-            line = _shown_path_of(whole, message_id)
+            snapshot = await self.chat_snapshot(owner, chat_id)
+            line = _shown_path_of(snapshot, message_id)
             at = next((at for at, each in enumerate(line) if each.message.id == message_id), None)
-            if whole is None or at is None:
+            if snapshot is None or at is None:
                 return None
             path, earlier = branch_end(line[:at], limit)
-            return ShownChat(whole.chat, whole.base, tuple(path), earlier)
+            return ShownChat(snapshot.chat, snapshot.base, tuple(path), earlier)
 
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
@@ -345,9 +345,9 @@ class SQLStore(ABC):
         self, owner: str, chat_id: str, *, shown: bool = False
     ) -> AsyncIterator[list[StoredMessage]]:
         if self.read_only:  # read whole tables, because indexes may be damaged
-            whole = await self.chat_snapshot(owner, chat_id)
-            if whole is not None:
-                yield branch(whole.messages, whole.chat.chosen_root) if shown else list(whole.messages)
+            snapshot = await self.chat_snapshot(owner, chat_id)
+            if snapshot is not None:
+                yield branch(snapshot.messages, snapshot.chat.chosen_root) if shown else list(snapshot.messages)
             return
         for ids in await self.run_read(lambda db: shown_part.pieces(db, owner, chat_id, shown=shown), owner):
             read = partial(shown_part.piece, owner=owner, ids=ids, message_from_row=self._message)
@@ -541,13 +541,13 @@ class SQLStore(ABC):
             pass
 
     async def _add(self, write: Callable[[Database], T], owner: str) -> T:
-        most = self.most_kept(owner)
+        most = self.max_stored_characters(owner)
 
-        def within(db: Database) -> T:
+        def write_within_limit(db: Database) -> T:
             # Send the query before the write and read the result after it, to save a round trip.
-            kept = db.execute(_KEPT, (owner,)) if most else None
+            stored = db.execute(_STORED_SIZE, (owner,)) if most else None
             result = write(db)
-            if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
+            if stored is not None and stored.fetchone()["n"] >= most and not getattr(result, "repeated", False):
                 raise StorageFullError(
                     Sentence(
                         f"your chats have reached the limit of {most:,} characters: delete some and try again",
@@ -557,7 +557,7 @@ class SQLStore(ABC):
                 )
             return result
 
-        return await self.write(within, owner)
+        return await self.write(write_within_limit, owner)
 
     async def _change(self, owner: str, sql: str, *parameters: Value) -> bool:
         return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0, owner)
@@ -595,16 +595,16 @@ def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: st
     return hidden
 
 
-def _shown_path_of(whole: ChatSnapshot | None, through: str | None) -> list[ShownMessage]:
-    return shown_path(whole.messages, whole.chat.chosen_root, through) if whole is not None else []
+def _shown_path_of(snapshot: ChatSnapshot | None, through: str | None) -> list[ShownMessage]:
+    return shown_path(snapshot.messages, snapshot.chat.chosen_root, through) if snapshot is not None else []
 
 
-def _branch_of(whole: ChatSnapshot | None, last: str | None) -> Branch | None:
-    if whole is None:
+def _branch_of(snapshot: ChatSnapshot | None, last: str | None) -> Branch | None:
+    if snapshot is None:
         return None
-    messages = whole.messages
-    line = branch(messages, whole.chat.chosen_root) if last is None else path_to(messages, last)
-    return Branch(whole.chat, whole.base, tuple(line), line[0].id if line else None)
+    messages = snapshot.messages
+    line = branch(messages, snapshot.chat.chosen_root) if last is None else path_to(messages, last)
+    return Branch(snapshot.chat, snapshot.base, tuple(line), line[0].id if line else None)
 
 
 def _query_chat_and_defaults(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, ChatDefaults]]:

@@ -53,9 +53,9 @@ WITH RECURSIVE line(id, parent_id, below) AS (
 
 
 def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-    known = _find_by_idempotency_key(db, owner, turn.idempotency_key)
-    if known is not None:
-        return _load_accepted_turn(db, owner, known)
+    stored = _find_by_idempotency_key(db, owner, turn.idempotency_key)
+    if stored is not None:
+        return _load_accepted_turn(db, owner, stored)
     chat_id = turn.user_message.chat_id
     if new_chat is not None:
         insert_chat(db, owner, new_chat)
@@ -90,9 +90,9 @@ def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None = No
 
 def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
     chat_id = new.assistant_message.chat_id
-    known = _find_by_idempotency_key(db, owner, new.idempotency_key)
-    if known is not None:
-        return _load_accepted_turn(db, owner, known)
+    stored = _find_by_idempotency_key(db, owner, new.idempotency_key)
+    if stored is not None:
+        return _load_accepted_turn(db, owner, stored)
     refused = _find_refusal(db, owner, chat_id)
     if refused is not None:
         return refused
@@ -188,8 +188,8 @@ def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, *, t
 def _replace_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace | None) -> None:
     if trace is not None:
         return save_trace(db, owner, message_id, trace)
-    forget = "DELETE FROM answer_traces WHERE message_id = (SELECT id FROM messages WHERE id = ? AND owner = ?)"
-    db.execute(forget, (message_id, owner))
+    sql = "DELETE FROM answer_traces WHERE message_id = (SELECT id FROM messages WHERE id = ? AND owner = ?)"
+    db.execute(sql, (message_id, owner))
     return None
 
 
@@ -317,15 +317,15 @@ def _find_by_idempotency_key(db: Database, owner: str, key: str) -> StoredMessag
     return message_from_row(row) if row is not None else None
 
 
-def _load_accepted_turn(db: Database, owner: str, known: StoredMessage) -> TurnAccepted:
-    if known.role == "assistant":
-        other = db.execute("SELECT * FROM messages WHERE id = ? AND owner = ?", (known.parent_id, owner)).fetchone()
-        return TurnAccepted(message_from_row(other), known, repeated=True)
+def _load_accepted_turn(db: Database, owner: str, stored: StoredMessage) -> TurnAccepted:
+    if stored.role == "assistant":
+        other = db.execute("SELECT * FROM messages WHERE id = ? AND owner = ?", (stored.parent_id, owner)).fetchone()
+        return TurnAccepted(message_from_row(other), stored, repeated=True)
     other = db.execute(
         "SELECT * FROM messages WHERE parent_id = ? AND owner = ? AND role = 'assistant' ORDER BY position",
-        (known.id, owner),
+        (stored.id, owner),
     ).fetchone()
-    return TurnAccepted(known, message_from_row(other), repeated=True)
+    return TurnAccepted(stored, message_from_row(other), repeated=True)
 
 
 def _lock(db: Database, owner: str, chat_id: str) -> bool:
@@ -340,14 +340,14 @@ def _locked(db: Database, owner: str, chat_id: str) -> Rows:
 
 
 def _find_refusal(db: Database, owner: str, chat_id: str) -> TurnRefused | None:
-    known = _locked(db, owner, chat_id)
+    chat = _locked(db, owner, chat_id)
     db.interrupt_expired(owner, chat_id)
     unfinished = db.execute(
         "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND state IN ('queued', 'running')"
         " AND trash_id IS NULL",
         (chat_id, owner),
     )
-    if known.fetchone() is None:
+    if chat.fetchone() is None:
         return TurnRefused(None)
     running = unfinished.fetchone()
     return TurnRefused(message_from_row(running), db.holds_lease(running["id"])) if running is not None else None
@@ -482,10 +482,10 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
 def due_trash_ids(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
     """Return the trash ids that were first seen at least `seconds` ago. `seen` maps ids to monotonic times."""
     # With wall-clock time, setting the clock forward would purge deletions that users may still undo.
-    now, known = time.monotonic() if now is None else now, dict(seen)
+    now, first_seen = time.monotonic() if now is None else now, dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
     seen.clear()
-    seen.update({trash_id: known.get(trash_id, now) for trash_id in ids})
+    seen.update({trash_id: first_seen.get(trash_id, now) for trash_id in ids})
     return [trash_id for trash_id, since in seen.items() if now - since >= seconds]
 
 

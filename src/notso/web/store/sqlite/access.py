@@ -94,10 +94,8 @@ class SQLiteAccessStore(SQLAccessStore):
     def __init__(self, directory: Path) -> None:
         self._path = directory / ACCESS_FILE
         # Separate threads and connections, so that reads do not wait for writes of this process.
-        self._read_thread, self._writing = (
-            _ConnectionThread(self._path, "read", READ_MS),
-            _ConnectionThread(self._path, "write", BUSY_MS),
-        )
+        self._read_thread = _ConnectionThread(self._path, "read", READ_MS)
+        self._write_thread = _ConnectionThread(self._path, "write", BUSY_MS)
         self._is_created = False
 
     @staticmethod
@@ -108,53 +106,53 @@ class SQLiteAccessStore(SQLAccessStore):
         await self.write(lambda _: None)
 
     async def close(self) -> None:
-        for lane in (self._read_thread, self._writing):
-            await lane.thread.run(lane.close)
-            lane.thread.shutdown(wait=False)
+        for worker in (self._read_thread, self._write_thread):
+            await worker.thread.run(worker.close)
+            worker.thread.shutdown(wait=False)
 
     async def write(self, work: Callable[[SQLConnection], T]) -> T:
         def run(connection: sqlite3.Connection) -> T:
             with transaction(connection):
                 return work(SQLiteStatements(connection))
 
-        return await self._run(self._writing, run)
+        return await self._run(self._write_thread, run)
 
     async def run_read(self, work: Callable[[SQLConnection], T]) -> T:
         return await self._run(self._read_thread, lambda connection: work(SQLiteStatements(connection)))
 
-    async def _run(self, lane: _ConnectionThread, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, worker: _ConnectionThread, work: Callable[[sqlite3.Connection], T]) -> T:
         def guarded() -> T:
             with storage_errors(_DAMAGED, _FAILED, _BUSY):
                 if not self._is_created and not self._path.exists():
                     _create_file(self._path)
                 self._is_created = True
-                return lane.run_work(work)
+                return worker.run_work(work)
 
-        return await lane.thread.run(guarded)
+        return await worker.thread.run(guarded)
 
 
 class _ConnectionThread:
     """A thread with its own connection to the file."""
 
-    def __init__(self, path: Path, name: str, patience_ms: int) -> None:
+    def __init__(self, path: Path, name: str, timeout_ms: int) -> None:
         self.thread = WorkerThreads(1, thread_name_prefix=f"notso-access-{name}")
         self._path = path
-        self._patience_ms = patience_ms
-        self._waited = False
+        self._timeout_ms = timeout_ms
+        self._has_timed_out = False
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
 
     def run_work(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             connection = self._ensure_open()
-            connection.execute(f"PRAGMA busy_timeout={SHORT_MS if self._waited else self._patience_ms}")
+            connection.execute(f"PRAGMA busy_timeout={SHORT_MS if self._has_timed_out else self._timeout_ms}")
             result = work(connection)
         except sqlite3.Error as error:
-            self._waited = getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
-            if not self._waited:
+            self._has_timed_out = getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
+            if not self._has_timed_out:
                 self.close()  # allows the file to be replaced before the next call
             raise
-        self._waited = False
+        self._has_timed_out = False
         return result
 
     def close(self) -> None:
@@ -164,18 +162,18 @@ class _ConnectionThread:
 
     def _ensure_open(self) -> sqlite3.Connection:
         try:
-            found = self._path.stat()
+            file = self._path.stat()
         except FileNotFoundError:
             self.close()
             raise StorageError(_GONE) from None
-        if not found.st_size:
+        if not file.st_size:
             self.close()
             raise StorageDamagedError(_EMPTY)
         # If the file was replaced, use the new one.
-        if self._connection is None or self._file != (found.st_dev, found.st_ino):
+        if self._connection is None or self._file != (file.st_dev, file.st_ino):
             self.close()
-            self._connection = _open(self._path, SHORT_MS if self._waited else self._patience_ms)
-            self._file = found.st_dev, found.st_ino
+            self._connection = _open(self._path, SHORT_MS if self._has_timed_out else self._timeout_ms)
+            self._file = file.st_dev, file.st_ino
         return self._connection
 
 
@@ -198,20 +196,20 @@ def _create_file(path: Path) -> None:
         new.unlink(missing_ok=True)
 
 
-def _open(path: Path, patience_ms: int) -> sqlite3.Connection:
+def _open(path: Path, timeout_ms: int) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
-        _prepare(connection, patience_ms)
+        _prepare(connection, timeout_ms)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, patience_ms: int) -> None:
+def _prepare(connection: sqlite3.Connection, timeout_ms: int) -> None:
     connection.row_factory = sqlite3.Row
     for pragma in (
-        f"busy_timeout={patience_ms}",
+        f"busy_timeout={timeout_ms}",
         "journal_mode=DELETE",
         "synchronous=FULL",
         "trusted_schema=OFF",

@@ -99,7 +99,7 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
     connection.execute("VACUUM INTO ?", (str(target),))
     copied = sqlite3.connect(target, isolation_level=None)
     try:
-        # Without a commit count, the copy is not considered damaged when it is restored beside a newer
+        # Without a commit count, the copy is not considered damaged if it is restored to a directory with a newer
         # notso.db-commits.
         copied.execute("DELETE FROM facts WHERE name = 'commits'")
     finally:
@@ -226,8 +226,8 @@ class CommitCounterFile:
 
     def __init__(self, path: Path, commits: int) -> None:
         """Create or overwrite the file. Raises OSError."""
-        acknowledged_at = _counter_path(path)
-        self._file = os.fdopen(os.open(acknowledged_at, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        counter_path = _counter_path(path)
+        self._file = os.fdopen(os.open(counter_path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         try:
             self._write(commits)
             sync(self._file.fileno())
@@ -258,10 +258,10 @@ class CommitCounterFile:
 
 def read_acknowledged_count(path: Path) -> int | None:
     try:
-        acknowledged = _counter_path(path).read_bytes()
+        content = _counter_path(path).read_bytes()
     except FileNotFoundError:
         return None
-    return int(acknowledged) if len(acknowledged) == DIGITS + 1 and acknowledged.strip().isdigit() else None
+    return int(content) if len(content) == DIGITS + 1 and content.strip().isdigit() else None
 
 
 def read_commit_count(connection: sqlite3.Connection) -> int | None:
@@ -324,9 +324,9 @@ def move_foreign_log(path: Path) -> None:
         return
     with storage_errors():
         # SQLite would delete the log, or apply its pages to a restored backup.
-        log.rename(kept := _dated_copy_path(log))
+        log.rename(renamed := _dated_copy_path(log))
         path.with_name(path.name + "-shm").unlink(missing_ok=True)
-    logger.warning("a log that does not belong to the database was saved as %s", kept.name)
+    logger.warning("a log that does not belong to the database was saved as %s", renamed.name)
 
 
 def roll_back(path: Path) -> None:
@@ -353,8 +353,8 @@ def copy_if_unclean(path: Path) -> None:
     try:
         with storage_errors():
             version = int(reader.execute("PRAGMA user_version").fetchone()[0])
-            # By deleting notso.db-commits, the operator chose to continue without the missing commits. SQLite discards
-            # the unusable log when it opens the database for writing.
+            # Deleting notso.db-commits means continuing without the missing commits. SQLite discards the unusable log
+            # when it opens the database for writing.
             unclean = 0 < version <= SCHEMA_VERSION and _is_unclean(reader) and read_commit_count(reader)
     finally:
         reader.close()
@@ -362,8 +362,8 @@ def copy_if_unclean(path: Path) -> None:
         for file in (path, _wal_path(path)):
             if not _is_empty(file):
                 with storage_errors():
-                    shutil.copy2(file, kept := _dated_copy_path(file))
-                logger.warning("a copy was saved as %s", kept.name)
+                    shutil.copy2(file, copied := _dated_copy_path(file))
+                logger.warning("a copy was saved as %s", copied.name)
 
 
 def _has_no_commits(path: Path) -> bool:
@@ -386,9 +386,9 @@ def _dated_copy_path(file: Path) -> Path:
     return file.with_name(f"kept-{datetime.now():%Y%m%d-%H%M%S}-{file.name}")
 
 
-def _log_damage(damage: Damage, what: str) -> Damage:
+def _log_damage(damage: Damage, description: str) -> Damage:
     if damage:
-        logger.error("the database %s: it is opened read-only", what)
+        logger.error("the database %s: it is opened read-only", description)
     return damage
 
 

@@ -107,7 +107,7 @@ IDLE_SECONDS = 2.0
 
 
 _INTERRUPT = "UPDATE messages SET state = 'interrupted' WHERE state IN ('queued', 'running')"
-_CANNOT_GO_ON = (
+_CANNOT_CONTINUE = (
     " AND (trash_id IS NOT NULL OR chat_id IN (SELECT id FROM chats WHERE trash_id IS NOT NULL)"
     " OR id NOT IN (SELECT message_id FROM answer_traces WHERE tries < ?))"
 )
@@ -165,8 +165,8 @@ class SQLiteStore(SQLStore):
     ) -> Heartbeat:
         if known is None or is_leaving or self.read_only:
             return Heartbeat()
-        left = [Orphan(**row) for row in await self._read("", _UNFINISHED)]
-        return Heartbeat(taken=tuple(each for each in left if each.generation_id not in known))
+        unfinished = [Orphan(**row) for row in await self._read("", _UNFINISHED)]
+        return Heartbeat(taken=tuple(each for each in unfinished if each.generation_id not in known))
 
     async def backup(self, target: Path) -> None:
         await self._writes.run("", lambda: self._require_writer().copy(target))
@@ -222,15 +222,15 @@ class SQLiteStore(SQLStore):
     def _open(self) -> None:
         self._lock = DirectoryLock(self._directory)
         try:
-            for left in self._directory.glob("backup-*.db"):  # left over from aborted downloads
-                left.unlink(missing_ok=True)
+            for file in self._directory.glob("backup-*.db"):  # remains of aborted downloads
+                file.unlink(missing_ok=True)
             move_foreign_log(self._path)
             roll_back(self._path)
             self.damage = detect_damage(self._path)
             if self.read_only:
                 return
             self._writer = Writer(self._path)
-            self._writer.write(lambda db: db.execute(_INTERRUPT + _CANNOT_GO_ON, (MOST_TRIES,)))
+            self._writer.write(lambda db: db.execute(_INTERRUPT + _CANNOT_CONTINUE, (MOST_TRIES,)))
         except BaseException:
             self._close_writer()
             raise
