@@ -349,7 +349,7 @@ async def fork(
                 running.close()
                 return accepted, view
             begun = accepted.assistant_message
-            turn = Turn(begun, request, offer, keep, left_out=view.left_out, model=trace.model, trace=forked)
+            turn = Turn(begun, request, offer, keep, omitted_messages=view.left_out, model=trace.model, trace=forked)
             services.turns.start(turn, running)
     return accepted, view
 
@@ -386,7 +386,7 @@ async def add_summary(services: ChatServices, owner: str, view: ChatView, fields
         view = view.with_accepted(accepted) or await read_branch(services, owner, chat.id, accepted.user_message.id)
         request = make_replayable(await summary_request(services, owner, view, choice), assistant_message.generation_id)
         answer = accepted.assistant_message
-        turn = Turn(answer, request, left_out=view.left_out, model=settings.model, trace=trace)
+        turn = Turn(answer, request, omitted_messages=view.left_out, model=settings.model, trace=trace)
         services.turns.start(turn, running, prepared)
     return accepted, view
 
@@ -495,7 +495,7 @@ async def _store_and_start(
                 view.settings.keep_thinking,
                 parts,
                 trace.hurry and in_reasoning,
-                left_out=view.left_out,
+                omitted_messages=view.left_out,
                 model=trace.model,
                 trace=trace,
             )
@@ -579,11 +579,11 @@ async def _build_resumed_turn(services: ChatServices, owner: str, message: Store
         view.settings.keep_thinking,
         parts,
         trace.runs[-1].hurry if trace.runs else trace.hurry and in_reasoning,
-        left_out=view.left_out,
+        omitted_messages=view.left_out,
         model=trace.model,
         trace=trace,
         log=TurnLog(trace.resumes * NUMBERS_OF_A_LOG),
-        is_taken_up=True,
+        is_taken_over=True,
     )
 
 

@@ -61,7 +61,7 @@ class TurnRelay:
         self._tasks: set[asyncio.Task[None]] = set()
         if exchange.is_shared:
             turns.at_start.append(self._publish)
-            turns.not_here = self._forward
+            turns.forward = self._forward
             feed.at_announce = lambda *announced: exchange.tell("feed", announced=announced)
             exchange.hear("turn", self._perform)
             exchange.hear("feed", lambda body: feed.apply_changes(*body["announced"]))

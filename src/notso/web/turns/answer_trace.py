@@ -29,9 +29,12 @@ def message_before_run(run: AnswerRun, message: StoredMessage) -> StoredMessage:
     return replace(message, content=content, reasoning=reasoning, tool_uses=message.tool_uses[: run.calls])
 
 
-def replay_request(run: AnswerRun, whole: Request, message: StoredMessage, *, keep_thinking: bool) -> Request:
-    """Return the request that continues `run` after its tokens so far. `message`: the partial answer to `whole`."""
-    request = continuation_request(whole, message_before_run(run, message), keep_thinking=keep_thinking)
+def replay_request(run: AnswerRun, full_request: Request, message: StoredMessage, *, keep_thinking: bool) -> Request:
+    """Return the request that continues `run` after its tokens so far.
+
+    `message`: the partial answer to `full_request`.
+    """
+    request = continuation_request(full_request, message_before_run(run, message), keep_thinking=keep_thinking)
     options = replace(request.options, token_ids=True, replay=Replay(run.ids, run.closed_at, run.origin))
     return replace(request, params=from_wire(SamplingParams, dict(run.params)), options=options)
 

@@ -21,7 +21,7 @@ from notso.web.store.protocol import StoredMessage
 from notso.web.values.wording import words
 
 MAX_CITATIONS = 256
-_DRAWN = re.compile(r'<span class="quote">(\d{1,3}): ([^<]*+)</span>')
+_QUOTE_SPAN = re.compile(r'<span class="quote">(\d{1,3}): ([^<]*+)</span>')
 
 
 async def locate_citations(
@@ -35,11 +35,11 @@ async def locate_citations(
     claims = list(find_claims(answer))
     if not document_ids or not (marks or claims):
         return ()
-    wanted = range(1, len(document_ids) + 1) if claims else sorted({each.number for each in marks})
+    numbers = range(1, len(document_ids) + 1) if claims else sorted({each.number for each in marks})
     texts: dict[int, DocumentText] = {}
-    for number in wanted:
-        known = document_ids[number - 1] if number <= len(document_ids) else ""
-        text = await store.text(owner, known) if known else None
+    for number in numbers:
+        document_id = document_ids[number - 1] if number <= len(document_ids) else ""
+        text = await store.text(owner, document_id) if document_id else None
         if text is not None:
             texts[number] = text
 
@@ -68,7 +68,7 @@ def render_citations(html: str, message: StoredMessage, *, with_links: bool = Tr
         each.at: number for number, each in enumerate((each for _, each in _marks_with_citations(message)), start=1)
     }
 
-    def draw(found: re.Match[str]) -> str:
+    def render(found: re.Match[str]) -> str:
         each = cited.get((int(found[1]), _collapse_spaces(unescape(found[2]))))
         if each is None:
             return found[0]
@@ -83,7 +83,7 @@ def render_citations(html: str, message: StoredMessage, *, with_links: bool = Tr
     note = "".join(
         f'<p class="absent">{escape(words["citation_absent_quote"].format(quote=each))}</p>' for each in absent
     )
-    return _DRAWN.sub(draw, html) + note
+    return _QUOTE_SPAN.sub(render, html) + note
 
 
 def markdown_with_citations(message: StoredMessage) -> str:

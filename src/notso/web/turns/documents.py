@@ -1,11 +1,11 @@
 """Insertion of documents into prompts.
 
-Documents that fit in the context are inserted whole before the first question; this text is the "head" of the prompt.
-Otherwise, the passages that match the last question are inserted before that question.
+Documents that fit in the context are inserted whole. Those of the first question become the "head" of the prompt; those
+of a later question precede that question. Otherwise, the passages that match the last question precede it.
 
 In a project, the head consists of the project's documents and instructions, and documents attached to questions stay in
 the questions. A head is the same in every chat that begins with its documents, because everything that differs between
-chats comes after it. Its date is fixed, too: it is the date of its first document. The engine therefore computes
+chats comes after the head. The head's date is fixed, too: the date of its first document. The engine therefore computes
 the head once and pins its KV cache.
 
 Files attached to a question are read from form fields and precede the question's text.
@@ -45,16 +45,17 @@ PASSAGES_FOLLOW = "Passages of {documents} that mention words of the question:"
 class PromptDocuments:
     """Text that documents add to a chat's prompt.
 
-    `head` precedes the first question, and `behind` follows the head. `scope` and `reading` (an id) identify the head's
-    KV cache; `day` is its date. `texts`: documents attached to later questions, by id. `passages` precede the last
-    question. `instructions`: project instructions, if there is no head. `sources`: texts that the answer may quote.
+    `head` precedes the first question, and `after_head` follows the head. `scope` and `reading` (an id) identify the
+    head's KV cache; `day` is the head's date. `texts`: documents attached to later questions, by id. `passages` precede
+    the last question. `instructions`: project instructions, if there is no head. `sources`: texts that the answer may
+    quote.
     """
 
     head: str = ""
     scope: str = ""
     reading: str = ""
     day: date | None = None
-    behind: str = ""
+    after_head: str = ""
     texts: dict[str, str] = field(default_factory=dict)
     passages: str = ""
     instructions: str = ""
@@ -78,7 +79,7 @@ class PromptDocuments:
         others = [each for each in messages if each.role != "system"]
         at = next((at for at, each in enumerate(others) if each.role == "user"), None)
         first = others.pop(at).content if at is not None else ""
-        content = self.head + "\n\n".join(filter(None, (self.behind, *system, first)))
+        content = self.head + "\n\n".join(filter(None, (self.after_head, *system, first)))
         others.insert(at or 0, Message("user", content))
         return tuple(others)
 
@@ -119,27 +120,27 @@ async def prompt_documents(
             head_ids = [each.document for each in line[first].attachments if each.document]
             later = list(line[first + 1 :])
     later_ids += [each.document for message in later for each in message.attachments if each.document]
-    without = PromptDocuments(instructions=instructions) if instructions else NO_DOCUMENTS
+    instructions_only = PromptDocuments(instructions=instructions) if instructions else NO_DOCUMENTS
     if not head_ids and not later_ids:
-        return without
+        return instructions_only
     ids = list(dict.fromkeys([*head_ids, *later_ids]))
-    known = {each.id: each for each in await store.documents.some(owner, ids) if each.state == "ready"}
-    documents = [known[each] for each in ids if each in known]
+    ready = {each.id: each for each in await store.documents.some(owner, ids) if each.state == "ready"}
+    documents = [ready[each] for each in ids if each in ready]
     if not documents:
-        return without
+        return instructions_only
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
     # Whole documents at the head are a fixed prefix, for which the engine may have a longer context.
-    longer = max(engine.info.document_tokens if engine is not None and known.keys() & set(head_ids) else 0, context)
+    longer = max(engine.info.document_tokens if engine is not None and ready.keys() & set(head_ids) else 0, context)
     room = longer - max(LEAST_FREE_TOKENS, longer // 4)
     texts = await _texts_that_fit(store.documents, owner, documents, room, engine)
     if texts is None:
         question = next((each.content for each in reversed(line) if each.role == "user"), "")
         most = min(MAX_PASSAGE_TOKENS, int(SHARE_FOR_PASSAGES * context))
-        found = await _passages(store.documents, owner, question, documents, most, engine)
-        return replace(without, passages=found.passages, sources=found.sources)
+        passages = await _passages(store.documents, owner, question, documents, most, engine)
+        return replace(instructions_only, passages=passages.passages, sources=passages.sources)
     head = [each for each in documents if each.id in head_ids]
     if not head:
-        return replace(without, texts=texts, sources=_sources(texts))
+        return replace(instructions_only, texts=texts, sources=_sources(texts))
     salts = {each.id: each.salt for each in await store.documents.libraries(owner)}
     scope = "+".join(sorted({salts[each.library_id] for each in head if each.library_id in salts}))
     identity = " ".join([*(each.id for each in head), *filter(None, [instructions])])
@@ -151,7 +152,7 @@ async def prompt_documents(
         scope=scope,
         reading=reading,
         day=date.fromisoformat(head[0].reading_day),
-        behind=f"Today is {chat_day.isoformat()}.",
+        after_head=f"Today is {chat_day.isoformat()}.",
         texts={each: text for each, text in texts.items() if each not in head_ids},
         sources=_sources({each: texts[each] for each in [*head_ids, *later_ids] if each in texts}),
     )
@@ -192,9 +193,9 @@ async def _passages(
     engine: ChatEngine | None,
 ) -> PromptDocuments:
     hits = await store.search(owner, question, MAX_PASSAGES, document_ids=[each.id for each in documents])
-    named = "the document" if len(documents) == 1 else f"{len(documents)} documents"
+    description = "the document" if len(documents) == 1 else f"{len(documents)} documents"
     if not hits:
-        return PromptDocuments(passages=NOTHING_FOUND.format(documents=named))
+        return PromptDocuments(passages=NOTHING_FOUND.format(documents=description))
     texts: dict[str, DocumentText] = {}
     for each in documents:
         if any(hit.document.id == each.id for hit in hits) and (text := await store.text(owner, each.id)) is not None:
@@ -210,7 +211,7 @@ async def _passages(
             parts.append(f"[{each.name}{page}]\n{shown}")
             quoted[each.id] = f"{quoted[each.id]} {APART} {shown}" if each.id in quoted else shown
     return PromptDocuments(
-        passages="\n\n".join([PASSAGES_FOLLOW.format(documents=named), *parts]), sources=_sources(quoted)
+        passages="\n\n".join([PASSAGES_FOLLOW.format(documents=description), *parts]), sources=_sources(quoted)
     )
 
 
@@ -219,10 +220,10 @@ def _with_neighbors(
 ) -> set[tuple[str, int]]:
     # Returns the hits and, while there is space, the passages next to them.
     found = [(hit.document.id, hit.number) for hit in hits]
-    beside = [(each, number + step) for each, number in found for step in (1, -1)]
+    neighbors = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()
     room = most_tokens
-    for each, number in [*found, *beside]:
+    for each, number in [*found, *neighbors]:
         text = texts.get(each)
         if text is None or not 0 <= number < len(text.passages) or (each, number) in chosen:
             continue
@@ -243,12 +244,12 @@ MAX_ATTACHMENT_BYTES = 200_000
 def parse_attachments(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
     """Read `file-N-name`, `file-N-text` and `file-N-document` fields. Raises Problem if they exceed a limit."""
     found = []
-    for place in range(1, MAX_ATTACHMENTS + 1):
-        text, document = fields.get(f"file-{place}-text", ""), fields.get(f"file-{place}-document", "")
-        if not text.strip() and not document and f"file-{place}-name" not in fields:
+    for number in range(1, MAX_ATTACHMENTS + 1):
+        text, document = fields.get(f"file-{number}-text", ""), fields.get(f"file-{number}-document", "")
+        if not text.strip() and not document and f"file-{number}-name" not in fields:
             continue  # a named file without text is kept: the model sees that it is empty
-        name = sanitize_line(fields.get(f"file-{place}-name", ""), MAX_NAME_CHARACTERS)
-        found.append(Attachment(name or words["attachment_unnamed"].format(number=place), text.strip("\n"), document))
+        name = sanitize_line(fields.get(f"file-{number}-name", ""), MAX_NAME_CHARACTERS)
+        found.append(Attachment(name or words["attachment_unnamed"].format(number=number), text.strip("\n"), document))
     if any(f"file-{MAX_ATTACHMENTS + 1}-{part}" in fields for part in ("name", "text", "document")):
         raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
     total = sum(len(each.text) for each in found)

@@ -42,13 +42,13 @@ async def build_part_requests(
     store: ChatStore,
     owner: str,
     documents: Sequence[StoredDocument],
-    behind: Sequence[str],
+    following: Sequence[str],
     base: Request,
     engine: ChatEngine | None,
 ) -> list[DocumentPart]:
     """Return a request for each part of the documents.
 
-    `behind`: the texts that follow a part in its prompt. `base`: a request with the chat's parameters and options. The
+    `following`: texts that follow a part in its prompt. `base`: a request with the chat's parameters and options. The
     KV cache of each part is pinned, so that the next question reuses it.
     """
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
@@ -84,7 +84,7 @@ async def build_part_requests(
             ),
         )
         quote = QUOTE_PART.format(number=documents.index(document) + 1)
-        messages = (Message("user", head + "\n\n".join([*behind[:-1], only, behind[-1], quote])),)
+        messages = (Message("user", head + "\n\n".join([*following[:-1], only, following[-1], quote])),)
         parts.append(DocumentPart(name, Request(messages, replace(base.params, max_tokens=limit), options, base.model)))
     return parts
 
@@ -189,9 +189,9 @@ async def _join_answers(
     yield Event("end", finish_reason="stop")
 
 
-def _total_progress(each: Iterable[Progress], parts: int) -> Progress:
-    known = list(each)
+def _total_progress(values: Iterable[Progress], parts: int) -> Progress:
+    progress = list(values)
     done, total, cached = (
-        sum(getattr(one, name) for one in known) for name in ("done_tokens", "total_tokens", "cached_tokens")
+        sum(getattr(one, name) for one in progress) for name in ("done_tokens", "total_tokens", "cached_tokens")
     )
-    return Progress(done, total * parts // len(known), cached, max(one.tokens_per_s for one in known))
+    return Progress(done, total * parts // len(progress), cached, max(one.tokens_per_s for one in progress))

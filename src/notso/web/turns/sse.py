@@ -74,8 +74,8 @@ class Feed:
 
     def since(self, revision: str, owner: str, chat_id: str, tab: str) -> list[str]:
         """Return what to reload: 'chats', 'turns', both or neither."""
-        boot, _, text = revision.partition("-")
-        if boot != self._process_id or not text.isascii() or not text.isdecimal() or len(text) > 15:
+        process_id, _, text = revision.partition("-")
+        if process_id != self._process_id or not text.isascii() or not text.isdecimal() or len(text) > 15:
             return ["chats", "turns"]  # a revision of an earlier server process
         number = int(text)
         events = ["chats"] if self._lists.get(owner, 0) > number else []
@@ -110,12 +110,12 @@ def parse_last_event_id(header: str | None) -> int | None:
 async def turn_events(message_id: str, log: TurnLog, after: int | None) -> AsyncIterator[bytes]:
     """Yield all updates after number `after` (None: a snapshot), then `done`."""
     yield format_sse_event(comment="attached")
-    place = ReaderPosition(after)
+    position = ReaderPosition(after)
     with log.reading():
         while True:
-            news, place = _next_events(message_id, log, place)
-            yield news
-            number = place.number or 0
+            events, position = _next_events(message_id, log, position)
+            yield events
+            number = position.number or 0
             if log.finished and number == log.number:
                 break
             while not await log.wait(number, PING_SECONDS):
@@ -127,31 +127,31 @@ async def turn_events(message_id: str, log: TurnLog, after: int | None) -> Async
     yield _named_event("done", message_id, number, state=log.status.phase)
 
 
-def _next_events(message_id: str, log: TurnLog, place: ReaderPosition) -> tuple[bytes, ReaderPosition]:
-    # Encode the events once for all readers at this place.
-    if place not in log.encoded:
-        log.encoded[place] = _encode_update(message_id, log, place)
-    return log.encoded[place]
+def _next_events(message_id: str, log: TurnLog, position: ReaderPosition) -> tuple[bytes, ReaderPosition]:
+    # Encode the events once for all readers at this position.
+    if position not in log.encoded:
+        log.encoded[position] = _encode_update(message_id, log, position)
+    return log.encoded[position]
 
 
-def _encode_update(message_id: str, log: TurnLog, place: ReaderPosition) -> tuple[bytes, ReaderPosition]:
-    update = log.since(place.number)
+def _encode_update(message_id: str, log: TurnLog, position: ReaderPosition) -> tuple[bytes, ReaderPosition]:
+    update = log.since(position.number)
     status = update.status
-    begins, events = place.phase != status.phase, list[bytes]()
-    if begins and place.phase is not None:
+    is_new_phase, events = position.phase != status.phase, list[bytes]()
+    if is_new_phase and position.phase is not None:
         # Send this event before the first words of the new phase, so that the page collapses the reasoning while there
         # is nothing below it that would move. The event has the number of the previous update, because this update is
         # not sent yet.
-        events.append(_named_event("status", message_id, place.number, state=status.phase, label=status.label))
-    news = announcement_html(status.phase, log.words) if begins else ""
-    if place.number != update.number or place.phase is None:
-        events.append(format_sse_event(data_str=update_html(message_id, update) + news, id=str(update.number)))
-    if place.phase is None:
+        events.append(_named_event("status", message_id, position.number, state=status.phase, label=status.label))
+    announcement = announcement_html(status.phase, log.words) if is_new_phase else ""
+    if position.number != update.number or position.phase is None:
+        events.append(format_sse_event(data_str=update_html(message_id, update) + announcement, id=str(update.number)))
+    if position.phase is None:
         events.append(_named_event("status", message_id, update.number, state=status.phase, label=status.label))
-    if place.asking != update.asking and (place.asking is not None or log.cards):
+    if position.asking != update.asking and (position.asking is not None or log.cards):
         events.append(_named_event("tool", message_id, update.number, call=update.asking))
-    progress = tuple(status.progress.items()) or place.progress
-    if progress != place.progress:
+    progress = tuple(status.progress.items()) or position.progress
+    if progress != position.progress:
         events.append(_named_event("progress", message_id, update.number, phase=status.phase, **status.progress))
     return b"".join(events), ReaderPosition(update.number, status.phase, update.asking, progress)
 
@@ -173,8 +173,8 @@ async def feed_events(
             yield format_sse_event(event=event, data_str="{}", id=revision if numbered else None)
         if not await feed.wait(revision, PING_SECONDS):
             yield format_sse_event(comment="ping")
-        known, revision = revision, feed.revision
-        changed = feed.since(known, owner, chat_id, tab)
+        previous, revision = revision, feed.revision
+        changed = feed.since(previous, owner, chat_id, tab)
 
 
 async def merge_streams(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -209,7 +209,7 @@ def _named_event(event: str, message_id: str, number: int | None, **data: str | 
 
 
 SNAPSHOT_MARK = "<!--snapshot-->"
-"""First bytes of an update that replaces all content. The page applies it even if it has seen this event number."""
+"""First bytes of an update that replaces all content. The page applies it even if the event's number is not new."""
 
 
 def update_html(message_id: str, update: Update) -> str:
@@ -227,9 +227,9 @@ def update_html(message_id: str, update: Update) -> str:
             )
         if channel.tail is not None:
             # After a block is closed, the tail is a different block. Morphing would keep elements of the old block.
-            anew = update.snapshot or channel.append
+            is_replaced = update.snapshot or channel.append
             parts.append(
-                _partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", translate_labels(channel.tail))
+                _partial(f"{target}-tail", "innerHTML" if is_replaced else "innerMorph", translate_labels(channel.tail))
             )
     for card_id, card in update.cards.items():
         parts.append(_partial(f"#call-{card_id}-state", "innerHTML", card.state))

@@ -84,15 +84,15 @@ def stats_from_message(message: StoredMessage) -> TurnStats:
     )
 
 
-WORTH_SAYING_S = 1.0
+SHOWN_AFTER_S = 1.0
 
 
 class StatusLine:
-    def __init__(self, asked_s: float, *, reasoning_before_s: float = 0.0, left_out: int = 0) -> None:
+    def __init__(self, requested_at: float, *, reasoning_before_s: float = 0.0, omitted_messages: int = 0) -> None:
         self.first_token_s = 0.0
         self.dropped_messages = 0
-        self._left_out = left_out  # messages omitted from the request; the engine may drop more
-        self._requested_at = asked_s
+        self._omitted_messages = omitted_messages  # messages omitted from the request; the engine may drop more
+        self._requested_at = requested_at
         self._reasoning_before = reasoning_before_s
         self._queue_place = 0
         self._prefill_eta = PrefillEta()
@@ -114,7 +114,7 @@ class StatusLine:
 
     def next_round(self, now: float) -> StatusLine:
         # Count the reasoning before the tool calls, too.
-        after = StatusLine(now, reasoning_before_s=self.thinking_s, left_out=self._left_out)
+        after = StatusLine(now, reasoning_before_s=self.thinking_s, omitted_messages=self._omitted_messages)
         after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
         after.first_token_s = self.first_token_s
         return after
@@ -124,7 +124,7 @@ class StatusLine:
             case "queued":
                 self._queue_place = event.place
             case "trimmed":
-                self.dropped_messages = event.dropped_messages + self._left_out
+                self.dropped_messages = event.dropped_messages + self._omitted_messages
             case "progress" if event.progress is not None:
                 self._prefill_since = self._prefill_since or now
                 self._prefill = self._prefill_eta.consume(event.progress, now)
@@ -149,7 +149,7 @@ class StatusLine:
         if self._writing_since:
             phase = "generating" if self._has_answer_text else "thinking"
             seconds = now - self._writing_since
-            rate = round((self._tokens - 1) / seconds, 1) if seconds > WORTH_SAYING_S else 0.0
+            rate = round((self._tokens - 1) / seconds, 1) if seconds > SHOWN_AFTER_S else 0.0
             detail = words["detail_writing"].format(tokens=number(self._tokens), rate=format_rate(rate)) if rate else ""
             progress = {"tokens": self._tokens, "rate": rate, "seconds": int(seconds)}
             return AnswerStatus(phase, words[f"phase_{phase}"], reasoning_label, detail, progress)
@@ -197,7 +197,7 @@ class StatusLine:
             "rate": round(prefill.tokens_per_s, 1),
             "left_s": round(prefill.left_s) if prefill.left_s is not None else None,
         }
-        if prefill.left_s is None and now - self._prefill_since < WORTH_SAYING_S:
+        if prefill.left_s is None and now - self._prefill_since < SHOWN_AFTER_S:
             return AnswerStatus("prefill", words["phase_prefill"], "", self._dropped_note(), progress)
         detail = words["detail_prefill"].format(done=number(prefill.new_tokens_done), new=number(prefill.new_tokens))
         if prefill.cached_tokens:
@@ -248,9 +248,9 @@ class PrefillEta:
         left = self._estimate_left(done, total, progress.tokens_per_s)
         slower = False
         if left is not None and self._last_estimate is not None:
-            promised = max(0.0, self._last_estimate[1] - (now_s - self._last_estimate[0]))
-            slower = left > SLOWER_BY * promised and left > promised + SHORTEST_SHOWN_S
-            left = left if slower else min(left, promised)  # the time grows only if `slower` is set
+            expected = max(0.0, self._last_estimate[1] - (now_s - self._last_estimate[0]))
+            slower = left > SLOWER_BY * expected and left > expected + SHORTEST_SHOWN_S
+            left = left if slower else min(left, expected)  # the time grows only if `slower` is set
         if left is not None:
             self._last_estimate = (now_s, left)
         new = total - progress.cached_tokens

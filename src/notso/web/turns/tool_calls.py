@@ -29,7 +29,7 @@ class ToolOffer:
     """Tools that the model may call in a turn."""
 
     tools: tuple[ChatTool, ...]
-    surroundings: ToolContext
+    context: ToolContext
     granted: set[str] = field(default_factory=set)  # digests of tools that run without asking
     grant: Callable[[ChatTool], Awaitable[None]] | None = None  # permits a tool permanently
 
@@ -108,14 +108,14 @@ class ToolCalls:
             self._running.cancel()
 
     def abandon(self) -> list[ToolUse]:
-        """Interrupt calls without a result; return them."""
-        left = [replace(use, state="interrupted") for use in self.uses if not use.is_final]
-        by_id = {use.id: use for use in left}
+        """Interrupt and return the calls without a result."""
+        interrupted = [replace(use, state="interrupted") for use in self.uses if not use.is_final]
+        by_id = {use.id: use for use in interrupted}
         self.uses = [by_id.get(use.id, use) for use in self.uses]
-        return left
+        return interrupted
 
     def permit(self, call_id: str, permission: Permission) -> bool:
-        """Answer the pending permission request. Return False if it is for another call."""
+        """Answer the call's permission request. Return False if it is not pending."""
         waiting = self._answer is not None and not self._answer.done()
         if self.asking is None or self.asking.id != call_id or self._answer is None or not waiting:
             return False
@@ -123,7 +123,7 @@ class ToolCalls:
         return True
 
     def reply(self, question_id: str, reply: Reply) -> bool:
-        """Answer the pending question. Return False if another one is pending."""
+        """Answer the question. Return False if it is not pending."""
         if self.question is None or self.question.id != question_id or self._reply is None or self._reply.done():
             return False
         self._reply.set_result(reply)
@@ -160,9 +160,9 @@ class ToolCalls:
                 return
         await self._update_call(at, replace(use, state="running"))
         self._questions = 0
-        surroundings = replace(self._offer.surroundings, ask=lambda question: self._ask_user(at, question))
+        context = replace(self._offer.context, ask=lambda question: self._ask_user(at, question))
         try:
-            outcome = await run_tool(tool, use.arguments, surroundings)
+            outcome = await run_tool(tool, use.arguments, context)
         finally:
             self._cancel_question()
         await self._update_call(
@@ -197,15 +197,15 @@ class ToolCalls:
         self.asking, self.question = use, replace(question, id=f"{use.id}-{self._questions}")
         try:
             await self._update_call(at, use, self.question.id, reply)
-            said = await asyncio.wait_for(reply, QUESTION_SECONDS)
+            answer = await asyncio.wait_for(reply, QUESTION_SECONDS)
         except TimeoutError:
-            said = CANCELLED
+            answer = CANCELLED
         finally:
             if is_open := self._reply is reply:
                 self._cancel_question()
         if is_open:
             await self._update_call(at, use)
-        return said
+        return answer
 
     def _cancel_question(self) -> None:
         if self._reply is not None and not self._reply.done():
@@ -213,11 +213,11 @@ class ToolCalls:
         self._reply = self.question = self.asking = None
 
     async def _update_call(
-        self, at: int, use: ToolUse, waits_for: str = "", of: asyncio.Future[Reply] | None = None
+        self, at: int, use: ToolUse, waits_for: str = "", reply: asyncio.Future[Reply] | None = None
     ) -> None:
         # Updates are serialized, because a question may arrive during the call's own updates. A withdrawn question is
         # skipped.
         async with self._update_lock:
-            if of is self._reply or of is None:
+            if reply is self._reply or reply is None:
                 self.uses[at] = use
                 await self._changed(use, waits_for)

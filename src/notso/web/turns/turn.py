@@ -19,14 +19,14 @@ class Turn:
     keep_thinking: bool = False  # whether prompts after a tool call contain the reasoning
     parts: tuple[DocumentPart, ...] = ()  # requests that replace `request`
     hurry: bool = False  # whether to end unfinished reasoning at once
-    left_out: int = 0  # number of messages that were omitted from `request`
+    omitted_messages: int = 0  # number of messages omitted from `request`
     model: str | None = None  # value of the chat setting `model`
     trace: AnswerTrace | None = None  # as stored
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # whether generation must stop, for any reason
     interrupted: bool = False  # whether generation must stop because of a shutdown or a lost lease
-    is_taken_up: bool = False  # whether another process began the turn
-    is_left: bool = False  # whether another process will continue the turn
+    is_taken_over: bool = False  # whether another process began the turn
+    is_handed_over: bool = False  # whether another process will continue the turn
 
     @property
     def id(self) -> str:

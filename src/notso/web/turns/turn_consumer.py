@@ -58,10 +58,10 @@ class TurnConsumer:
     ) -> None:
         self.turn = turn
         trace, is_recorded = turn.trace or AnswerTrace((), turn.model), turn.request.options.token_ids
-        self._recorder = TraceRecorder(trace, is_counted=turn.is_taken_up) if is_recorded else None
-        left = self._recorder if self._recorder is not None and self._recorder.is_within_run else None
-        begun = message_before_run(left.last, turn.message) if left is not None else turn.message
-        self.calls = ToolCalls(turn.offer, begun.tool_uses, self._show_call, may_repeat=not turn.is_taken_up)
+        self._recorder = TraceRecorder(trace, is_counted=turn.is_taken_over) if is_recorded else None
+        unfinished = self._recorder if self._recorder is not None and self._recorder.is_within_run else None
+        begun = message_before_run(unfinished.last, turn.message) if unfinished is not None else turn.message
+        self.calls = ToolCalls(turn.offer, begun.tool_uses, self._show_call, may_repeat=not turn.is_taken_over)
         self.running = running  # current engine request
         self.finish_reason: FinishReason | None = None
         self._store = store
@@ -73,11 +73,13 @@ class TurnConsumer:
         self._budget = Budget()
         self._replaying: StoredMessage | None = None  # partial answer to show until the engine has replayed its tokens
         self._save_soon = False
-        is_between_runs = left is None and bool(trace.runs)
-        self._reset_text(begun, is_apart=is_between_runs or (left is not None and left.last.is_apart))
+        is_between_runs = unfinished is None and bool(trace.runs)
+        self._reset_text(begun, is_apart=is_between_runs or (unfinished is not None and unfinished.last.is_apart))
         self._earlier_stats = begun.numbers if any(self._text.values()) or self.calls.uses else AnswerStats()
         self._status_line = StatusLine(
-            time.monotonic(), reasoning_before_s=self._earlier_stats.thinking_ms / 1000, left_out=turn.left_out
+            time.monotonic(),
+            reasoning_before_s=self._earlier_stats.thinking_ms / 1000,
+            omitted_messages=turn.omitted_messages,
         )
         self._note = ""
         self._failure: BaseException | None = None
@@ -85,9 +87,9 @@ class TurnConsumer:
         self._wake = asyncio.Event()
         self._last_save = time.monotonic()
         self._event_task: asyncio.Task[None] | None = None
-        self._asked_parts: list[RunningRequest] = []
-        if left is not None:
-            self._resend_last_run(left, running)
+        self._part_requests: list[RunningRequest] = []
+        if unfinished is not None:
+            self._resend_last_run(unfinished, running)
         elif self.calls.open:
             running.close()  # pending tool calls run before the engine is asked
         elif turn.parts:
@@ -144,7 +146,7 @@ class TurnConsumer:
 
     def stop(self) -> None:
         """Stop generation, a tool, or a wait for permission."""
-        for running in (self.running, *self._asked_parts):
+        for running in (self.running, *self._part_requests):
             running.stop()
         self.calls.stop()
 
@@ -171,7 +173,7 @@ class TurnConsumer:
             if self._save_soon or started - self._last_save >= SAVE_SECONDS:
                 await self._save_partial()
             spent = time.monotonic() - started
-            # Spend at most a fifth of the time on rendering.
+            # Spend at most a quarter of the time on rendering and saving.
             await self._pause(max(TICK_SECONDS, 4 * spent) - spent)
         recorder = self._recorder
         can_continue = recorder is not None and recorder.can_continue and not self.turn.cancelled
@@ -219,10 +221,10 @@ class TurnConsumer:
         # Until the engine has replayed the answer's tokens, show the rest of the text as a tail, which may change.
         for channel in CHANNELS:
             calls = [at for at, each in enumerate(segments) if isinstance(each, ToolUse)] if channel == "answer" else []
-            behind = segments[calls[-1] + 1 :] if calls else segments
-            begun = "".join(each[1] for each in behind if not isinstance(each, ToolUse) and each[0] == channel)
-            whole = shown.content if channel == "answer" else shown.reasoning
-            rest = whole[len(self._text[channel]) :]
+            after_calls = segments[calls[-1] + 1 :] if calls else segments
+            begun = "".join(each[1] for each in after_calls if not isinstance(each, ToolUse) and each[0] == channel)
+            full_text = shown.content if channel == "answer" else shown.reasoning
+            rest = full_text[len(self._text[channel]) :]
             if rest:
                 await self._preview(channel, begun, rest)
 
@@ -305,7 +307,7 @@ class TurnConsumer:
     async def _consume_parts(self, parts: Sequence[DocumentPart]) -> None:
         answered = 0
         try:
-            answer = answer_parts(self._requests, parts, self._asked_parts.append, lambda: self.turn.cancelled)
+            answer = answer_parts(self._requests, parts, self._part_requests.append, lambda: self.turn.cancelled)
             async for event in answer:
                 self.consume([event])
                 if event.kind == "text" and answered < len(parts):  # a text event contains the whole answer to a part
@@ -416,8 +418,8 @@ class TurnConsumer:
         log = self.turn.log
         log.ask("")
         trace = self._trace
-        is_left = state == "interrupted" and self.turn.is_left and self.turn.trace is not None
-        for use in [] if is_left else self.calls.abandon():
+        is_handed_over = state == "interrupted" and self.turn.is_handed_over and self.turn.trace is not None
+        for use in [] if is_handed_over else self.calls.abandon():
             await self._put_card(use)
         self._note = note
         message = replace(
@@ -430,7 +432,7 @@ class TurnConsumer:
         self.turn.message, self.turn.trace = message, trace
         log.words = len(message.content.split())
         error = note if state == "failed" else None
-        if is_left:  # the next process continues the answer; this try does not count, because there was no crash
+        if is_handed_over:  # another process continues the answer; this try does not count, because there was no crash
             message, trace = replace(message, state="running", renderer=0), trace and replace(trace, tries=0)
         if not await self._save_final(message, trace):
             state, error = "failed", words["failed_saving"]
@@ -446,8 +448,8 @@ class TurnConsumer:
             return ()
 
     async def _save_final(self, message: StoredMessage, trace: AnswerTrace | None) -> bool:
-        away = AWAY_RETRY_SECONDS if self._store.is_shared else ()
-        for pause in (*SAVE_RETRY_SECONDS, *away, None):
+        outage_pauses = AWAY_RETRY_SECONDS if self._store.is_shared else ()
+        for pause in (*SAVE_RETRY_SECONDS, *outage_pauses, None):
             try:
                 await self._store.save_message(message, self._owner, trace)
                 return True

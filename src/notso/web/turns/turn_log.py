@@ -1,4 +1,4 @@
-"""Event log of one turn, which any number of readers can attach to, leave and resume.
+"""Event log of one turn. Any number of readers can attach to it, leave, and resume.
 
 A reader gives the number of the last update that it received, and gets all later changes as one update: closed blocks
 (which no longer change) to append, the current tails (open blocks), and changed tool cards. No reader misses or repeats
@@ -22,7 +22,8 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between two updates, per reader: with many readers, updates are rarer and leave the model time."""
+"""Minimum seconds between two updates, per reader. With many readers, updates are rarer, which leaves time for the
+model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
 """More changes than a log ever has. A log that continues another process's log starts at the next multiple of this."""
 CARD_MARK = "<!--tool-->"
@@ -150,11 +151,11 @@ class TurnLog:
 
     def set_status(self, status: AnswerStatus) -> None:
         if status != self.status:
-            moved = status.phase != self.status.phase
+            is_new_phase = status.phase != self.status.phase
             self.status = status
             self.number += 1
             self._wake()
-            if moved and self.at_phase is not None:
+            if is_new_phase and self.at_phase is not None:
                 self.at_phase()
 
     def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:

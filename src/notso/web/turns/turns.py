@@ -53,7 +53,7 @@ class Turns:
         self.at_mark: list[Callable[[Turn], None]] = []
         # Forwards a method call (name, arguments) to the replica that runs the turn. Returns False if there is no
         # other replica.
-        self.not_here: Callable[..., bool] = lambda method, *arguments: False
+        self.forward: Callable[..., bool] = lambda method, *arguments: False
         self._marks: dict[str, Mark] = {}
         self._store = store
         self._requests = requests
@@ -86,8 +86,8 @@ class Turns:
         contextvars.copy_context().run(self._start, turn, running, prepared)
 
     def _start(self, turn: Turn, running: RunningRequest, prepared: PreparedRequest | None) -> None:
-        for tell in self.at_start:
-            tell(turn)
+        for callback in self.at_start:
+            callback(turn)
         running.use_current_context()
         consumer = TurnConsumer(
             turn,
@@ -120,8 +120,8 @@ class Turns:
         chat_id, mark = turn.message.chat_id, mark_for_phase(turn.log.status.phase)
         if self._marks.get(chat_id, mark) != mark:
             self._marks[chat_id] = mark
-            for tell in self.at_mark:
-                tell(turn)
+            for callback in self.at_mark:
+                callback(turn)
 
     @contextlib.contextmanager
     def expecting(self, generation_id: str) -> Iterator[None]:
@@ -157,7 +157,7 @@ class Turns:
         """Stop a turn. Return False if it does not run in this process."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:
-            self.not_here("stop", generation_id)
+            self.forward("stop", generation_id)
             return False
         turn = consumer.turn
         turn.interrupted = turn.interrupted or interrupted
@@ -178,7 +178,7 @@ class Turns:
         """Answer a tool's question or forward the reply. Return False if nothing awaits it. Raises Problem (400)."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:  # only the replica that runs the turn has the question and can check the form
-            return self.not_here("reply", generation_id, question_id, dict(form))
+            return self.forward("reply", generation_id, question_id, dict(form))
         question = self.question(generation_id)
         if question is None or question.id != question_id:
             return False
@@ -190,21 +190,21 @@ class Turns:
     def permit(self, generation_id: str, call_id: str, permission: Permission) -> bool:
         consumer = self._consumers.get(generation_id)
         if consumer is None:
-            self.not_here("permit", generation_id, call_id, permission)
+            self.forward("permit", generation_id, call_id, permission)
         return consumer is not None and consumer.calls.permit(call_id, permission)
 
     def answer_now(self, generation_id: str) -> bool:
         """End a turn's reasoning. Return False if the turn does not run in this process."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:
-            self.not_here("answer_now", generation_id)
+            self.forward("answer_now", generation_id)
         else:
             consumer.running.answer_now()
         return consumer is not None
 
     def stop_chat(self, owner: str, chat_id: str) -> None:
         """Stop an owner's chat in all replicas."""
-        self.not_here("stop_chat", chat_id, owner)
+        self.forward("stop_chat", chat_id, owner)
         self.stop_local_chat(owner, chat_id)
 
     def stop_local_chat(self, owner: str, chat_id: str) -> None:
@@ -222,7 +222,7 @@ class Turns:
                 self._hand_over(consumer)
 
     def _hand_over(self, consumer: TurnConsumer) -> None:
-        consumer.turn.is_left = not consumer.turn.cancelled
+        consumer.turn.is_handed_over = not consumer.turn.cancelled
         self.stop(consumer.turn.id, interrupted=True)
 
     async def wait_for_all(self) -> None:
@@ -246,12 +246,12 @@ class Turns:
             turn.log.at_phase = None
             self._marks.pop(turn.message.chat_id, None)
             self._keep_finished(turn)
-            for tell in self.at_end:
-                tell(turn, consumer.usage, consumer.finish_reason)
+            for callback in self.at_end:
+                callback(turn, consumer.usage, consumer.finish_reason)
 
     def _keep_finished(self, turn: Turn) -> None:
-        later = asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._discard_finished, turn.id)
-        self._finished[turn.id] = turn, later
+        timer = asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._discard_finished, turn.id)
+        self._finished[turn.id] = turn, timer
         while len(self._finished) > MAX_FINISHED:
             self._discard_finished(next(iter(self._finished)))
 
