@@ -137,10 +137,10 @@ SEATS = {
 }
 
 
-async def seats(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+async def seats(arguments: Mapping[str, Any], context: ToolContext) -> str:
     """A tool that asks a question, as an MCP server may."""
-    assert surroundings.ask is not None
-    reply = await surroundings.ask(parse_question("tables", "A table for whom?", SEATS))
+    assert context.ask is not None
+    reply = await context.ask(parse_question("tables", "A table for whom?", SEATS))
     return json.dumps([reply.action, dict(reply.values)])
 
 

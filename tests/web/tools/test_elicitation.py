@@ -229,11 +229,11 @@ def test_elicitation_is_cancelled_during_concurrent_calls() -> None:
 
 
 def test_tool_time_limit_pauses_during_elicitation() -> None:
-    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
-        assert surroundings.ask is not None
-        first = asyncio.ensure_future(surroundings.ask(Elicitation("far", "Well?", ())))
+    async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
+        assert context.ask is not None
+        first = asyncio.ensure_future(context.ask(Elicitation("far", "Well?", ())))
         await asyncio.sleep(0)
-        second = await surroundings.ask(Elicitation("far", "And?", ()))
+        second = await context.ask(Elicitation("far", "And?", ()))
         said = f"{(await first).action}, {second.action}"
         await asyncio.sleep(60)
         return said

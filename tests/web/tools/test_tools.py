@@ -36,8 +36,8 @@ from notso.web.values.errors import ToolError
 NOWHERE = ToolContext("local", "", None)  # type: ignore[arg-type]
 
 
-def called(tool: ChatTool, surroundings: ToolContext = NOWHERE, **arguments: Any) -> ToolResult:
-    return asyncio.run(use(tool, json.dumps(arguments), surroundings))
+def called(tool: ChatTool, context: ToolContext = NOWHERE, **arguments: Any) -> ToolResult:
+    return asyncio.run(use(tool, json.dumps(arguments), context))
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_chat_search_finds_only_chats_of_owner(tmp_path: Path) -> None:
         store = SQLiteStore(tmp_path)
         await store.open()
         try:
-            surroundings = ToolContext(owner, "here", store)
-            return (await use(CHAT_SEARCH, json.dumps({"query": query}), surroundings)).text
+            context = ToolContext(owner, "here", store)
+            return (await use(CHAT_SEARCH, json.dumps({"query": query}), context)).text
         finally:
             await store.close()
 
@@ -222,14 +222,14 @@ def _tool(run: Any, seconds: float = 5.0) -> ChatTool:
 
 
 def test_tool_failure_timeout_and_long_output_are_handled() -> None:
-    async def breaks(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    async def breaks(arguments: Mapping[str, Any], context: ToolContext) -> str:
         raise RuntimeError("secret detail")
 
-    async def hangs(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    async def hangs(arguments: Mapping[str, Any], context: ToolContext) -> str:
         await asyncio.sleep(60)
         return ""
 
-    async def babbles(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    async def babbles(arguments: Mapping[str, Any], context: ToolContext) -> str:
         return "x\x00\ud800" * MAX_RESULT_CHARACTERS
 
     broken = called(_tool(breaks))

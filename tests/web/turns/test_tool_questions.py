@@ -37,9 +37,9 @@ def tool(run: Any) -> ChatTool:
     return replace(CALCULATOR, name="odd", run=run, seconds=100, parameters={"type": "object"}, origin="far")
 
 
-async def curious(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
-    assert surroundings.ask is not None
-    reply = await surroundings.ask(form())
+async def curious(arguments: Mapping[str, Any], context: ToolContext) -> str:
+    assert context.ask is not None
+    reply = await context.ask(form())
     return json.dumps([reply.action, dict(reply.values)])
 
 
@@ -127,12 +127,12 @@ def test_answer_without_scripts_redirects_to_the_chat(begun: Callable[..., Any])
 def test_stop_cancels_the_question(begun: Callable[..., Any]) -> None:
     said: list[str] = []
 
-    async def asks_beside(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    async def asks_beside(arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Ask in a separate task, as the MCP library does."""
 
         async def ask() -> None:
-            assert surroundings.ask is not None
-            said.append((await surroundings.ask(form())).action)
+            assert context.ask is not None
+            said.append((await context.ask(form())).action)
 
         tasks.append(asyncio.create_task(ask()))
         await asyncio.sleep(600)
@@ -159,11 +159,11 @@ def test_unanswered_question_is_cancelled_after_timeout(
 def test_question_is_cancelled_when_its_call_ends(begun: Callable[..., Any]) -> None:
     replies: list[Any] = []
 
-    async def hasty(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
-        assert surroundings.ask is not None
-        replies.append(asyncio.create_task(surroundings.ask(form())))  # type: ignore[arg-type]
+    async def hasty(arguments: Mapping[str, Any], context: ToolContext) -> str:
+        assert context.ask is not None
+        replies.append(asyncio.create_task(context.ask(form())))  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        replies.append(surroundings.ask)
+        replies.append(context.ask)
         return "0"
 
     server, turn = begun(hasty)
@@ -177,9 +177,9 @@ def test_question_is_cancelled_when_its_call_ends(begun: Callable[..., Any]) -> 
 
 
 def test_questions_are_asked_in_turn_and_limited(begun: Callable[..., Any]) -> None:
-    async def insistent(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
-        assert surroundings.ask is not None
-        return json.dumps([(await surroundings.ask(form(f"{n}?"))).action for n in range(MAX_QUESTIONS + 2)])
+    async def insistent(arguments: Mapping[str, Any], context: ToolContext) -> str:
+        assert context.ask is not None
+        return json.dumps([(await context.ask(form(f"{n}?"))).action for n in range(MAX_QUESTIONS + 2)])
 
     server, turn = begun(insistent)
     last = ""

@@ -185,7 +185,7 @@ def test_calls_can_be_denied_allowed_per_chat_and_asked_again(using: Callable[..
     server.finished(other)
 
 
-async def nothing(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+async def nothing(arguments: Mapping[str, Any], context: ToolContext) -> str:
     return "done"
 
 
@@ -204,7 +204,7 @@ def test_permission_ends_when_the_tool_definition_changes(using: Callable[..., A
         (replace(tool, description="Delete all files."), True),
         (replace(tool, parameters={"type": "object", "properties": {"path": {"type": "string"}}}), True),
         (replace(tool, origin="near"), True),
-        (replace(tool, name_there="echo!"), True),
+        (replace(tool, remote_name="echo!"), True),
         (tool, False),
     ):
         others.tool = changed
@@ -218,7 +218,7 @@ def test_permission_ends_when_the_tool_definition_changes(using: Callable[..., A
 def test_two_calls_with_the_same_id_need_separate_approval(using: Callable[..., Any]) -> None:
     ran: list[str] = []
 
-    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
         ran.append(arguments["text"])
         return "done"
 
@@ -379,8 +379,8 @@ def test_answer_stopped_during_approval_can_be_continued(using: Callable[..., An
 
 
 def _slow(entered: list[str]) -> ChatTool:
-    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
-        entered.append(surroundings.chat_id)
+    async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
+        entered.append(context.chat_id)
         try:
             await asyncio.sleep(60)
         finally:
@@ -475,7 +475,7 @@ def test_invalid_or_repeated_approvals_have_no_effect(using: Callable[..., Any])
 def test_hostile_tool_names_arguments_and_results_are_escaped(using: Callable[..., Any], screen: Any) -> None:
     evil = '<img src=x onerror=alert(1)><hx-partial hx-target="body">"\u202e</pre>'
 
-    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
         return evil + "\n\ndata: x\nevent: done\n"
 
     tool = replace(CALCULATOR, name="odd", run=run, parameters={"type": "object", "properties": {"a": {}}})
@@ -500,7 +500,7 @@ def test_hostile_tool_names_arguments_and_results_are_escaped(using: Callable[..
 
 
 def test_long_tool_result_is_truncated(using: Callable[..., Any]) -> None:
-    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+    async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
         return "word " * 10_000
 
     tool = replace(CALCULATOR, name="long", run=run)

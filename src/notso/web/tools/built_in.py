@@ -21,16 +21,16 @@ from notso.web.values.ids import new_id
 from notso.web.values.visible_text import sanitize_line
 
 MAX_HITS = 5
-LOOKED_AT = 40  # hits requested from the store: more than MAX_HITS, because those in the current chat are skipped
+REQUESTED_HITS = 40  # from the store: more than MAX_HITS, because hits in the current chat are skipped
 MAX_QUERY_CHARACTERS = 200
 
 
-async def _search_chats(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+async def _search_chats(arguments: Mapping[str, Any], context: ToolContext) -> str:
     query = arguments["query"].strip()
     if not query or len(query) > MAX_QUERY_CHARACTERS:
         raise ToolError(f"the query needs 1 to {MAX_QUERY_CHARACTERS} characters")
-    found = await surroundings.store.search(surroundings.owner, query, LOOKED_AT)
-    hits = [hit for hit in found if hit.chat_id != surroundings.chat_id][:MAX_HITS]
+    found = await context.store.search(context.owner, query, REQUESTED_HITS)
+    hits = [hit for hit in found if hit.chat_id != context.chat_id][:MAX_HITS]
     if not hits:
         return "nothing found: all words must occur in the same message, so try fewer words"
     return "\n".join(f"{number}. {_line(hit)}" for number, hit in enumerate(hits, start=1))
@@ -40,8 +40,8 @@ def _line(hit: SearchHit) -> str:
     title = " ".join(hit.title.split())
     if hit.message_id is None:
         return f'Chat "{title}"'
-    said = " ".join(hit.snippet.replace("\x02", "").replace("\x03", "").split())
-    return f'Chat "{title}": {said}'
+    snippet = " ".join(hit.snippet.replace("\x02", "").replace("\x03", "").split())
+    return f'Chat "{title}": {snippet}'
 
 
 CHAT_SEARCH = ChatTool(
@@ -59,15 +59,15 @@ CHAT_SEARCH = ChatTool(
 MAX_MEMORY_ENTRY = 500  # characters
 
 
-async def _remember(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+async def _remember(arguments: Mapping[str, Any], context: ToolContext) -> str:
     text = sanitize_line(arguments["text"], MAX_MEMORY_ENTRY + 1)
     if not 1 <= len(text) <= MAX_MEMORY_ENTRY:
         raise ToolError(f"the text needs 1 to {MAX_MEMORY_ENTRY} characters")
-    memories = await surroundings.store.memories(surroundings.owner)
+    memories = await context.store.memories(context.owner)
     if any(each.text == text for each in memories):
         return "this is remembered already"
     entry = Memory(new_id(), text, time.time_ns() // 1_000_000)
-    if not await surroundings.store.save_memory(surroundings.owner, entry):
+    if not await context.store.save_memory(context.owner, entry):
         raise ToolError("the memory is full: the user has to delete entries first")
     return "remembered, for this and other chats"
 
@@ -89,8 +89,8 @@ MAX_LINES = 200
 MAX_CHARACTERS = 6_000
 
 
-async def _read_attachment(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
-    return attachment_excerpt(surroundings.attachments, arguments["name"], arguments.get("first_line", 1))
+async def _read_attachment(arguments: Mapping[str, Any], context: ToolContext) -> str:
+    return attachment_excerpt(context.attachments, arguments["name"], arguments.get("first_line", 1))
 
 
 def attachment_excerpt(attachments: tuple[Attachment, ...], name: str, first_line: int) -> str:
@@ -136,11 +136,11 @@ def format_time(zone: str, now: datetime) -> str:
 
 def find_time_zone(text: str) -> str:
     """Return the name of the time zone with this name or city. Raises ToolError."""
-    wanted = text.strip().replace(" ", "_").lower()
-    if len(wanted) <= MAX_NAME_CHARACTERS:
-        if wanted in _zones():
-            return _zones()[wanted]
-        close = difflib.get_close_matches(wanted, _zones(), n=3, cutoff=0.7)
+    key = text.strip().replace(" ", "_").lower()
+    if len(key) <= MAX_NAME_CHARACTERS:
+        if key in _zones():
+            return _zones()[key]
+        close = difflib.get_close_matches(key, _zones(), n=3, cutoff=0.7)
         if close:
             raise ToolError(f"there is no zone {text!r}; similar names: {', '.join(_zones()[name] for name in close)}")
     raise ToolError("unknown time zone; use a name such as Europe/Paris, or a city")
@@ -154,11 +154,11 @@ def _zones() -> dict[str, str]:
     for name in names:
         if "/" in name and not name.startswith("Etc/"):
             cities.setdefault(name.rpartition("/")[2].lower(), []).append(name)
-    alone = {city: found[0] for city, found in cities.items() if len(found) == 1}
-    return alone | {name.lower(): name for name in names}
+    unique = {city: found[0] for city, found in cities.items() if len(found) == 1}
+    return unique | {name.lower(): name for name in names}
 
 
-async def _get_time(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+async def _get_time(arguments: Mapping[str, Any], context: ToolContext) -> str:
     return await asyncio.to_thread(format_time, arguments.get("zone", ""), datetime.now(UTC))
 
 

@@ -272,7 +272,7 @@ def _decimals(denominator: int) -> int | None:
     return most if denominator == 1 and most <= MAX_DECIMALS else None
 
 
-async def _run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+async def _run(arguments: Mapping[str, Any], context: ToolContext) -> str:
     return await asyncio.to_thread(calculate, arguments["expression"])
 
 

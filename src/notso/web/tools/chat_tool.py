@@ -41,13 +41,13 @@ class ChatTool:
     run: Run
     origin: str = ""  # name of the MCP server or plugin; empty for built-in tools
     seconds: float = field(default=10.0)  # timeout of a call
-    name_there: str = ""  # name of the tool on the MCP server
+    remote_name: str = ""  # name of the tool on the MCP server
     always_asks: bool = False  # whether the user must permit each call
 
     @property
     def digest(self) -> str:
-        told = [self.origin, self.name, self.name_there, self.description, self.parameters]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+        content = [self.origin, self.name, self.remote_name, self.description, self.parameters]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def definition(self) -> Tool:

@@ -81,7 +81,7 @@ def _row(process: PluginProcess) -> PluginRow:
     gives = {kind: entry_names(offer.get(kind, [])) for kind in ("tools", "logits_processors", "slash_commands")}
     gives |= {kind: [process.name] for kind in ("signs_in",) if offer.get(kind)}
     pages = {f"/plugins/{process.name}/pages/{row['path']}": str(row["title"]) for row in offer.get("pages", [])}
-    given = {kind: names for kind, names in gives.items() if names}
+    nonempty = {kind: names for kind, names in gives.items() if names}
     return PluginRow(
-        process.name, process.state, process.failure, process.printed_lines, given, pages, tuple(process.left_out)
+        process.name, process.state, process.failure, process.printed_lines, nonempty, pages, tuple(process.left_out)
     )

@@ -104,22 +104,22 @@ def parse_form(question: Elicitation, form: Mapping[str, str]) -> dict[str, Valu
 def _field(name: str, schema: Any, is_required: bool) -> Field:
     if not isinstance(schema, dict) or not 0 < len(name) <= MAX_LABEL_CHARACTERS:
         raise ToolError("each property must be an object with a name")
-    given = schema.get("type")
+    type_name = schema.get("type")
     choices = _choices(schema)
     kind: Kind
-    if given == "array" and isinstance(schema.get("items"), dict):
+    if type_name == "array" and isinstance(schema.get("items"), dict):
         kind, choices = "choices", _choices(schema["items"])
         bounds = ("minItems", "maxItems")
         if not choices:
             raise ToolError("a list requires choices")
-    elif given == "string" and choices:
+    elif type_name == "string" and choices:
         kind, bounds = "choice", ("", "")
-    elif given == "string":
+    elif type_name == "string":
         format = schema.get("format")
         kind = format if format in _FORMATS else "text"
         bounds = ("minLength", "maxLength")
-    elif given == "number" or given == "integer" or given == "boolean":
-        kind, bounds = given, ("minimum", "maximum")
+    elif type_name == "number" or type_name == "integer" or type_name == "boolean":
+        kind, bounds = type_name, ("minimum", "maximum")
     else:
         raise ToolError("a property must be a string, a number, an integer, a boolean, or a list of choices")
     return Field(
@@ -136,9 +136,9 @@ def _field(name: str, schema: Any, is_required: bool) -> Field:
 
 
 def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    titled = schema.get("oneOf", schema.get("anyOf"))
-    if isinstance(titled, list) and all(isinstance(each, dict) for each in titled):
-        values, names = [each.get("const") for each in titled], [each.get("title") for each in titled]
+    options = schema.get("oneOf", schema.get("anyOf"))
+    if isinstance(options, list) and all(isinstance(each, dict) for each in options):
+        values, names = [each.get("const") for each in options], [each.get("title") for each in options]
     else:
         values, names = schema.get("enum", []), schema.get("enumNames", [])
     if not isinstance(values, list) or not isinstance(names, list) or len(values) > MAX_CHOICES:
@@ -146,66 +146,66 @@ def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     if any(not isinstance(each, str) or len(each) > MAX_CHOICE_CHARACTERS for each in values):
         raise ToolError(f"choices must be texts of at most {MAX_CHOICE_CHARACTERS} characters")
     names = [*names, *[None] * len(values)][: len(values)]
-    shown = [
+    labels = [
         sanitize_line(_text(name) or value, MAX_CHOICE_CHARACTERS) for value, name in zip(values, names, strict=True)
     ]
-    return tuple(zip(values, shown, strict=True))
+    return tuple(zip(values, labels, strict=True))
 
 
-def _default(kind: Kind, given: Any, choices: tuple[tuple[str, str], ...]) -> Any:
+def _default(kind: Kind, value: Any, choices: tuple[tuple[str, str], ...]) -> Any:
     known = {value for value, _ in choices}
     if kind == "choices":
-        return tuple(each for each in given if each in known) if _is_string_list(given) else ()
+        return tuple(each for each in value if each in known) if _is_string_list(value) else ()
     if kind == "choice":
-        return given if isinstance(given, str) and given in known else None
+        return value if isinstance(value, str) and value in known else None
     if kind == "boolean":
-        return given is True
+        return value is True
     if kind in ("number", "integer"):
-        return _bound(given)
-    return given if isinstance(given, str) and len(given) <= MAX_VALUE_CHARACTERS and given.isprintable() else None
+        return _bound(value)
+    return value if isinstance(value, str) and len(value) <= MAX_VALUE_CHARACTERS and value.isprintable() else None
 
 
-def _value(asked: Field, name: str, form: Mapping[str, str]) -> Value | None:
+def _value(form_field: Field, name: str, form: Mapping[str, str]) -> Value | None:
     # Raises Problem.
-    if asked.kind == "boolean":
+    if form_field.kind == "boolean":
         return name in form
-    if asked.kind == "choices":
-        taken = [value for number, (value, _) in enumerate(asked.choices) if f"{name}-{number}" in form]
-        if not _is_within(len(taken), asked) and (taken or asked.is_required):
-            raise _invalid_value(asked, "question_choices")
-        return taken if taken or asked.is_required else None
+    if form_field.kind == "choices":
+        selected = [value for number, (value, _) in enumerate(form_field.choices) if f"{name}-{number}" in form]
+        if not _is_within(len(selected), form_field) and (selected or form_field.is_required):
+            raise _invalid_value(form_field, "question_choices")
+        return selected if selected or form_field.is_required else None
     text = form.get(name, "").strip()
     if not text:
         return None
-    if asked.kind == "choice":
-        number = int(text) if text.isdecimal() and len(text) < MAX_NUMBER_CHARACTERS else len(asked.choices)
-        if number >= len(asked.choices):
-            raise _invalid_value(asked, "question_choice")
-        return asked.choices[number][0]
-    if asked.kind in ("number", "integer"):
-        return _number(asked, text)
-    if len(text) > MAX_VALUE_CHARACTERS or not _is_within(len(text), asked):
-        raise _invalid_value(asked, "question_length")
-    if not _matches_format(asked.kind, text):
-        raise _invalid_value(asked, f"question_{asked.kind}")
+    if form_field.kind == "choice":
+        number = int(text) if text.isdecimal() and len(text) < MAX_NUMBER_CHARACTERS else len(form_field.choices)
+        if number >= len(form_field.choices):
+            raise _invalid_value(form_field, "question_choice")
+        return form_field.choices[number][0]
+    if form_field.kind in ("number", "integer"):
+        return _number(form_field, text)
+    if len(text) > MAX_VALUE_CHARACTERS or not _is_within(len(text), form_field):
+        raise _invalid_value(form_field, "question_length")
+    if not _matches_format(form_field.kind, text):
+        raise _invalid_value(form_field, f"question_{form_field.kind}")
     return text
 
 
-def _number(asked: Field, text: str) -> int | float:
-    key = f"question_{asked.kind}"
+def _number(form_field: Field, text: str) -> int | float:
+    key = f"question_{form_field.kind}"
     if len(text) > MAX_NUMBER_CHARACTERS:
-        raise _invalid_value(asked, key)
+        raise _invalid_value(form_field, key)
     if _INTEGER.fullmatch(text):
         value: int | float = int(text)
     else:
         try:
             value = float(text)
         except ValueError:
-            raise _invalid_value(asked, key) from None
-        if asked.kind == "integer" or not math.isfinite(value):
-            raise _invalid_value(asked, key)
-    if not _is_within(value, asked):
-        raise _invalid_value(asked, "question_range")
+            raise _invalid_value(form_field, key) from None
+        if form_field.kind == "integer" or not math.isfinite(value):
+            raise _invalid_value(form_field, key)
+    if not _is_within(value, form_field):
+        raise _invalid_value(form_field, "question_range")
     return value
 
 
@@ -225,28 +225,27 @@ def _matches_format(kind: Kind, text: str) -> bool:
     return True
 
 
-def _is_within(value: float, asked: Field) -> bool:
-    return (asked.lowest is None or value >= asked.lowest) and (asked.highest is None or value <= asked.highest)
+def _is_within(value: float, form_field: Field) -> bool:
+    lowest, highest = form_field.lowest, form_field.highest
+    return (lowest is None or value >= lowest) and (highest is None or value <= highest)
 
 
-def _bound(given: Any) -> float | None:
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    return given if is_number and -LARGEST_BOUND < given < LARGEST_BOUND else None
+def _bound(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and -LARGEST_BOUND < value < LARGEST_BOUND else None
 
 
-def _text(given: Any) -> str:
-    return given if isinstance(given, str) else ""
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
-def _is_string_list(given: Any) -> bool:
-    return isinstance(given, list) and len(given) <= MAX_CHOICES and all(isinstance(each, str) for each in given)
+def _is_string_list(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_CHOICES and all(isinstance(each, str) for each in value)
 
 
-def _invalid_value(asked: Field, key: str) -> Problem:
-    return Problem(
-        400,
-        words[key].format(title=asked.title, lowest=_format_bound(asked.lowest), highest=_format_bound(asked.highest)),
-    )
+def _invalid_value(form_field: Field, key: str) -> Problem:
+    lowest, highest = _format_bound(form_field.lowest), _format_bound(form_field.highest)
+    return Problem(400, words[key].format(title=form_field.title, lowest=lowest, highest=highest))
 
 
 def _format_bound(bound: float | None) -> str:

@@ -34,7 +34,7 @@ HEADERS = {
 _TEXTS = ("text/", "application/json", "application/xml", "application/xhtml+xml", "application/ld+json")
 
 
-async def _run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
+async def _run(arguments: Mapping[str, Any], context: ToolContext) -> str:
     address = arguments["url"].strip()
     for _ in range(MAX_REDIRECTS + 1):
         url = parse_url(address)

@@ -67,7 +67,7 @@ _CONTAINERS = ("mcpServers", "servers", "mcp_servers", "context_servers", "mcp",
 """Keys that contain servers. In this order, they are used by: Claude, Cursor, Cline and most other programs; VS Code;
 Codex; Zed; opencode and Crush; old versions of VS Code; Amp."""
 
-_BESIDE = {"$schema", "inputs", "version", "schema", "schema_version"}
+_IGNORED_KEYS = {"$schema", "inputs", "version", "schema", "schema_version"}
 """Top-level keys that are ignored without a report."""
 
 _HTTP_TYPES = {"http", "https", "streamablehttp", "httpstream", "streamable", "remote"}
@@ -166,11 +166,11 @@ def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
             continue
         reader = _ServerReader(path, _input_defaults(content), hosts)
         try:
-            made = reader.entry(_prefix(label, entries), shown, entry)
+            config = reader.entry(_prefix(label, entries), shown, entry)
         except _UnusableServerError as error:
             notes.append(SkippedItem(shown, sanitize_line(str(error), 300)))
         else:
-            entries[made.name] = made
+            entries[config.name] = config
             notes += [SkippedItem(shown, sanitize_line(each, 300)) for each in reader.notes]
     return McpConfig(tuple(entries.values()), tuple(notes))
 
@@ -204,7 +204,7 @@ def _find_servers(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list
             notes += more
     if not used and content and all(isinstance(each, dict) and _is_server(each) for each in content.values()):
         return list(content.items()), notes
-    others = sorted(set(content) - used - _BESIDE)
+    others = sorted(set(content) - used - _IGNORED_KEYS)
     if not used and others:
         raise _error(
             f'{path.name} has no servers: the key "mcpServers" is missing; its keys are: {_format_names(others)}'
@@ -254,8 +254,8 @@ def _input_defaults(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _prefix(label: str, taken: Mapping[str, object]) -> str:
-    last = next((each for each in reversed(label.split("/")) if _UNFIT.sub("", each)), label)
-    name = _UNFIT.sub("_", last.removeprefix("@")).strip("_")[:MAX_NAME_CHARACTERS] or "server"
+    segment = next((each for each in reversed(label.split("/")) if _UNFIT.sub("", each)), label)
+    name = _UNFIT.sub("_", segment.removeprefix("@")).strip("_")[:MAX_NAME_CHARACTERS] or "server"
     return _unique_name(name, taken, MAX_NAME_CHARACTERS)
 
 
@@ -301,18 +301,18 @@ class _ServerReader:
         kind = self._kind(entry)
         allowed, denied = self._tools(entry, _ALLOWED), self._tools(entry, _DENIED)
         label = "" if shown == name else shown
-        made = self._program(name, entry) if kind == "stdio" else self._address(name, entry, kind)
+        config = self._program(name, entry) if kind == "stdio" else self._address(name, entry, kind)
         other_kind = (_AT_ADDRESSES if kind == "stdio" else _OF_PROGRAMS) & set(entry)
         if ignored := sorted(unknown | other_kind):
             self.notes.insert(0, f"ignored: {_format_names(ignored)}")
         return McpServerConfig(
             name,
-            made.command,
-            made.args,
-            made.env,
-            made.cwd,
-            made.url,
-            made.headers,
+            config.command,
+            config.args,
+            config.env,
+            config.cwd,
+            config.url,
+            config.headers,
             label,
             kind,
             allowed,
@@ -321,14 +321,14 @@ class _ServerReader:
 
     def _kind(self, entry: Mapping[str, Any]) -> Transport:
         url = next((entry[each] for each in _URLS if each in entry), None)
-        given = next((entry[each] for each in _TYPES if each in entry), None)
-        if given is None:
+        type_name = next((entry[each] for each in _TYPES if each in entry), None)
+        if type_name is None:
             if url is None:
                 return "stdio"
             if "httpUrl" in entry:
                 return "http"
             return "stdio" if isinstance(entry.get("command"), str) and entry["command"].strip() else "http or sse"
-        kind = re.sub(r"[-_ ]", "", given).lower() if isinstance(given, str) else ""
+        kind = re.sub(r"[-_ ]", "", type_name).lower() if isinstance(type_name, str) else ""
         if kind in _STDIO_TYPES:
             return "stdio"
         if kind in _HTTP_TYPES:
@@ -336,7 +336,7 @@ class _ServerReader:
         if kind == "sse":
             return "sse"
         raise _UnusableServerError(
-            f"type {sanitize_line(json.dumps(given), 60)} is not supported; use stdio, http or sse"
+            f"type {sanitize_line(json.dumps(type_name), 60)} is not supported; use stdio, http or sse"
         )
 
     def _program(self, name: str, entry: Mapping[str, Any]) -> McpServerConfig:
@@ -362,9 +362,9 @@ class _ServerReader:
         return McpServerConfig(name, command, tuple(words), self._environment(entry, env), cwd)
 
     def _environment(self, entry: Mapping[str, Any], env: Any) -> dict[str, str]:
-        made = self._env_file(entry["envFile"]) if "envFile" in entry else {}
+        variables = self._env_file(entry["envFile"]) if "envFile" in entry else {}
         if env is None:
-            return made
+            return variables
         if not isinstance(env, dict):
             raise _UnusableServerError("env must be an object that maps names to strings")
         for name, value in env.items():
@@ -373,11 +373,11 @@ class _ServerReader:
             if not _ENV_NAME.fullmatch(name):
                 raise _UnusableServerError(f"env: {json.dumps(name)} is not the name of a variable")
             try:
-                made[name] = self._expand_text(value, f"env.{name}")
+                variables[name] = self._expand_text(value, f"env.{name}")
             except _UnsetVariableError as error:
                 self.notes.append(f"env.{name} is left out: {error}")
-        self._require_no_nul(*made.values())
-        return made
+        self._require_no_nul(*variables.values())
+        return variables
 
     def _env_file(self, value: Any) -> dict[str, str]:
         path = Path(_expand_home(self._expand_text(value, "envFile")))
@@ -387,63 +387,63 @@ class _ServerReader:
             raise _UnusableServerError(f"envFile {path} cannot be read: {error.strerror}") from None
         except NotTextError as error:
             raise _UnusableServerError(f"envFile {path} {error}") from None
-        made = {}
+        variables = {}
         for line in text.split("\n"):
             found = _ENV_LINE.fullmatch(line.strip())
             if found is not None:
-                given = found[2].strip()
-                quoted = len(given) > 1 and given[0] == given[-1] and given[0] in "\"'"
-                made[found[1]] = given[1:-1] if quoted else given
-        return made
+                content = found[2].strip()
+                quoted = len(content) > 1 and content[0] == content[-1] and content[0] in "\"'"
+                variables[found[1]] = content[1:-1] if quoted else content
+        return variables
 
     def _address(self, name: str, entry: Mapping[str, Any], kind: Transport) -> McpServerConfig:
-        given = next((each for each in _URLS if each in entry), None)
-        if given is None:
+        key = next((each for each in _URLS if each in entry), None)
+        if key is None:
             raise _UnusableServerError(f"type {kind} needs a url")
-        url = self._expand_text(entry[given], given).strip()
-        if unused := [each for each in _URLS if each in entry and each != given]:
-            self.notes.append(f"ignored because {given} is set: {_format_names(unused)}")
+        url = self._expand_text(entry[key], key).strip()
+        if unused := [each for each in _URLS if each in entry and each != key]:
+            self.notes.append(f"ignored because {key} is set: {_format_names(unused)}")
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
         except ValueError:
-            raise _UnusableServerError(f"{given} is not a URL") from None
+            raise _UnusableServerError(f"{key} is not a URL") from None
         if not host or parts.scheme not in ("http", "https") or not url.isprintable() or " " in url:
-            raise _UnusableServerError(f"{given} must begin with https:// or http://")
+            raise _UnusableServerError(f"{key} must begin with https:// or http://")
         if parts.scheme == "http" and host not in self._hosts:
             raise _UnusableServerError(
                 f"http to {host} is not encrypted: use https, or allow it with --mcp-allow-http {host}"
             )
         if parts.username is not None:
-            raise _UnusableServerError(f"{given} must not contain a user or password; use headers")
+            raise _UnusableServerError(f"{key} must not contain a user or password; use headers")
         return McpServerConfig(name, url=parts._replace(fragment="").geturl(), headers=self._headers(entry))
 
     def _headers(self, entry: Mapping[str, Any]) -> dict[str, str]:
-        given, options = self._first(entry, _HEADERS), entry.get("requestInit")
-        if given is None and isinstance(options, dict):
-            given = options.get("headers")
-        made = {}
+        headers, options = self._first(entry, _HEADERS), entry.get("requestInit")
+        if headers is None and isinstance(options, dict):
+            headers = options.get("headers")
+        result = {}
         if "bearer_token_env_var" in entry:
             variable = self._expand_text(entry["bearer_token_env_var"], "bearer_token_env_var")
-            made["Authorization"] = f"Bearer {_environment_variable(variable)}"
-        if given is not None and not isinstance(given, dict):
+            result["Authorization"] = f"Bearer {_environment_variable(variable)}"
+        if headers is not None and not isinstance(headers, dict):
             raise _UnusableServerError("headers must be an object that maps names to strings")
-        for name, value in (given or {}).items():
+        for name, value in (headers or {}).items():
             if value is None:
                 continue
             text = self._expand_text(value, f"headers.{name}").strip()
             if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(text):
                 raise _UnusableServerError(f"headers: {json.dumps(name)} is not a valid header (one line of ASCII)")
-            made[name] = text
-        return made
+            result[name] = text
+        return result
 
     def _tools(self, entry: Mapping[str, Any], keys: Iterable[str]) -> frozenset[str] | None:
-        given = self._first(entry, keys)
-        if isinstance(given, dict):  # maps names of tools to true or false
-            given = [name for name, value in given.items() if _is_true(value)]
-        if isinstance(given, list) and all(isinstance(each, str) for each in given):
-            return frozenset(given)
-        if given is not None:
+        names = self._first(entry, keys)
+        if isinstance(names, dict):  # maps names of tools to true or false
+            names = [name for name, value in names.items() if _is_true(value)]
+        if isinstance(names, list) and all(isinstance(each, str) for each in names):
+            return frozenset(names)
+        if names is not None:
             raise _UnusableServerError(f"{next(each for each in keys if each in entry)} must be a list of tool names")
         return None
 

@@ -50,8 +50,8 @@ MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
 MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
 NICENESS = 10  # gives MCP servers a lower priority than the pages and the model
 READ_BYTES = 65_536
-PIECE_SECONDS = 0.005  # time spent on parsing a server's messages after which reading pauses
-REST = 19
+PARSING_SECONDS = 0.005  # time spent on parsing a server's messages after which reading pauses
+PAUSE_FACTOR = 19
 """The pause is this many times as long as the parsing, so that a server gets at most 5% of the event loop's time."""
 WRITE_SECONDS = 10.0  # time in which a server must read a message
 LEAVE_SECONDS = 2.0  # time in which a server must exit after the end of its input
@@ -60,7 +60,8 @@ POLL_SECONDS = 0.02
 
 CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # since protocol 2026-07-28, part of each request
 
-Said = SessionMessage | Exception
+Incoming = SessionMessage | Exception
+"""Item of a stream from which the `mcp` library reads."""
 
 
 class McpStdioTransport:
@@ -76,7 +77,7 @@ class McpStdioTransport:
         self._entry = entry
         self._open_requests = 0
 
-    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Said], MemoryObjectSendStream[SessionMessage]]:
+    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]:
         entry = self._entry
         env = get_default_environment() | entry.env
         try:
@@ -97,13 +98,16 @@ class McpStdioTransport:
             raise FileNotFoundError(error.errno, "no such program") from error
         with contextlib.suppress(OSError):  # the process may have exited already
             os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
-        heard, said = anyio.create_memory_object_stream[Said](0)
-        sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
-        self._streams = (heard, said, sent, to_send)
-        self._tasks = [asyncio.create_task(self._receive(heard)), asyncio.create_task(self._send(to_send, heard))]
+        incoming, read_stream = anyio.create_memory_object_stream[Incoming](0)
+        write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+        self._streams = (incoming, read_stream, write_stream, outgoing)
+        self._tasks = [
+            asyncio.create_task(self._receive(incoming)),
+            asyncio.create_task(self._send(outgoing, incoming)),
+        ]
         for task in self._tasks:
             task.add_done_callback(lambda _: self.ended.set())
-        return said, sent
+        return read_stream, write_stream
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
@@ -119,10 +123,10 @@ class McpStdioTransport:
             self._signal(signal.SIGKILL)  # end the server's own children, too, even if the wait above was canceled
             self._process._transport.close()  # type: ignore[attr-defined]  # a detached child may keep the pipes open
 
-    async def _receive(self, heard: MemoryObjectSendStream[Said]) -> None:
+    async def _receive(self, incoming: MemoryObjectSendStream[Incoming]) -> None:
         stdout = cast(asyncio.StreamReader, self._process.stdout)
         line, spent = bytearray(), 0.0
-        with heard, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        with incoming, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             while data := await stdout.read(READ_BYTES):
                 *ends, rest = data.split(b"\n")
                 for end in ends:
@@ -134,9 +138,9 @@ class McpStdioTransport:
                     if self.fault:
                         return
                     if message is not None:
-                        await heard.send(SessionMessage(message))
-                    if spent > PIECE_SECONDS:
-                        await asyncio.sleep(REST * spent)
+                        await incoming.send(SessionMessage(message))
+                    if spent > PARSING_SECONDS:
+                        await asyncio.sleep(PAUSE_FACTOR * spent)
                         spent = 0.0
                 line += rest
                 if not self._check_size(line):
@@ -167,12 +171,12 @@ class McpStdioTransport:
         return message
 
     async def _send(
-        self, to_send: MemoryObjectReceiveStream[SessionMessage], heard: MemoryObjectSendStream[Said]
+        self, outgoing: MemoryObjectReceiveStream[SessionMessage], incoming: MemoryObjectSendStream[Incoming]
     ) -> None:
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
         try:
-            with to_send:
-                async for each in to_send:
+            with outgoing:
+                async for each in outgoing:
                     if isinstance(each.message, JSONRPCResponse | JSONRPCError):
                         self._open_requests -= 1
                     remove_url_elicitation(each.message)
@@ -184,7 +188,7 @@ class McpStdioTransport:
         except OSError:
             pass  # the process has exited
         finally:
-            heard.close()  # makes pending requests fail
+            incoming.close()  # makes pending requests fail
 
     async def _stop_process(self) -> None:
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
@@ -229,23 +233,23 @@ def sanitize_tool_list(result: dict[str, Any]) -> list[SkippedItem]:
     tools = result.get("tools")
     if not isinstance(tools, list):
         return []
-    left_out, kept = [], []
-    for at, tool in enumerate(tools[:MAX_LISTED_TOOLS], 1):
+    left_out, usable = [], []
+    for number, tool in enumerate(tools[:MAX_LISTED_TOOLS], 1):
         name = tool.get("name") if isinstance(tool, dict) else None
         if not isinstance(tool, dict) or not isinstance(name, str) or not name:
-            left_out.append(SkippedItem(f"tool {at}", "it has no name"))
+            left_out.append(SkippedItem(f"tool {number}", "it has no name"))
             continue
         fault = _repair_schema(tool.get("inputSchema"))
         if fault:
             left_out.append(SkippedItem(sanitize_line(name, MAX_TOOL_NAME_CHARACTERS), fault))
             continue
         texts = {key: tool[key] for key in ("title", "description") if isinstance(tool.get(key), str)}
-        kept.append({"name": name, "inputSchema": tool["inputSchema"], **texts})
+        usable.append({"name": name, "inputSchema": tool["inputSchema"], **texts})
     if len(tools) > MAX_LISTED_TOOLS:
         left_out.append(
             SkippedItem(f"{len(tools) - MAX_LISTED_TOOLS} tools", f"a list has more than {MAX_LISTED_TOOLS}")
         )
-    tools[:] = kept
+    tools[:] = usable
     if not isinstance(result.get("nextCursor", ""), str):
         del result["nextCursor"]
     return left_out
@@ -297,7 +301,7 @@ class McpHttpTransport:
         self._stack = contextlib.AsyncExitStack()
         self._open_requests = 0
 
-    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Said], MemoryObjectSendStream[SessionMessage]]:
+    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]:
         client = httpx2.AsyncClient(
             headers=self._entry.headers | {"accept-encoding": "identity"},
             # An SSE stream has no read timeout, because nothing is sent between requests.
@@ -308,25 +312,25 @@ class McpHttpTransport:
         )
         async with contextlib.AsyncExitStack() as stack:
             if self.sse:
-                opened = sse_client(
+                connection = sse_client(
                     self._entry.url, httpx_client_factory=lambda headers=None, timeout=None, auth=None: client
                 )
             else:
                 await stack.enter_async_context(client)
-                opened = streamable_http_client(
+                connection = streamable_http_client(
                     self._entry.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
                 )
-            told, to_tell = await stack.enter_async_context(opened)
-            heard, said = anyio.create_memory_object_stream[Said](0)
-            sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
-            listening = self._receive(cast(MemoryObjectReceiveStream[Said], told), heard)
-            telling = self._send(to_send, cast(MemoryObjectSendStream[SessionMessage], to_tell))
-            for each in (listening, telling):
+            http_reader, http_writer = await stack.enter_async_context(connection)
+            incoming, read_stream = anyio.create_memory_object_stream[Incoming](0)
+            write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+            receiving = self._receive(cast(MemoryObjectReceiveStream[Incoming], http_reader), incoming)
+            sending = self._send(outgoing, cast(MemoryObjectSendStream[SessionMessage], http_writer))
+            for each in (receiving, sending):
                 stack.push_async_callback(_cancel_task, asyncio.create_task(each))
-            stack.callback(said.close)
-            stack.callback(sent.close)
+            stack.callback(read_stream.close)
+            stack.callback(write_stream.close)
             self._stack = stack.pop_all()
-        return said, sent
+        return read_stream, write_stream
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
@@ -337,24 +341,26 @@ class McpHttpTransport:
         self.fault = self.fault or fault
         self.ended.set()
 
-    async def _receive(self, told: MemoryObjectReceiveStream[Said], heard: MemoryObjectSendStream[Said]) -> None:
-        with heard, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for each in told:
+    async def _receive(
+        self, http_reader: MemoryObjectReceiveStream[Incoming], incoming: MemoryObjectSendStream[Incoming]
+    ) -> None:
+        with incoming, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for each in http_reader:
                 if isinstance(each, SessionMessage) and self._should_forward(each):
-                    await heard.send(each)
+                    await incoming.send(each)
         if self.sse:
             self.ended.set()
 
     async def _send(
-        self, to_send: MemoryObjectReceiveStream[SessionMessage], to_tell: MemoryObjectSendStream[SessionMessage]
+        self, outgoing: MemoryObjectReceiveStream[SessionMessage], http_writer: MemoryObjectSendStream[SessionMessage]
     ) -> None:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async with to_send, to_tell:
-                async for each in to_send:
+            async with outgoing, http_writer:
+                async for each in outgoing:
                     if isinstance(each.message, JSONRPCResponse | JSONRPCError):
                         self._open_requests -= 1
                     remove_url_elicitation(each.message)
-                    await to_tell.send(each)
+                    await http_writer.send(each)
 
     def _should_forward(self, each: SessionMessage) -> bool:
         # Reduce lists of tools, and return whether to pass the message on to the library.

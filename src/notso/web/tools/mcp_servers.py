@@ -63,7 +63,7 @@ MAX_PAGES = 10
 MAX_DESCRIPTION_CHARACTERS = 600
 MAX_SCHEMA_CHARACTERS = 6_000
 MAX_SCHEMA_DEPTH = 32  # the engine has the same limit
-MAX_SAID_CHARACTERS = 500  # maximum length of a server's error message
+MAX_ERROR_CHARACTERS = 500  # maximum length of a server's error message
 MAX_NAME_CHARACTERS = 64
 TOO_MANY = f"at most {MAX_TOOLS} tools can be used"
 CONNECTION_CLOSED = -32_000
@@ -103,10 +103,10 @@ class McpServer:
                 return False
             await self.stop()
             self._stop_requested = asyncio.Event()
-            up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._run_connection(up, self._stop_requested))
+            started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._run_connection(started, self._stop_requested))
             try:
-                await asyncio.wait_for(asyncio.shield(up), START_SECONDS)
+                await asyncio.wait_for(asyncio.shield(started), START_SECONDS)
             except TimeoutError:
                 self.failure = f"it did not respond within {START_SECONDS:g} s"
                 await self.stop()
@@ -136,7 +136,7 @@ class McpServer:
 
         Raises ToolError if the call fails, if the server cannot be restarted, or if the listed tool has changed.
         """
-        name = tool if isinstance(tool, str) else tool.name_there
+        name = tool if isinstance(tool, str) else tool.remote_name
 
         async def called(client: Client) -> str:
             if isinstance(tool, ChatTool) and all(each.digest != tool.digest for each in self.tools):
@@ -145,22 +145,23 @@ class McpServer:
 
         return await self._request("call", called)
 
-    async def _request(self, what: str, made: Callable[[Client], Awaitable[T]], *, again: bool = False) -> T:
+    async def _request(self, operation: str, send: Callable[[Client], Awaitable[T]], *, is_retry: bool = False) -> T:
         # Raises ToolError.
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
         try:
-            return await made(self._client)
+            return await send(self._client)
         except MCPError as error:
             fault = self._transport.fault if self._transport is not None else ""
-            if fault == SESSION_LOST and not again:
+            if fault == SESSION_LOST and not is_retry:
                 await self.stop()  # a request in an expired session has no effect, so it can be repeated
-                return await self._request(what, made, again=True)
+                return await self._request(operation, send, is_retry=True)
             if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
                 self.failure = self.failure or fault or "it has exited"
-                raise ToolError(f"the server {self.entry.title} exited during the {what}: {self.failure}") from error
-            raise ToolError(sanitize_line(str(error.message), MAX_SAID_CHARACTERS)) from error
+                message = f"the server {self.entry.title} exited during the {operation}: {self.failure}"
+                raise ToolError(message) from error
+            raise ToolError(sanitize_line(str(error.message), MAX_ERROR_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
             raise ToolError(f"the server {self.entry.title} gave no result: {NO_MCP}") from error
 
@@ -190,23 +191,23 @@ class McpServer:
             return ElicitResult(action=reply.action)
         return ElicitResult(action="accept", content=dict(reply.values))
 
-    async def _run_connection(self, up: asyncio.Future[None], over: asyncio.Event) -> None:
+    async def _run_connection(self, started: asyncio.Future[None], stop_requested: asyncio.Event) -> None:
         try:
-            for process in self._transports():
-                self._transport = process
+            for transport in self._transports():
+                self._transport = transport
                 try:
-                    await self._connect(process, up, over)
+                    await self._connect(transport, started, stop_requested)
                     return
                 except Exception as error:
-                    self.failure = process.fault or _reason(error, "reached" if self.entry.url else "started")
-                    if self._client is not None or not _may_support_sse(self.entry, process):
+                    self.failure = transport.fault or _reason(error, "reached" if self.entry.url else "started")
+                    if self._client is not None or not _may_support_sse(self.entry, transport):
                         break
-            if not up.done():
-                up.set_exception(ToolError(self.failure))
+            if not started.done():
+                started.set_exception(ToolError(self.failure))
         finally:
             self._client = None
-            if not up.done():
-                up.cancel()
+            if not started.done():
+                started.cancel()
 
     def _transports(self) -> Iterator[McpHttpTransport | McpStdioTransport]:
         if not self.entry.url:
@@ -217,24 +218,29 @@ class McpServer:
         yield McpHttpTransport(self.entry, sse=True)
 
     async def _connect(
-        self, process: McpHttpTransport | McpStdioTransport, up: asyncio.Future[None], over: asyncio.Event
+        self,
+        transport: McpHttpTransport | McpStdioTransport,
+        started: asyncio.Future[None],
+        stop_requested: asyncio.Event,
     ) -> None:
-        async with Client(process, elicitation_callback=self._elicit) as client:
-            self.tools = await self._list_tools(client, process)
+        async with Client(transport, elicitation_callback=self._elicit) as client:
+            self.tools = await self._list_tools(client, transport)
             self.offers = await self._list_offers(client)
             self._client = client
-            if not up.done():
-                up.set_result(None)
-            await _wait_for_any(over, process.ended)
-            if process.ended.is_set():
-                self.failure = process.fault or "it has exited"
+            if not started.done():
+                started.set_result(None)
+            await _wait_for_any(stop_requested, transport.ended)
+            if transport.ended.is_set():
+                self.failure = transport.fault or "it has exited"
 
-    async def _list_tools(self, client: Client, process: McpHttpTransport | McpStdioTransport) -> tuple[ChatTool, ...]:
+    async def _list_tools(
+        self, client: Client, transport: McpHttpTransport | McpStdioTransport
+    ) -> tuple[ChatTool, ...]:
         tools: dict[str, ChatTool] = {}
         left_out: list[SkippedItem] = []
-        process.left_out.clear()
-        can = client.server_capabilities
-        if can.tools is None and (can.prompts is not None or can.resources is not None):
+        transport.left_out.clear()
+        capabilities = client.server_capabilities
+        if capabilities.tools is None and (capabilities.prompts is not None or capabilities.resources is not None):
             return ()
         cursor: str | None = None
         for _ in range(MAX_PAGES):
@@ -244,15 +250,15 @@ class McpServer:
                 if fault:
                     left_out.append(SkippedItem(sanitize_line(tool.name, MAX_TOOL_NAME_CHARACTERS), fault))
                     continue
-                said = sanitize_line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
+                description = sanitize_line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
                 name = _unique_name(f"{self.entry.name}__{_UNFIT.sub('_', tool.name)}", tools)
-                tools[name] = self._tool(name, said, tool.input_schema, tool.name)
+                tools[name] = self._tool(name, description, tool.input_schema, tool.name)
             cursor = page.next_cursor
             if not cursor:
                 break
         else:
             left_out.append(SkippedItem("further tools", f"a list has more than {MAX_PAGES} pages"))
-        self.left_out = (*process.left_out, *left_out)
+        self.left_out = (*transport.left_out, *left_out)
         if self.left_out:  # the reasons are not logged, because they contain text from the server
             logger.warning("MCP server %s: %d tools are not used", self.entry.title, len(self.left_out))
         return tuple(tools.values())
@@ -260,14 +266,14 @@ class McpServer:
     async def _list_offers(self, client: Client) -> tuple[Offer, ...]:
         # If listing fails, keep the prompts and resources listed so far, because the tools can still be used.
         found: dict[str, Offer] = {}
-        can = client.server_capabilities
+        capabilities = client.server_capabilities
         try:
             async with asyncio.timeout(OFFERS_SECONDS):
-                if can.prompts is not None:
+                if capabilities.prompts is not None:
                     async for prompt in list_offers(client, "prompt"):
                         command = unique_command(self.entry.name, prompt.name, found)
                         found[command] = self._prompt(command, prompt)
-                if can.resources is not None:
+                if capabilities.resources is not None:
                     async for resource in list_offers(client, "resource"):
                         if is_text(resource.mime_type):
                             command = unique_command(self.entry.name, resource.name, found)
@@ -297,11 +303,11 @@ class McpServer:
             "resource", command, "", offer_description(resource.title, resource.description) or name, name, fetch
         )
 
-    def _tool(self, name: str, description: str, schema: Mapping[str, Any], name_there: str) -> ChatTool:
-        async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
-            return await self.call(tool, arguments, surroundings.ask)
+    def _tool(self, name: str, description: str, schema: Mapping[str, Any], remote_name: str) -> ChatTool:
+        async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
+            return await self.call(tool, arguments, context.ask)
 
-        tool = ChatTool(name, description, schema, run, self.entry.title, CALL_SECONDS, name_there)
+        tool = ChatTool(name, description, schema, run, self.entry.title, CALL_SECONDS, remote_name)
         return tool
 
 
@@ -350,7 +356,7 @@ class McpServers:
         for server in self._servers:
             beyond = server.tools[max(MAX_TOOLS - count, 0) :]
             count += len(server.tools)
-            rows = (*server.left_out, *(SkippedItem(each.name_there, TOO_MANY) for each in beyond))
+            rows = (*server.left_out, *(SkippedItem(each.remote_name, TOO_MANY) for each in beyond))
             found += [
                 SkippedItem(f"{server.entry.title}: {sanitize_line(each.name, 80)}", each.reason) for each in rows
             ]
@@ -366,11 +372,11 @@ async def _wait_for_any(*events: asyncio.Event) -> None:
             each.cancel()
 
 
-def _may_support_sse(entry: McpServerConfig, process: McpHttpTransport | McpStdioTransport) -> bool:
+def _may_support_sse(entry: McpServerConfig, transport: McpHttpTransport | McpStdioTransport) -> bool:
     return (
-        isinstance(process, McpHttpTransport)
-        and not process.sse
-        and process.refused
+        isinstance(transport, McpHttpTransport)
+        and not transport.sse
+        and transport.refused
         and entry.transport == "http or sse"
     )
 

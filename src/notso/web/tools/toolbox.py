@@ -53,15 +53,15 @@ def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
     seconds = min(float(row["seconds"]), MOST_SECONDS)
     description = sanitize_line(str(row["description"]), MAX_DESCRIPTION_CHARACTERS)
 
-    async def run(arguments: Mapping[str, Any], surroundings: ToolContext) -> str:
-        now = (_tool(process, each) for each in process.offer.get("tools", []) if each["name"] == tool.name)
-        if any(each.digest != tool.digest for each in now):
+    async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
+        current = (_tool(process, each) for each in process.offer.get("tools", []) if each["name"] == tool.name)
+        if any(each.digest != tool.digest for each in current):
             raise ToolError(CHANGED)
-        texts = {each.name: each.text for each in surroundings.attachments}
-        called_in = {"owner": surroundings.owner, "chat_id": surroundings.chat_id, "attachments": texts}
-        given = {"name": tool.name, "arguments": arguments, "called_in": called_in}
+        attachments = {each.name: each.text for each in context.attachments}
+        called_in = {"owner": context.owner, "chat_id": context.chat_id, "attachments": attachments}
+        request = {"name": tool.name, "arguments": arguments, "called_in": called_in}
         try:
-            return str(await call_plugin(process, "tool", given, f"tool {tool.name}", seconds))
+            return str(await call_plugin(process, "tool", request, f"tool {tool.name}", seconds))
         except PluginError as error:
             raise ToolError(str(error)) from None
 
@@ -128,15 +128,15 @@ class Toolbox:
 
     def chosen(self, names: Iterable[str]) -> tuple[ChatTool, ...]:
         """Return the tools with these names. Unknown names are skipped."""
-        wanted = frozenset(names)
-        return tuple(tool for tool in self.all() if tool.name in wanted)
+        chosen = frozenset(names)
+        return tuple(tool for tool in self.all() if tool.name in chosen)
 
     def definitions(self, names: Iterable[str]) -> list[Tool] | None:
         """Return the definitions of these tools for the engine, or None if there are none."""
         return [tool.definition for tool in self.chosen(names)] or None
 
 
-async def use(tool: ChatTool, arguments: str, surroundings: ToolContext) -> ToolResult:
+async def use(tool: ChatTool, arguments: str, context: ToolContext) -> ToolResult:
     """Call a tool with the model's arguments (a JSON object). Errors become failed results for the model."""
     started = time.monotonic()
 
@@ -144,12 +144,12 @@ async def use(tool: ChatTool, arguments: str, surroundings: ToolContext) -> Tool
         return ToolResult(state, truncate_result(text), 1000 * (time.monotonic() - started))
 
     try:
-        given = json.loads(arguments)
+        parsed = json.loads(arguments)
         if not tool.origin:
-            check_arguments(tool.parameters, given)
+            check_arguments(tool.parameters, parsed)
         async with asyncio.timeout(tool.seconds) as clock:
-            ask = surroundings.ask and _with_suspended_timeout(surroundings.ask, clock)
-            text = await tool.run(given, replace(surroundings, ask=ask))
+            ask = context.ask and _with_suspended_timeout(context.ask, clock)
+            text = await tool.run(parsed, replace(context, ask=ask))
     except ToolError as error:
         return outcome("failed", f"error: {error}")
     except TimeoutError:
@@ -165,19 +165,19 @@ async def use(tool: ChatTool, arguments: str, surroundings: ToolContext) -> Tool
 def _with_suspended_timeout(ask: Ask, clock: asyncio.Timeout) -> Ask:
     # Suspend the timeout while the user is asked. A second question during the first one is canceled.
 
-    async def paused(question: Elicitation) -> Reply:
+    async def ask_without_timeout(question: Elicitation) -> Reply:
         end = clock.when()
         if end is None:
             return CANCELLED
-        left = end - asyncio.get_running_loop().time()
+        remaining_s = end - asyncio.get_running_loop().time()
         clock.reschedule(None)
         try:
             return await ask(question)
         finally:
             with contextlib.suppress(RuntimeError):  # the call ended while the user was asked
-                clock.reschedule(asyncio.get_running_loop().time() + left)
+                clock.reschedule(asyncio.get_running_loop().time() + remaining_s)
 
-    return paused
+    return ask_without_timeout
 
 
 def truncate_result(text: str) -> str:
