@@ -79,12 +79,12 @@ def test_messages_reach_only_other_replicas_in_order(valkey: ValkeyServer) -> No
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         heard: list[int] = []
         own: list[Body] = []
-        there.hear("number", lambda body: heard.append(body["value"]))
-        here.hear("number", own.append)
-        there.hear("crooked", lambda body: body["what is not there"])
-        here.tell("crooked")
+        there.subscribe("number", lambda body: heard.append(body["value"]))
+        here.subscribe("number", own.append)
+        there.subscribe("crooked", lambda body: body["what is not there"])
+        here.send("crooked")
         for number in range(300):
-            here.tell("number", value=number)
+            here.send("number", value=number)
             if number % 50 == 0:
                 await asyncio.sleep(0)
         await until(lambda: len(heard) >= 300)
@@ -136,7 +136,7 @@ def test_stored_log_length_is_bounded(valkey: ValkeyServer, monkeypatch: pytest.
 def test_valkey_outage_loses_no_lines_or_messages(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         log, copy, heard, gaps = Lines(), Lines(), list[Any](), list[bool]()
-        there.hear("word", lambda body: heard.append(body["value"]))
+        there.subscribe("word", lambda body: heard.append(body["value"]))
         there.at_gap.append(lambda: gaps.append(True))
         here.publish("x", log)
         log.add("before")
@@ -144,7 +144,7 @@ def test_valkey_outage_loses_no_lines_or_messages(valkey: ValkeyServer) -> None:
             await until(lambda: copy.lines == log.lines)
             await asyncio.to_thread(valkey.stop)
             log.add("while it is away")
-            here.tell("word", value="stop")
+            here.send("word", value="stop")
             await until(lambda: here.is_unreachable and there.is_unreachable)
             assert await there.claim("c", "me") == "" and await there.recall("v") is None
             assert await there.is_held("c"), "an unreachable claim counts as held"

@@ -137,9 +137,9 @@ class SessionBook(Protocol):
 
     async def forget(self, name: str) -> None: ...
 
-    def tell(self, kind: str, **body: Any) -> None: ...
+    def send(self, kind: str, **body: Any) -> None: ...
 
-    def hear(self, kind: str, heard: Callable[[Mapping[str, Any]], None]) -> None: ...
+    def subscribe(self, kind: str, subscriber: Callable[[Mapping[str, Any]], None]) -> None: ...
 
 
 class KeyRing:
@@ -170,7 +170,7 @@ class KeyRing:
         self._signing = _digest(f"{api_key} {rules}")
         self._book = book if api_key is not None else None  # without a key, entries could not be signed
         if self._book is not None:
-            self._book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
+            self._book.subscribe("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._sessions: dict[bytes, _Session] = {}
         self._of_owners: dict[str, dict[bytes, None]] = {}  # digests of sessions by owner, oldest first
 
@@ -193,7 +193,7 @@ class KeyRing:
         digest = _digest(token)
         self._drop(digest)
         if self._book is not None:
-            self._book.tell("logout", session=digest.hex())
+            self._book.send("logout", session=digest.hex())
             await self._book.forget(_named(digest))
 
     async def caller_with(self, key: str) -> Caller | None:

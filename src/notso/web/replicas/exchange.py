@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 Body = Mapping[str, Any]
 """A JSON object."""
-Heard = Callable[[Body], None]
+Subscriber = Callable[[Body], None]
 """Function that handles a message from another replica."""
-Take = Callable[[Body], bool]
+ApplyChanges = Callable[[Body], bool]
 """Function that applies changes of a published log to a copy. It returns False if earlier changes are missing; then it
 is called again with all changes."""
 
@@ -50,17 +50,17 @@ class Exchange(Protocol):
     def is_unreachable(self) -> bool:
         """Whether the last attempt to reach the other replicas failed."""
 
-    def tell(self, kind: str, **body: Any) -> None:
+    def send(self, kind: str, **body: Any) -> None:
         """Send a message to all other replicas once they are reachable. If too many messages wait, drop the oldest."""
 
-    def hear(self, kind: str, heard: Heard) -> None:
-        """Subscribe `heard` to messages of this kind."""
+    def subscribe(self, kind: str, subscriber: Subscriber) -> None:
+        """Call `subscriber` for each message of this kind."""
 
     def publish(self, name: str, log: ChangeLog) -> None:
         """Send the changes of a log until it is finished."""
 
-    def following(self, name: str, take: Take) -> AbstractContextManager[None]:
-        """While the context is open, pass the changes of a published log to `take`."""
+    def following(self, name: str, apply_changes: ApplyChanges) -> AbstractContextManager[None]:
+        """While the context is open, pass the changes of a published log to `apply_changes`."""
 
     async def claim(self, name: str, holder: str) -> str:
         """Claim a name for `holder` until `release` or the end of this replica.
@@ -94,14 +94,14 @@ class LocalExchange:
     def __init__(self) -> None:
         self.at_gap: list[Callable[[], None]] = []
 
-    def tell(self, kind: str, **body: Any) -> None: ...
+    def send(self, kind: str, **body: Any) -> None: ...
 
-    def hear(self, kind: str, heard: Heard) -> None: ...
+    def subscribe(self, kind: str, subscriber: Subscriber) -> None: ...
 
     def publish(self, name: str, log: ChangeLog) -> None: ...
 
     @contextmanager
-    def following(self, name: str, take: Take) -> Iterator[None]:
+    def following(self, name: str, apply_changes: ApplyChanges) -> Iterator[None]:
         yield
 
     async def claim(self, name: str, holder: str) -> str:

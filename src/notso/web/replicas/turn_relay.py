@@ -37,16 +37,16 @@ class _Copy:
     generation_id: str
     log: TurnLog = field(default_factory=TurnLog)
     first: asyncio.Event = field(default_factory=asyncio.Event)  # set on the first content
-    look: asyncio.Event = field(default_factory=asyncio.Event)  # set to query the database at once
-    news: int = 0  # number of messages received
+    check_now: asyncio.Event = field(default_factory=asyncio.Event)  # set to query the database at once
+    received: int = 0  # number of messages received
 
     def apply_changes(self, body: Body) -> bool:
-        self.news += 1
-        taken = self.log.apply_changes(body["after"], body["number"], body)
+        self.received += 1
+        is_applied = self.log.apply_changes(body["after"], body["number"], body)
         self.first.set()
         if self.log.finished:
-            self.look.set()
-        return taken
+            self.check_now.set()
+        return is_applied
 
 
 class TurnRelay:
@@ -62,10 +62,10 @@ class TurnRelay:
         if exchange.is_shared:
             turns.at_start.append(self._publish)
             turns.forward = self._forward
-            feed.at_announce = lambda *announced: exchange.tell("feed", announced=announced)
-            exchange.hear("turn", self._perform)
-            exchange.hear("feed", lambda body: feed.apply_changes(*body["announced"]))
-            exchange.hear("ended", lambda body: self._check_soon(body["generation"]))
+            feed.at_announce = lambda *announced: exchange.send("feed", announced=announced)
+            exchange.subscribe("turn", self._perform)
+            exchange.subscribe("feed", lambda body: feed.apply_changes(*body["announced"]))
+            exchange.subscribe("ended", lambda body: self._check_soon(body["generation"]))
             exchange.at_gap.append(self._on_gap)
 
     async def log_of(self, owner: str, message: StoredMessage) -> TurnLog | None:
@@ -84,7 +84,7 @@ class TurnRelay:
 
     def ended(self, orphan: Orphan) -> None:
         self._check_soon(orphan.generation_id)
-        self._exchange.tell("ended", generation=orphan.generation_id)
+        self._exchange.send("ended", generation=orphan.generation_id)
         self._feed.announce(orphan.owner, orphan.chat_id, "")
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ class TurnRelay:
         self._exchange.publish(turn.id, turn.log)
 
     def _forward(self, method: str, *arguments: object) -> bool:
-        self._exchange.tell("turn", method=method, arguments=arguments)
+        self._exchange.send("turn", method=method, arguments=arguments)
         return True
 
     def _perform(self, body: Body) -> None:
@@ -118,12 +118,12 @@ class TurnRelay:
 
     def _check_soon(self, generation_id: str) -> None:
         if (copy := self._copies.get(generation_id)) is not None:
-            copy.look.set()
+            copy.check_now.set()
 
     def _on_gap(self) -> None:
         self._feed.invalidate_revisions()
         for copy in self._copies.values():
-            copy.look.set()
+            copy.check_now.set()
 
     async def _follow(self, copy: _Copy) -> None:
         # Keep the copy up to date until the turn ends, according to its replica or the database, or until the copy has
@@ -132,12 +132,12 @@ class TurnRelay:
         try:
             with self._exchange.following(copy.generation_id, copy.apply_changes):
                 while unread_s < UNREAD_SECONDS and not copy.log.finished:
-                    news = copy.news
+                    received = copy.received
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(copy.look.wait(), SILENT_SECONDS)
-                    asked, known = copy.look.is_set(), copy.news > news
-                    copy.look.clear()
-                    if not copy.log.finished and (asked or not known):
+                        await asyncio.wait_for(copy.check_now.wait(), SILENT_SECONDS)
+                    is_check_requested, has_changed = copy.check_now.is_set(), copy.received > received
+                    copy.check_now.clear()
+                    if not copy.log.finished and (is_check_requested or not has_changed):
                         await self._end_if_ended(copy)
                     unread_s = 0.0 if copy.log.has_readers else unread_s + SILENT_SECONDS
             if copy.log.finished:

@@ -29,7 +29,7 @@ from valkey.asyncio import BlockingConnectionPool, Valkey
 from valkey.exceptions import ValkeyError
 
 from notso.web.edge.rate_limit import Counters, LocalCounters
-from notso.web.replicas.exchange import Body, ChangeLog, Heard, Take
+from notso.web.replicas.exchange import ApplyChanges, Body, ChangeLog, Subscriber
 
 logger = logging.getLogger("notso.web.replicas")
 
@@ -44,7 +44,7 @@ SEND_SECONDS = 0.05
 them."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
-MOST_TOLD = 10_000
+MAX_MESSAGES = 10_000
 """Maximum number of messages in the bus on the Valkey server, and of messages waiting to be sent to it."""
 MOST_FINISHED = 256
 KEEP_SECONDS = 900
@@ -72,7 +72,7 @@ class _Published:
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    take: Take
+    apply_changes: ApplyChanges
     at: tuple[int, int] = (0, 0)  # id of the last applied entry
 
 
@@ -91,17 +91,17 @@ class ValkeyExchange:
         self._reader = Valkey.from_url(
             url, socket_timeout=BLOCK_SECONDS + ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS
         )
-        self._outbox: deque[bytes] = deque(maxlen=MOST_TOLD)
+        self._outbox: deque[bytes] = deque(maxlen=MAX_MESSAGES)
         self._published: dict[str, _Published] = {}
         self._changed: dict[str, None] = {}
-        self._subscribers: dict[str, list[Heard]] = {}
+        self._subscribers: dict[str, list[Subscriber]] = {}
         self._copies: dict[str, list[_Copy]] = {}
         self._claims: dict[str, str] = {}
         self.at_gap: list[Callable[[], None]] = []
         self._at: bytes | None = None
         self._bell_at = b"0-0"
-        self._ring = False
-        self._missed = False
+        self._should_ring_bell = False
+        self._may_have_missed = False
         self._unreachable = False
         self._work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -110,12 +110,12 @@ class ValkeyExchange:
     def is_unreachable(self) -> bool:
         return self._unreachable
 
-    def tell(self, kind: str, **body: Any) -> None:
+    def send(self, kind: str, **body: Any) -> None:
         self._outbox.append(_as_json({"from": self._replica, "kind": kind, **body}))
         self._work.set()
 
-    def hear(self, kind: str, heard: Heard) -> None:
-        self._subscribers.setdefault(kind, []).append(heard)
+    def subscribe(self, kind: str, subscriber: Subscriber) -> None:
+        self._subscribers.setdefault(kind, []).append(subscriber)
 
     def publish(self, name: str, log: ChangeLog) -> None:
         self._published[name] = _Published(log, f"notso:log:{name}")
@@ -123,12 +123,12 @@ class ValkeyExchange:
         self._note_change(name)
 
     @contextmanager
-    def following(self, name: str, take: Take) -> Iterator[None]:
-        key, copy = f"notso:log:{name}", _Copy(take)
+    def following(self, name: str, apply_changes: ApplyChanges) -> Iterator[None]:
+        key, copy = f"notso:log:{name}", _Copy(apply_changes)
         self._copies.setdefault(key, []).append(copy)
         # The reading connection may be blocked in a read that does not include the new stream. An entry in the bell, a
         # stream that only this replica reads, ends that read, and the next read includes the new stream.
-        self._ring = True
+        self._should_ring_bell = True
         self._work.set()
         try:
             yield
@@ -225,11 +225,11 @@ class ValkeyExchange:
     async def _flush(self) -> None:
         # Send all messages and changes in one round trip. If it fails, they are sent again: receivers ignore changes
         # that they already have, and repeated messages are harmless.
-        told, names, ring = len(self._outbox), list(self._changed), self._ring
+        message_count, names, ring_bell = len(self._outbox), list(self._changed), self._should_ring_bell
         self._changed.clear()
         pipe = self._client.pipeline(transaction=False)
         for body in list(self._outbox):
-            pipe.xadd(self._bus, {b"json": body}, maxlen=MOST_TOLD, approximate=True)
+            pipe.xadd(self._bus, {b"json": body}, maxlen=MAX_MESSAGES, approximate=True)
         sent: list[tuple[_Published, int, int, bool]] = []
         for name in names:
             each = self._published[name]
@@ -241,7 +241,7 @@ class ValkeyExchange:
                 pipe.xadd(each.key, {b"json": body}, nomkstream=True)
             pipe.expire(each.key, KEEP_FINISHED_SECONDS if finished else KEEP_SECONDS)
             sent.append((each, number, len(body), after < 0))
-        if ring:
+        if ring_bell:
             pipe.xadd(self._bell, {b"json": b"{}"}, maxlen=1, approximate=False)
             pipe.expire(self._bell, KEEP_SECONDS)
         try:
@@ -252,12 +252,12 @@ class ValkeyExchange:
             self._changed |= dict.fromkeys(names)
             self._drop_old()
             raise
-        self._ring = self._ring and not ring
-        for _ in range(min(told, len(self._outbox))):
+        self._should_ring_bell = self._should_ring_bell and not ring_bell
+        for _ in range(min(message_count, len(self._outbox))):
             self._outbox.popleft()
-        for name, (each, number, size, whole), added in zip(names, sent, results[told::2], strict=False):
+        for name, (each, number, size, is_whole), added in zip(names, sent, results[message_count::2], strict=False):
             each.sent = number if added is not None else -1  # None: the Valkey server has lost the log's stream
-            each.whole_bytes, each.more_bytes = (size, 0) if whole else (each.whole_bytes, each.more_bytes + size)
+            each.whole_bytes, each.more_bytes = (size, 0) if is_whole else (each.whole_bytes, each.more_bytes + size)
             if each.sent < 0 or each.sent != each.log.number:
                 self._note_change(name)
             elif each.log.finished and self._published.get(name) is each:
@@ -277,7 +277,7 @@ class ValkeyExchange:
                 await asyncio.sleep(READ_SECONDS)
             except FAILURES as error:
                 self._mark_unreachable(error)
-                self._missed = True
+                self._may_have_missed = True
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _read(self) -> None:
@@ -289,15 +289,15 @@ class ValkeyExchange:
             streams[key] = b"%d-%d" % min(each.at for each in copies)
         # Without new entries, this returns after BLOCK_SECONDS.
         found = await self._reader.xread(streams, block=int(1000 * BLOCK_SECONDS))
-        if self._missed:
-            self._missed = False
+        if self._may_have_missed:
+            self._may_have_missed = False
             self._mark_reachable()
             for act in self.at_gap:
                 act()
         for key, entries in found or ():
-            self._take(key.decode(), entries)
+            self._handle_entries(key.decode(), entries)
 
-    def _take(self, key: str, entries: list[Entry]) -> None:
+    def _handle_entries(self, key: str, entries: list[Entry]) -> None:
         last = entries[-1][0]
         if key == self._bell:
             self._bell_at = last
@@ -305,12 +305,12 @@ class ValkeyExchange:
             self._at = last
             for body in _bodies(entries):
                 if body.get("from") != self._replica:
-                    for heard in self._subscribers.get(str(body.get("kind")), ()):
-                        _call_logged(heard, body)
+                    for subscriber in self._subscribers.get(str(body.get("kind")), ()):
+                        _call_logged(subscriber, body)
         for copy in list(self._copies.get(key, ())):
             new = [entry for entry in entries if _number(entry) > copy.at]
             copy.at = _number(entries[-1])
-            if not all(_call_logged(copy.take, body) for body in _bodies(new)):
+            if not all(_call_logged(copy.apply_changes, body) for body in _bodies(new)):
                 copy.at = 0, 0
 
     async def _renew(self) -> None:
@@ -396,17 +396,17 @@ class ValkeyCounters:
         return await self._with_fallback(lambda each: each.hit(limit, what, who))
 
     async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
-        async def asked(each: MovingWindowRateLimiter | Counters) -> float:
+        async def reset_time(each: MovingWindowRateLimiter | Counters) -> float:
             if isinstance(each, MovingWindowRateLimiter):
                 return (await each.get_window_stats(limit, what, who)).reset_time
             return await each.free_at(limit, what, who)
 
-        return await self._with_fallback(asked)
+        return await self._with_fallback(reset_time)
 
-    async def _with_fallback(self, ask: Callable[[MovingWindowRateLimiter | Counters], Awaitable[T]]) -> T:
+    async def _with_fallback(self, query: Callable[[MovingWindowRateLimiter | Counters], Awaitable[T]]) -> T:
         if self._clock() >= self._away_until:
             try:
-                answer = await ask(self._limiter)
+                result = await query(self._limiter)
             except (ValkeyError, OSError, TimeoutError) as error:
                 if not self._unreachable:
                     logger.warning(
@@ -416,5 +416,5 @@ class ValkeyCounters:
                 self._unreachable, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS
             else:
                 self._unreachable = False
-                return answer
-        return await ask(self._own)
+                return result
+        return await query(self._own)

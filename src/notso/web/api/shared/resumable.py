@@ -104,7 +104,7 @@ class RemoteAnswer:
         return self.log.finished
 
     def stop(self) -> None:
-        self._exchange.tell("stop answer", name=self._name)
+        self._exchange.send("stop answer", name=self._name)
 
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
         """Yield numbered events from number `start`, and pings while there are none."""
@@ -281,8 +281,8 @@ class ResumableStreams:
 
     def __init__(self, exchange: Exchange | None = None) -> None:
         self._exchange = exchange or LocalExchange()
-        self._exchange.hear("stop answer", lambda body: self._stop(body["name"]))
-        self._exchange.hear("new answer", lambda body: self._forget_old(body["name"]))
+        self._exchange.subscribe("stop answer", lambda body: self._stop(body["name"]))
+        self._exchange.subscribe("new answer", lambda body: self._forget_old(body["name"]))
         self.elsewhere = RemoteAnswers(self._exchange)
         self._streams: dict[tuple[str, str], ResumableStream] = {}
         self._claimed: dict[tuple[str, str], str] = {}
@@ -325,7 +325,7 @@ class ResumableStreams:
         stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log, record)
         if log is not None:
             self._exchange.publish(claim_name(owner, conversation), log)
-            self._exchange.tell("new answer", name=claim_name(owner, conversation))
+            self._exchange.send("new answer", name=claim_name(owner, conversation))
         stream.following.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
         loop = asyncio.get_running_loop()  # the timer below holds only names, so that the answer can be freed earlier
         stream.following.add_done_callback(
