@@ -15,7 +15,7 @@ from typing import Protocol
 from notso.web.values.quotas import MaxTokenUse, Quota, Reservation
 
 MAX_KEYS = 10_000
-RESERVED_SECONDS = 120.0  # lifetime of a reservation, which its server renews until the request ends
+RESERVED_SECONDS = 120.0  # lifetime of a reservation; the server renews it until the request ends
 AUDIT_ENTRIES = 10_000  # per audit log
 
 

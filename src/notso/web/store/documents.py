@@ -38,7 +38,7 @@ class Library:
     id: str
     owner: str
     name: str
-    salt: str  # random text, hashed into the keys of KV cache blocks of these documents
+    salt: str  # random text, hashed into the keys of KV cache blocks of the library's documents
     created_ms: int
     instructions: str = ""  # inserted after the documents in prompts of a project
     # Settings of a project's chats, which override the user's defaults.
@@ -106,7 +106,7 @@ class Citation:
     at: int  # start in the answer
     to: int  # end in the answer
     document: str = ""  # empty if the quotation is in no document
-    revision: str = ""  # hash of the text that was quoted (see revision_of)
+    revision: str = ""  # hash of the document's text when it was quoted (see revision_of)
     start: int = 0  # start in the document's text
     end: int = 0  # end in the document's text
     page: int = 0  # from 1; 0 if the document has one page

@@ -289,7 +289,7 @@ class EarlierImport:
 class SearchHit:
     r"""A search result. In `snippet`, \\x02 and \\x03 enclose matches. `message_id` is None for titles.
 
-    `at_ms`: time of the message, or of the chat's last use. `similar`: its words only resemble those of the query.
+    `at_ms`: time of the message, or of the chat's last use. `similar`: the words only resemble those of the query.
     """
 
     chat_id: str
@@ -463,9 +463,10 @@ class ChatStore(Protocol):
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
-        """Return the newest `limit` messages of the branch that contains `through`, rounded up to whole turns.
+        """Return the newest `limit` messages of the branch that contains `through` (None: the chosen branch).
 
-        Also includes older messages back to `first`, up to MOST_SHOWN messages in total. Other messages are not loaded.
+        The limit is rounded up to whole turns. Also includes older messages back to `first`, up to MOST_SHOWN messages
+        in total. Other messages are not loaded.
         """
 
     async def shown_before(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:

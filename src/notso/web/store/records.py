@@ -132,7 +132,7 @@ class ApiRecords(Protocol):
     async def save_progress(
         self, response_id: str, holder: str, first: int, progress: str, *, is_further: bool
     ) -> None:
-        """Replace the stored tokens of a response from number `first` on, if the process still holds the lease.
+        """Replace the stored tokens of a response from token `first` on, if the process still holds the lease.
 
         is_further: whether tokens were generated since this process took over the response.
         """

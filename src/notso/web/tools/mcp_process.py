@@ -6,7 +6,7 @@ messages before they reach the library.
 
 For servers at a URL (streamable HTTP or SSE), the library manages the session and follows redirects only within the
 URL's origin. With streamable HTTP, the stream that a client may request with GET is not opened, because its messages
-are not used, and the size of each response is limited. With the older SSE transport, this stream contains the
+are not used; the size of each response is limited. With the older SSE transport, this stream contains the
 responses, so the size of each of its events is limited.
 """
 
@@ -374,8 +374,6 @@ class McpHttpTransport:
 
 
 class _LimitedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP transport that aborts responses that exceed the limits."""
-
     def __init__(self, owner: McpHttpTransport) -> None:
         super().__init__()
         self._owner = owner
@@ -418,7 +416,7 @@ class _LimitedBody(httpx2.AsyncByteStream):
             else:
                 yield piece
                 if self._owner.sse and (b"\n\n" in piece or b"\r\n\r\n" in piece):
-                    size = items = 0  # an event has ended; the piece may contain the start of the next, which is small
+                    size = items = 0  # an event has ended; the start of the next event in this piece is not counted
                 continue
             raise httpx2.ReadError(self._owner.fault)
 

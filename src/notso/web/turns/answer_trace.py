@@ -42,7 +42,7 @@ def replay_request(run: AnswerRun, full_request: Request, message: StoredMessage
 class TraceRecorder:
     """Record the trace of an answer during its generation.
 
-    `is_counted`: whether `trace.tries` includes this process already, because it took over the answer.
+    `is_counted`: whether `trace.tries` already includes this process, because it took over the answer.
     """
 
     def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:

@@ -68,7 +68,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """Position of a reader, and the values that it last received of the fields that are sent only on change."""
+    """Position of a reader, with the last values received of the fields that are sent only when they change."""
 
     number: int | None
     phase: str | None = None

@@ -139,7 +139,6 @@ class Turns:
             await begun.wait()
 
     def is_unknown(self, generation_id: str) -> bool:
-        """Return whether the turn is unknown to this process."""
         return generation_id not in self._expected and self.find(generation_id) is None
 
     def find(self, generation_id: str) -> Turn | None:

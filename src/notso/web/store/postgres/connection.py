@@ -40,7 +40,7 @@ from notso.web.values.errors import (
 )
 
 # Records of purged conversations, from which processes learn what to delete from their disk caches, are deleted after
-# this time. If a process was down for longer, operators must clear its disk cache.
+# this time. If a process was down for longer, its disk cache must be cleared manually.
 FORGOTTEN_DAYS = 30
 
 _UNFINISHED = "state IN ('queued', 'running')"
@@ -297,7 +297,8 @@ _DEFAULTS = {
 
 
 class _EscapedText(StrDumperUnknown):
-    # Escapes U+0000, which PostgreSQL cannot store in text, as U+0001 '0', and U+0001 as U+0001 '1'.
+    # Escapes U+0000, which PostgreSQL cannot store in text, as U+0001 followed by '0'; and U+0001 as U+0001 followed by
+    # '1'.
 
     def dump(self, obj: str) -> Buffer | None:
         if "\x00" in obj or "\x01" in obj:
@@ -321,7 +322,7 @@ class PostgresPool:
         self._replica = replica
         self._url = url
         self._is_unavailable = False
-        self._unavailable_since = 0.0  # time at which the database last did not respond
+        self._unavailable_since = 0.0  # time of the last failure to respond
         self._opening = threading.Lock()
         self._users = 0
         self._busy: dict[Connection[DictRow], float] = {}  # start of the work on each connection
@@ -516,7 +517,7 @@ def storage_errors() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if not isinstance(error, PoolTimeout):  # an outage has already been logged
+        if not isinstance(error, PoolTimeout):  # for a timeout, the outage has already been logged
             logger.error("database: %s (%s)", type(error).__name__, error.sqlstate or "no state")
         raise _storage_error(error) from error
 

@@ -40,8 +40,8 @@ from notso.web.store.sql.records import TransactionRunner
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
-# Records of stale caches in a shared database are deleted after this time. If a server was down for longer, operators
-# must clear its disk cache.
+# Records of stale caches in a shared database are deleted after this time. If a server was down for longer, its
+# disk cache must be cleared manually.
 STALE_DAYS = 30
 # Records are numbered before they are committed, so a lower number may become visible after a higher one. Therefore,
 # each query starts this far below the highest known number.

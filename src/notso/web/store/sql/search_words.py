@@ -97,7 +97,7 @@ def parse_query(query: str) -> list[Term]:
         if adjacent:
             terms.append(Term(tuple(adjacent)))
     if terms and not _RUN.match(terms[-1].words[-1]):
-        terms[-1] = Term(terms[-1].words, is_prefix=True)  # the user may still be typing the last word
+        terms[-1] = Term(terms[-1].words, is_prefix=True)  # the last word may be incomplete
     return terms[:MAX_QUERY_WORDS]
 
 

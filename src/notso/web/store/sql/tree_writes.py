@@ -201,7 +201,7 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
     if row is None or (assistant_message.active and row["state"] not in ACTIVE_STATES):
         return
     # This process may have lost its lease on the answer. It may still save an answer that another process has
-    # interrupted, unless a user has edited that answer.
+    # interrupted, unless the answer has been edited since.
     if not db.holds_lease(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     if not assistant_message.active:
@@ -481,7 +481,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
 
 def due_trash_ids(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
     """Return the trash ids that were first seen at least `seconds` ago. `seen` maps ids to monotonic times."""
-    # With wall-clock time, setting the clock forward would purge deletions that users may still undo.
+    # With wall-clock time, setting the clock forward would purge deletions that can still be undone.
     now, first_seen = time.monotonic() if now is None else now, dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
     seen.clear()
