@@ -259,7 +259,7 @@ class Following(LocalExchange):
         finally:
             self.open -= 1
 
-    async def is_held(self, name: str) -> bool:
+    async def is_claimed(self, name: str) -> bool:
         return True
 
 

@@ -147,7 +147,7 @@ def test_valkey_outage_loses_no_lines_or_messages(valkey: ValkeyServer) -> None:
             here.send("word", value="stop")
             await until(lambda: here.is_unreachable and there.is_unreachable)
             assert await there.claim("c", "me") == "" and await there.recall("v") is None
-            assert await there.is_held("c"), "an unreachable claim counts as held"
+            assert await there.is_claimed("c"), "an unreachable claim counts as held"
             await asyncio.to_thread(valkey.start)  # Valkey restarts with an empty database.
             await until(lambda: copy.lines == log.lines and heard == ["stop"] and bool(gaps))
             log.add("after", last=True)
@@ -179,14 +179,15 @@ def test_claim_is_exclusive_until_released_or_holder_closes(valkey: ValkeyServer
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         assert await here.claim("c", "first") == ""
         assert await there.claim("c", "second") == "first"
-        assert await there.is_held("c") and 0 < await here._client.ttl("notso:claim:c") <= valkey_exchange.CLAIM_SECONDS
+        assert await there.is_claimed("c")
+        assert 0 < await here._client.ttl("notso:claim:c") <= valkey_exchange.CLAIM_SECONDS
         here.release("c")
         async with asyncio.timeout(60):
-            while await there.is_held("c"):
+            while await there.is_claimed("c"):
                 await asyncio.sleep(0.002)
         assert await there.claim("c", "second") == ""
         await there.close()
-        assert not await here.is_held("c")
+        assert not await here.is_claimed("c")
 
     together(valkey, play)
 
@@ -246,7 +247,7 @@ def test_silent_valkey_blocks_no_replica(valkey: ValkeyServer, monkeypatch: pyte
             await here.remember("v", "1", 60)
         proxy.silent = True
         await until(lambda: here.is_unreachable)
-        assert await here.claim("c", "me") == "" and await here.recall("v") is None and await here.is_held("c")
+        assert await here.claim("c", "me") == "" and await here.recall("v") is None and await here.is_claimed("c")
         assert await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1")
         assert not await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1"), "this replica counts alone"
         proxy.silent = False

@@ -82,7 +82,7 @@ def test_only_the_owning_process_can_save_a_turn(database: str) -> None:
             assert isinstance(await here.add_turn(OWNER, turn, chat), TurnAccepted)
             for store, held_here in ((here, True), (there, False)):
                 refused = await store.add_turn(OWNER, a_turn(chat))
-                assert isinstance(refused, TurnRefused) and refused.held_here == held_here
+                assert isinstance(refused, TurnRefused) and refused.is_generated_here == held_here
                 assert refused.running is not None and refused.running.id == turn.assistant_message.id
                 assert await store.heartbeat(frozenset()) == Heartbeat()
             await there.save_message(replace(turn.assistant_message, content="stolen", state="done"))
@@ -190,7 +190,7 @@ def test_single_process_keeps_its_turn_after_a_pause(database: str) -> None:
             await store.add_turn(OWNER, turn, chat)
             await expire(store, store)
             refused = await store.add_turn(OWNER, a_turn(chat))
-            assert isinstance(refused, TurnRefused) and refused.held_here
+            assert isinstance(refused, TurnRefused) and refused.is_generated_here
             assert await store.heartbeat(frozenset({turn.assistant_message.generation_id or ""})) == Heartbeat()
 
     run(work)

@@ -676,7 +676,7 @@ async def _prepare_and_reserve(
 
 async def _store_once_unlocked(services: ChatServices, owner: str, store: StoreCall) -> TurnAccepted | TurnRefused:
     outcome = await store()
-    if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.held_here:
+    if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.is_generated_here:
         # A turn of this process locks the chat, although the turn may have ended: its last save may have failed.
         await _finish_lost_turn(services, owner, outcome.running)
         outcome = await store()

@@ -70,7 +70,7 @@ class Exchange(Protocol):
 
     def release(self, name: str) -> None: ...
 
-    async def is_held(self, name: str) -> bool:
+    async def is_claimed(self, name: str) -> bool:
         """Return whether a running replica has claimed the name; True if unknown."""
 
     async def remember(self, name: str, value: str, seconds: float) -> None:
@@ -109,7 +109,7 @@ class LocalExchange:
 
     def release(self, name: str) -> None: ...
 
-    async def is_held(self, name: str) -> bool:
+    async def is_claimed(self, name: str) -> bool:
         return False
 
     async def remember(self, name: str, value: str, seconds: float) -> None: ...

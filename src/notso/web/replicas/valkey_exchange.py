@@ -153,7 +153,7 @@ class ValkeyExchange:
         if self._claims.pop(name, None) is not None:
             self._forget_soon(f"notso:claim:{name}")
 
-    async def is_held(self, name: str) -> bool:
+    async def is_claimed(self, name: str) -> bool:
         try:
             return bool(await self._client.exists(f"notso:claim:{name}"))
         except FAILURES:
@@ -292,8 +292,8 @@ class ValkeyExchange:
         if self._may_have_missed:
             self._may_have_missed = False
             self._mark_reachable()
-            for act in self.at_gap:
-                act()
+            for callback in self.at_gap:
+                callback()
         for key, entries in found or ():
             self._handle_entries(key.decode(), entries)
 
@@ -353,11 +353,11 @@ def _bodies(entries: list[Entry]) -> Iterator[Body]:
             yield body
 
 
-def _call_logged(act: Callable[[Body], bool | None], body: Body) -> bool:
+def _call_logged(handler: Callable[[Body], bool | None], body: Body) -> bool:
     # If handling a message raises an exception, treat the message as handled: it would fail again, and an exception
     # here would stop the task that reads all messages.
     try:
-        return act(body) is not False
+        return handler(body) is not False
     except Exception:
         logger.exception("another replica sent an invalid message")
         return True

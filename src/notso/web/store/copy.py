@@ -15,7 +15,7 @@ from notso.web.store.opening import create_access_store, create_store
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Database, SQLConnection, Value
 from notso.web.store.sql.documents import DOCUMENT_COLUMNS, LIBRARY_COLUMNS, MEMBER_COLUMNS, reindex_document
-from notso.web.store.sql.rows import CHAT_COLUMNS, CHAT_TRUTHS, MESSAGE_COLUMNS, message_from_row
+from notso.web.store.sql.rows import CHAT_COLUMNS, CHAT_BOOLEANS, MESSAGE_COLUMNS, message_from_row
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.errors import StorageError
@@ -29,7 +29,7 @@ class Table:
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
-    truths: frozenset[str] = frozenset()  # names of boolean columns
+    booleans: frozenset[str] = frozenset()  # names of boolean columns
     constants: Mapping[str, str | int] = field(default_factory=dict)  # values of columns that are not copied
 
 
@@ -45,7 +45,7 @@ class CopiedTable:
 # Not copied: search indexes (each database builds its own), and the state of running servers, such as leases (`holder`
 # and `held_until_ms` in any table, and the table `replicas`), reservations, and records of caches to clear.
 TABLES = (
-    Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
+    Table("chats", CHAT_COLUMNS, ("id",), CHAT_BOOLEANS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),
     Table("answer_traces", ("message_id", "trace", "tries", "resumes"), ("message_id",)),
     Table("imported_messages", ("chat_id", "source", "message_id"), ("chat_id", "source")),
@@ -176,7 +176,7 @@ def _copy_tables(tables: tuple[Table, ...], from_db: SQLConnection, to_db: SQLCo
         for rows in _read_batches(from_db, table):
             digest.add(rows)
             for row in rows:
-                values = [bool(row[c]) if c in table.truths else row[c] for c in table.columns]
+                values = [bool(row[c]) if c in table.booleans else row[c] for c in table.columns]
                 to_db.execute(into, [*values, *table.constants.values()])
                 if isinstance(to_db, Database):
                     _index(to_db, table, row)
@@ -217,7 +217,7 @@ class _Digest:
 
     def add(self, rows: list[Any]) -> None:
         for row in rows:
-            values = [bool(row[c]) if c in self._table.truths else row[c] for c in self._table.columns]
+            values = [bool(row[c]) if c in self._table.booleans else row[c] for c in self._table.columns]
             line = json.dumps(values, ensure_ascii=True, separators=(",", ":"), default=bytes.hex).encode()
             self._sum = (self._sum + int.from_bytes(hashlib.sha256(line).digest())) % (1 << 256)
             self._rows += 1

@@ -242,7 +242,7 @@ class TurnRefused:
     """The turn was not stored: the chat has an unfinished answer, or the chat, message or branch has changed."""
 
     running: StoredMessage | None  # the unfinished answer, if any
-    held_here: bool = True  # whether this process generates that answer and can stop it
+    is_generated_here: bool = True  # whether this process generates that answer and can stop it
     moved: bool = False  # the branch has continued or was deleted
 
 

@@ -48,7 +48,7 @@ def calculate(expression: str) -> str:
     if len(expression) > MAX_CHARACTERS:
         raise ToolError(f"the expression is longer than {MAX_CHARACTERS} characters")
     parser = _Parser(_tokens(expression.translate(_SAME).rstrip("=? \n\t")))
-    return _format_number(parser.whole())
+    return _format_number(parser.parse())
 
 
 def _tokens(text: str) -> list[str]:
@@ -69,7 +69,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
 
-    def whole(self) -> _Number:
+    def parse(self) -> _Number:
         if not self._tokens:
             raise ToolError("the expression is empty")
         number = self._sum()
@@ -77,8 +77,8 @@ class _Parser:
             raise ToolError(f"{self._tokens[self._at]!r} is not expected here")
         return number
 
-    def _next(self, *wanted: str) -> str:
-        if self._at < len(self._tokens) and self._tokens[self._at] in wanted:
+    def _next(self, *signs: str) -> str:
+        if self._at < len(self._tokens) and self._tokens[self._at] in signs:
             self._at += 1
             return self._tokens[self._at - 1]
         return ""
@@ -128,10 +128,10 @@ class _Parser:
         if token == "pi":
             return _Number(_PI, exact=False)
         if token not in _FUNCTIONS:
-            known = (
+            message = (
                 f"{token!r} is not supported; available: {_names()}" if token.isalpha() else f"{token!r} is misplaced"
             )
-            raise ToolError(known)
+            raise ToolError(message)
         self._expect("(")
         arguments = [self._sum()]
         while self._next(","):
@@ -140,8 +140,8 @@ class _Parser:
         least, most, function = _FUNCTIONS[token]
         if not least <= len(arguments) <= most:
             raise ToolError(f"{token} does not take {len(arguments)} numbers")
-        made = function([each.value for each in arguments])
-        return _check_size(made.value, made.exact and all(each.exact for each in arguments))
+        result = function([each.value for each in arguments])
+        return _check_size(result.value, result.exact and all(each.exact for each in arguments))
 
 
 def _literal(token: str) -> _Number:
@@ -249,11 +249,11 @@ def _format_number(number: _Number) -> str:
         return str(value.numerator)
     decimals = _decimals(value.denominator)
     if number.exact and decimals is not None:
-        whole = str(abs(value.numerator) * 10**decimals // value.denominator).rjust(decimals + 1, "0")
-        return f"{'-' if value < 0 else ''}{whole[:-decimals]}.{whole[-decimals:]}"
+        digits = str(abs(value.numerator) * 10**decimals // value.denominator).rjust(decimals + 1, "0")
+        return f"{'-' if value < 0 else ''}{digits[:-decimals]}.{digits[-decimals:]}"
     context = Context(prec=ROUNDED_DIGITS, rounding=ROUND_HALF_EVEN, Emax=99_999, Emin=-99_999)
-    near = context.divide(Decimal(value.numerator), Decimal(value.denominator)).normalize(context)
-    shown = format(near, "f") if -ROUNDED_DIGITS < near.adjusted() < ROUNDED_DIGITS else str(near)
+    rounded = context.divide(Decimal(value.numerator), Decimal(value.denominator)).normalize(context)
+    shown = format(rounded, "f") if -ROUNDED_DIGITS < rounded.adjusted() < ROUNDED_DIGITS else str(rounded)
     fraction = f"{value.numerator}/{value.denominator}"
     return f"{shown} (rounded; exactly {fraction})" if number.exact and len(fraction) <= 24 else f"{shown} (rounded)"
 

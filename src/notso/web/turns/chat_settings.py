@@ -190,8 +190,8 @@ def _system_prompt(text: str) -> str:
 
 def _tool_names(text: str) -> str:
     names = text.split()
-    fit = all(character.isalnum() or character in "_-." for name in names for character in name)
-    if len(text) > MAX_TOOL_NAMES_CHARACTERS or not fit:
+    are_valid = all(character.isalnum() or character in "_-." for name in names for character in name)
+    if len(text) > MAX_TOOL_NAMES_CHARACTERS or not are_valid:
         raise ValueError(words["refused_tools"])
     return " ".join(dict.fromkeys(names))
 

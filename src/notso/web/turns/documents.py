@@ -130,13 +130,13 @@ async def prompt_documents(
         return instructions_only
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
     # Whole documents at the head are a fixed prefix, for which the engine may have a longer context.
-    longer = max(engine.info.document_tokens if engine is not None and ready.keys() & set(head_ids) else 0, context)
-    room = longer - max(LEAST_FREE_TOKENS, longer // 4)
-    texts = await _texts_that_fit(store.documents, owner, documents, room, engine)
+    max_tokens = max(engine.info.document_tokens if engine is not None and ready.keys() & set(head_ids) else 0, context)
+    free_tokens = max_tokens - max(LEAST_FREE_TOKENS, max_tokens // 4)
+    texts = await _texts_that_fit(store.documents, owner, documents, free_tokens, engine)
     if texts is None:
         question = next((each.content for each in reversed(line) if each.role == "user"), "")
-        most = min(MAX_PASSAGE_TOKENS, int(SHARE_FOR_PASSAGES * context))
-        passages = await _passages(store.documents, owner, question, documents, most, engine)
+        max_passage_tokens = min(MAX_PASSAGE_TOKENS, int(SHARE_FOR_PASSAGES * context))
+        passages = await _passages(store.documents, owner, question, documents, max_passage_tokens, engine)
         return replace(instructions_only, passages=passages.passages, sources=passages.sources)
     head = [each for each in documents if each.id in head_ids]
     if not head:
@@ -163,18 +163,18 @@ def _sources(texts: Mapping[str, str]) -> tuple[QuoteSource, ...]:
 
 
 async def _texts_that_fit(
-    store: DocumentStore, owner: str, documents: Iterable[StoredDocument], room: int, engine: ChatEngine | None
+    store: DocumentStore, owner: str, documents: Iterable[StoredDocument], free_tokens: int, engine: ChatEngine | None
 ) -> dict[str, str] | None:
     texts: dict[str, str] = {}
     for each in documents:
-        if each.characters > room * 16:  # cannot fit with any tokenizer, so do not load it
+        if each.characters > free_tokens * 16:  # cannot fit with any tokenizer, so do not load it
             return None
         found = await store.text(owner, each.id)
         texts[each.id] = found.text if found is not None else ""
-        if estimated_tokens(texts[each.id]) > 2 * room:
+        if estimated_tokens(texts[each.id]) > 2 * free_tokens:
             return None
-        room -= await asyncio.to_thread(count_tokens, engine, texts[each.id])
-        if room < 0:
+        free_tokens -= await asyncio.to_thread(count_tokens, engine, texts[each.id])
+        if free_tokens < 0:
             return None
     return texts
 
@@ -207,9 +207,9 @@ async def _passages(
             text = texts[each.id]
             passage = text.passages[number]
             page = f", page {passage.page}" if each.pages > 1 else ""
-            shown = text.text[passage.start : passage.end]
-            parts.append(f"[{each.name}{page}]\n{shown}")
-            quoted[each.id] = f"{quoted[each.id]} {APART} {shown}" if each.id in quoted else shown
+            passage_text = text.text[passage.start : passage.end]
+            parts.append(f"[{each.name}{page}]\n{passage_text}")
+            quoted[each.id] = f"{quoted[each.id]} {APART} {passage_text}" if each.id in quoted else passage_text
     return PromptDocuments(
         passages="\n\n".join([PASSAGES_FOLLOW.format(documents=description), *parts]), sources=_sources(quoted)
     )
@@ -222,14 +222,14 @@ def _with_neighbors(
     found = [(hit.document.id, hit.number) for hit in hits]
     neighbors = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()
-    room = most_tokens
+    free_tokens = most_tokens
     for each, number in [*found, *neighbors]:
         text = texts.get(each)
         if text is None or not 0 <= number < len(text.passages) or (each, number) in chosen:
             continue
         passage = text.passages[number]
-        room -= count_tokens(engine, text.text[passage.start : passage.end])
-        if room < 0:
+        free_tokens -= count_tokens(engine, text.text[passage.start : passage.end])
+        if free_tokens < 0:
             break
         chosen.add((each, number))
     return chosen

@@ -52,7 +52,7 @@ async def build_part_requests(
     KV cache of each part is pinned, so that the next question reuses it.
     """
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
-    most = min(MAX_PART_TOKENS, int(SHARE_OF_CONTEXT * context))
+    max_part_tokens = min(MAX_PART_TOKENS, int(SHARE_OF_CONTEXT * context))
     salts = {each.id: each.salt for each in await store.documents.libraries(owner)}
     limit = min(base.params.max_tokens or MAX_ANSWER_TOKENS, MAX_ANSWER_TOKENS)
     found: list[tuple[StoredDocument, str, str]] = []
@@ -60,14 +60,14 @@ async def build_part_requests(
         text = await store.documents.text(owner, document.id)
         if text is None:
             continue
-        for volume, last in await asyncio.to_thread(_split_text, text, most, engine):
+        for passage, last_page in await asyncio.to_thread(_split_text, text, max_part_tokens, engine):
             name = document.name
             if document.pages > 1:
-                name += f", {words['part_pages'].format(first=volume.page, last=last)}"
-            found.append((document, name, text.text[volume.start : volume.end]))
+                name += f", {words['part_pages'].format(first=passage.page, last=last_page)}"
+            found.append((document, name, text.text[passage.start : passage.end]))
     parts = []
-    for number, (document, name, shown) in enumerate(found, start=1):
-        head = f"{prepend_attachments('', (Attachment(name, shown),))}\n\n"
+    for number, (document, name, part_text) in enumerate(found, start=1):
+        head = f"{prepend_attachments('', (Attachment(name, part_text),))}\n\n"
         scope, reading = salts.get(document.library_id, ""), hashlib.sha256(head.encode()).hexdigest()[:32]
         await store.documents.record_reading(scope, reading, [document.id])
         only = ONLY_THIS_PART.format(number=number, parts=len(found))
@@ -80,7 +80,7 @@ async def build_part_requests(
             prefix=FixedPrefix(0, len(head), scope, reading),
             # Other documents are empty sources, so that each document has the same number in all parts.
             sources=tuple(
-                QuoteSource(replace_newlines(shown) if each is document else "", each.id) for each in documents
+                QuoteSource(replace_newlines(part_text) if each is document else "", each.id) for each in documents
             ),
         )
         quote = QUOTE_PART.format(number=documents.index(document) + 1)
@@ -89,22 +89,23 @@ async def build_part_requests(
     return parts
 
 
-def _split_text(text: DocumentText, most: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
+def _split_text(text: DocumentText, max_tokens: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
     # The error of the estimate depends on language and vocabulary, so calibrate the estimate with a sample.
     sample = text.text[:SAMPLE_CHARACTERS]
-    usual = int(most * min(1.0, estimated_tokens(sample) / max(1, count_tokens(engine, sample))))
+    initial_estimate = int(max_tokens * min(1.0, estimated_tokens(sample) / max(1, count_tokens(engine, sample))))
     found = list[tuple[Passage, int]]()
-    uncut: list[tuple[Sequence[Passage], int]] = [(text.passages, max(1, usual))]
-    while uncut:
-        passages, estimate = uncut.pop()
-        for volume, last in group_passages(text.text, passages, estimate):
-            shown = text.text[volume.start : volume.end]
-            tokens = count_tokens(engine, shown)
-            within = [each for each in passages if volume.start <= each.start < volume.end]
-            if tokens <= most or len(within) == 1:
-                found.append((volume, last))
+    unsplit: list[tuple[Sequence[Passage], int]] = [(text.passages, max(1, initial_estimate))]
+    while unsplit:
+        passages, estimate = unsplit.pop()
+        for part, last_page in group_passages(text.text, passages, estimate):
+            part_text = text.text[part.start : part.end]
+            tokens = count_tokens(engine, part_text)
+            part_passages = [each for each in passages if part.start <= each.start < part.end]
+            if tokens <= max_tokens or len(part_passages) == 1:
+                found.append((part, last_page))
             else:  # too long: some texts, such as tables, have more tokens than the sample suggests
-                uncut.append((within, max(1, min(estimate - 1, int(estimated_tokens(shown) * most / tokens)))))
+                corrected = int(estimated_tokens(part_text) * max_tokens / tokens)
+                unsplit.append((part_passages, max(1, min(estimate - 1, corrected))))
     return sorted(found, key=lambda each: each[0].start)
 
 

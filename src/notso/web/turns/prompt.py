@@ -56,8 +56,8 @@ def _tool_round_messages(message: StoredMessage, keep_thinking: bool) -> Iterato
 
 
 def _to_assistant_message(text: str, reasoning: str, keep_thinking: bool) -> Message:
-    kept = reasoning if keep_thinking and reasoning else None
-    return Message("assistant", text, kept, keep_reasoning=kept is not None)
+    prompt_reasoning = reasoning if keep_thinking and reasoning else None
+    return Message("assistant", text, prompt_reasoning, keep_reasoning=prompt_reasoning is not None)
 
 
 def _last_part(message: StoredMessage) -> tuple[str, str]:

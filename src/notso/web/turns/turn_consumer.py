@@ -152,11 +152,11 @@ class TurnConsumer:
 
     async def run(self) -> None:
         await self._render_existing()
-        goes_on = True
+        continues = True
         if self._event_task is not None:
-            goes_on = await self._follow_engine()
-        while goes_on and self.calls.open:
-            goes_on = await self._use_tools() and await self._follow_engine()
+            continues = await self._follow_engine()
+        while continues and self.calls.open:
+            continues = await self._use_tools() and await self._follow_engine()
         await self._finish()
 
     async def _follow_engine(self) -> bool:
@@ -210,7 +210,7 @@ class TurnConsumer:
         self._unrendered = _segments_of(message)
         self._separate_next: set[ChannelName] = set(CHANNELS) if self.calls.open or is_apart else set()
         self._after_call = bool(message.tool_uses) and not split_at_tool_calls(message)[-1]
-        self._room = {name: self._max_characters - len(text) for name, text in self._text.items()}
+        self._remaining_characters = {name: self._max_characters - len(text) for name, text in self._text.items()}
         self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
 
     async def _render_existing(self) -> None:
@@ -357,12 +357,12 @@ class TurnConsumer:
             self._text[channel] += between
             if channel == "reasoning" or not self._after_call:  # otherwise the call's card separates the texts
                 self._unrendered.append((channel, between))
-        text = text[: max(0, self._room[channel])]
-        self._room[channel] -= len(text)
+        text = text[: max(0, self._remaining_characters[channel])]
+        self._remaining_characters[channel] -= len(text)
         self._text[channel] += text
         self._unrendered.append((channel, text))
         self._after_call = self._after_call and channel != "answer"
-        if self._room[channel] <= 0:
+        if self._remaining_characters[channel] <= 0:
             self._note = words["note_length"]
             self.turn.cancelled = True
             self.running.stop()
@@ -470,10 +470,10 @@ class TurnConsumer:
             return "failed", translated(self._failure)
         if self._failure is not None:
             return "failed", words["failed_inside"]
-        whole = self.finish_reason in ("stop", "length", "tool_calls")
-        if self.turn.cancelled and not whole and not self._note:
+        is_complete = self.finish_reason in ("stop", "length", "tool_calls")
+        if self.turn.cancelled and not is_complete and not self._note:
             return "interrupted" if self.turn.interrupted else "stopped", ""
-        if not whole and not self._note:  # the engine was shut down
+        if not is_complete and not self._note:  # the engine was shut down
             return "interrupted", ""
         return "done", self._note
 

@@ -133,7 +133,7 @@ class RemoteAnswer:
         return self.log.body
 
     async def is_abandoned(self) -> bool:
-        return not self.log.finished and not await self._exchange.is_held(self._name)
+        return not self.log.finished and not await self._exchange.is_claimed(self._name)
 
 
 class RemoteAnswers:
@@ -171,7 +171,7 @@ class RemoteAnswers:
     async def _copy_until_end(self, name: str, feed: Callable[[Body], bool], log: AnswerLog) -> None:
         with self._exchange.following(name, feed):
             while not log.finished:
-                if not await log.wait(log.number, PING_SECONDS) and not await self._exchange.is_held(name):
+                if not await log.wait(log.number, PING_SECONDS) and not await self._exchange.is_claimed(name):
                     return
 
 

@@ -25,7 +25,7 @@ ROW_CHARACTERS = 500  # added to the length of each message's text, for the spac
 _CHAT_KINDS = get_type_hints(Chat)
 CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
-CHAT_TRUTHS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
+CHAT_BOOLEANS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
 _NUMBERS = tuple(each.name for each in fields(AnswerStats))
 # Fields that are converted, or stored in other tables or columns.
 _CONVERTED = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")

@@ -298,10 +298,10 @@ def detect_damage(path: Path) -> Damage:
                 return _log_damage("gone" if acknowledged else "", "is empty, although it had content")
             if version > SCHEMA_VERSION:
                 return ""  # `open_writer` raises the error
-            inside = read_commit_count(reader)  # None: a backup, or written by a release without the counter
+            committed = read_commit_count(reader)  # None: a backup, or written by a release without the counter
             damage: Damage = ""
-            if acknowledged is not None and inside is not None and inside < acknowledged:
-                damage = _log_damage("behind", f"has {inside} of {acknowledged} commits")
+            if acknowledged is not None and committed is not None and committed < acknowledged:
+                damage = _log_damage("behind", f"has {committed} of {acknowledged} commits")
             elif _is_unclean(reader) and not _passes_quick_check(reader):
                 damage = _log_damage("unsound", "failed its integrity check")
             if damage:
