@@ -15,7 +15,7 @@ from notso.web.store.opening import create_access_store, create_store
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Database, SQLConnection, Value
 from notso.web.store.sql.documents import DOCUMENT_COLUMNS, LIBRARY_COLUMNS, MEMBER_COLUMNS, reindex_document
-from notso.web.store.sql.rows import CHAT_COLUMNS, CHAT_BOOLEANS, MESSAGE_COLUMNS, message_from_row
+from notso.web.store.sql.rows import CHAT_BOOLEANS, CHAT_COLUMNS, MESSAGE_COLUMNS, message_from_row
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.errors import StorageError

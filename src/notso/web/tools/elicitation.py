@@ -153,7 +153,7 @@ def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _default(kind: Kind, value: Any, choices: tuple[tuple[str, str], ...]) -> Any:
-    known = {value for value, _ in choices}
+    known = {choice for choice, _ in choices}
     if kind == "choices":
         return tuple(each for each in value if each in known) if _is_string_list(value) else ()
     if kind == "choice":
