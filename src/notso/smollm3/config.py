@@ -74,8 +74,6 @@ class YarnRamp:
 class SmolLM3Config:
     """Model dimensions and constants; `max_position_embeddings` in tokens."""
 
-    # `no_rope_layers` is named as in Hugging Face's configuration, but 1 means that the layer does have rotary position
-    # embedding.
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -86,6 +84,7 @@ class SmolLM3Config:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
+    # The name is Hugging Face's, but 1 means that the layer does have rotary position embedding.
     no_rope_layers: tuple[int, ...]
     # YaRN's factor and the original context in tokens; None if the file does not specify YaRN. If it does, YaRN applies
     # to every context length.
@@ -183,9 +182,9 @@ def yarn_attention_factor(factor: float) -> float:
 
 def _yarn(metadata: Mapping[str, Any]) -> tuple[tuple[float, int] | None, YarnRamp]:
     prefix = f"{ARCHITECTURE}.rope.scaling."
-    given = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    scaling = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     found, ramp = None, YarnRamp()
-    if given.get("type") == "yarn":
+    if scaling.get("type") == "yarn":
         context = _integer(metadata, "context_length")
         original = _integer(metadata, "rope.scaling.original_context_length", context)
         found = _number(metadata, "rope.scaling.factor"), original
@@ -198,8 +197,8 @@ def _yarn(metadata: Mapping[str, Any]) -> tuple[tuple[float, int] | None, YarnRa
             truncate=truncate,
             attn_factor=_number(metadata, "rope.scaling.attn_factor", ramp.attn_factor),
         )
-        given = {name: value for name, value in given.items() if name not in _YARN_KEYS}
-    for name, value in given.items():
+        scaling = {name: value for name, value in scaling.items() if name not in _YARN_KEYS}
+    for name, value in scaling.items():
         if name not in NEUTRAL_SCALING or value != NEUTRAL_SCALING[name]:
             raise ModelFileError(f"{quoted(prefix + name)} is {quoted(value)}; the only supported rope scaling is YaRN")
     return found, ramp

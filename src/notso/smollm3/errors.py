@@ -6,7 +6,7 @@ NotsoError
     │   └── AdapterFileError     the file is not a supported LoRA adapter
     ├── TemplateError            the chat template failed or refused the messages
     ├── InvalidRequestError      a parameter or message is out of range; `param` names it
-    │   ├── ContextLengthError   the prompt leaves no room for an answer
+    │   ├── ContextLengthError   the prompt does not fit, or leaves no room for an answer
     │   └── UnknownOptionError   no setting has this name; also a TypeError
     ├── OutOfMemoryError         the plan exceeds the available memory
     ├── EngineError              the engine failed on this answer
@@ -59,7 +59,7 @@ def require(holds: bool, name: str, what: str) -> None:
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt exceeds the context. With `at_least`, only part of it was counted."""
+    """The prompt is too long for the context. If `at_least`, `needed_tokens` is only a lower bound."""
 
     # Clients that shorten conversations recognize this error by the first words of its message.
     def __init__(self, needed_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:

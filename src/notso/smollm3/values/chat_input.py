@@ -17,16 +17,16 @@ Turn: TypeAlias = Message | Mapping[str, Any]
 ChatInput: TypeAlias = str | Turn | Sequence[Turn]
 
 
-def conversation(asked: ChatInput, *more: Turn) -> list[Message]:
+def conversation(messages: ChatInput, *more: Turn) -> list[Message]:
     """Convert chat input to messages.
 
     Mappings have OpenAI's form: `role`, `content` (text, text parts or None), `reasoning_content`, `tool_calls`,
     `tool_call_id`. The role "developer" means "system"; other keys are ignored. Raises InvalidRequestError, which names
     the message.
     """
-    if isinstance(asked, str):
-        asked = Message("user", asked)
-    turns = [asked] if isinstance(asked, Message | Mapping) else asked
+    if isinstance(messages, str):
+        messages = Message("user", messages)
+    turns = [messages] if isinstance(messages, Message | Mapping) else messages
     if not isinstance(turns, Iterable) or isinstance(turns, bytes | bytearray):
         raise _invalid("messages", "text, a message, or a list of messages")
     found = [_message(turn, f"messages[{place}]") for place, turn in enumerate([*turns, *more])]

@@ -90,8 +90,8 @@ class EngineConfig:
             size = getattr(self, name)
             require(type(size) is int and size >= 0, name, "a whole number, 0 or more")
         require(is_device(self.device), "device", DEVICES)
-        beside = self.beside_bytes
-        require(beside is None or (type(beside) is int and beside >= 0), "beside_bytes", "a whole number, 0 or more")
+        others = self.beside_bytes
+        require(others is None or (type(others) is int and others >= 0), "beside_bytes", "a whole number, 0 or more")
         are_texts = isinstance(self.adapters, tuple) and all(isinstance(each, str) for each in self.adapters)
         require(are_texts, "adapters", "a list of NAME=FILE")
         for each in self.adapters:

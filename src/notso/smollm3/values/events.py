@@ -77,13 +77,13 @@ class Event:
 
     Order: `trimmed` if turns were dropped; `queued` for each new position in the queue; `started` if token ids are
     requested; `progress`, and `prompt` if requested, during prefill; `embedding` if requested; then `reasoning`,
-    `text`, `tool_call` and `tokens` events; finally one `usage` and one `end`, or `error` instead.
+    `text`, `tool_call_part`, `tool_call` and `tokens` events; finally one `usage` and one `end`, or `error` instead.
 
     Fields set for each kind:
 
     queued: `place` (1 is next).
-    started: `origin`, a digest of the prompt's ids, the model, the adapter and the arithmetic; `limit`, the maximum
-        tokens of the answer.
+    started: `origin`, a digest of the prompt's ids, the model, the adapter, the KV format and the version of the
+        numerical code; `limit`, the maximum tokens of the answer.
     trimmed: `dropped_messages`.
     reasoning, text: `text`; `tokens` so far, including reasoning; `logprobs` if requested.
     tool_call: `tool_call`.
@@ -116,8 +116,8 @@ class Event:
     is_forced: bool = False
 
     def __repr__(self) -> str:
-        held = ((each.name, getattr(self, each.name), each.default) for each in fields(self)[1:])
-        shown = [f", {name}={value!r}" for name, value, default in held if value != default]
+        values = ((each.name, getattr(self, each.name), each.default) for each in fields(self)[1:])
+        shown = [f", {name}={value!r}" for name, value, default in values if value != default]
         return f"Event({self.kind!r}{''.join(shown)})"
 
 
@@ -131,7 +131,7 @@ class Completion:
         caller or by `close`).
     stop: matched stop string.
     logprobs: log probabilities of the generated tokens, if requested.
-    dropped_messages: number of oldest turns left out of the prompt.
+    dropped_messages: number of oldest messages left out of the prompt.
     """
 
     text: str
@@ -164,9 +164,9 @@ class Completion:
             if event.kind != "prompt":
                 logprobs += event.logprobs
             if event.kind == "end" and usage is not None and event.finish_reason is not None:
-                said, thought = "".join(text), "".join(reasoning)
+                answer, thoughts = "".join(text), "".join(reasoning)
                 reason = event.finish_reason
-                return cls(said, thought, tuple(calls), usage, reason, event.stop, tuple(logprobs), dropped)
+                return cls(answer, thoughts, tuple(calls), usage, reason, event.stop, tuple(logprobs), dropped)
         raise EngineError("the answer has no `end` event")
 
     @property

@@ -40,7 +40,7 @@ class ModelInfo:
     context_tokens: int
     quantization: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
     device: str = "cpu"  # or "cuda:0 (name)"
-    device_note: str = ""  # why the CPU is used instead of a GPU
+    device_note: str = ""  # why device "auto" does not use the GPU; "" if it does, or without a GPU driver
     kernels: str = "generic"
     threads: int = 1
     kv_format: str = "f16"

@@ -44,8 +44,8 @@ class FixedPrefix:
 
     message: index of the message in which the prefix ends.
     characters: number of characters of this message that belong to the prefix.
-    scope: requests with the same scope share the KV blocks of the prefix, but no later blocks. None: only requests of
-        the same owner share the prefix.
+    scope: requests with the same scope share the KV blocks of the prefix, even if their owners differ. None: only
+        requests of the same owner share them.
     reading: name under which the blocks are kept on disk, unique within the scope or, without a scope, the owner.
         None: the blocks are cached like those of any conversation.
 
@@ -74,8 +74,8 @@ class Replay:
     """The tokens that an answer begins with, as reported by `tokens` events.
 
     closed_at: indexes in `ids` at which the engine ended the reasoning.
-    origin: value in the `started` event of the original answer. The request is rejected if its own origin differs.
-        "": not compared.
+    origin: value in the `started` event of the original answer. A request with another origin is rejected. "": accept
+        any origin.
 
     Raises InvalidRequestError.
     """
@@ -129,8 +129,8 @@ class RequestOptions:
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
     prompt_logprobs: likewise for prompt tokens, in `prompt` events; bypasses the cache.
     prompt_only: prefill without generating.
-    embedding: with prompt_only, report the mean of the prompt's last hidden states in an `embedding` event; bypasses
-        the cache.
+    embedding: with prompt_only, report the mean of the prompt's last-layer hidden states in an `embedding` event;
+        bypasses the cache.
     is_plain: with a prompt of token ids, treat the answer as plain text, without reasoning.
     date: day shown in the prompt.
     priority: scheduling class.
@@ -259,24 +259,24 @@ def apply_settings(
     sampling = {name: value for name, value in settings.items() if name in _SAMPLING}
     if isinstance(sampling.get("stop"), str):
         sampling["stop"] = (sampling["stop"],)
-    asked = {name: value for name, value in settings.items() if name in _OPTIONS}
+    changes = {name: value for name, value in settings.items() if name in _OPTIONS}
     for name in ("strict_tools", "logits_processors", "sources"):
-        if isinstance(asked.get(name), list):
-            asked[name] = tuple(asked[name])
+        if isinstance(changes.get(name), list):
+            changes[name] = tuple(changes[name])
     params, options = params or SamplingParams(), options or RequestOptions()
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError("params must be SamplingParams; pass several messages in one list", param="params")
     if not isinstance(options, RequestOptions):
         raise InvalidRequestError("options must be RequestOptions", param="options")
     given = (*params.given, *sampling)
-    return (replace(params, **sampling, given=given) if sampling else params), replace(options, **asked)
+    return (replace(params, **sampling, given=given) if sampling else params), replace(options, **changes)
 
 
-def require_known(settings: Iterable[str], known: Iterable[str], whose: str) -> None:
+def require_known(settings: Iterable[str], known: Iterable[str], subject: str) -> None:
     """Raise UnknownOptionError for a name that is not in `known`."""
     names = sorted(known)
     for name in settings:
         if name not in names:
             close = difflib.get_close_matches(str(name), names, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UnknownOptionError(f"{whose} has no setting {name!r}{hint}", param=str(name))
+            raise UnknownOptionError(f"{subject} has no setting {name!r}{hint}", param=str(name))

@@ -360,7 +360,7 @@ class SamplingParams:
 _METAVARS = {(int, False): "N", (int, True): "ID", (str, True): "TEXT", (bool, False): ""}
 
 
-def _known(each: Field[Any], hint: Any) -> Parameter:
+def _complete_parameter(each: Field[Any], hint: Any) -> Parameter:
     kinds = [kind for kind in get_args(hint) if kind not in (type(None), ...)]
     is_list = get_origin(hint) is tuple
     kind = kinds[0] if kinds and get_origin(hint) is not Mapping else get_origin(hint) or hint
@@ -372,7 +372,7 @@ def _known(each: Field[Any], hint: Any) -> Parameter:
 
 _HINTS = get_type_hints(SamplingParams)
 PARAMETERS: Mapping[str, Parameter] = {
-    each.name: _known(each, _HINTS[each.name]) for each in fields(SamplingParams) if each.metadata
+    each.name: _complete_parameter(each, _HINTS[each.name]) for each in fields(SamplingParams) if each.metadata
 }
 """Sampling parameters by name."""
 
@@ -437,8 +437,8 @@ def _list(parameter: Parameter, value: object) -> tuple[Any, ...]:
         if not characters:
             _integer(name, item, parameter.low, parameter.high)
         elif not isinstance(item, str) or not 1 <= len(item) <= characters:
-            said = f"each {name.replace('_', ' ')} string must have 1 to {characters} characters"
-            raise InvalidRequestError(said, param=name)
+            message = f"each {name.replace('_', ' ')} string must have 1 to {characters} characters"
+            raise InvalidRequestError(message, param=name)
     return items
 
 
