@@ -170,7 +170,7 @@ def _parts(answer: str | Sequence[bytes], thoughts: str) -> tuple[Words, Words]:
 
 
 def _read(request: Any) -> int:
-    return 0 if request.read else request.sequence.computed
+    return 0 if request.prefilled_at else request.sequence.computed
 
 
 def _thought(request: Any) -> int:

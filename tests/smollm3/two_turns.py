@@ -26,7 +26,7 @@ def told(events: list[Event]) -> Message:
 
 def wait(engine: Engine) -> None:
     turns = engine._core.background.prefix_warmup
-    until(lambda: not (engine._core._inbox or turns._notes or turns._drafts))
+    until(lambda: not (engine._core._inbox or turns._pending or turns._drafts))
 
 
 def until(holds: Callable[[], bool]) -> None:

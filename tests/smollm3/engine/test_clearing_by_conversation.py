@@ -110,12 +110,12 @@ def test_clearing_removes_speculative_prefill_and_warmup_notes(tmp_path: Path) -
         engine.speculative_prefill([question], FEW, RequestOptions(conversation="ann"))
         warmup = engine._core.background.prefix_warmup
         engine.clear_cache("", "ann")
-        assert not warmup._drafts and not warmup._notes and engine.stats().kv_blocks_cached == 0
+        assert not warmup._drafts and not warmup._pending and engine.stats().kv_blocks_cached == 0
         list(
             engine.generate(
                 [question], SamplingParams(max_tokens=30), RequestOptions(thinking=False, conversation="ann")
             )
         )
         engine.clear_cache("", "ann")
-        assert not warmup._notes and engine.stats().kv_blocks_cached == 0
+        assert not warmup._pending and engine.stats().kv_blocks_cached == 0
         assert engine.estimate([question]).cached_tokens == 0

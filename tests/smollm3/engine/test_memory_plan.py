@@ -284,10 +284,10 @@ def test_fine_weights_select_a_finer_kv_format(context: int | None, kv_format: K
 
 
 def test_remembered_kv_format_overrides_the_default() -> None:
-    assert plan(64, fine_weights=True, kept="k8v8").kv_format == "k8v8"
-    assert plan(64, kept="k8v4").kv_format == "k8v4"
-    assert plan(64, kept="k8v4", kv="f16").kv_format == "f16"
-    assert plan(4.3, context_tokens=131_072, kept="k8v8").kv_format == "k4v3", "other files depend on memory"
+    assert plan(64, fine_weights=True, stored="k8v8").kv_format == "k8v8"
+    assert plan(64, stored="k8v4").kv_format == "k8v4"
+    assert plan(64, stored="k8v4", kv="f16").kv_format == "f16"
+    assert plan(4.3, context_tokens=131_072, stored="k8v8").kv_format == "k4v3", "other files depend on memory"
 
 
 FORMATS_OF_FILES = {

@@ -134,7 +134,7 @@ def test_warmed_prefix_matches_for_any_next_message(demo_engine: Engine, words: 
 def test_only_continuable_answers_are_noted_for_warmup(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_warmup, "QUIET_S", DAY_LONG)
     with load() as engine:
-        notes = engine._core.background.prefix_warmup._notes
+        notes = engine._core.background.prefix_warmup._pending
         ask(engine, "Once upon a time")
         ask(engine, [10, 20, 30])
         ask(engine, [SHORT], max_tokens=4)  # ended by its length
@@ -150,9 +150,9 @@ def test_only_continuable_answers_are_noted_for_warmup(ask: Ask, monkeypatch: py
         assert len(notes) == 1
         ask(engine, [SHORT], "Another answer.")
         assert len(notes) == 1, "a regenerated answer must replace the note"
-        for number in range(2 * prefix_warmup.MOST_NOTES):
+        for number in range(2 * prefix_warmup.MOST_PENDING):
             ask(engine, [Message("user", str(number))], "Well.")
-        assert len(notes) == prefix_warmup.MOST_NOTES
+        assert len(notes) == prefix_warmup.MOST_PENDING
         engine.clear_cache()
         assert not notes
 
@@ -374,14 +374,14 @@ def test_warmup_notes_and_drafts_are_fair_between_owners() -> None:
         )
         output = SimpleNamespace(finish_reason="stop")
         request: Any = SimpleNamespace(sequence=sequence, next_ids=list, output=output, generation=None)
-        warmup.note(request)
+        warmup.schedule(request)
 
     ended(b"modest", 0)
     for number in range(1, 100):
         ended(b"greedy", number)
     order = [(note.salt.root, note.spent[0]) for note in (warmup._next_pending() for _ in range(3))]
     assert order == [(b"greedy", 99), (b"modest", 0), (b"greedy", 99)]
-    assert len(warmup._notes) == prefix_warmup.MOST_NOTES
+    assert len(warmup._pending) == prefix_warmup.MOST_PENDING
     for owner in (b"modest", b"greedy"):
         warmup.draft(CacheSalt(owner), None, None, [1, 2], 0)
     drafts = []

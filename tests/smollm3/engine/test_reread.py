@@ -194,7 +194,7 @@ def test_prefix_tokens_cover_a_later_message_unless_dropped(engine: Engine) -> N
     assert words.startswith(content) and len(words) - len(content) < 8  # a token that spans the end is not shared
     long = [system, document, Message("assistant", words * 12), Message("user", "Why?")]
     trimmed = RequestOptions(thinking=False, date=READING_DAY, prefix=prefix, when_full="drop_oldest")
-    kept = engine._prompts.write_within_context(long, trimmed, context_tokens=2048, kept_free=100)
+    kept = engine._prompts.write_within_context(long, trimmed, context_tokens=2048, reserved_tokens=100)
     assert kept.dropped_messages and not engine._prompts.prefix_tokens(kept, long, trimmed)
 
 

@@ -96,12 +96,12 @@ def test_newer_draft_replaces_the_previous_draft() -> None:
         with held(engine):
             for text in ("One thing. ", "Another thing. "):
                 engine.speculative_prefill(draft(text * 40))
-            for number in range(2 * prefix_warmup.MOST_NOTES):
+            for number in range(2 * prefix_warmup.MOST_PENDING):
                 engine.speculative_prefill(draft(text * 40), options=RequestOptions(owner=str(number)))
             engine._core.post(lambda: seen.append((len(turns._drafts), len(turns._last_drafts))))
             seen: list[tuple[int, int]] = []
         wait(engine)
-        assert seen == [(prefix_warmup.MOST_NOTES, prefix_warmup.MOST_NOTES)]
+        assert seen == [(prefix_warmup.MOST_PENDING, prefix_warmup.MOST_PENDING)]
         with held(engine):
             for text in ("One thing. ", "Another thing. "):
                 engine.speculative_prefill(draft(text * 40))

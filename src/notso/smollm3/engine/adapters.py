@@ -47,30 +47,32 @@ class Adapters:
                 raise InvalidRequestError(f"adapter {source.name} is already loaded", param="adapter")
             if len(self._loaded) >= MAX_ADAPTERS:
                 raise InvalidRequestError(f"at most {MAX_ADAPTERS} adapters can be loaded", param="adapter")
-            left = available_memory().available_bytes
-            read = read_adapter(source.name, Path(source.path), self._config, source.scale, left)
+            available_bytes = available_memory().available_bytes
+            parsed = read_adapter(source.name, Path(source.path), self._config, source.scale, available_bytes)
             limit = self._backend.memory()
-            if read.nbytes > limit.available_bytes:
+            if parsed.nbytes > limit.available_bytes:
                 raise OutOfMemoryError(
-                    f"adapter {source.name} needs {read.nbytes:,} bytes, but {limit.source} leaves "
+                    f"adapter {source.name} needs {parsed.nbytes:,} bytes, but {limit.source} leaves "
                     f"{limit.available_bytes:,}",
-                    needed_bytes=read.nbytes,
+                    needed_bytes=parsed.nbytes,
                     available_bytes=limit.available_bytes,
                 )
 
             def load_on_device() -> Adapter:
-                adapter = read.to_device(self._backend)
+                adapter = parsed.to_device(self._backend)
                 self._core.runner.add_adapter(adapter)
                 return adapter
 
             adapter = self._core.call(load_on_device)
-            count = sum(map(len, read.layers))
-            info = AdapterInfo(source.name, source.path, source.scale, read.rank, read.nbytes, count, read.digest.hex())
+            count = sum(map(len, parsed.layers))
+            info = AdapterInfo(
+                source.name, source.path, source.scale, parsed.rank, parsed.nbytes, count, parsed.digest.hex()
+            )
             self._loaded[source.name] = adapter, info
             return info
 
     def remove(self, name: str) -> None:
-        """Remove an adapter; running requests keep it. Raises InvalidRequestError."""
+        """Remove an adapter; running requests still use it. Raises InvalidRequestError."""
         with self._change_lock:
             if name not in self._loaded:
                 raise InvalidRequestError("the adapter is not loaded", param="adapter")

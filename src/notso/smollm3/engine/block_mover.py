@@ -22,26 +22,28 @@ class BlockMover:
         """Execute the moves of a plan; remove the chunks of sequences whose loads failed."""
         if not plan.moves:
             return
-        void = set[Sequence]()
+        failed = set[Sequence]()
         if self._offload is not None:
             self._offload.prefetch(plan.loads)
         for kind, moves in groupby(plan.moves, type):
             group = list(moves)
             if kind is BlockLoad:
-                self._load([load for load in group if isinstance(load, BlockLoad) and load.sequence not in void], void)
+                self._load(
+                    [load for load in group if isinstance(load, BlockLoad) and load.sequence not in failed], failed
+                )
                 continue
             for copy in group:
                 if isinstance(copy, BlockCopy):
                     self._cache.copy_block(copy)
-        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence not in void]
+        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence not in failed]
 
-    def _load(self, loads: list[BlockLoad], void: set[Sequence]) -> None:
-        found = [False] * len(loads) if self._offload is None else self._offload.load_all(loads)
-        for load, is_there in zip(loads, found, strict=True):
-            if load.sequence in void:
+    def _load(self, loads: list[BlockLoad], failed: set[Sequence]) -> None:
+        loaded = [False] * len(loads) if self._offload is None else self._offload.load_all(loads)
+        for load, is_loaded in zip(loads, loaded, strict=True):
+            if load.sequence in failed:
                 continue
-            if is_there:
+            if is_loaded:
                 self._scheduler.on_block_loaded(load)
             else:
                 self._scheduler.on_load_failed(load)
-                void.add(load.sequence)
+                failed.add(load.sequence)

@@ -23,15 +23,15 @@ _excluded: dict[str, str] = {}  # devices that failed in this process and are no
 
 
 def run_on_selected_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
-    """Call `use(backend, note)` with the selected device and return its result; `note`: why no GPU is used, or "".
+    """Call `use(backend, note)` with the selected device and return its result.
 
-    With "auto", the CPU is used if `use` fails on the GPU. Raises DeviceError or OutOfMemoryError if a named device
-    cannot be used, KernelChoiceError, and errors of `use`.
+    With "auto", the CPU is used if the GPU has failed or raises DeviceError or OutOfMemoryError; `note` is this error,
+    and "" in all other cases. Raises errors of a named device, KernelChoiceError, and errors of `use`.
     """
-    wanted = config.device if config.device != "auto" else "cuda"
+    name = config.device if config.device != "auto" else "cuda"
     if config.device == "cpu" or (config.device == "auto" and not has_cuda_driver()):
         return use(CPU.configured(config.threads), "")
-    number = int(wanted.partition(":")[2] or 0)
+    number = int(name.partition(":")[2] or 0)
     note = _excluded.get(f"cuda:{number}", "")
     if not note:
         try:

@@ -117,8 +117,8 @@ class Engine:
         self._file = file
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
-        there = weights_bytes(file, backend)
-        plan = plan_file(file, self.config, config, there, backend.memory(mapped_bytes=there))
+        weight_bytes = weights_bytes(file, backend)
+        plan = plan_file(file, self.config, config, weight_bytes, backend.memory(mapped_bytes=weight_bytes))
         require_equal_results(file, backend, config.threads)
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.release()
@@ -146,7 +146,7 @@ class Engine:
             large_pages=plan.kv_bytes >= LARGE_CACHE_BYTES,
         )
         weights = weights.to_device(backend)
-        self._placement = WeightPlacement(file, weights, signal, backend, wanted=config.weights)
+        self._placement = WeightPlacement(file, weights, signal, backend, requested=config.weights)
         rows = step_rows(self.config, plan.context_tokens)
         self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
         self._offload: KVOffload | None = None
@@ -159,11 +159,11 @@ class Engine:
             folder = Path(config.cache_dir)
             store_kv_format_choice(file, self.config, config, plan)
             self._identity = IdentityWorker(file, folder)
-            known = self._identity.identity
+            identity = self._identity.identity
             self._offload = KVOffload(
-                cache, self._pool, folder, version(known.current), config.cache_bytes, config.library_bytes
+                cache, self._pool, folder, version(identity.current), config.cache_bytes, config.library_bytes
             )
-            self._offload.adopt(version(known.current), map(version, known.earlier))
+            self._offload.adopt(version(identity.current), map(version, identity.earlier))
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
         self._inputs = InputProcessor(
             self._prompts,
@@ -179,8 +179,8 @@ class Engine:
             None if config.cache_dir is None else Path(config.cache_dir) / "quotes",
         )
         self._lost_callbacks: list[Callable[[], None]] = []
-        lost = partial(_handle_device_loss, backend, self._lost_callbacks)
-        self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency, lost)
+        on_device_lost = partial(_handle_device_loss, backend, self._lost_callbacks)
+        self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency, on_device_lost)
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
         self._shut_down = weakref.finalize(self, _shut_down, self._core, self._placement, self._identity, file)
         self.adapters = Adapters(self.config, self._core, backend)
@@ -220,8 +220,8 @@ class Engine:
         Raises UnknownOptionError for an unknown keyword, GGUFError, ModelFileError, TemplateError, OutOfMemoryError,
         InvalidRequestError, KernelChoiceError or DeviceError.
         """
-        given: dict[str, Any] = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
-        config = EngineConfig.from_dict({**given, **settings})
+        base_settings: dict[str, Any] = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
+        config = EngineConfig.from_dict({**base_settings, **settings})
         if is_demo(config.model):
             config = replace(config, model=None)
         path = model_path(config.model)
@@ -330,9 +330,9 @@ class Engine:
 
     def render(self, messages: ChatInput, options: RequestOptions | None = None) -> str:
         """Return the prompt that the template renders."""
-        asked = options or RequestOptions()
+        options = options or RequestOptions()
         turns = _turns(messages)
-        return self._prompts.template.render(turns, thinking=asked.thinking, tools=asked.tools, date=asked.date)
+        return self._prompts.template.render(turns, thinking=options.thinking, tools=options.tools, date=options.date)
 
     def encode_chat(self, messages: ChatInput, options: RequestOptions | None = None) -> list[int]:
         # Control tokens come from the template only, never from the text of a message.
@@ -375,23 +375,23 @@ class Engine:
         """Return the receipt of an earlier answer (see docs/api.md). `params` must have the answer's seed, and
         `options.replay` the answer's tokens.
 
-        sealed: include hashes instead of token ids. The first receipt reads the whole model file. Raises the same
-        errors as `submit`.
+        sealed: include hashes instead of the conversation. The first receipt reads the whole model file. Raises the
+        same errors as `submit`.
         """
-        asked = options or RequestOptions()
-        if asked.replay is None or (params or SamplingParams()).seed is None:
+        options = options or RequestOptions()
+        if options.replay is None or (params or SamplingParams()).seed is None:
             raise InvalidRequestError("a receipt needs the seed and the tokens of the answer", param="replay")
-        request = self._request(messages, params, asked)
-        adapter = self.adapters.of(asked.adapter)
-        receipt = build_receipt(request, asked, self._facts(adapter))
+        request = self._request(messages, params, options)
+        adapter = self.adapters.of(options.adapter)
+        receipt = build_receipt(request, options, self._facts(adapter))
         return seal(receipt) if sealed else receipt
 
     def check_receipt(self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None) -> ReceiptCheck:
         """Prefill a receipt's prompt and answer, and sample every token again.
 
         transcript: an open receipt of the answer, required if `receipt` is sealed. Raises InvalidRequestError for a
-        receipt that is malformed, was changed, or belongs to another model, adapter or arithmetic; `param` names the
-        part.
+        receipt that is malformed, was changed, or belongs to another model, adapter, template, KV format or version of
+        the numerical code; `param` names the part.
         """
         self._require_open()
         try:
@@ -459,8 +459,8 @@ class Engine:
     ) -> AnswerStream:
         """Start an answer as `chat` does, and return an iterator over its events. Raises the same errors; the
         error of a failed answer is raised during iteration."""
-        sampling, asked = apply_settings(params, options, settings)
-        return AnswerStream(self.submit(conversation(messages, *more), sampling, asked))
+        params, options = apply_settings(params, options, settings)
+        return AnswerStream(self.submit(conversation(messages, *more), params, options))
 
     def batch(
         self,
@@ -477,8 +477,8 @@ class Engine:
         """
         if isinstance(conversations, str | Mapping | Message):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
-        sampling, asked = apply_settings(params, options, settings)
-        begins = [self.prepare(conversation(each), sampling, asked) for each in conversations]
+        params, options = apply_settings(params, options, settings)
+        begins = [self.prepare(conversation(each), params, options) for each in conversations]
         begun: list[Generation] = []
         try:
             begun += [begin() for begin in begins[:MAX_BATCHED]]
@@ -504,14 +504,14 @@ class Engine:
         A model trained for conversations may end a text immediately; use `chat` for an answer. Raises the same errors
         as `chat`.
         """
-        sampling, asked = apply_settings(params, options, settings)
-        with AnswerStream(self.submit(text, sampling, asked)) as answer:
+        params, options = apply_settings(params, options, settings)
+        with AnswerStream(self.submit(text, params, options)) as answer:
             return answer.result()
 
     def embed(
         self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None, priority: Priority = "api"
     ) -> Floats:
-        """Return embeddings (texts, hidden) float32: the mean of each text's last hidden states, scaled to norm 1.
+        """Return embeddings (texts, hidden) float32: the mean last-layer hidden state of each text, scaled to norm 1.
 
         SmolLM3 was not trained for embeddings; embedding models give better search results. Raises
         InvalidRequestError, ContextLengthError or EngineError.
@@ -566,12 +566,12 @@ class Engine:
         Raises the same errors as `submit`.
         """
         self._require_open()
-        asked = options or RequestOptions()
-        ids, turn_at, salt = self._inputs.draft(messages, params or SamplingParams(), asked, self._salt(asked))
+        options = options or RequestOptions()
+        ids, turn_at, salt = self._inputs.draft(messages, params or SamplingParams(), options, self._salt(options))
         # Without a conversation name, the prefilled blocks belong to no conversation until a request uses them.
-        named = asked.conversation is not None
-        conversation = conversation_digest(asked.owner, asked.conversation) if named else None
-        adapter = self.adapters.of(asked.adapter)
+        named = options.conversation is not None
+        conversation = conversation_digest(options.owner, options.conversation) if named else None
+        adapter = self.adapters.of(options.adapter)
         draft = self._core.background.prefix_warmup.draft
         self._core.post(partial(draft, salt, adapter, conversation, ids, turn_at))
 
@@ -611,14 +611,14 @@ class Engine:
             raise EngineError(
                 Sentence(f"{MAX_WAITING:,} requests are already waiting", "engine_many_waiting", limit=MAX_WAITING)
             )
-        asked = options or RequestOptions()
-        adapter = self.adapters.of(asked.adapter)
-        return self._inputs.write(messages, params or SamplingParams(), asked, self._salt(asked), adapter)
+        options = options or RequestOptions()
+        adapter = self.adapters.of(options.adapter)
+        return self._inputs.write(messages, params or SamplingParams(), options, self._salt(options), adapter)
 
-    def _salt(self, asked: RequestOptions) -> CacheSalt:
-        adapter = self.adapters.of(asked.adapter)
-        scope = None if asked.prefix is None else asked.prefix.scope
-        return cache_salt(b"" if adapter is None else adapter.digest, asked.owner, scope)
+    def _salt(self, options: RequestOptions) -> CacheSalt:
+        adapter = self.adapters.of(options.adapter)
+        scope = None if options.prefix is None else options.prefix.scope
+        return cache_salt(b"" if adapter is None else adapter.digest, options.owner, scope)
 
     def _require_open(self) -> None:
         if self._closed:

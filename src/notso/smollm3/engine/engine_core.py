@@ -77,20 +77,20 @@ def notify_queue_positions(queue: Iterable[Sequence], requests: Mapping[Sequence
 
 def notify_progress(request: Request, done: int, now: float, s_per_token: float) -> None:
     """Send a progress event unless one was sent recently."""
-    if not request.read and now - request.notified >= PROGRESS_S:
-        request.notified = now
+    if not request.prefilled_at and now - request.notified_at >= PROGRESS_S:
+        request.notified_at = now
         request.generation.write([progress(request, done, s_per_token)])
 
 
 def progress(request: Request, done: int, s_per_token: float) -> Event:
     """Return a progress event; `s_per_token`: 0 if unknown."""
-    how_far = Progress(
+    prefill_progress = Progress(
         done_tokens=min(done, request.prompt_tokens),
         total_tokens=request.prompt_tokens,
         cached_tokens=request.cached_tokens,
         tokens_per_s=1 / s_per_token if s_per_token else 0.0,
     )
-    return Event("progress", progress=how_far)
+    return Event("progress", progress=prefill_progress)
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class EngineCore:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError if the engine has ended."""
-        request.submitted = time.perf_counter()
+        request.submitted_at = time.perf_counter()
         self.post(lambda: self._add_request(request))
 
     def call(self, work: Callable[[], T]) -> T:
@@ -281,7 +281,7 @@ class EngineCore:
         with self._inbox_lock:
             self._ended = True  # rejects new work from here on
         last: list[Callable[[], None]] = [
-            partial(self._finish_request, it, "cancelled") for it in self._requests.values()
+            partial(self._finish_request, request, "cancelled") for request in self._requests.values()
         ]
         last += self._inbox
         last.append(partial(self._fail_all, EngineError(CLOSED)))
@@ -313,7 +313,7 @@ class EngineCore:
         for request in list(self._requests.values()):
             if request.generation.stop_requested:
                 self._finish_request(request, "cancelled")
-            elif request.generation.answer_requested and request.read and request.output.in_reasoning:
+            elif request.generation.answer_requested and request.prefilled_at and request.output.in_reasoning:
                 request.generation.write(request.close_reasoning())
                 self._finish_if_done(request)
 
@@ -376,13 +376,14 @@ class EngineCore:
     def _start_request(self, request: Request, chunk: Chunk) -> None:
         if request.started_at:
             return
-        request.started_at = request.notified = time.perf_counter()
-        if request.propose is not None:  # not created earlier: it takes memory, and thousands of requests may wait
-            request.drafter = request.propose()
+        request.started_at = request.notified_at = time.perf_counter()
+        # A waiting request has no drafter, because drafters take memory, and thousands of requests may wait.
+        if request.create_drafter is not None:
+            request.drafter = request.create_drafter()
         self._totals.prompt_tokens_total += request.prompt_tokens
         self._totals.cached_tokens_total += chunk.sequence.cached
-        begins = progress(request, chunk.start, self._prompt_s_per_token)
-        request.generation.write([*request.first_events(), begins])
+        first_progress = progress(request, chunk.start, self._prompt_s_per_token)
+        request.generation.write([*request.first_events(), first_progress])
 
     def _should_continue(self, plan: Plan, layer: int) -> bool:
         # Called between layers. Reports progress; returns False if the step is no longer needed.
@@ -405,8 +406,8 @@ class EngineCore:
             self.scheduler.advance(chunk)
             notify_progress(request, chunk.sequence.computed, now, self._prompt_s_per_token)
             return
-        if not request.read:
-            request.read = now
+        if not request.prefilled_at:
+            request.prefilled_at = now
             request.generation.write([progress(request, request.prompt_tokens, self._prompt_s_per_token)])
             if request.pooling is not None:
                 request.generation.write([Event("embedding", embedding=request.pooling.embedding())])
@@ -414,7 +415,7 @@ class EngineCore:
             self.scheduler.advance(chunk)
             self._finish_if_done(request)
             return
-        events, right, before = list[Event](), 0, len(request.sequence.tokens)
+        events, accepted, before = list[Event](), 0, len(request.sequence.tokens)
         for row, draft in zip(logits, [*chunk.drafts, None], strict=True):
             try:
                 token, new = request.sample(row)
@@ -430,12 +431,12 @@ class EngineCore:
                 break
             if token != draft:
                 break
-            right += 1
-        self.scheduler.advance(chunk, right)
-        request.record_acceptance(len(chunk.drafts), right)
-        self._totals.generated_tokens_total += right + 1
+            accepted += 1
+        self.scheduler.advance(chunk, accepted)
+        request.record_acceptance(len(chunk.drafts), accepted)
+        self._totals.generated_tokens_total += accepted + 1
         self._totals.drafted_tokens_total += len(chunk.drafts)
-        self._totals.accepted_tokens_total += right
+        self._totals.accepted_tokens_total += accepted
         request.generation.write([*events, *request.token_event(before)])
         self._finish_if_done(request)
 
@@ -455,7 +456,7 @@ class EngineCore:
             ),
         ]
         self._remove_request(request, events)
-        self.background.prefix_warmup.note(request)
+        self.background.prefix_warmup.schedule(request)
 
     def _fail(self, request: Request, error: NotsoError) -> None:
         self._remove_request(request, [Event("error", error=error)])
@@ -496,8 +497,8 @@ class EngineCore:
         self._totals.prefill_tokens_per_s = plan.rows / seconds
 
 
-# Seconds between increments of idle work. An increment touches memory (so that the system allocates it), captures a
-# step for replay, or offloads a block of a finished conversation.
+# Seconds between increments of idle work. An increment touches memory so that the system allocates it, captures a step
+# for replay, or offloads a block of a finished conversation.
 TICK_S = 0.005
 
 LONGEST_NAP_S = 60.0
@@ -535,7 +536,7 @@ class BackgroundWork:
             blocks = 0 if self._offload is None else self._offload.ready_blocks
             self._has_memory = not self._cache.touch_idle(blocks)
         if not self.prefix_warmup.due_s(self._idle_s):
-            self.prefix_warmup.read(go_on)
+            self.prefix_warmup.prefill_next(go_on)
         elif not self._runner.has_captured_steps and self._idle_s >= QUIET_S:
             self._runner.capture_next_step()
 
@@ -554,14 +555,14 @@ class ContextLogits:
         self._core = core
         self._batch_index = batch_index
         self._vocab_size = vocab_size
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def compute(self, tokens: list[int], adapter: Adapter | None = None) -> Floats:
         """Return logits (L, vocab) float32. Raises EngineError if the cache has no room or the engine ends."""
         self._core.reject_engine_thread()
         out = np.empty((len(tokens), self._vocab_size), np.float32)
         sequence = Sequence(tokens, adapter=adapter)
-        with self._turn:
+        with self._lock:
             sequence.batch_index = self._batch_index
             try:
                 self._core.call(lambda: self._allocate_blocks(sequence))

@@ -81,22 +81,22 @@ class InputProcessor:
 
     def write(
         self,
-        asked: PromptInput,
+        prompt_input: PromptInput,
         params: SamplingParams,
         options: RequestOptions,
         salt: CacheSalt,
         adapter: Adapter | None = None,
         *,
-        written: Prompt | None = None,
+        rendered: Prompt | None = None,
     ) -> Request:
-        """Build a request. salt: see `salt_with_prefix`. written: the prompt, if already rendered. Raises
+        """Build a request. salt: see `salt_with_prefix`. rendered: the prompt, if already rendered. Raises
         InvalidRequestError, ContextLengthError or TemplateError."""
         params = params.with_defaults(self._sampling)
-        prompt = written or self._prompt_within_context(asked, params, options)
+        prompt = rendered or self._prompt_within_context(prompt_input, params, options)
         tokenizer = self._tokenizer
-        is_plain = isinstance(asked, str) or options.is_plain
+        is_plain = isinstance(prompt_input, str) or options.is_plain
         room = self.context_of(options) - len(prompt.ids)
-        pinned = _pinned_reading(asked, options)
+        pinned = _pinned_reading(prompt_input, options)
         options, fields = quoted_fields(options, self.quotes, pinned)
         structured_output = structured_output_for(
             options,
@@ -116,7 +116,7 @@ class InputProcessor:
         request = Request(
             sequence=ScheduledSequence(
                 prompt.ids,
-                salt=self.salt_with_prefix(salt, prompt, asked, options),
+                salt=self.salt_with_prefix(salt, prompt, prompt_input, options),
                 adapter=adapter,
                 scored=options.prompt_logprobs is not None or options.embedding,
                 priority=PRIORITIES[options.priority],
@@ -143,14 +143,14 @@ class InputProcessor:
             most=0 if options.prompt_only else min(params.max_tokens or room, room),
             thinking_budget=params.thinking_budget,
             closing=self._prompts.end_of_reasoning,
-            propose=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
+            create_drafter=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
             processors=logits_processors_for(options.logits_processors, self._find_processor),
             structured_output=structured_output,
             answer_end=answer_end_for(params, tokenizer.end_ids),
             scores=scores,
             pooling=MeanPooling(len(prompt.ids), self._hidden_size) if options.embedding else None,
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
-            next_ids=None if is_structured or dropped else self._next_ids(asked, params, options),
+            next_ids=None if is_structured or dropped else self._next_ids(prompt_input, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
             reports_ids=options.token_ids,
             started=prompt.started if prompt.goes_on and not is_plain else None,
@@ -165,33 +165,35 @@ class InputProcessor:
     def build_verification(
         self, receipt: Mapping[str, Any], options: RequestOptions, adapter: Adapter | None
     ) -> tuple[Request, ReceiptVerifier]:
-        """Return a request that computes the logits of the answer in a receipt (the record of an answer), and the
-        Redraw that samples the answer again.
+        """Return a request that computes the logits of a receipt's answer, and the verifier that samples this answer
+        again.
 
         Raises InvalidRequestError or ContextLengthError.
         """
-        told, answer = receipt["prompt"], receipt_replay(receipt)
-        ids, started = validate_ids(told["ids"], self._tokenizer.vocab_size), told["started"]
+        recorded, answer = receipt["prompt"], receipt_replay(receipt)
+        ids, started = validate_ids(recorded["ids"], self._tokenizer.vocab_size), recorded["started"]
         validate_ids(answer.ids or (0,), self._tokenizer.vocab_size)
         whole = [*ids, *answer.ids[:-1]]
         if len(whole) > self._context_tokens:
             raise ContextLengthError(len(whole), self._context_tokens)
         goes_on = started is not None or options.is_plain
         prompt = Prompt(ids, goes_on, started=started or "", may_think=not goes_on and self._prompts.may_think(ids))
-        request = self.write(ids, receipt_params(receipt), options, NO_SALT, adapter, written=prompt)
-        check = ReceiptVerifier(request, answer, receipt["answer"]["finish_reason"])
-        only = RequestOptions(prompt_only=True, is_plain=True, priority="background")
-        reading = self.write(whole, SamplingParams(), only, NO_SALT, adapter, written=Prompt(whole, goes_on=True))
-        reading.scores, reading.sequence.scored, reading.sequence.scored_from = check, True, len(ids) - 1
-        return reading, check
+        request = self.write(ids, receipt_params(receipt), options, NO_SALT, adapter, rendered=prompt)
+        verifier = ReceiptVerifier(request, answer, receipt["answer"]["finish_reason"])
+        scoring_options = RequestOptions(prompt_only=True, is_plain=True, priority="background")
+        scoring = self.write(
+            whole, SamplingParams(), scoring_options, NO_SALT, adapter, rendered=Prompt(whole, goes_on=True)
+        )
+        scoring.scores, scoring.sequence.scored, scoring.sequence.scored_from = verifier, True, len(ids) - 1
+        return scoring, verifier
 
     def draft(
         self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions, salt: CacheSalt
     ) -> tuple[list[int], int, CacheSalt]:
         """Return the ids of an unsent prompt, the position of its last turn, and its salt (see `salt_with_prefix`).
         Raises the same errors as `write`, and InvalidRequestError if the last message is not the user's."""
-        has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
-        if not has_words or messages[-1].role != "user" or options.continue_last:
+        ends_with_message = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
+        if not ends_with_message or messages[-1].role != "user" or options.continue_last:
             raise InvalidRequestError("only a user message can be prefilled in advance", param="messages")
         prompt = self._prompt_within_context(messages, params, options)
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
@@ -201,12 +203,12 @@ class InputProcessor:
         return self._document_tokens if options.prefix is not None else self._context_tokens
 
     def salt_with_prefix(
-        self, salt: CacheSalt, prompt: Prompt, asked: PromptInput, options: RequestOptions
+        self, salt: CacheSalt, prompt: Prompt, prompt_input: PromptInput, options: RequestOptions
     ) -> CacheSalt:
         """Return `salt` with the number of blocks that lie entirely within the fixed prefix of `options`."""
         if options.prefix is None:
             return salt
-        tokens = self._prompts.prefix_tokens(prompt, cast(Sequence[Message], asked), options)
+        tokens = self._prompts.prefix_tokens(prompt, cast(Sequence[Message], prompt_input), options)
         return replace(salt, shared_blocks=tokens // BLOCK_TOKENS)
 
     def _origin(self, ids: list[int], adapter: Adapter | None) -> str:
@@ -229,41 +231,43 @@ class InputProcessor:
         breakers = self._breakers.of(params.dry_sequence_breakers) if params.uses_dry else NO_BREAKERS
         return Sampler(params, seed, self._tokenizer.vocab_size, breakers)
 
-    def _prompt_within_context(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
-        prompt = self._prompt(asked, params, options)
+    def _prompt_within_context(
+        self, prompt_input: PromptInput, params: SamplingParams, options: RequestOptions
+    ) -> Prompt:
+        prompt = self._prompt(prompt_input, params, options)
         needed = len(prompt.ids) + (0 if options.prompt_only else 1)
         if needed > self.context_of(options):
             raise ContextLengthError(needed, self.context_of(options))
         return prompt
 
-    def _prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
-        if not hasattr(asked, "__len__") or len(asked) == 0:
+    def _prompt(self, prompt_input: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
+        if not hasattr(prompt_input, "__len__") or len(prompt_input) == 0:
             raise InvalidRequestError("messages or token ids are required", param="messages")
-        if isinstance(asked, str):
+        if isinstance(prompt_input, str):
             options.require_for_prompt(is_text=True)
-            self._tokenizer.check_length([asked], self._context_tokens)
-            return Prompt(self._tokenizer.encode(asked), goes_on=True)
-        if not isinstance(asked[0], Message):
+            self._tokenizer.check_length([prompt_input], self._context_tokens)
+            return Prompt(self._tokenizer.encode(prompt_input), goes_on=True)
+        if not isinstance(prompt_input[0], Message):
             options.require_for_prompt(is_text=False)
-            ids = validate_ids(cast(Sequence[int], asked), self._tokenizer.vocab_size)
+            ids = validate_ids(cast(Sequence[int], prompt_input), self._tokenizer.vocab_size)
             return Prompt(ids, options.is_plain, may_think=not options.is_plain and self._prompts.may_think(ids))
         return self._prompts.write_within_context(
-            cast(Sequence[Message], asked),
+            cast(Sequence[Message], prompt_input),
             options,
             context_tokens=self.context_of(options),
-            kept_free=self._reserved_tokens(params, options),
+            reserved_tokens=self._reserved_tokens(params, options),
         )
 
     def _next_ids(
-        self, asked: PromptInput, params: SamplingParams, options: RequestOptions
+        self, prompt_input: PromptInput, params: SamplingParams, options: RequestOptions
     ) -> Callable[[Message], list[int]] | None:
         # Returns a function that renders the start of the next prompt, or None if no further turn is expected.
-        if not isinstance(asked[0], Message) or options.continue_last or options.priority == "background":
+        if not isinstance(prompt_input[0], Message) or options.continue_last or options.priority == "background":
             return None
-        messages = tuple(cast(Sequence[Message], asked))
+        messages = tuple(cast(Sequence[Message], prompt_input))
         keep = any(message.keep_reasoning for message in messages)
-        kept_free = self._reserved_tokens(params, options) if options.when_full == "drop_oldest" else 1
-        most = self.context_of(options) - kept_free
+        reserved = self._reserved_tokens(params, options) if options.when_full == "drop_oldest" else 1
+        most = self.context_of(options) - reserved
 
         def write(answer: Message) -> list[int]:
             history = [*messages, replace(answer, keep_reasoning=keep)]
@@ -290,11 +294,11 @@ def prefix_reading_digest(options: RequestOptions) -> bytes | None:
     return reading_digest(options.owner, prefix.scope, prefix.reading)
 
 
-def _pinned_reading(asked: PromptInput, options: RequestOptions) -> PinnedReading | None:
+def _pinned_reading(prompt_input: PromptInput, options: RequestOptions) -> PinnedReading | None:
     reading, prefix = prefix_reading_digest(options), options.prefix
-    if reading is None or prefix is None or isinstance(asked, str) or prefix.message >= len(asked):
+    if reading is None or prefix is None or isinstance(prompt_input, str) or prefix.message >= len(prompt_input):
         return None
-    message = asked[prefix.message]
+    message = prompt_input[prefix.message]
     return PinnedReading(reading, message.content[: prefix.characters]) if isinstance(message, Message) else None
 
 

@@ -127,9 +127,9 @@ def plan_engine(
     mapped_bytes: int = 0,
     beside_bytes: int | None = None,
     fine_weights: bool = False,
-    kept: KVFormat | None = None,
+    stored: KVFormat | None = None,
 ) -> EnginePlan:
-    """Choose the settings that are not given so that the plan fits in memory. Given settings are not reduced.
+    """Choose the unset settings so that the plan fits in memory. Explicit settings are not reduced.
 
     context_tokens: capped at the model's maximum. None: up to 8,192, in steps of 1,024, at least 2,048 (or the trained
         context if smaller).
@@ -137,10 +137,10 @@ def plan_engine(
         1,024, until half of the remaining memory suffices; at most the trained context. Does not affect other choices.
     kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it. With `fine_weights`
         (floats or 8 bits): f16 up to 32,768 tokens, k8v8 beyond.
-    kept: KV format chosen earlier, which takes precedence.
+    stored: KV format chosen earlier, tried first.
     max_num_seqs: None: up to 16.
     mapped_bytes: size of the mapped weights.
-    beside_bytes: planned size of other engines. If given, default settings are not reduced, even if they do not fit.
+    beside_bytes: planned size of other engines. If given, defaults that do not fit are not reduced either.
 
     Raises InvalidRequestError for values out of range, and OutOfMemoryError, which names the memory needed and
     available, and the largest context that fits.
@@ -153,11 +153,11 @@ def plan_engine(
         context_tokens = min(context_tokens, longest_context(config))
     limit = limit or available_memory(mapped_bytes=mapped_bytes)
     if beside_bytes is not None:
-        left = max(0, limit.available_bytes - beside_bytes)
-        limit = MemoryLimit(f"{limit.source}, next to the loaded models,", left)
+        remaining = max(0, limit.available_bytes - beside_bytes)
+        limit = MemoryLimit(f"{limit.source}, next to the loaded models,", remaining)
     planner = _Planner(config, weights_bytes, limit)
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
-    formats = kv_format_candidates(context_tokens or usual, fine_weights, kept) if kv == "auto" else (kv,)
+    formats = kv_format_candidates(context_tokens or usual, fine_weights, stored) if kv == "auto" else (kv,)
     counts = [max_num_seqs] if max_num_seqs is not None else _halvings(DEFAULT_SEQUENCES)
     if beside_bytes is not None:
         formats, counts = formats[:1], counts[:1]
@@ -278,40 +278,42 @@ class _Planner:
         return BLOCK_TOKENS * kv_bytes_per_token(self.config, kv_format)
 
 
-def kv_format_candidates(context: int, fine_weights: bool, kept: KVFormat | None) -> tuple[KVFormat, ...]:
+def kv_format_candidates(context: int, fine_weights: bool, stored: KVFormat | None) -> tuple[KVFormat, ...]:
     """Return the KV formats that "auto" tries, best first."""
     is_long = context > K8V8_UP_TO_TOKENS
     if fine_weights:
-        return (kept or _FINE_LADDER[is_long],)
+        return (stored or _FINE_LADDER[is_long],)
     usual = _LADDER[is_long:]
-    return (kept, *(each for each in usual if each != kept)) if kept is not None else usual
+    return (stored, *(each for each in usual if each != stored)) if stored is not None else usual
 
 
-def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: int, limit: MemoryLimit) -> EnginePlan:
+def plan_file(
+    file: GGUFFile, config: SmolLM3Config, settings: EngineConfig, weights_bytes: int, limit: MemoryLimit
+) -> EnginePlan:
     """Plan the engine of a model file, reusing its stored KV format. Raises the same errors as `plan_engine`."""
-    folder = Path(asked.cache_dir) if asked.cache_dir is not None and asked.kv == "auto" else None
+    folder = Path(settings.cache_dir) if settings.cache_dir is not None and settings.kv == "auto" else None
     return plan_engine(
         config,
-        need,
-        context_tokens=asked.context_tokens,
-        document_tokens=asked.document_tokens,
-        kv=asked.kv,
-        max_num_seqs=asked.max_num_seqs,
+        weights_bytes,
+        context_tokens=settings.context_tokens,
+        document_tokens=settings.document_tokens,
+        kv=settings.kv,
+        max_num_seqs=settings.max_num_seqs,
         limit=limit,
-        beside_bytes=asked.beside_bytes,
+        beside_bytes=settings.beside_bytes,
         fine_weights=has_fine_weights(file.tensors.values()),
-        kept=load_kv_format(folder, file, asked.context_tokens) if folder is not None else None,
+        stored=load_kv_format(folder, file, settings.context_tokens) if folder is not None else None,
     )
 
 
-def store_kv_format_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan: EnginePlan) -> None:
+def store_kv_format_choice(file: GGUFFile, config: SmolLM3Config, settings: EngineConfig, plan: EnginePlan) -> None:
     """Store the chosen KV format, unless it was chosen because memory is short."""
-    if asked.cache_dir is None or asked.kv != "auto":
+    if settings.cache_dir is None or settings.kv != "auto":
         return
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
     fine_weights = has_fine_weights(file.tensors.values())
-    if plan.kv_format == kv_format_candidates(asked.context_tokens or usual, fine_weights, None)[0]:
-        store_kv_format(Path(asked.cache_dir), file, asked.context_tokens, plan.kv_format)
+    if plan.kv_format == kv_format_candidates(settings.context_tokens or usual, fine_weights, None)[0]:
+        store_kv_format(Path(settings.cache_dir), file, settings.context_tokens, plan.kv_format)
 
 
 def _halvings(count: int) -> list[int]:

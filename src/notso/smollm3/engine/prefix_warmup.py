@@ -36,7 +36,7 @@ from notso.smollm3.values.messages import Message
 QUIET_S = 0.3
 
 # Maximum number of pending prefills after answers, and of stored drafts (one per owner).
-MOST_NOTES = 16
+MOST_PENDING = 16
 
 # Maximum rows (tokens) of a step. An arriving request waits for at most one layer of the step, which takes milliseconds
 # with the 3B model.
@@ -56,15 +56,16 @@ _log = logging.getLogger(__name__)
 class _PendingPrefill:
     # A pending prefill.
     # write: renders the ids to prefill.
-    # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft. Blocks of
-    # `spent` from index `kept` on become obsolete, except for those that `ids` also contains.
+    # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft.
+    # first_obsolete: index of the first block of `spent` that becomes obsolete, with all later ones. Blocks that `ids`
+    # also contains do not become obsolete.
     # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
     adapter: Adapter | None
     conversation: bytes | None
     write: Callable[[], list[int]]
     spent: Tokens[int] = ()
-    kept: int = 0
+    first_obsolete: int = 0
     prompt: Tokens[int] | None = None
     ids: list[int] = field(default_factory=list)  # beginning of the next prompt, once rendered
     tries: int = 0
@@ -78,46 +79,46 @@ class PrefixWarmup:
         self._scheduler = scheduler
         self._offload = offload
         self._mover = mover
-        self._notes: deque[_PendingPrefill] = deque()
+        self._pending: deque[_PendingPrefill] = deque()
         self._steps = 0
         self._served: dict[bytes, int] = {}  # last step of each owner with pending work
         self._drafts: OrderedDict[bytes, _PendingPrefill] = OrderedDict()
         # Last draft of each owner, prefilled or not. Owners are identified by their salts.
         self._last_drafts: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
 
-    def note(self, request: Request) -> None:
+    def schedule(self, request: Request) -> None:
         sequence = request.sequence
         if request.next_ids is None or request.output.finish_reason not in ("stop", "tool_calls"):
             return
         if sequence.is_evicted:
             return
-        for other in [other for other in self._notes if other.prompt == sequence.prompt]:
-            self._notes.remove(other)  # the answer was regenerated
+        for other in [other for other in self._pending if other.prompt == sequence.prompt]:
+            self._pending.remove(other)  # the answer was regenerated
         write = partial(_render_next_prompt, sequence, request.generation, request.next_ids)
-        note = _PendingPrefill(
+        prefill = _PendingPrefill(
             sequence.salt, sequence.adapter, sequence.conversation, write, sequence.tokens, prompt=sequence.prompt
         )
-        if len(self._notes) == MOST_NOTES:
-            count = Counter(each.salt.owner for each in self._notes)
-            # Drop the oldest note of the owner with the most notes.
-            self._notes.remove(max(self._notes, key=lambda each: count[each.salt.owner]))
-        self._notes.append(note)
+        if len(self._pending) == MOST_PENDING:
+            count = Counter(each.salt.owner for each in self._pending)
+            # Drop the oldest prefill of the owner with the most pending prefills.
+            self._pending.remove(max(self._pending, key=lambda each: count[each.salt.owner]))
+        self._pending.append(prefill)
 
     def draft(
         self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
         """Schedule the prefill of a draft; `turn_at`: token at which its last turn starts."""
         owner = salt.owner
-        spent, before = self._last_drafts.pop(owner, ([], 0))
+        spent, previous_turn_at = self._last_drafts.pop(owner, ([], 0))
         self._drafts.pop(owner, None)
         if len(ids) > MOST_TOKENS:
             return
         ids = ids[:-1]  # the last token is computed when its logits are needed
         self._drafts[owner] = _PendingPrefill(
-            salt, adapter, conversation, lambda: ids, spent, kept=before // BLOCK_TOKENS
+            salt, adapter, conversation, lambda: ids, spent, first_obsolete=previous_turn_at // BLOCK_TOKENS
         )
         self._last_drafts[owner] = ids, turn_at
-        if len(self._last_drafts) > MOST_NOTES:
+        if len(self._last_drafts) > MOST_PENDING:
             owner, _ = self._last_drafts.popitem(last=False)
             self._drafts.pop(owner, None)
 
@@ -127,9 +128,9 @@ class PrefixWarmup:
             self._drafts.pop(sequence.salt.owner, None)
 
     def clear(self, conversation: bytes | None = None) -> None:
-        for note in list(self._notes):
-            if conversation in (None, note.conversation):
-                self._notes.remove(note)
+        for prefill in list(self._pending):
+            if conversation in (None, prefill.conversation):
+                self._pending.remove(prefill)
         for owner, draft in list(self._drafts.items()):
             if conversation in (None, draft.conversation):
                 del self._drafts[owner], self._last_drafts[owner]
@@ -140,41 +141,41 @@ class PrefixWarmup:
         # Drafts are not delayed: the page sends them when the user pauses.
         if self._drafts:
             return 0.0
-        return max(0.0, QUIET_S - quiet_s) if self._notes else float("inf")
+        return max(0.0, QUIET_S - quiet_s) if self._pending else float("inf")
 
-    def read(self, go_on: Callable[[], bool]) -> None:
-        note = self._next_pending()
+    def prefill_next(self, go_on: Callable[[], bool]) -> None:
+        prefill = self._next_pending()
         is_over = True  # also after an exception, so that the prefill is not retried
         try:
-            note.ids = note.ids or note.write()
-            if self._is_worthwhile(note):
-                is_over = self._step(note, go_on)
+            prefill.ids = prefill.ids or prefill.write()
+            if self._is_worthwhile(prefill):
+                is_over = self._step(prefill, go_on)
         finally:
-            if is_over and note.prompt is None:
-                del self._drafts[note.salt.owner]
+            if is_over and prefill.prompt is None:
+                del self._drafts[prefill.salt.owner]
             elif is_over:
-                self._notes.remove(note)
+                self._pending.remove(prefill)
 
     def _next_pending(self) -> _PendingPrefill:
-        # Returns the newest note of the least recently served owner. Drafts precede notes for finished answers.
-        waiting = [*reversed(self._drafts.values() if self._drafts else self._notes)]
-        note = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
+        # Returns the newest prefill of the least recently served owner. Drafts precede prefills after answers.
+        waiting = [*reversed(self._drafts.values() if self._drafts else self._pending)]
+        prefill = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
         self._steps += 1
-        pending = {each.salt.owner for each in (*self._drafts.values(), *self._notes)}
-        self._served = {owner: step for owner, step in self._served.items() if owner in pending}
-        self._served[note.salt.owner] = self._steps
-        return note
+        owners = {each.salt.owner for each in (*self._drafts.values(), *self._pending)}
+        self._served = {owner: step for owner, step in self._served.items() if owner in owners}
+        self._served[prefill.salt.owner] = self._steps
+        return prefill
 
-    def _step(self, note: _PendingPrefill, go_on: Callable[[], bool]) -> bool:
+    def _step(self, prefill: _PendingPrefill, go_on: Callable[[], bool]) -> bool:
         sequence = Sequence(
-            note.ids,
-            salt=note.salt,
-            adapter=note.adapter,
+            prefill.ids,
+            salt=prefill.salt,
+            adapter=prefill.adapter,
             priority=PRIORITIES["background"],
-            conversation=note.conversation,
+            conversation=prefill.conversation,
         )
         rows = min(STEP_ROWS, self._runner.max_rows)
-        note.tries += 1
+        prefill.tries += 1
         self._scheduler.add(sequence)
         try:
             plan = self._scheduler.schedule(rows, rows)
@@ -184,32 +185,32 @@ class PrefixWarmup:
             if plan.chunks and self._runner.run(plan.chunks, lambda _: go_on(), once=True) is not None:
                 self._scheduler.advance(plan.chunks[0])
                 self._runner.cache.touch_ahead(sequence.blocks[-1], plan.rows)
-                note.tries = 0
-            if not sequence.pending and self._offload is not None and note.prompt is not None:
+                prefill.tries = 0
+            if not sequence.pending and self._offload is not None and prefill.prompt is not None:
                 self._offload.offer(sequence)
-            return not sequence.pending or note.tries >= MOST_TRIES
+            return not sequence.pending or prefill.tries >= MOST_TRIES
         finally:
             self._scheduler.remove(sequence)
-            if note.prompt is None:
-                self._deprioritize(note)  # copying from an obsolete block marked it as recently used
+            if prefill.prompt is None:
+                self._deprioritize(prefill)  # copying from an obsolete block marked it as recently used
 
-    def _is_worthwhile(self, note: _PendingPrefill) -> bool:
+    def _is_worthwhile(self, prefill: _PendingPrefill) -> bool:
         # A prefill may evict at most one block of other conversations.
-        pool, ids = self._scheduler.pool, note.ids
-        if not ids or self._scheduler.cached_length(note.salt, [*ids, -1]) == len(ids):
+        pool, ids = self._scheduler.pool, prefill.ids
+        if not ids or self._scheduler.cached_length(prefill.salt, [*ids, -1]) == len(ids):
             return False
-        known = len(pool.chain(note.salt, ids))
-        lacking = -(-len(ids) // BLOCK_TOKENS) - known - pool.blank
-        if lacking > 0:  # obsolete reasoning and drafts are evicted first
-            lacking -= self._deprioritize(note)
-        return lacking <= 1
+        cached = len(pool.chain(prefill.salt, ids))
+        missing = -(-len(ids) // BLOCK_TOKENS) - cached - pool.blank
+        if missing > 0:  # obsolete reasoning and drafts are evicted first
+            missing -= self._deprioritize(prefill)
+        return missing <= 1
 
-    def _deprioritize(self, note: _PendingPrefill) -> int:
-        # Makes the note's obsolete blocks the next ones to evict, and returns their number.
-        pool, is_draft = self._scheduler.pool, note.prompt is None
-        wanted = set(pool.chain(note.salt, note.ids, with_rest=is_draft))
-        chain = pool.chain(note.salt, note.spent, with_rest=is_draft)
-        return pool.deprioritize([block for block in chain[note.kept :] if block not in wanted])
+    def _deprioritize(self, prefill: _PendingPrefill) -> int:
+        # Makes the prefill's obsolete blocks the next ones to evict, and returns their number.
+        pool, is_draft = self._scheduler.pool, prefill.prompt is None
+        needed = set(pool.chain(prefill.salt, prefill.ids, with_rest=is_draft))
+        chain = pool.chain(prefill.salt, prefill.spent, with_rest=is_draft)
+        return pool.deprioritize([block for block in chain[prefill.first_obsolete :] if block not in needed])
 
 
 def _render_next_prompt(

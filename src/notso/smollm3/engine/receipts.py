@@ -1,4 +1,4 @@
-"""Receipts: records from which anyone with the model file can verify an answer.
+"""Receipts: records with which an answer can be verified, given the model file.
 
 A receipt contains an answer's tokens and everything that determines them: the digest of the model file, the prompt, and
 the parameters with the seed. To verify a receipt, the engine prefills prompt and answer together and samples every
@@ -50,10 +50,10 @@ class ModelDigest:
 
 
 def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the open receipt of an answer that `request` replayed; `facts`: fields that identify the model."""
+    """Return the open receipt of an answer that `request` replayed; `facts`: model, adapter, template, KV format."""
     params, defaults = request.sampler.params, SamplingParams()
-    given = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
-    changed = {name: value for name, value in given.items() if value != getattr(defaults, name)}
+    sampling = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
+    changed = {name: value for name, value in sampling.items() if value != getattr(defaults, name)}
     choice = options.tool_choice
     prompt, ids = list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :]
     reason = request.output.finish_reason or ("length" if request.output.tokens >= request.most else "cancelled")
@@ -136,18 +136,18 @@ def open_receipt(receipt: Any, transcript: Any = None) -> dict[str, Any]:
 def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling parameters of an open receipt. Raises InvalidRequestError."""
     names = {each.name for each in fields(SamplingParams)}
-    given = dict(receipt["sampling"])
-    if not isinstance(given, dict) or not given.keys() <= names:
+    values = dict(receipt["sampling"])
+    if not isinstance(values, dict) or not values.keys() <= names:
         raise InvalidRequestError("the receipt has unknown sampling parameters", param="sampling")
-    if "logit_bias" in given:
-        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
-    for name, value in given.items():
+    if "logit_bias" in values:
+        values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
+    for name, value in values.items():
         if isinstance(value, list):
-            given[name] = tuple(value)
-    given |= {"seed": receipt["seed"], "max_tokens": receipt["limit"], "thinking_budget": receipt["thinking_budget"]}
+            values[name] = tuple(value)
+    values |= {"seed": receipt["seed"], "max_tokens": receipt["limit"], "thinking_budget": receipt["thinking_budget"]}
     # All parameters are marked as given, so that the model file's defaults, which the receipt includes, are not applied
     # again.
-    return SamplingParams(**given, given=tuple(names - {"given"}))
+    return SamplingParams(**values, given=tuple(names - {"given"}))
 
 
 def receipt_options(receipt: Mapping[str, Any]) -> RequestOptions:
@@ -190,8 +190,8 @@ class ReceiptVerifier:
                 "length" if request.output.tokens >= request.most else "cancelled"
             )
             if reason != self._finish_reason:
-                said = f"the answer ends with {reason!r}, not {self._finish_reason!r}"
-                return ReceiptCheck(said, None, tokens)
+                problem = f"the answer ends with {reason!r}, not {self._finish_reason!r}"
+                return ReceiptCheck(problem, None, tokens)
         return self.found or ReceiptCheck("", None, tokens)
 
     def _check(self, row: Floats) -> None:
@@ -208,8 +208,8 @@ class ReceiptVerifier:
                 )
             request.close_reasoning()
             written = request.sequence.tokens[self._first + 1 + at :]
-            for place, (token, told) in enumerate(zip_longest(written, ids[at : at + len(written)]), at):
-                if token != told:
+            for place, (token, recorded) in enumerate(zip_longest(written, ids[at : at + len(written)]), at):
+                if token != recorded:
                     return self._record_mismatch(
                         place, f"token {place} is recorded as the end of the reasoning, but is not"
                     )
@@ -233,11 +233,11 @@ class ReceiptVerifier:
 
 
 def _validate_receipt(receipt: Any, name: str) -> dict[str, Any]:
-    wanted = ("form", "model", "seed", "sampling", "limit", "thinking_budget", "prompt", "options", "answer", "digest")
+    keys = ("form", "model", "seed", "sampling", "limit", "thinking_budget", "prompt", "options", "answer", "digest")
     if not isinstance(receipt, dict) or receipt.get("notso_receipt") != VERSION:
         raise InvalidRequestError(f"the {name} is not a receipt of version {VERSION}", param=name)
     parts = ("model", "sampling", "prompt", "options", "answer")
-    if missing := [each for each in wanted if each not in receipt]:
+    if missing := [each for each in keys if each not in receipt]:
         raise InvalidRequestError(f"the {name} lacks {', '.join(missing)}", param=name)
     if receipt["form"] not in ("open", "sealed") or not all(isinstance(receipt[each], dict) for each in parts):
         raise InvalidRequestError(f"the {name} is malformed", param=name)

@@ -1,4 +1,4 @@
-"""State of one request: input, progress and cost."""
+"""Requests: input, progress and cost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Scores(Protocol):
 
 @dataclass(eq=False)
 class Request:
-    """A request in the engine. Times of events are `perf_counter` seconds, or 0 before the event."""
+    """State of one request in the engine."""
 
     sequence: Sequence
     generation: Generation
@@ -71,8 +71,8 @@ class Request:
     thinking_budget: int | None = None
     # Tokens that the engine inserts to end the reasoning.
     closing: tuple[int, ...] = ()
-    # Creates the drafter when the request starts; None disables speculation.
-    propose: Callable[[], NgramDrafter] | None = None
+    # Called when the request starts. None disables speculation.
+    create_drafter: Callable[[], NgramDrafter] | None = None
     processors: LogitsProcessors | None = None
     structured_output: StructuredOutput | None = None
     answer_end: AnswerEnd | None = None
@@ -80,20 +80,21 @@ class Request:
     pooling: MeanPooling | None = None
     # Returns the log probabilities of a token.
     describe: Callable[[Floats | None, int], TokenLogprob] | None = None
-    # Returns the ids of the beginning of the next prompt, given the answer; empty if they would not fit.
+    # Takes the answer, and returns the token ids with which the next prompt will begin; [] if they would not fit.
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
     reports_ids: bool = False
-    origin: str = ""  # digest of the prompt, model, adapter and arithmetic
+    origin: str = ""  # see `Event`
     started: str | None = None  # beginning of the answer, if it is part of the prompt
     is_plain: bool = False
     closed_at: list[int] = field(default_factory=list)  # answer lengths at which the engine ended the reasoning
     replayed_events: list[Event] = field(default_factory=list)  # events of replayed tokens
-    submitted: float = 0.0
+    # Times of progress, in `perf_counter` seconds; 0 until then.
+    submitted_at: float = 0.0
     started_at: float = 0.0
-    read: float = 0.0
-    notified: float = 0.0
-    place: int = 0
+    prefilled_at: float = 0.0
+    notified_at: float = 0.0  # last progress event
+    place: int = 0  # last reported position in the queue
     drafted: int = 0
     accepted: int = 0
     drafter: NgramDrafter | None = field(init=False, default=None)
@@ -108,7 +109,7 @@ class Request:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens found in the cache, not counting those of a replayed answer."""
+        # `sequence.cached` may include tokens of a replayed answer.
         return min(self.sequence.cached, self.prompt_tokens)
 
     @property
@@ -153,23 +154,24 @@ class Request:
 
     def consume(self, token: int, entry: TokenLogprob | None = None) -> list[Event]:
         """Append a sampled token; return its events."""
-        answer, structured_output, left = self.output, self.structured_output, self.left - 1
+        output, structured_output, left = self.output, self.structured_output, self.left - 1
         self.sequence.tokens.append(token)
-        if structured_output is not None and structured_output.consume(token, answer.in_reasoning, left):
-            answer.begin(calls=token == structured_output.call_tag)
-        events = list(answer.push(token, entry))
+        if structured_output is not None and structured_output.consume(token, output.in_reasoning, left):
+            output.begin(calls=token == structured_output.call_tag)
+        events = list(output.push(token, entry))
         if structured_output is not None and (structured_output.is_over or (not left and structured_output.is_whole)):
-            answer.end()
+            output.end()
         return events
 
     def replay(self, replay: Replay) -> None:
         """Append the tokens of an interrupted answer, so that generation continues after them.
 
-        Raises InvalidRequestError if the prompt, model or arithmetic differs, or if the tokens cannot be those of an
-        interrupted answer.
+        Raises InvalidRequestError if the origin differs, or if the tokens cannot be those of an interrupted answer.
         """
         if replay.origin not in ("", self.origin):
-            raise InvalidRequestError("replay: the prompt, the model or the arithmetic differs", param="replay")
+            raise InvalidRequestError(
+                "replay: the prompt, model, adapter, KV format or version of the numerical code differs", param="replay"
+            )
         reports_ids, self.reports_ids = self.reports_ids, False  # the client already has the replayed ids
         while (at := self.output.tokens) < len(replay.ids):
             if self.is_over:
@@ -215,25 +217,25 @@ class Request:
             events += self.output.push(token, None if self.describe is None else self.describe(None, token))
         return [*events, *self.token_event(start, is_forced=True)]
 
-    def record_acceptance(self, drafted: int, right: int) -> None:
+    def record_acceptance(self, drafted: int, accepted: int) -> None:
         self.drafted += drafted
-        self.accepted += right
+        self.accepted += accepted
         if self.drafter is not None:
-            self.drafter.record_acceptance(drafted, right)
+            self.drafter.record_acceptance(drafted, accepted)
             self.drafter.extend(self.sequence.tokens[self.drafter_length :])
         self.drafter_length = len(self.sequence.tokens)
 
     def usage(self) -> Usage:
         now = time.perf_counter()
-        started_at, read = self.started_at or now, self.read or now
+        started_at, prefilled_at = self.started_at or now, self.prefilled_at or now
         return Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.output.tokens,
             reasoning_tokens=self.output.reasoning_tokens,
             cached_tokens=self.cached_tokens,
-            prompt_ms=1000 * (read - started_at),
-            completion_ms=1000 * (now - read),
-            queue_ms=1000 * (started_at - self.submitted),
+            prompt_ms=1000 * (prefilled_at - started_at),
+            completion_ms=1000 * (now - prefilled_at),
+            queue_ms=1000 * (started_at - self.submitted_at),
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
         )

@@ -143,26 +143,26 @@ class PromptWriter:
         options: RequestOptions,
         *,
         context_tokens: int,
-        kept_free: int,
+        reserved_tokens: int,
     ) -> Prompt:
 
         write = partial(self.write, options=options, most_tokens=context_tokens)
         if options.when_full == "stop":
             return write(messages)
-        return self.write_dropping_oldest(messages, write, context_tokens, kept_free)
+        return self.write_dropping_oldest(messages, write, context_tokens, reserved_tokens)
 
     def write_dropping_oldest(
         self,
         messages: Sequence[Message],
         write: Callable[[Sequence[Message]], Prompt],
         context_tokens: int,
-        kept_free: int,
+        reserved_tokens: int,
     ) -> Prompt:
-        """Drop as few of the oldest turns as possible, so that `kept_free` tokens, or at least one, stay free.
+        """Drop as few of the oldest turns as possible, so that `reserved_tokens`, or at least one, stay free.
 
         Raises ContextLengthError if the system message and the last turn do not fit.
         """
-        limit = context_tokens - kept_free
+        limit = context_tokens - reserved_tokens
 
         def attempt(kept: Sequence[Message]) -> Prompt | ContextLengthError:
             try:
