@@ -76,7 +76,7 @@ def test_second_store_reads_but_does_not_write(opened: Open, tmp_path: Path) -> 
 def test_second_store_writes_after_the_first_is_closed(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_folder, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(block_folder, "RESCAN_S", 0.0)
     first, second = opened(), opened()
     assert not second.has(key(1)) and not second.is_writing
     assert first.put(key(1), TOKENS, content(1)) and first.flush(60)
@@ -140,7 +140,7 @@ def test_concurrent_threads_read_consistent_blocks(opened: Open) -> None:
 
 
 def test_second_store_finds_blocks_written_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_folder, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(block_folder, "RESCAN_S", 0.0)
     first, second = opened(), opened()
     assert not second.has(key(1)) and not second.partial(key(2))
     first.put(key(1), TOKENS, content(1))
@@ -155,7 +155,7 @@ def test_second_store_finds_blocks_written_later(opened: Open, monkeypatch: pyte
 def test_block_written_within_one_mtime_tick_is_found(
     opened: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(block_folder, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(block_folder, "RESCAN_S", 0.0)
     first, second = opened(), opened()
     first.put(key(1), TOKENS, content(1))
     assert first.flush(60) and second.has(key(1))

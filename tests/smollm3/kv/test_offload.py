@@ -13,7 +13,7 @@ from notso.smollm3.engine import engine as engine_module
 from notso.smollm3.kv import kv_cache
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.kv_cache import KV_FORMATS, KVFormat
-from notso.smollm3.kv.offload import LACKING_S
+from notso.smollm3.kv.offload import RETRY_S
 
 SAMPLED = SamplingParams(max_tokens=20, temperature=1.5, top_p=1.0, seed=11)
 _RNG = random.Random(5)
@@ -134,7 +134,7 @@ def test_read_only_store_retries_missing_blocks_after_a_delay(tmp_path: Path, mo
         second._core.call(second._pool.clear)
         assert second._offload is not None and second._offload._missing_until
         for missed in second._offload._missing_until:
-            second._offload._missing_until[missed] -= LACKING_S  # as if that time had passed
+            second._offload._missing_until[missed] -= RETRY_S  # as if that time had passed
         assert answer(second, PROMPT)[1] == len(PROMPT) - 1
 
 

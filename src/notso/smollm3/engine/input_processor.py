@@ -135,7 +135,7 @@ class InputProcessor:
                 is_plain,
                 one_call=not options.parallel_tool_calls,
                 is_structured=is_structured,
-                calls_are_held=structured_output is not None and structured_output.constrains_tool_calls,
+                calls_are_valid=structured_output is not None and structured_output.constrains_tool_calls,
                 offered=tool_names(options.tools or ()),
                 stop_token_ids=params.stop_token_ids,
                 min_tokens=params.min_tokens,

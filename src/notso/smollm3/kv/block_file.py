@@ -3,7 +3,7 @@
     magic      8   NOTSO-KV
     order      4   0x01020304 in the writer's byte order
     version    4   version of this layout
-    model     32   digest of the cache version (model, KV format and arithmetic; see model_identity.cache_version)
+    model     32   digest of the cache version (model, KV format and so on; see model_identity.cache_version)
     key       16   the block's hash; for a partial block, its parent's
     tag        8   chosen by the writer, which can remove all files with a tag
     is_partial    4
@@ -100,8 +100,8 @@ def file_bytes(tokens: int, content_bytes: int) -> int:
 def encode_block(name: BlockName, cache_version: bytes, tokens: array[int], content: bytes) -> list[bytes]:
     """Return the contents of a block's file, in parts."""
     header = _header(name, cache_version, len(tokens), len(content))
-    said = tokens.tobytes()
-    return [header + _CHECKSUM.pack(_checksum(header, said, [content])), said, content]
+    token_bytes = tokens.tobytes()
+    return [header + _CHECKSUM.pack(_checksum(header, token_bytes, [content])), token_bytes, content]
 
 
 def write_file(path: Path, parts: Sequence[bytes], *, flush: bool) -> None:
@@ -128,15 +128,15 @@ def read_block(path: Path, name: BlockName, cache_version: bytes, content: Seque
     """Read a block into `content`; return its tokens. Raises OSError or DamagedBlockError."""
     with _open_file(path) as file:
         header, tokens, checksum = _read_header(file, name, cache_version, sum(len(part) for part in content))
-        left = list(content)
-        while left:
-            count = os.readv(file.fileno(), left[:MOST_PARTS])
+        remaining = list(content)
+        while remaining:
+            count = os.readv(file.fileno(), remaining[:MOST_PARTS])
             if not count:
                 raise DamagedBlockError(f"{path.name} ends early")
-            while left and count >= len(left[0]):
-                count -= len(left.pop(0))
+            while remaining and count >= len(remaining[0]):
+                count -= len(remaining.pop(0))
             if count:
-                left[0] = left[0][count:]
+                remaining[0] = remaining[0][count:]
     if _checksum(header, tokens, content) != checksum:
         raise DamagedBlockError(f"the checksum of {path.name} is wrong")
     return array("i", tokens).tolist()

@@ -16,7 +16,7 @@ for eviction after a restart:
 
 A record is appended before its file is written. Incomplete or damaged records are ignored; at worst, a file is not
 attributed to one of its conversations and is evicted early. Eviction rewrites the log. The position of the last record
-of a conversation or reading shows when it was last used.
+of a conversation or reading shows how recently it was used.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class ConversationLog:
             self._is_stale |= self._waste > MOST_WASTE
 
     def by_use(self) -> list[bytes]:
-        left = set[bytes]().union(*self._of.values())
-        return [each for each in self._used if each in left]
+        recorded = set[bytes]().union(*self._of.values())
+        return [each for each in self._used if each in recorded]
 
     def files(self, conversation: bytes) -> list[BlockName]:
         return [name for name, conversations in self._of.items() if conversation in conversations]
@@ -117,15 +117,15 @@ class ConversationLog:
 
     def evict(self, conversation: bytes) -> list[BlockName]:
         """Remove a conversation or reading; return the files that belong to no other conversation or reading."""
-        left = []
+        unowned = []
         for name, conversations in list(self._of.items()):
             if conversation in conversations:
                 conversations.discard(conversation)
                 self._is_stale = True
                 if not survives_eviction(conversations, conversation):
                     del self._of[name]
-                    left.append(name)
-        return left
+                    unowned.append(name)
+        return unowned
 
     def rewrite(self) -> None:
         self._is_stale = True
@@ -175,7 +175,7 @@ def _record(name: BlockName, conversation: bytes, flags: int) -> bytes:
     return record + _CHECKSUM.pack(zlib.crc32(record))
 
 
-LOOK_AGAIN_S = 1.0  # seconds between scans for another engine's files
+RESCAN_S = 1.0  # seconds between scans for another engine's files
 
 # Errors for a missing file, or for something that is not a regular file.
 _NO_BLOCK = (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENOTDIR)
@@ -198,7 +198,7 @@ class BlockFolder:
         self.partials: dict[bytes, list[int]] = {}
         self.log = ConversationLog(path / "conversations")
         self._versions = {BlockName.model_of(cache_version): cache_version}
-        self._owner = FolderLock(path / "lock")
+        self._writer_lock = FolderLock(path / "lock")
         self._has_warned = False
         self._refreshed_at = 0.0
         self._changed = 0
@@ -221,14 +221,14 @@ class BlockFolder:
         """Scan the folder, and become its writer unless another engine is the writer. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.chmod(0o700)
-        self._scan(sweep=self._owner.acquire())
+        self._scan(sweep=self._writer_lock.acquire())
 
     @property
     def is_writer(self) -> bool:
-        return self._owner.is_held
+        return self._writer_lock.is_held
 
     def close(self) -> None:
-        self._owner.release()
+        self._writer_lock.release()
 
     def rescan(self) -> None:
         if not self.is_writer:
@@ -260,9 +260,9 @@ class BlockFolder:
 
     def add(self, name: BlockName, size: int) -> None:
         if name.model in self._versions:
-            known = self.known.get((name.hash, name.is_partial))
-            if known is not None and known != name:
-                self.unlink(str(known))  # the same block under another tag or cache version
+            other = self.known.get((name.hash, name.is_partial))
+            if other is not None and other != name:
+                self.unlink(str(other))  # the same block under another tag or cache version
             self.known[name.hash, name.is_partial] = name
             self.partials.pop(name.hash, None)
         self.used_bytes += size - self.files.pop(str(name), 0)
@@ -281,20 +281,20 @@ class BlockFolder:
         """Remove a file from the index, and from disk if this engine is the writer or `at_once` is true."""
         with self.lock:
             self._remove(text)
-        if self._owner.is_held or at_once:
+        if self._writer_lock.is_held or at_once:
             try:
                 (self.path / text).unlink(missing_ok=True)
             except OSError as error:
                 _log.debug("%s could not be removed: %s", text, error)
 
     def refresh_folder(self) -> None:
-        """Become the writer if the previous writer has ended; otherwise, rescan. At most once per LOOK_AGAIN_S."""
+        """Become the writer if the previous writer has ended; otherwise, rescan. At most once per RESCAN_S."""
         now = time.monotonic()
-        if self.is_writer or now - self._refreshed_at < LOOK_AGAIN_S:
+        if self.is_writer or now - self._refreshed_at < RESCAN_S:
             return
         self._refreshed_at = now
         try:
-            if self._owner.acquire():
+            if self._writer_lock.acquire():
                 self._clear_index()
                 self._scan(sweep=True)
             else:

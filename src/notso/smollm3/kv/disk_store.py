@@ -1,16 +1,16 @@
 """On-disk KV blocks, which let conversations continue after a restart without prefill.
 
 A file contains one block of 128 positions in all layers, or the partial block at the end of an answer. Its name
-contains the cache version (a digest of the model, the KV format and the arithmetic), the block's key and a tag. A file
-is used only if every field and the checksum match; otherwise it counts as a miss and is removed, so damage costs only
-time. The contents reveal conversations, so the folder has mode 0700 and the files have mode 0600.
+contains the cache version (a digest of the model, the KV format and the version of the numerical code), the block's
+key and a tag. A file is used only if every field and the checksum match; otherwise it counts as a miss and is removed,
+so damage costs only time. The contents reveal conversations, so the folder has mode 0700 and the files have mode 0600.
 
 A low-priority thread writes each file under a temporary name, fsyncs it and renames it, so that a power failure rarely
 leaves a name without its data. The folder is synced when the queue is empty. At shutdown, files are written without
 fsync; the checksum detects lost data. The least recently read file is evicted first.
 
 CRC-32 detects accidental damage at a fifth of the cost of a cryptographic hash (4 GB/s, compared with 0.9 for BLAKE2b).
-It does not detect manipulation, but anyone with write access to the folder could replace the model as well.
+It does not detect manipulation, but a program that can write to the folder could replace the model as well.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class DiskStore:
             return False
         path = self.folder / str(name)
         try:
-            held = read_block(path, name, version, content)
+            stored_tokens = read_block(path, name, version, content)
             os.utime(path)  # after a restart, the modification times determine the eviction order
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
@@ -265,7 +265,7 @@ class DiskStore:
         with self._wake:
             if str(name) in self._folder.files:
                 self._folder.files.move_to_end(str(name))
-        return held == list(tokens)
+        return stored_tokens == list(tokens)
 
     def prefetch(self, hash: bytes, *, is_partial: bool = False) -> None:
         with self._wake:

@@ -31,7 +31,7 @@ WINDOW_FORMAT: KVFormat = "k8v8"
 
 FILE = "formats.json"
 MAX_BYTES = 1 << 16
-MAX_KEPT = 64
+MAX_ENTRIES = 64
 FINE_FORMATS = ("F32", "F16", "BF16", "Q8_0")
 
 _log = logging.getLogger(__name__)
@@ -52,11 +52,11 @@ def load_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> 
 
 def store_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
     """Store the KV format for a file; drop the oldest entries."""
-    kept, key = _read(folder), _key(file, context_tokens)
-    if kept.get(key) == kv_format:
+    entries, key = _read(folder), _key(file, context_tokens)
+    if entries.get(key) == kv_format:
         return
-    kept.pop(key, None)
-    newest = dict([*kept.items(), (key, kv_format)][-MAX_KEPT:])
+    entries.pop(key, None)
+    newest = dict([*entries.items(), (key, kv_format)][-MAX_ENTRIES:])
     draft = folder / f".{FILE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -118,8 +118,8 @@ class KVCache:
         self.capacity_tokens = capacity_tokens
         self.blocks = blocks or tiles
         self.pools = _pools(backend, config, self.blocks, kv_format, large_pages)
-        # A small cache is fast enough without large pages and without touching memory ahead.
-        self._is_ready_ahead = large_pages
+        # A small cache is fast enough without large pages and without touching memory while idle.
+        self._touches_while_idle = large_pages
         # Without a block pool, the only sequence uses the blocks in ascending order.
         is_in_order = blocks is None and max_num_seqs == 1
         in_order = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
@@ -166,7 +166,7 @@ class KVCache:
 
     def touch_idle(self, blocks: int = 0) -> bool:
         """Touch a few layers of the next block; return False once enough blocks, at least `blocks`, are touched."""
-        return self._is_ready_ahead and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
+        return self._touches_while_idle and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
 
     def _touch(self, last: int, layers: int) -> bool:
         if self._touched >= min(last, self.blocks - 1):

@@ -1,9 +1,9 @@
 """Identity of a model file by its content, so that cached blocks stay valid if it is copied or gets new timestamps.
 
 The sampled identity of a file is a hash of its inode, times, size and samples of each tensor. It is fast to compute and
-used until the SHA-256 of the file is known. Other content cannot have the same sampled identity, because writing to a
-file changes its time of last change. The SHA-256 is computed once, in idle time and at low priority, and stored in the
-cache folder together with the sampled identity. Blocks that were written under that sampled identity thus stay usable.
+used until the SHA-256 of the file is known. Other content cannot have the same sampled identity, because every write
+to a file changes its ctime. The SHA-256 is computed once, in idle time and at low priority, and stored in the cache
+folder together with the sampled identity, so that blocks written under this sampled identity stay usable.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class IdentityWorker:
         self._sampled = sampled_identity(file).hex()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        known = _read(folder)
-        self._sha256 = next((each.sha256 for each in known if each.sampled == self._sampled), None)
+        entries = _read(folder)
+        self._sha256 = next((each.sha256 for each in entries if each.sampled == self._sampled), None)
         self.identity = (
-            ModelIdentity(bytes.fromhex(self._sampled)) if self._sha256 is None else _identity(self._sha256, known)
+            ModelIdentity(bytes.fromhex(self._sampled)) if self._sha256 is None else _identity(self._sha256, entries)
         )
 
-    def start(self, is_idle: Callable[[], bool], when_known: Callable[[ModelIdentity], None]) -> None:
-        """Unless the digest is known, start a thread that computes it while `is_idle` and then calls `when_known`."""
+    def start(self, is_idle: Callable[[], bool], on_known: Callable[[ModelIdentity], None]) -> None:
+        """Unless the digest is known, start a thread that computes it while `is_idle` and then calls `on_known`."""
         if self._sha256 is None:
             self._thread = threading.Thread(
-                target=self._run, args=(is_idle, when_known), name="notso-model-digest", daemon=True
+                target=self._run, args=(is_idle, on_known), name="notso-model-digest", daemon=True
             )
             self._thread.start()
 
@@ -85,7 +85,7 @@ class IdentityWorker:
         if threading.current_thread() is not self._thread:
             self.wait()
 
-    def _run(self, is_idle: Callable[[], bool], when_known: Callable[[ModelIdentity], None]) -> None:
+    def _run(self, is_idle: Callable[[], bool], on_known: Callable[[ModelIdentity], None]) -> None:
         lower_priority()
         try:
             sha256 = self._digest(is_idle)
@@ -97,7 +97,7 @@ class IdentityWorker:
         entry = _Entry(self._sampled, sha256)
         _store_digest(self._folder, entry)
         self.identity = _identity(sha256, [*_read(self._folder), entry])
-        when_known(self.identity)
+        on_known(self.identity)
 
     def _digest(self, is_idle: Callable[[], bool]) -> str | None:
         # Returns None if stopped, or if the file at the path is not the open file or has changed.
@@ -119,18 +119,18 @@ class IdentityWorker:
         return stat_fingerprint(os.fstat(descriptor)) == stat_fingerprint(self._status)
 
 
-def _identity(sha256: str, known: list[_Entry]) -> ModelIdentity:
-    earlier = {each.sampled for each in known if each.sha256 == sha256}
+def _identity(sha256: str, entries: list[_Entry]) -> ModelIdentity:
+    earlier = {each.sampled for each in entries if each.sha256 == sha256}
     return ModelIdentity(b"sha256" + bytes.fromhex(sha256), tuple(map(bytes.fromhex, sorted(earlier))))
 
 
 def _store_digest(folder: Path, entry: _Entry) -> None:
     draft = folder / f".{FILE}.{os.getpid()}"
     with _writing:
-        kept = [*(each for each in _read(folder) if each.sampled != entry.sampled), entry][-MAX_ENTRIES:]
+        entries = [*(each for each in _read(folder) if each.sampled != entry.sampled), entry][-MAX_ENTRIES:]
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft.write_text(json.dumps([asdict(each) for each in kept], indent=1), "utf-8")
+            draft.write_text(json.dumps([asdict(each) for each in entries], indent=1), "utf-8")
             draft.replace(folder / FILE)
         except OSError as error:
             # This error is only logged, because the digest is computed again at the next start.
@@ -157,7 +157,8 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-# Incremented when the order or precision of a float operation, or the layout of a cache block, changes.
+# Version of the numerical code, incremented when the order or precision of a float operation, or the layout of a cache
+# block, changes.
 ARITHMETIC = 2
 
 SAMPLES = 4

@@ -27,7 +27,7 @@ SHUTDOWN_WRITE_S = 3.0  # seconds for pending writes at shutdown
 
 AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a disk can read concurrently
 
-LACKING_S = 60.0  # seconds until a failed load is retried
+RETRY_S = 60.0  # seconds until a failed load is retried
 
 READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk: the length of a default context
 
@@ -63,26 +63,25 @@ class KVOffload:
         self._cache = cache
         self._pool = pool
         # Windows (of first and partial blocks) are stored in a separate folder.
-        beside, for_windows = folder / "windows", budget_bytes // 4
+        windows_folder, windows_budget = folder / "windows", budget_bytes // 4
         self._windows: DiskStore | None = None
         self._former: DiskStore | None = None  # windows of an earlier format, which count toward the budget
         if cache.window_bytes:
-            self._windows = DiskStore(beside, cache_version, cache.window_bytes, for_windows)
-        elif beside.is_dir():
-            self._former = DiskStore(beside, cache_version, 0, 0)
-            for_windows = self._former.used_bytes
+            self._windows = DiskStore(windows_folder, cache_version, cache.window_bytes, windows_budget)
+        elif windows_folder.is_dir():
+            self._former = DiskStore(windows_folder, cache_version, 0, 0)
+            windows_budget = self._former.used_bytes
         else:
-            for_windows = 0
-        self._files = DiskStore(folder, cache_version, cache.block_bytes, budget_bytes - for_windows)
+            windows_budget = 0
+        self._files = DiskStore(folder, cache_version, cache.block_bytes, budget_bytes - windows_budget)
         self._has_room = file_bytes(BLOCK_TOKENS, cache.block_bytes) <= self._files.budget_bytes
         if cache.window_bytes:
-            self._has_room &= file_bytes(BLOCK_TOKENS, cache.window_bytes) <= for_windows
+            self._has_room &= file_bytes(BLOCK_TOKENS, cache.window_bytes) <= windows_budget
         self.readings = PinnedReadings(
             folder / "readings", cache_version, cache.block_bytes, cache.window_bytes, library_bytes
         )
         chats = [files for files in (self._files, self._windows, self._former) if files is not None]
         self._chats = chats
-        self._of_chats = self._files, self._windows
         self._stores = [*chats, *self.readings.stores]
         self._offers: dict[int, _PendingBlock] = {}  # by block: a new offer replaces an older one
         # (hash, is_partial) of a block that could not be loaded -> time until which it is ignored
@@ -139,10 +138,10 @@ class KVOffload:
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
         """Load blocks in parallel; return whether each was loaded."""
         # Checksums and page faults take more time than the disk, so several threads are used.
-        at_once = min(MOST_READERS, usable_processors(), len(loads))
-        if at_once < 2:
+        threads = min(MOST_READERS, usable_processors(), len(loads))
+        if threads < 2:
             return [self._load_or_mark_missing(load) for load in loads]
-        with ThreadPoolExecutor(at_once, thread_name_prefix="notso-kv-offload") as readers:
+        with ThreadPoolExecutor(threads, thread_name_prefix="notso-kv-offload") as readers:
             results = [
                 None if self._has_window(load) else readers.submit(self._load_or_mark_missing, load) for load in loads
             ]
@@ -162,15 +161,15 @@ class KVOffload:
             _log.exception("a cached block could not be loaded")
             found = False
         if not found:
-            self._missing_until[load.hash, load.is_partial] = time.monotonic() + LACKING_S
+            self._missing_until[load.hash, load.is_partial] = time.monotonic() + RETRY_S
         return found
 
     def _load(self, load: BlockLoad) -> bool:
         sequence, index = load.sequence, load.sequence.blocks.index(load.block)
         tokens = sequence.tokens[index * BLOCK_TOKENS :][:BLOCK_TOKENS]
         if load.is_partial:
-            wanted, tokens = tokens[: sequence.computed - index * BLOCK_TOKENS], self._files.partial(load.hash)
-            if tokens[: len(wanted)] != wanted:
+            expected, tokens = tokens[: sequence.computed - index * BLOCK_TOKENS], self._files.partial(load.hash)
+            if tokens[: len(expected)] != expected:
                 return False  # the file was replaced meanwhile
         found = self._cache.load_block(
             load.block,
@@ -210,9 +209,9 @@ class KVOffload:
                 if self._has_room and (offered is None or offered.hash != hash):  # keep an equal one: it may be pinned
                     self._offers[block] = _PendingBlock(hash, parent_hash, tokens, block, False, at == 0)
             else:
-                for files, kept_by in product(self._chats, sequence.kept_by(index)):
-                    if kept_by is not None:
-                        files.record_owner(hash, kept_by)
+                for files, owner in product(self._chats, sequence.block_owners(index)):
+                    if owner is not None:
+                        files.record_owner(hash, owner)
             at += BLOCK_TOKENS
         parent_hash = sequence.next_parent
         tokens = sequence.tokens[at : sequence.computed]
@@ -226,8 +225,8 @@ class KVOffload:
             return 0
         hashes = sequence.hashes[: sequence.salt.shared_blocks]
         offered = {offer.hash for offer in self._offers.values() if offer.is_pinned}
-        lacking = [hash for hash in hashes if hash not in offered and not self.readings.files.has(hash)]
-        has_room = self.readings.evict_for(sequence.reading, len(hashes), len(offered) + len(lacking))
+        missing = [hash for hash in hashes if hash not in offered and not self.readings.files.has(hash)]
+        has_room = self.readings.evict_for(sequence.reading, len(hashes), len(offered) + len(missing))
         return len(hashes) if has_room else 0
 
     @property
@@ -251,7 +250,9 @@ class KVOffload:
         return True
 
     def _queue_offer(self, offer: _PendingBlock) -> bool:
-        files, windows = (self.readings.files, self.readings.windows) if offer.is_pinned else self._of_chats
+        files, windows = (
+            (self.readings.files, self.readings.windows) if offer.is_pinned else (self._files, self._windows)
+        )
         if not files.is_writing:
             return True
         if offer.needs_window and windows is not None:
@@ -307,12 +308,13 @@ class PinnedReadings:
         self.files = DiskStore(folder, cache_version, block_bytes, budget_bytes, evicts=False)
         self.windows: DiskStore | None = None
         self.stores = [self.files]
-        beside = folder / "windows"
+        windows_folder = folder / "windows"
         if window_bytes:
-            self.windows = DiskStore(beside, cache_version, window_bytes, budget_bytes, evicts=False)
+            self.windows = DiskStore(windows_folder, cache_version, window_bytes, budget_bytes, evicts=False)
             self.stores.append(self.windows)
-        elif beside.is_dir():  # windows of an earlier format count toward the budget until their readings are removed
-            self.stores.append(DiskStore(beside, cache_version, 0, 0, evicts=False))
+        elif windows_folder.is_dir():
+            # Windows of an earlier format count toward the budget until their readings are removed.
+            self.stores.append(DiskStore(windows_folder, cache_version, 0, 0, evicts=False))
 
     @property
     def is_writing(self) -> bool:

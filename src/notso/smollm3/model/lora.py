@@ -185,8 +185,10 @@ class PeftConfig:
 def _reject_unknown(settings: Mapping[str, Any]) -> None:
     for key, value in settings.items():
         if key in CHOICES:
-            known = value.lower() if key == "init_lora_weights" and isinstance(value, str) else value
-            if not any(known is choice or (isinstance(choice, str) and known == choice) for choice in CHOICES[key]):
+            normalized = value.lower() if key == "init_lora_weights" and isinstance(value, str) else value
+            if not any(
+                normalized is choice or (isinstance(choice, str) and normalized == choice) for choice in CHOICES[key]
+            ):
                 raise ModelFileError(f"{key}: {quoted(value)} is not supported{_unsupported_hint(key)}")
         elif key in REFUSED:
             if value not in _OFF:
@@ -202,9 +204,9 @@ def _unsupported_hint(key: str) -> str:
 
 
 def _target_filter(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
-    wanted, layers = settings.get("target_modules"), settings.get("layers_to_transform")
+    targets, layers = settings.get("target_modules"), settings.get("layers_to_transform")
     pattern = settings.get("layers_pattern")
-    if isinstance(wanted, str) and (layers is not None or pattern):
+    if isinstance(targets, str) and (layers is not None or pattern):
         raise ModelFileError("layers_to_transform and layers_pattern require a list of target_modules")
     if pattern and layers is None:
         raise ModelFileError("layers_pattern requires layers_to_transform")
@@ -215,10 +217,10 @@ def _target_filter(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
     if pattern and not _matches_layer_list(pattern):
         layers = [-1]  # no module list has that name, so PEFT adapts nothing
     excluded = _module_matcher("exclude_modules", settings.get("exclude_modules"), none=False)
-    if isinstance(wanted, str) and wanted.lower() == "all-linear":
-        wanted = None  # every matrix of a layer; the head is excluded
-    targeted = _module_matcher("target_modules", wanted, none=True)
-    whole = frozenset(wanted) if isinstance(wanted, list) else frozenset()
+    if isinstance(targets, str) and targets.lower() == "all-linear":
+        targets = None  # every matrix of a layer; the head is excluded
+    targeted = _module_matcher("target_modules", targets, none=True)
+    whole = frozenset(targets) if isinstance(targets, list) else frozenset()
 
     def adapted(module: str, layer: int) -> bool:
         if excluded(module) or not targeted(module):
@@ -249,12 +251,12 @@ def _module_matcher(key: str, value: Any, *, none: bool) -> Callable[[str], bool
 
 
 def _compile_patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Callable[[str], bool], Any]]:
-    given = settings.get(key) or {}
-    if not isinstance(given, dict) or len(given) > MAX_PATTERNS:
+    patterns = settings.get(key) or {}
+    if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
         raise ModelFileError(f"{key} must be an object of at most {MAX_PATTERNS:,} entries")
-    if not all(map(_is_number, given.values())):
+    if not all(map(_is_number, patterns.values())):
         raise ModelFileError(f"{key} must have numbers as values")
-    return [(_compile_expression(key, rf"(?:.*\.)?(?:{name})"), value) for name, value in given.items()]
+    return [(_compile_expression(key, rf"(?:.*\.)?(?:{name})"), value) for name, value in patterns.items()]
 
 
 def _compile_expression(key: str, pattern: str) -> Callable[[str], bool]:
@@ -409,8 +411,8 @@ def _from_peft(folder: Path, tensors: _TensorCollector, scale: float) -> Factor:
                     f"{quoted(tensor.name)} has rank {rank}, but {PEFT_CONFIG} (r, rank_pattern) specifies "
                     f"{peft.rank(module)}"
                 )
-            turned = part == "b" and role in ("q_proj", "k_proj")
-            tensors.add_tensor((layer, role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
+            has_rope = part == "b" and role in ("q_proj", "k_proj")
+            tensors.add_tensor((layer, role, part), tensor, head_dim=tensors.config.head_dim if has_rope else 0)
     if left_out:
         _log.warning(
             "adapter %s: %d tensors belong to modules excluded by its %s and are ignored, as in PEFT",

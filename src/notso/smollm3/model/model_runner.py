@@ -79,19 +79,19 @@ class ModelRunner:
                 return None
             return [sorted_logits[order.index(number)] for number in range(len(chunks))]
         rows = sum(chunk.rows for chunk in chunks)
-        wanted = [chunk.sampled_rows for chunk in chunks]
+        counts = [chunk.sampled_rows for chunk in chunks]
         adapted = _adapter_rows(chunks)
         is_lasting = all(each.end - each.begin == rows and each.adapter in self._adapters for each in adapted)
         once = once or any(chunk.scores for chunk in chunks)  # shapes of scored prompts rarely repeat
         for chunk in chunks:
             self.cache.place(chunk, _batch_index(chunk))
-        shape = (rows, sum(wanted), adapted[0].adapter if adapted else None)
+        shape = (rows, sum(counts), adapted[0].adapter if adapted else None)
         once = once or not is_lasting
         step, program = self._captured.get(shape, (None, None)) if not once else (None, None)
         if step is None:
-            step = self._step.part(rows, sum(wanted))
+            step = self._step.part(rows, sum(counts))
             step.adapted = adapted
-        _fill_batch(step, chunks, wanted)
+        _fill_batch(step, chunks, counts)
         if program is not None:
             self._captured.move_to_end(shape)
             program.run()
@@ -104,7 +104,7 @@ class ModelRunner:
             return None
         self._last = step, chunks
         logits = self.cache.backend.download(step.logits)
-        return [logits[end - count : end] for end, count in zip(accumulate(wanted), wanted, strict=True)]
+        return [logits[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
 
     def hidden_states(self, chunk: Chunk) -> Floats:
         """Return hidden states (sampled rows, hidden) after the final norm for a chunk of the latest step."""
@@ -127,12 +127,12 @@ class ModelRunner:
         if self.placement is not None and not self.placement.is_finished:
             return
         rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)
-        lacking = next((count for count in rows if (count, 1, None) not in self._captured), None)
-        if lacking is None or len(self._captured) >= MAX_CAPTURED_STEPS:
+        missing = next((count for count in rows if (count, 1, None) not in self._captured), None)
+        if missing is None or len(self._captured) >= MAX_CAPTURED_STEPS:
             self.has_captured_steps = True
             return
         try:
-            self._capture((lacking, 1, None), self._step.part(lacking, 1))
+            self._capture((missing, 1, None), self._step.part(missing, 1))
         except BaseException:
             self.has_captured_steps = True  # not retried
             raise
@@ -162,8 +162,8 @@ def _adapter_key(chunk: Chunk) -> tuple[str, int]:
 def _adapter_rows(chunks: Sequence[Chunk]) -> tuple[AdaptedRows, ...]:
     found: list[AdaptedRows] = []
     row = sampled = 0
-    for adapter, those in groupby(chunks, key=lambda chunk: chunk.sequence.adapter):
-        run = list(those)
+    for adapter, group in groupby(chunks, key=lambda chunk: chunk.sequence.adapter):
+        run = list(group)
         begin, first = row, sampled
         row += sum(chunk.rows for chunk in run)
         sampled += sum(chunk.sampled_rows for chunk in run)
@@ -172,8 +172,8 @@ def _adapter_rows(chunks: Sequence[Chunk]) -> tuple[AdaptedRows, ...]:
     return tuple(found)
 
 
-def _fill_batch(step: InputBatch, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:
-    ends = zip(accumulate(chunk.rows for chunk in chunks), wanted, strict=True)
+def _fill_batch(step: InputBatch, chunks: Sequence[Chunk], counts: Sequence[int]) -> None:
+    ends = zip(accumulate(chunk.rows for chunk in chunks), counts, strict=True)
     step.fill(
         token_ids=[token for chunk in chunks for token in chunk.tokens],
         positions=[at for chunk in chunks for at in range(chunk.start, chunk.start + chunk.rows)],

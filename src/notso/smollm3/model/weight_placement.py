@@ -45,17 +45,17 @@ class WeightPlacement:
         signal: EngineSignal,
         backend: Backend,
         *,
-        wanted: str,
+        requested: str,
     ) -> None:
         """Prepare the copy. Raises InvalidRequestError for an unsupported placement."""
         # The copying thread calls `signal.wake` when a copy is ready to be adopted.
-        if wanted in ("packed", "hugepages") and not backend.has_weight_arena:
+        if requested in ("packed", "hugepages") and not backend.has_weight_arena:
             raise InvalidRequestError("this system provides no huge pages; use weights=mmap", param="weights")
         self._file = file
         self._signal = signal
         self._backend = backend
         self._layout = "hugepages"
-        self._is_asked = wanted in ("packed", "hugepages")
+        self._is_requested = requested in ("packed", "hugepages")
         self._ready: deque[tuple[int, LayerWeights | Weight]] = deque()
         self._stopping = threading.Event()
         self._copy_adopted = threading.Event()
@@ -64,7 +64,7 @@ class WeightPlacement:
         self.finished = threading.Event()
         self._thread: threading.Thread | None = None
         size = sum(tensor.nbytes for tensor in file.tensors.values())
-        if wanted == "mmap" or (wanted == "auto" and not _is_copy_worthwhile(size, backend)):
+        if requested == "mmap" or (requested == "auto" and not _is_copy_worthwhile(size, backend)):
             self.finished.set()
             return
         self._thread = threading.Thread(
@@ -119,7 +119,7 @@ class WeightPlacement:
 
     def _copy_all(self, weights: SmolLM3Weights, size: int, count: int) -> None:
         try:
-            arena = self._backend.weight_arena(size, count, is_asked=self._is_asked)
+            arena = self._backend.weight_arena(size, count, is_asked=self._is_requested)
             if arena is None:
                 self.finished.set()
                 return

@@ -33,9 +33,9 @@ def has_more_bits(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def format_in(mix: str, name: str, sides: int, layers: int, *, is_tied: bool) -> Format:
-    """Return a tensor's format in a mix; name: without `.weight`, sides: number of dimensions."""
-    if sides == 1:
+def format_in(mix: str, name: str, dimensions: int, layers: int, *, is_tied: bool) -> Format:
+    """Return a tensor's format in a mix; `name`: without `.weight`; `dimensions`: their number."""
+    if dimensions == 1:
         return F32
     if mix not in MIXED:
         return FORMATS_BY_NAME[mix]
@@ -108,11 +108,11 @@ class SmolLM3Weights:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, QTensor], config: SmolLM3Config) -> SmolLM3Weights:
         """Assign tensors to roles. Raises ModelFileError if one is missing, misshapen or unused."""
-        left = dict(tensors)
+        unused = dict(tensors)
         hidden = config.hidden_size
 
         def matrix(name: str, rows: int, cols: int) -> QTensor:
-            tensor = left.pop(name, None)
+            tensor = unused.pop(name, None)
             if tensor is None:
                 raise ModelFileError(f"the file has no tensor {name!r}")
             if tensor.shape != (rows, cols):
@@ -122,7 +122,7 @@ class SmolLM3Weights:
             return tensor
 
         def norm(name: str) -> Array:
-            tensor = left.pop(name, None)
+            tensor = unused.pop(name, None)
             if tensor is None:
                 raise ModelFileError(f"the file has no tensor {name!r}")
             if tensor.shape != (hidden,) or tensor.format != F32:
@@ -143,9 +143,9 @@ class SmolLM3Weights:
             for i in range(config.num_hidden_layers)
         )
         final_norm = norm("output_norm.weight")
-        head = matrix("output.weight", config.vocab_size, hidden) if "output.weight" in left else embed
-        if left:
-            raise ModelFileError(f"the file has a tensor that the model does not use: {quoted(min(left))}")
+        head = matrix("output.weight", config.vocab_size, hidden) if "output.weight" in unused else embed
+        if unused:
+            raise ModelFileError(f"the file has a tensor that the model does not use: {quoted(min(unused))}")
         return cls(embed, layers, final_norm, head)
 
 

@@ -29,9 +29,9 @@ class Lookahead:
         self.text += text
 
     def pop_text(self, length: int) -> Span:
-        given = Span(self.text[:length], self.start)
+        span = Span(self.text[:length], self.start)
         self.drop(length)
-        return given
+        return span
 
     def drop(self, length: int) -> None:
         self.text = self.text[length:]

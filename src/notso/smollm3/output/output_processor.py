@@ -112,7 +112,7 @@ class OutputProcessor:
         *,
         one_call: bool = False,
         is_structured: bool = False,
-        calls_are_held: bool = False,
+        calls_are_valid: bool = False,
         offered: Collection[str] | None = None,
         stop_token_ids: Sequence[int] = (),
         min_tokens: int = 0,
@@ -121,7 +121,7 @@ class OutputProcessor:
         # is_plain: reasoning tags are treated as text.
         # one_call: the answer ends after its first tool call.
         # is_structured: a grammar constrains the answer, which starts only when `begin` is called.
-        # calls_are_held: a grammar guarantees valid tool calls, so their arguments can be streamed.
+        # calls_are_valid: a grammar guarantees valid tool calls, so their arguments can be streamed.
         # offered: names of the tools that can be called; None: any name.
         # stop_token_ids: additional end tokens.
         # min_tokens: stop strings take effect only after this many tokens.
@@ -131,10 +131,10 @@ class OutputProcessor:
         self._characters = TokenStream(tokenizer)
         tags = (None, None) if is_plain else (tokenizer.think_open_id, tokenizer.think_close_id)
         self._thinking = ReasoningParser(
-            *tags, ends_in_reasoning(prompt, *tags), goes_on or is_plain, answer_apart=is_structured
+            *tags, ends_in_reasoning(prompt, *tags), goes_on or is_plain, explicit_start=is_structured
         )
         self._stops = StopStrings(stop)
-        self._calls = ToolCallParser(calls_are_held, offered) if find_tool_calls else None
+        self._calls = ToolCallParser(calls_are_valid, offered) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
         # Each log probability is emitted once, with the first shown character of its token. Entries of hidden tokens
@@ -190,9 +190,9 @@ class OutputProcessor:
         self.finish_reason = self.finish_reason or "stop"
 
     def finish(self, reason: FinishReason) -> Iterator[Event]:
-        over = self._is_cut
+        was_cut = self._is_cut
         self.finish_reason = self.finish_reason or reason
-        if not over:
+        if not was_cut:
             leftover = self._characters.finish()
             self._decoded.add(len(leftover), None)
             pieces = self._thinking.feed(-1, leftover) if leftover else []

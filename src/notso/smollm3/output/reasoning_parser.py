@@ -34,19 +34,19 @@ class ReasoningParser:
     # open_id, close_id: tag tokens, None if the model file has none.
     # starts_inside: the prompt ends inside reasoning.
     # goes_on: the prompt ends with the beginning of the answer, so leading newlines and spelled-out tags are text.
-    # answer_apart: the answer starts only when `begin_answer` is called, so text that follows a closing tag in the same
-    # token is dropped.
+    # explicit_start: the answer starts only when `begin_answer` is called, so text that follows a closing tag in the
+    # same token is dropped.
     def __init__(
         self,
         open_id: int | None,
         close_id: int | None,
         starts_inside: bool = False,
         goes_on: bool = False,
-        answer_apart: bool = False,
+        explicit_start: bool = False,
     ) -> None:
         self._open_id = open_id
         self._close_id = close_id
-        self._answer_apart = answer_apart
+        self._explicit_start = explicit_start
         self._lookahead = Lookahead()
         before = _State.ANSWER if goes_on else _State.BEFORE
         self._state = _State.REASONING if starts_inside else before
@@ -130,7 +130,7 @@ class ReasoningParser:
         before, tag, rest = self._lookahead.text.partition(CLOSE)
         if tag:
             pieces += self._flush(len(before), cut_off=False)
-            self._lookahead.drop(len(CLOSE) + (len(rest) if self._answer_apart else 0))
+            self._lookahead.drop(len(CLOSE) + (len(rest) if self._explicit_start else 0))
             self._state = _State.BEFORE
             return True
         shown = before[: len(before) - pending_length(before, (CLOSE,))].rstrip("\n")

@@ -40,8 +40,8 @@ class ToolCallParser:
 
     # Newlines around calls are dropped. The result does not depend on how the text is divided into chunks.
     #
-    # in_parts: a grammar guarantees valid calls, so CallParts with the arguments precede each ToolCall. A call that is
-    # cut off consists of CallParts only.
+    # in_parts: before each ToolCall, return ToolCallParts with its arguments as they arrive. If the text ends before
+    # the JSON is complete, no ToolCall follows. Requires a grammar that guarantees valid calls.
     # offered: names of the available tools; a call to any other tool is returned as text, as it cannot be executed.
     # None: accept any name.
     def __init__(self, in_parts: bool = False, offered: Collection[str] | None = None) -> None:
@@ -67,9 +67,9 @@ class ToolCallParser:
         """Return the rest of the text; a last call may lack its closing tag."""
         pieces: list[Span | ToolCall | ToolCallPart] = []
         call = self._call(self._lookahead.text[self._body :]) if self._in_call else None
-        given = self._lookahead.pop_text(len(self._lookahead.text))
+        rest = self._lookahead.pop_text(len(self._lookahead.text))
         if call is not None or self._arguments is None:
-            _append(pieces, call or given)
+            _append(pieces, call or rest)
         self._in_call = False
         return pieces
 
@@ -114,9 +114,9 @@ class ToolCallParser:
         if end is None:
             return None
         call, self._arguments = self._call(body[:end]), None
-        given = self._lookahead.pop_text(self._body + end + len(CLOSE))
+        span = self._lookahead.pop_text(self._body + end + len(CLOSE))
         self._in_call, self._after_call = False, call is not None
-        return call or given
+        return call or span
 
 
 def parse_call(body: str) -> ToolCall | None:

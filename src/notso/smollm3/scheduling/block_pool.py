@@ -6,8 +6,8 @@ their content until they are evicted in LRU order, so continued chats, shared sy
 their common prefix.
 
 A block records the conversations that computed or used it, and is dropped when all of them have been evicted. A
-"reading" is a named prompt prefix, usually documents, whose blocks are pinned: they also record the reading, and are
-kept until every reading that contains them has been removed, even after their conversations have been evicted.
+"reading" is a named prompt prefix, usually documents, whose blocks are pinned: they also record the reading. Such a
+block is dropped when every reading that contains it has been removed, not when its conversations have been evicted.
 
 With KV formats below 8 bits, the first block of a sequence and incomplete blocks are also stored in a more precise
 format. The memory of such a copy is called a window; there are fewer windows than blocks. This module assigns windows
@@ -40,7 +40,7 @@ _READING_BIT = 0x80
 
 @dataclass(frozen=True, slots=True)
 class CacheSalt:
-    """Salt of a sequence's block hashes: `root`, and from block `shared_blocks` on, also `private`, if given."""
+    """Salt of a sequence's block hashes: `root`, and from block `shared_blocks` on also `private`, if set."""
 
     # A prompt finds only cached blocks with its own salt. Owners with the same root thus share the first
     # `shared_blocks` blocks, while later blocks are found only by the owner with the same `private`.
@@ -142,13 +142,13 @@ class BlockPool:
     def register(self, block: int, parent_hash: bytes, tokens: Sequence[int], *conversations: bytes | None) -> None:
         """Make a block of up to 128 `tokens` findable after `parent_hash`, unless an equal one is registered."""
         children = self._children.setdefault(parent_hash, {})
-        entry, known = self._blocks[block], tuple(tokens)
-        equal = children.get(known)
+        entry, key = self._blocks[block], tuple(tokens)
+        equal = children.get(key)
         if equal is not None:
             self._record_conversations(equal, conversations)
         elif entry.parent_hash is None:
-            children[known] = block
-            entry.parent_hash, entry.tokens = parent_hash, known
+            children[key] = block
+            entry.parent_hash, entry.tokens = parent_hash, key
             self._record_conversations(block, conversations)
 
     def find(self, parent_hash: bytes, tokens: Sequence[int]) -> int | None:
@@ -159,8 +159,8 @@ class BlockPool:
         """Return the block after `parent_hash` that shares the most leading tokens, and their number, or (-1, 0)."""
         # In formats with windows, only the window of a block can be used in part, not the block itself.
         best, most = -1, 0
-        for held, block in self._children.get(parent_hash, {}).items():
-            common = common_length(held, tokens)
+        for candidate, block in self._children.get(parent_hash, {}).items():
+            common = common_length(candidate, tokens)
             if common > most and (not self._has_windows or block in self._windows):
                 best, most = block, common
         return best, most
@@ -215,9 +215,8 @@ class BlockPool:
                     continue
                 if block in self._unreferenced:
                     self._evict(block)
-                # A referenced block becomes blank once it is freed.
                 else:
-                    self._unregister(block)
+                    self._unregister(block)  # it becomes blank once it is freed
 
     # Windows
 
@@ -283,9 +282,9 @@ NO_SALT = CacheSalt(b"")
 
 
 def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSalt:
-    """Return the salt of an owner's prompts. `scope`: where their prefix is shared; `adapter`: digest or empty."""
-    # Owners find only their own content, so the response time reveals nothing about others. The length byte separates
-    # the adapter's digest from the owner's name.
+    """Return the salt of an owner's prompts. `scope`: name of a shared prefix; `adapter`: digest or empty."""
+    # Prompts match only blocks of their own owner, so response times reveal nothing about other owners. The length byte
+    # separates the adapter's digest from the owner's name.
     adapter = bytes([len(adapter)]) + adapter
     own = hashlib.blake2b(adapter + owner.encode(), digest_size=HASH_BYTES).digest()
     if scope is None:
@@ -312,10 +311,10 @@ def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
     return _name_digest(f"{place} {reading}", _READING_BIT)
 
 
-def survives_eviction(left: Collection[bytes], evicted: bytes) -> bool:
-    """Return whether a block is kept after `evicted` is removed; `left`: its other conversations and readings."""
+def survives_eviction(others: Collection[bytes], evicted: bytes) -> bool:
+    """Return whether a block is kept after `evicted` is removed; `others`: its other conversations and readings."""
     # If a reading is removed, only other readings keep its blocks. Conversations that used them do not.
-    return any(map(is_reading, left)) if is_reading(evicted) else bool(left)
+    return any(map(is_reading, others)) if is_reading(evicted) else bool(others)
 
 
 def is_reading(digest: bytes) -> bool:

@@ -73,9 +73,9 @@ def planned_cost(rows: int) -> float:
 
 
 def _interpolate_cost(rows: int) -> float:
-    known = list(PLANNED.items())
-    enclosing = (pair for pair in pairwise(known) if rows <= pair[1][0])
-    (low, at_low), (high, at_high) = next(enclosing, (known[-2], known[-1]))
+    points = list(PLANNED.items())
+    enclosing = (pair for pair in pairwise(points) if rows <= pair[1][0])
+    (low, at_low), (high, at_high) = next(enclosing, (points[-2], points[-1]))
     return at_low + (at_high - at_low) * (rows - low) / (high - low)
 
 
@@ -176,9 +176,9 @@ class NgramDrafter:
         if drafted < 1:
             return
         tried = min(accepted + 1, drafted)
-        kept = MEMORY**tried
-        self._right[self._class] = kept * self._right[self._class] + accepted
-        self._tried[self._class] = kept * self._tried[self._class] + tried
+        decay = MEMORY**tried
+        self._right[self._class] = decay * self._right[self._class] + accepted
+        self._tried[self._class] = decay * self._tried[self._class] + tried
         if accepted:
             self._empty_rounds, self._silence = 0, FIRST_SILENCE
             return

@@ -162,10 +162,10 @@ class Scheduler:
     def _admit(self, plan: Plan) -> None:
         for sequence in self.queue():
             while not self._free_indices or not self._fits(sequence):
-                gives_way = self._preemption_candidate(sequence)
-                if gives_way is None:
+                candidate = self._preemption_candidate(sequence)
+                if candidate is None:
                     return
-                self._preempt(gives_way, plan)
+                self._preempt(candidate, plan)
             self.waiting.remove(sequence)
             running = Counter(each.owner for each in self.running)
             for other in self.waiting:
@@ -178,14 +178,14 @@ class Scheduler:
     def _ordered_prefills(self) -> list[Sequence]:
         # The owner with the fewest prefilled rows comes first, so that the long prompts of two owners take turns.
         found = [each for each in _fair_order(self.running) if _is_prefill(each)]
-        going_on = {each.owner: self._prefilled[each.owner] for each in found if each.owner in self._prefilled}
-        least = min(going_on.values(), default=0)
-        self._prefilled = {each.owner: going_on.get(each.owner, least) for each in found}
+        prefilled = {each.owner: self._prefilled[each.owner] for each in found if each.owner in self._prefilled}
+        least = min(prefilled.values(), default=0)
+        self._prefilled = {each.owner: prefilled.get(each.owner, least) for each in found}
         return sorted(found, key=lambda each: (_effective_priority(each), self._prefilled[each.owner]))
 
     def _preemption_candidate(self, sequence: Sequence) -> Sequence | None:
-        # Returns the sequence to preempt for a waiting `sequence` whose owner has none running: the last sequence of
-        # the owner with the most running sequences, if that owner has at least two.
+        # Returns the sequence to preempt so that `sequence` can run, or None. If no other sequence of its owner is
+        # running, it may displace the last one of the owner with the most running sequences, if there are at least two.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -250,7 +250,7 @@ class Scheduler:
 
     def _register(self, sequence: Sequence, index: int, parent_hash: bytes, tokens: list[int]) -> None:
         if not sequence.is_evicted:
-            self.pool.register(sequence.blocks[index], parent_hash, tokens, *sequence.kept_by(index))
+            self.pool.register(sequence.blocks[index], parent_hash, tokens, *sequence.block_owners(index))
 
     def _truncate(self, sequence: Sequence, index: int) -> None:
         for block in sequence.blocks[index:]:
@@ -292,7 +292,7 @@ class Scheduler:
             block = self.pool.find(parent_hash, piece)
             hash = block_hash(parent_hash, piece)
             if block is not None:
-                self.pool.touch(block, *sequence.kept_by(len(sequence.blocks)))
+                self.pool.touch(block, *sequence.block_owners(len(sequence.blocks)))
             elif self._offload is not None and self._offload.has(hash):
                 block = None if len(plan.loads) >= LOADS_PER_STEP else self._allocate(sequence, plan)
                 if block is None:
@@ -301,7 +301,7 @@ class Scheduler:
             else:
                 break
             sequence.hashes.append(hash)
-            sequence.found(block, BLOCK_TOKENS)
+            sequence.add_cached_block(block, BLOCK_TOKENS)
         if sequence.computed == len(sequence.blocks) * BLOCK_TOKENS:
             self._match_partial(sequence, plan)
         return False
@@ -311,8 +311,8 @@ class Scheduler:
         # otherwise it is copied.
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
         source, common = self.pool.find_partial(sequence.next_parent, piece)
-        kept = self._offload.partial(sequence.next_parent) if self._offload is not None else []
-        on_disk = common_length(kept, piece)
+        stored = self._offload.partial(sequence.next_parent) if self._offload is not None else []
+        on_disk = common_length(stored, piece)
         if max(common, on_disk) == 0:
             return
         if common >= on_disk and self.pool.claim(source, common):
@@ -327,7 +327,7 @@ class Scheduler:
         else:
             common, block = on_disk, self.pool.allocate()
             self._plan_load(BlockLoad(sequence, block, sequence.next_parent, is_partial=True), plan)
-        sequence.found(block, common)
+        sequence.add_cached_block(block, common)
 
     def _plan_load(self, load: BlockLoad, plan: Plan) -> None:
         if self._offload is not None and self._offload.needs_window(
@@ -416,8 +416,8 @@ class PrefillBudget:
             del self._seconds[old], self._timed[old]
 
     def _expected_seconds(self, tiles: int, decode_s: float, token_s: float) -> float:
-        known = max((other for other in self._seconds if other <= tiles), default=0)
-        if known:  # an additional tile is assumed to cost the average of the measured tiles
-            seconds = self._seconds[known]
-            return seconds + (tiles - known) * max(0.0, seconds - decode_s) / known
+        measured = max((other for other in self._seconds if other <= tiles), default=0)
+        if measured:  # an additional tile is assumed to cost the average of the measured tiles
+            seconds = self._seconds[measured]
+            return seconds + (tiles - measured) * max(0.0, seconds - decode_s) / measured
         return decode_s + tiles * TILE_ROWS * token_s if decode_s and token_s else float("inf")

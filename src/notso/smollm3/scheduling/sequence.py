@@ -15,28 +15,25 @@ PRIORITIES = {"interactive": 0, "api": 1, "background": 2}
 class Sequence:
     """Tokens of a request. The keys and values of the first `computed` tokens are in `blocks`."""
 
-    # hashes[i]: hash of the salt and all tokens up to the end of full block i.
-    # conversation: digest that the sequence's cached blocks record; None: they record no conversation.
-    # reading: digest of the reading (see block_pool) that pins the blocks of the prompt's prefix, if any.
-    # batch_index: row in the block tables while running.
-    # owner: name of a user or API key. The scheduler gives owners equal shares of the engine.
-    # adapter: opaque to the scheduler.
-    # scored: compute the whole prompt without cached blocks, with logits at all positions from `scored_from` on.
     prompt: Tokens[int]
     salt: CacheSalt = NO_SALT
     priority: int = 0
+    # Digest that the sequence's cached blocks record. None: they record no conversation.
     conversation: bytes | None = None
+    # Digest of the reading (see block_pool) that pins the blocks of the prompt's prefix, if any.
     reading: bytes | None = None
     arrival: int = 0
+    # Compute the whole prompt without cached blocks, with logits at all positions from `scored_from` on.
     scored: bool = False
     scored_from: int = 0
-    adapter: Any = None
-    owner: str = ""
+    adapter: Any = None  # opaque to the scheduler
+    owner: str = ""  # user or API key; the scheduler gives owners equal shares of the engine
     tokens: list[int] = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    # hashes[i]: hash of the salt and all tokens up to the end of full block i.
     hashes: list[bytes] = field(default_factory=list)
-    batch_index: int | None = None
+    batch_index: int | None = None  # row in the block tables while running
     drafts: list[int] = field(default_factory=list)  # draft tokens to verify in the next step
     starvation_count: int = 0  # number of later arrivals that were admitted first
     cached: int = 0  # prompt tokens found in the cache
@@ -47,7 +44,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
 
-    def found(self, block: int, count: int) -> None:
+    def add_cached_block(self, block: int, count: int) -> None:
         self.blocks.append(block)
         self.computed += count
         self.cached += 0 if self.returned else count
@@ -62,10 +59,10 @@ class Sequence:
 
     @property
     def unscored(self) -> int:
-        """Number of tokens left before `scored_from`, or 0 if not scored."""
+        """Number of uncomputed tokens before `scored_from`, or 0 if not scored."""
         return max(self.scored_from - self.computed, 0) if self.scored else 0
 
-    def kept_by(self, index: int) -> tuple[bytes | None, ...]:
+    def block_owners(self, index: int) -> tuple[bytes | None, ...]:
         """Return the conversation and reading that block `index` records."""
         return self.conversation, self.reading if index < self.salt.shared_blocks else None
 
@@ -117,7 +114,7 @@ class Chunk:
 class BlockLoad:
     """Loading of block `hash` from disk or, if `is_partial`, of the partial block after block `hash`."""
 
-    # The engine reports the outcome to `Scheduler.loaded` or `Scheduler.on_load_failed`.
+    # The engine reports the outcome to `Scheduler.on_block_loaded` or `Scheduler.on_load_failed`.
     sequence: Sequence
     block: int
     hash: bytes

@@ -87,8 +87,8 @@ def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: in
 
         is_tied = "output.weight" not in file.tensors
         for name, tensor in file.tensors.items():
-            role, sides = name.removesuffix(".weight"), len(tensor.shape)
-            format = format_in(mix, role, sides, config.num_hidden_layers, is_tied=is_tied)
+            base_name, dimensions = name.removesuffix(".weight"), len(tensor.shape)
+            format = format_in(mix, base_name, dimensions, config.num_hidden_layers, is_tied=is_tied)
             require_whole_blocks(tensor.cols, format)
             writer.add_tensor(name, tensor.shape, format, blocks(tensor, format))
         writer.write()
