@@ -24,7 +24,7 @@ def put(files: DiskStore, number: int, *conversations: bytes, is_partial: bool =
 
 
 def held(files: DiskStore) -> set[int]:
-    return {int.from_bytes(known, "little") for known, _ in files._folder.known}
+    return {int.from_bytes(known, "little") for known, _ in files._folder.usable}
 
 
 @pytest.mark.parametrize("restarts", [False, True])

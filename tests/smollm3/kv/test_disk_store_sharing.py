@@ -106,7 +106,7 @@ def test_killed_process_leaves_only_complete_blocks(opened: Open, tmp_path: Path
         files = opened(size=60_000)
         assert files.flush(60)  # the log may have to be rewritten first, under another name
         assert not list((tmp_path / "kv").glob("*.tmp"))
-        kept = [int.from_bytes(key, "little") for key, _ in files._folder.known]
+        kept = [int.from_bytes(key, "little") for key, _ in files._folder.usable]
         assert all(files.get(key(i), [i]) == content(i, 60_000) for i in kept)
         files.close()
     assert kept

@@ -164,14 +164,14 @@ def _target(folder: Path) -> Path:
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja"))
     # The name depends on the files and on VERSION, so a changed folder is converted again.
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    known = (str(folder), (VERSION, states))
-    where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in known)
+    keys = (str(folder), (VERSION, states))
+    where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in keys)
     return platformdirs.user_cache_path("notso") / "converted" / f"{folder.name}-{where}-{what}-{MIX}.gguf"
 
 
 def _delete_outdated(target: Path) -> None:
     # Deletes the cached conversions of earlier states of the folder.
-    kept_for = target.name.removesuffix(f"-{MIX}.gguf").rpartition("-")[0]
+    prefix = target.name.removesuffix(f"-{MIX}.gguf").rpartition("-")[0]
     for older in target.parent.glob("*.gguf"):
-        if older != target and older.name.startswith(f"{kept_for}-"):
+        if older != target and older.name.startswith(f"{prefix}-"):
             older.unlink(missing_ok=True)

@@ -207,24 +207,24 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
     """Return the distinct end token ids, with those of generation_config.json first. Raises ModelFileError."""
     generation = read_object(folder, GENERATION_CONFIG, is_optional=True)
-    not_kept = []
+    ignored = []
     for name, value in generation.items():
         if name in GENERATION_CHOSEN:
-            not_kept += [f"{name} {quoted(value)}"] if value is not None else []
+            ignored += [f"{name} {quoted(value)}"] if value is not None else []
         elif name in GENERATION_NEUTRAL:
             if value is not None and not _is_one_of(value, GENERATION_NEUTRAL[name]):
                 raise ModelFileError(f"{GENERATION_CONFIG}: {name} is {quoted(value)}, which is not supported")
         elif name != "eos_token_id" and name not in GENERATION_HARMLESS and value not in _OFF:
             raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
-    if not_kept:
+    if ignored:
         _log.info(
             "%s: these fields are ignored, because requests and server settings override them: %s",
             GENERATION_CONFIG,
-            ", ".join(not_kept),
+            ", ".join(ignored),
         )
     ids: dict[int, None] = {}
-    for file, given in ((GENERATION_CONFIG, generation), (CONFIG, config)):
-        found = given.get("eos_token_id")
+    for file, settings in ((GENERATION_CONFIG, generation), (CONFIG, config)):
+        found = settings.get("eos_token_id")
         for each in found if isinstance(found, list) else [] if found is None else [found]:
             if type(each) is not int or not 0 <= each < config["vocab_size"]:
                 raise ModelFileError(f"{file}: eos_token_id {quoted(each)} is not a token id")
@@ -233,13 +233,13 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
 
 
 def _check_layers(config: Mapping[str, Any]) -> None:
-    layers, given = config.get("num_hidden_layers"), config.get("no_rope_layers")
+    layers, flags = config.get("num_hidden_layers"), config.get("no_rope_layers")
     # The architecture fixes which layers have no position encoding; a GGUF file cannot express other choices.
     if config.get("no_rope_layer_interval", NO_ROPE_LAYER_INTERVAL) != NO_ROPE_LAYER_INTERVAL:
         raise ModelFileError(f"{CONFIG}: no_rope_layer_interval must be {NO_ROPE_LAYER_INTERVAL}")
-    if given is not None and isinstance(layers, int):
+    if flags is not None and isinstance(layers, int):
         expected = [int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(min(layers, 4096))]
-        if not isinstance(given, list) or given[: len(expected)] != expected:  # a longer list is allowed
+        if not isinstance(flags, list) or flags[: len(expected)] != expected:  # a longer list is allowed
             multiples = ", ".join(str(number * NO_ROPE_LAYER_INTERVAL) for number in (1, 2, 3))
             raise ModelFileError(
                 f"{CONFIG}: no_rope_layers must be 0 for layers {multiples}, ... (counted from 1) and 1 for the others"
@@ -252,15 +252,15 @@ def _check_layers(config: Mapping[str, Any]) -> None:
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     # Older versions of transformers write rope_scaling, newer ones rope_parameters. If a file has both, rope_scaling
     # takes precedence.
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(given, dict):
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
         raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be JSON objects")
-    for name, value in given.items():
-        if name not in YARN_COMPUTED and value not in _OFF and _rope_type(given) in ("default", "yarn"):
+    for name, value in rope.items():
+        if name not in YARN_COMPUTED and value not in _OFF and _rope_type(rope) in ("default", "yarn"):
             raise ModelFileError(f"{CONFIG}: RoPE scaling field {quoted(name)} is not supported")
-    if given.get("partial_rotary_factor") not in (None, 1.0):
-        raise ModelFileError(f"{CONFIG}: partial_rotary_factor must be 1, not {quoted(given['partial_rotary_factor'])}")
-    return {"rope_theta": config.get("rope_theta"), **given}
+    if rope.get("partial_rotary_factor") not in (None, 1.0):
+        raise ModelFileError(f"{CONFIG}: partial_rotary_factor must be 1, not {quoted(rope['partial_rotary_factor'])}")
+    return {"rope_theta": config.get("rope_theta"), **rope}
 
 
 def _rope_type(rope: Mapping[str, Any]) -> Any:
@@ -309,10 +309,10 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
         _check_range("rope.scaling.attn_factor", "attention_factor", attention / usual)
         entries[f"{prefix}.attn_factor"] = attention / usual, "float32"
     for name in ("beta_fast", "beta_slow"):
-        given = rope.get(name)
-        if given:  # as in transformers, 0 means unset
-            _check_range(f"rope.scaling.yarn_{name}", name, _number(name, given))
-            entries[f"{prefix}.yarn_{name}"] = float(given), "float32"
+        beta = rope.get(name)
+        if beta:  # as in transformers, 0 means unset
+            _check_range(f"rope.scaling.yarn_{name}", name, _number(name, beta))
+            entries[f"{prefix}.yarn_{name}"] = float(beta), "float32"
     truncate = rope.get("truncate", YarnRamp().truncate)
     if truncate not in (True, False, None):
         raise ModelFileError(f"{CONFIG}: truncate must be true or false, not {quoted(truncate)}")

@@ -85,21 +85,21 @@ class HFFolder:
 
     def tensors(self, config: Mapping[str, Any], head_dim: int) -> list[FolderTensor]:
         """Return all tensors in GGUF order. Raises ModelFileError if one is missing or unknown."""
-        left = dict(self._tensors)
+        unused = dict(self._tensors)
 
         def pop_tensor(name: str, source: str, head_rows: int = 0) -> FolderTensor:
-            tensor = left.pop(f"{source}.weight", None)
+            tensor = unused.pop(f"{source}.weight", None)
             if tensor is None:
                 raise ModelFileError(f"the folder has no tensor {source}.weight")
             if head_rows and (len(tensor.shape) != 2 or tensor.rows % head_rows):
                 raise ModelFileError(f"the tensor {source}.weight does not consist of heads of {head_rows} rows")
             return FolderTensor(name, tensor, head_rows)
 
-        head, embed = left.pop("lm_head.weight", None), left.get("model.embed_tokens.weight")
+        head, embed = unused.pop("lm_head.weight", None), unused.get("model.embed_tokens.weight")
         is_tied = config.get("tie_word_embeddings", True)
         # As in transformers, lm_head is used as the embedding if a tied model has no embed_tokens.
         if embed is None and head is not None and is_tied:
-            left["model.embed_tokens.weight"] = embed = head
+            unused["model.embed_tokens.weight"] = embed = head
         found = [pop_tensor("token_embd", "model.embed_tokens")]
         for layer in range(config["num_hidden_layers"]):
             for role, module in _LAYER.items():
@@ -110,9 +110,9 @@ class HFFolder:
             found.append(FolderTensor("output", head))
         elif head is None and not is_tied:
             raise ModelFileError("the folder has no tensor lm_head.weight")
-        left = {name: tensor for name, tensor in left.items() if not name.endswith(_ROPE_FREQUENCIES)}
-        if left:
-            raise ModelFileError(f"the folder has a tensor that the model does not use: {quoted(min(left))}")
+        unused = {name: tensor for name, tensor in unused.items() if not name.endswith(_ROPE_FREQUENCIES)}
+        if unused:
+            raise ModelFileError(f"the folder has a tensor that the model does not use: {quoted(min(unused))}")
         return found
 
     def formats(self) -> set[str]:

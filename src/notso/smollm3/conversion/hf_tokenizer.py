@@ -125,11 +125,11 @@ def _token_text(name: str, token: Any) -> str:
 def _special_tokens(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [(name, _token_text(name, config[name])) for name in SPECIAL if config.get(name) is not None]
     for name in SPECIAL_LISTS:
-        given = config.get(name) or []
-        given = list(given.values()) if isinstance(given, dict) else given
-        if not isinstance(given, list):
-            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} must be a list of tokens, not {quoted(given)}")
-        found += [(name, _token_text(name, each)) for each in given]
+        tokens = config.get(name) or []
+        tokens = list(tokens.values()) if isinstance(tokens, dict) else tokens
+        if not isinstance(tokens, list):
+            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} must be a list of tokens, not {quoted(tokens)}")
+        found += [(name, _token_text(name, each)) for each in tokens]
     return found
 
 
@@ -170,19 +170,20 @@ def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequen
 
 def _template(config: Mapping[str, Any]) -> str | None:
     # In older folders, tokenizer_config.json contains the template, as text or in a list of named templates.
-    given = config.get("chat_template")
-    if isinstance(given, list):
-        given = next(
-            (each.get("template") for each in given if isinstance(each, dict) and each.get("name") == "default"), None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = next(
+            (each.get("template") for each in template if isinstance(each, dict) and each.get("name") == "default"),
+            None,
         )
-    return given if isinstance(given, str) else None
+    return template if isinstance(template, str) else None
 
 
 def _reject_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
     # If a request has tools, transformers uses a template named tool_use in place of the default one.
-    given = config.get("chat_template")
-    in_list = isinstance(given, list) and any(
-        isinstance(each, dict) and each.get("name") == "tool_use" for each in given
+    templates = config.get("chat_template")
+    in_list = isinstance(templates, list) and any(
+        isinstance(each, dict) and each.get("name") == "tool_use" for each in templates
     )
     if in_list or (folder / NAMED_TEMPLATES / "tool_use.jinja").exists():
         raise ModelFileError("the folder has a separate chat template for tools (tool_use), which is not supported")
@@ -204,8 +205,8 @@ def _compare_tokenizers(path: Path, found: Mapping[str, Any], named: Mapping[str
             )
     for token in theirs.get_added_tokens_decoder().values():
         for flag in _FLAGS[: len(_FLAGS) if token.content in named else 0]:
-            given = named[token.content].get(flag)
-            if given is not None and given != getattr(token, flag):
+            configured = named[token.content].get(flag)
+            if configured is not None and configured != getattr(token, flag):
                 raise ModelFileError(f"{TOKENIZER_CONFIG}: {flag} of {quoted(token.content)} differs from {path.name}")
     between = [text for text, _ in zip(ours.specials, range(8), strict=False)]
     for text in [*PROBES, *(f"{special}user\n {PROBES[0]}{special}\n" for special in between)]:

@@ -46,20 +46,20 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
     windows = [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
     if not windows:
         raise InvalidRequestError(f"the text has {len(ids):,} tokens; at least one window of {window} is required")
-    watch = _RecordingBackend(CPU.configured(threads))
-    backend = cast(Backend, watch)  # __getattr__ provides the other operations
+    recorder = _RecordingBackend(CPU.configured(threads))
+    backend = cast(Backend, recorder)  # __getattr__ provides the other operations
     weights = SmolLM3Weights.from_tensors(file.tensors, config).to_device(backend)
     model = SmolLM3(config, weights, KVCache(backend, config, window))
     # The output head's inputs are measured, but its product is skipped, because no logits are needed.
-    watch.skipped = weights.lm_head
+    recorder.skipped = weights.lm_head
     step = InputBatch(backend, config, window, window)
-    everything = list(range(window))
+    all_rows = list(range(window))
     for number, tokens in enumerate(windows):
-        step.fill(tokens, everything, [0] * window, everything)
+        step.fill(tokens, all_rows, [0] * window, all_rows)
         model.forward(step)
         if progress is not None:
             progress(number + 1, len(windows))
-    means = {name: (sums / watch.rows[name]).astype(np.float32) for name, sums in watch.sums.items()}
+    means = {name: (sums / recorder.rows[name]).astype(np.float32) for name, sums in recorder.sums.items()}
     return Importance(means, len(windows))
 
 

@@ -402,9 +402,9 @@ class Engine:
             raise InvalidRequestError("the receipt is malformed", param="receipt") from error
 
     def _check_receipt(self, receipt: Mapping[str, Any]) -> ReceiptCheck:
-        named = receipt.get("adapter")
-        names = [name for name, info in self.adapters.infos.items() if named and info.digest == named["sha256"]]
-        if named and not names:
+        recorded = receipt.get("adapter")
+        names = [name for name, info in self.adapters.infos.items() if recorded and info.digest == recorded["sha256"]]
+        if recorded and not names:
             raise InvalidRequestError("the receipt's adapter is not loaded", param="adapter")
         adapter = self.adapters.of(names[0]) if names else None
         for name, value in self._facts(adapter).items():
@@ -569,8 +569,8 @@ class Engine:
         options = options or RequestOptions()
         ids, turn_at, salt = self._inputs.draft(messages, params or SamplingParams(), options, self._salt(options))
         # Without a conversation name, the prefilled blocks belong to no conversation until a request uses them.
-        named = options.conversation is not None
-        conversation = conversation_digest(options.owner, options.conversation) if named else None
+        has_name = options.conversation is not None
+        conversation = conversation_digest(options.owner, options.conversation) if has_name else None
         adapter = self.adapters.of(options.adapter)
         draft = self._core.background.prefix_warmup.draft
         self._core.post(partial(draft, salt, adapter, conversation, ids, turn_at))

@@ -158,9 +158,9 @@ def plan_download(
 ) -> DownloadPlan:
     """Return the disk space needed, without using the network."""
     part = part_path(file)
-    there = next(each for each in part.parents if each.exists())
+    existing = next(each for each in part.parents if each.exists())
     have = part.stat().st_size if part.exists() else 0
-    return DownloadPlan(registry.hub_cache(), have, max(0, file.size_bytes - have) + SPARE_BYTES, free_bytes(there))
+    return DownloadPlan(registry.hub_cache(), have, max(0, file.size_bytes - have) + SPARE_BYTES, free_bytes(existing))
 
 
 def part_path(file: KnownFile) -> Path:
@@ -199,20 +199,20 @@ def pull(
                 file=file.filename,
             )
         )
-    arriving = part_path(file)
+    partial_path = part_path(file)
     try:
-        arriving.parent.mkdir(parents=True, exist_ok=True)
+        partial_path.parent.mkdir(parents=True, exist_ok=True)
         with _download_lock(file):
             if force:
-                arriving.unlink(missing_ok=True)
+                partial_path.unlink(missing_ok=True)
             _require_space(file, free_bytes)
             url = _resolve_url(file)
-            with _Part(arriving, file, report) as part:
+            with _Part(partial_path, file, report) as part:
                 resumed_at = part.size
                 _fetch(url, part, report, sleep)
                 downloaded = part.received
                 if part.sha256 != file.sha256:
-                    arriving.unlink()
+                    partial_path.unlink()
                     raise DownloadError(
                         Sentence(
                             f"{file.filename} does not match its published SHA-256: "
@@ -221,7 +221,7 @@ def pull(
                             file=file.filename,
                         )
                     )
-            path = _install_file(file, arriving)
+            path = _install_file(file, partial_path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpaceError(
@@ -308,18 +308,16 @@ def _verify_cached(file: KnownFile, path: Path, report: Progress) -> DownloadedF
 
 
 @contextlib.contextmanager
-def _download_lock(wanted: KnownFile) -> Iterator[None]:
+def _download_lock(file: KnownFile) -> Iterator[None]:
     # huggingface_hub locks the same path, so it does not download the file at the same time.
-    folder = registry.hub_cache() / ".locks" / registry.repository_folder(wanted).name
+    folder = registry.hub_cache() / ".locks" / registry.repository_folder(file).name
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{wanted.sha256}.lock").open("w") as file:
+    with (folder / f"{file.sha256}.lock").open("w") as lock_file:
         try:
-            lock(file.fileno())
+            lock(lock_file.fileno())
         except BlockingIOError:
             raise DownloadError(
-                Sentence(
-                    f"another process is already downloading {wanted.filename}", "download_busy", file=wanted.filename
-                )
+                Sentence(f"another process is already downloading {file.filename}", "download_busy", file=file.filename)
             ) from None
         yield
 
@@ -433,9 +431,9 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
             report("downloading", part.size, part.total)
 
 
-def _install_file(file: KnownFile, arrived: Path) -> Path:
+def _install_file(file: KnownFile, partial_path: Path) -> Path:
     blob, snapshot = registry.blob_path(file), registry.snapshot_path(file)
-    arrived.replace(blob)
+    partial_path.replace(blob)
     snapshot.parent.mkdir(parents=True, exist_ok=True)
     snapshot.unlink(missing_ok=True)
     try:

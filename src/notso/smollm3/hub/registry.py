@@ -68,9 +68,9 @@ def stored_models() -> list[StoredModel]:
 
 
 def _ollama_models() -> Iterator[StoredModel]:
-    asked = os.environ.get("OLLAMA_MODELS")
+    configured = os.environ.get("OLLAMA_MODELS")
     # Ollama names files by hash, and stores manifests as registry/namespace/model/tag.
-    roots = [Path(asked)] if asked else [_home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
+    roots = [Path(configured)] if configured else [_home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     for root in roots:
         for number, manifest in enumerate(_files(root / "manifests", "*/*/*/*")):
             if number == MAX_MANIFESTS:
@@ -192,12 +192,12 @@ def known_file(name: str) -> KnownFile:
 
     Raises InvalidRequestError, which lists the choices.
     """
-    wanted = name.strip().lower()
-    model, _, quantization = wanted.partition(":")
+    normalized = name.strip().lower()
+    model, _, quantization = normalized.partition(":")
     for file in KNOWN_FILES:
         spellings = {file.name.lower(), file.filename.lower(), file.quantization.lower()}
         models = {file.name.lower().partition(":")[0], "smollm3", file.repository.lower()}
-        if wanted in spellings or (model in models and quantization in ("", file.quantization.lower())):
+        if normalized in spellings or (model in models and quantization in ("", file.quantization.lower())):
             return file
     choices = ", ".join(file.name for file in KNOWN_FILES)
     raise InvalidRequestError(f"there is no official model file {name!r}; choices: {choices}", param="name")
@@ -247,12 +247,12 @@ def demo_path() -> Path:
     return Path(__file__).parents[2] / "demo" / "demo.gguf"
 
 
-def resolve_model(given: str | Path | None = None) -> Path | None:
-    """Return the path of the model that `given` or NOTSO_MODEL names; without them, a cached official file or None.
+def resolve_model(model_name: str | Path | None = None) -> Path | None:
+    """Return the path of the model that `model_name` or NOTSO_MODEL names, else of a cached official file, or None.
 
     Raises ModelFileError if the model does not exist.
     """
-    named = given or os.environ.get("NOTSO_MODEL")
+    named = model_name or os.environ.get("NOTSO_MODEL")
     if named:
         path = Path(named).expanduser()
         if path.is_dir():
@@ -400,10 +400,10 @@ OWNERS = {
 
 def find_fetched_model(name: str) -> LocalModel:
     """Return a model in the Hugging Face cache by name or path. Raises InvalidRequestError."""
-    wanted = {name.strip().lower()}
+    names = {name.strip().lower()}
     with contextlib.suppress(InvalidRequestError):
-        wanted.add(known_file(name).name.lower())
-    found = [model for model in local_models() if model.name.lower() in wanted or str(model.path) == name]
+        names.add(known_file(name).name.lower())
+    found = [model for model in local_models() if model.name.lower() in names or str(model.path) == name]
     cached = [model for model in found if model.where == "cache"]
     if len({model.path.resolve() for model in cached}) > 1:
         raise InvalidRequestError(f"several files are named {name}; specify the path", param="name")
@@ -413,8 +413,8 @@ def find_fetched_model(name: str) -> LocalModel:
         raise InvalidRequestError(f"there is no model {name!r}; `notso list` shows the installed models", param="name")
     if found[0].where == "built in":
         raise InvalidRequestError("the demo model is part of the program", param="name")
-    whose = OWNERS.get(found[0].where, "delete the file itself")
-    raise InvalidRequestError(f"{name} was not downloaded by `notso pull`: {whose}", param="name")
+    advice = OWNERS.get(found[0].where, "delete the file itself")
+    raise InvalidRequestError(f"{name} was not downloaded by `notso pull`: {advice}", param="name")
 
 
 def remove(model: LocalModel) -> int:

@@ -44,8 +44,8 @@ def find_cached(name: str) -> Path | None:
     """Return the cached file of `owner/repository[:QUANTIZATION]`, without using the network."""
     repository, _, quantization = name.strip().partition(":")
     found = {(quantization_in(path.name) or path.name).upper(): path for path in cached_files(repository)}
-    wanted = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found), ""))
-    return found.get(wanted)
+    selected = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found), ""))
+    return found.get(selected)
 
 
 def find_hub_file(name: str, *, offline: bool = False) -> KnownFile:
@@ -108,16 +108,16 @@ def _select_file(repository: str, quantization: str, listing: Mapping[str, Any])
             found[file.quantization.upper() or file.filename.upper()] = file
     if not found:
         raise InvalidRequestError(f"{repository} has no GGUF file that can be downloaded", param="name")
-    wanted = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found)))
-    if wanted not in found:
+    selected = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found)))
+    if selected not in found:
         choices = ", ".join(sorted(each.quantization or each.filename for each in found.values()))
-        raise InvalidRequestError(f"{repository} has no {quoted(wanted)}; choices: {choices}", param="name")
-    return found[wanted]
+        raise InvalidRequestError(f"{repository} has no {quoted(selected)}; choices: {choices}", param="name")
+    return found[selected]
 
 
-def _parse_file(repository: str, commit: str, given: Any) -> KnownFile | None:
+def _parse_file(repository: str, commit: str, sibling: Any) -> KnownFile | None:
     # Returns None unless the file is a complete model whose size and hash the Hub reports.
-    name, lfs = (given.get("rfilename"), given.get("lfs")) if isinstance(given, dict) else (None, None)
+    name, lfs = (sibling.get("rfilename"), sibling.get("lfs")) if isinstance(sibling, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(lfs, dict):
         return None
     size, sha256 = lfs.get("size"), lfs.get("sha256")

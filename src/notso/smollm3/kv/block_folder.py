@@ -193,7 +193,7 @@ class BlockFolder:
         self.files: OrderedDict[str, int] = OrderedDict()
         self.used_bytes = 0
         # Names of the blocks of usable cache versions, by (hash, is_partial).
-        self.known: dict[tuple[bytes, bool], BlockName] = {}
+        self.usable: dict[tuple[bytes, bool], BlockName] = {}
         # Tokens of partial blocks, by parent hash, once they have been read.
         self.partials: dict[bytes, list[int]] = {}
         self.log = ConversationLog(path / "conversations")
@@ -260,10 +260,10 @@ class BlockFolder:
 
     def add(self, name: BlockName, size: int) -> None:
         if name.model in self._versions:
-            other = self.known.get((name.hash, name.is_partial))
+            other = self.usable.get((name.hash, name.is_partial))
             if other is not None and other != name:
                 self.unlink(str(other))  # the same block under another tag or cache version
-            self.known[name.hash, name.is_partial] = name
+            self.usable[name.hash, name.is_partial] = name
             self.partials.pop(name.hash, None)
         self.used_bytes += size - self.files.pop(str(name), 0)
         self.files[str(name)] = size
@@ -271,8 +271,8 @@ class BlockFolder:
     def _remove(self, text: str) -> None:
         self.used_bytes -= self.files.pop(text, 0)
         name = BlockName.parse(text)
-        if self.known.get((name.hash, name.is_partial)) == name:
-            del self.known[name.hash, name.is_partial]
+        if self.usable.get((name.hash, name.is_partial)) == name:
+            del self.usable[name.hash, name.is_partial]
             if name.is_partial:
                 self.partials.pop(name.hash, None)
         self.log.drop(name)
@@ -315,7 +315,7 @@ class BlockFolder:
     def _clear_index(self) -> None:
         with self.lock:
             self.files.clear()
-            self.known.clear()
+            self.usable.clear()
             self.partials.clear()
             self.used_bytes = 0
 

@@ -143,19 +143,19 @@ class DiskStore:
 
     @property
     def blocks(self) -> int:
-        return len(self._folder.known)
+        return len(self._folder.usable)
 
     def has(self, hash: bytes) -> bool:
         self._refresh_folder()
         with self._wake:
-            return (hash, False) in self._folder.known or (hash, False) in self._queue
+            return (hash, False) in self._folder.usable or (hash, False) in self._queue
 
     def partial(self, parent_hash: bytes) -> list[int]:
         self._refresh_folder()
         with self._wake:
             if queued := self._queue.get((parent_hash, True)):
                 return list(queued.tokens)
-            name = self._folder.known.get((parent_hash, True))
+            name = self._folder.usable.get((parent_hash, True))
             if name is None or parent_hash in self._folder.partials:
                 return list(self._folder.partials.get(parent_hash, ()))
             version = self._folder.version_of(name)
@@ -191,7 +191,7 @@ class DiskStore:
         with self._wake:
             if not self.is_writing:
                 return False
-            if not is_partial and ((hash, False) in self._folder.known or (hash, False) in self._queue):
+            if not is_partial and ((hash, False) in self._folder.usable or (hash, False) in self._queue):
                 for conversation in conversations:
                     self.record_owner(hash, conversation)
                 return True
@@ -205,7 +205,7 @@ class DiskStore:
 
     def record_owner(self, hash: bytes, conversation: bytes) -> None:
         with self._wake:
-            queued, name = self._queue.get((hash, False)), self._folder.known.get((hash, False))
+            queued, name = self._queue.get((hash, False)), self._folder.usable.get((hash, False))
             if queued is not None:
                 queued.conversations.add(conversation)
             if name is not None and self.is_writing:
@@ -245,7 +245,7 @@ class DiskStore:
     ) -> bool:
         """Read a block into buffers of `block_bytes` in total. If the result is False, their content is invalid."""
         with self._wake:
-            queued, name = self._queue.get((hash, is_partial)), self._folder.known.get((hash, is_partial))
+            queued, name = self._queue.get((hash, is_partial)), self._folder.usable.get((hash, is_partial))
             version = None if name is None else self._folder.version_of(name)
         if queued is not None:
             at = 0
@@ -269,7 +269,7 @@ class DiskStore:
 
     def prefetch(self, hash: bytes, *, is_partial: bool = False) -> None:
         with self._wake:
-            name = self._folder.known.get((hash, is_partial))
+            name = self._folder.usable.get((hash, is_partial))
         if name is not None:
             with suppress(OSError):  # `read_into` will report it
                 prefetch_file(self.folder / str(name))

@@ -1,9 +1,9 @@
 """Rendering of conversations with a model's chat template, so that content never yields control tokens.
 
 Before rendering, every `<` in content is replaced by a stand-in, a character that occurs nowhere else in the prompt.
-Every special token begins with `<`, so a special token in the rendered text comes from the template or, for past tool
-calls, from this module. The rendered text is split at special tokens. In the text between them, stand-ins are replaced
-by `<` again, and each piece is encoded without recognizing special tokens.
+Every special token begins with `<`, so a special token in the rendered text comes from the template or, for past
+reasoning and tool calls, from this module. The rendered text is split at special tokens. In the text between them,
+stand-ins are replaced by `<` again, and each piece is encoded without recognizing special tokens.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
         self.source = source
         # As in transformers, `tools` and `documents` are None, not undefined. Tools are passed as `xml_tools` instead.
-        self._given = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
+        self._constants = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
         try:
             self.sha256 = hashlib.sha256(source.encode()).hexdigest()
         except UnicodeEncodeError:
@@ -217,12 +217,12 @@ class ChatTemplate:
     def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
         # A known template renders each conversation on demand, in this process. An unknown template renders all of them
         # at once, in one child process.
-        given = (self._given | variables for variables in batch)
+        variable_sets = (self._constants | variables for variables in batch)
         try:
             if self._template is None:
-                yield from template_sandbox.render_in_child(self.source, list(given), day)
+                yield from template_sandbox.render_in_child(self.source, list(variable_sets), day)
                 return
-            for variables in given:
+            for variables in variable_sets:
                 yield template_sandbox.render_in_process(self._template, variables, day)
         except SandboxFailure as failure:
             raise _template_error(failure) from failure
@@ -326,8 +326,8 @@ def _skeleton(text: str) -> str:
 
 
 def _template_error(failure: SandboxFailure) -> TemplateError:
-    said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(failure)[:MAX_ERROR_CHARACTERS])
-    return TemplateError(Sentence(f"the model's chat template says: {said}", "template_says", said=said))
+    message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(failure)[:MAX_ERROR_CHARACTERS])
+    return TemplateError(Sentence(f"the model's chat template says: {message}", "template_says", said=message))
 
 
 def _today() -> date:

@@ -145,7 +145,6 @@ class PromptWriter:
         context_tokens: int,
         reserved_tokens: int,
     ) -> Prompt:
-
         write = partial(self.write, options=options, most_tokens=context_tokens)
         if options.when_full == "stop":
             return write(messages)
@@ -164,9 +163,9 @@ class PromptWriter:
         """
         limit = context_tokens - reserved_tokens
 
-        def attempt(kept: Sequence[Message]) -> Prompt | ContextLengthError:
+        def attempt(remaining: Sequence[Message]) -> Prompt | ContextLengthError:
             try:
-                return write(kept)
+                return write(remaining)
             except ContextLengthError as error:  # the prompt is too long to be encoded
                 return error
 

@@ -57,7 +57,7 @@ class GenerationTag(Extension):
 
 
 class NamedUndefined(jinja2.Undefined):
-    """Undefined name. As in transformers, templates can test it, and any other use is an error."""
+    """Undefined value. As in transformers, undefined names can only be tested; missing keys are empty text."""
 
     __slots__ = ()
 
@@ -76,7 +76,6 @@ class NamedUndefined(jinja2.Undefined):
         return False
 
     def _used(self) -> str:
-        # As in transformers, a missing key of a message is empty.
         if self._undefined_obj is missing:
             raise self._undefined_exception(self._undefined_message)
         return ""

@@ -111,7 +111,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], path: Path | None = None) -> Tokenizer:
-        """Build a tokenizer from metadata, or from a `tokenizer.json` next to `path`, which must have the same tokens.
+        """Build a tokenizer from metadata and, if present, a `tokenizer.json` next to `path` with equal tokens.
 
         Raises ModelFileError.
         """
@@ -119,9 +119,9 @@ class Tokenizer:
         if kind != "gpt2":
             raise ModelFileError(f"tokenizer.ggml.model is {quoted(kind)}; supported: 'gpt2' (byte-level BPE)")
         vocabulary = Vocabulary.from_gguf(metadata)
-        beside = path.with_name("tokenizer.json") if path is not None else None
-        if beside is not None and (beside.exists() or beside.is_symlink()):
-            pipeline, encoder = _pipeline_from_json(beside, vocabulary)
+        json_path = path.with_name("tokenizer.json") if path is not None else None
+        if json_path is not None and (json_path.exists() or json_path.is_symlink()):
+            pipeline, encoder = _pipeline_from_json(json_path, vocabulary)
         else:
             pipeline, encoder = _pipeline_from_gguf(metadata, vocabulary)
         shrinks = 1 if pipeline.normalizer is None else SHRINKS
@@ -252,8 +252,8 @@ def _pipeline_from_json(path: Path, vocabulary: Vocabulary) -> tuple[TokenizerPi
         raise _mismatch_error(path, str(error)) from error
 
 
-def _mismatch_error(path: Path, said: str) -> ModelFileError:
-    return ModelFileError(f"{path.name} does not match the model file next to it; fix or remove {path.name}: {said}")
+def _mismatch_error(path: Path, problem: str) -> ModelFileError:
+    return ModelFileError(f"{path.name} does not match the model file next to it; fix or remove {path.name}: {problem}")
 
 
 def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
@@ -292,13 +292,15 @@ class EncodedTexts:
     def encode(self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[Sequence[int]]:
         """Return ids; `encode` is called once, for all uncached texts."""
         with self._lock:
-            known = {text: self._texts[text] for text in texts if len(text) >= LEAST_CHARACTERS and text in self._texts}
-            for text in known:
+            cached = {
+                text: self._texts[text] for text in texts if len(text) >= LEAST_CHARACTERS and text in self._texts
+            }
+            for text in cached:
                 self._texts.move_to_end(text)
-        new = [text for text in texts if text not in known]
+        new = [text for text in texts if text not in cached]
         ids = dict(zip(new, encode(new), strict=True)) if new else {}
         self._cache_ids(ids)
-        return [known[text] if text in known else ids[text] for text in texts]
+        return [cached[text] if text in cached else ids[text] for text in texts]
 
     def _cache_ids(self, ids: dict[str, list[int]]) -> None:
         with self._lock:
@@ -308,8 +310,8 @@ class EncodedTexts:
                     self._texts[text] = array("i", its_ids)
                     self._bytes += size
             while self._bytes > MOST_BYTES:
-                text, kept = self._texts.popitem(last=False)
-                self._bytes -= _size(text, len(kept))
+                text, oldest_ids = self._texts.popitem(last=False)
+                self._bytes -= _size(text, len(oldest_ids))
 
 
 def _size(text: str, ids: int) -> int:

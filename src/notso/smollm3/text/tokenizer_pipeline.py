@@ -90,7 +90,7 @@ class TokenizerPipeline:
         """Parse a tokenizer.json. Raises ModelFileError, which names the unsupported part."""
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise ModelFileError("not a byte-level BPE tokenizer.json: there is no model")
-        _require_known_keys(content, "tokenizer.json", _CHECKED_ELSEWHERE | {"normalizer", "pre_tokenizer", "model"})
+        _require_known_keys(content, "tokenizer.json", _CHECKED_SEPARATELY | {"normalizer", "pre_tokenizer", "model"})
         _check_model(content["model"])
         _check_added(content.get("added_tokens"), content.get("normalizer"))
         _check_post_processor(content.get("post_processor"))
@@ -100,14 +100,14 @@ class TokenizerPipeline:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> TokenizerPipeline:
         """Read PIPELINE_KEY or `tokenizer.ggml.pre`. Raises ModelFileError."""
-        kept, name = metadata.get(PIPELINE_KEY), metadata.get("tokenizer.ggml.pre")
-        if kept is None:
+        stored, name = metadata.get(PIPELINE_KEY), metadata.get("tokenizer.ggml.pre")
+        if stored is None:
             if not isinstance(name, str) or name not in PRE_TOKENIZERS:
                 raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENIZERS)}")
             # ignore_merges keeps its default, True, as in the official tokenizer.json.
             return cls(_split(PRE_TOKENIZERS[name]))
         try:
-            content = json.loads(kept)
+            content = json.loads(stored)
             return cls._checked(content["normalizer"], content["pre_tokenizer"], content)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ModelFileError(f"{PIPELINE_KEY} is not a valid tokenizer in JSON") from None
@@ -132,22 +132,22 @@ class TokenizerPipeline:
         parts: dict[str, Any] = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
         parts |= {"normalizer": self.normalizer, "pre_tokenizer": self.pre_tokenizer}
         try:
-            made = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | parts))
+            parsed = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | parts))
             # The vocabulary is passed as a dict and tuples, because JSON text would take 1.5 times as long.
             encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=self.ignore_merges))
         except Exception as error:  # the library raises no narrower class
             raise ModelFileError(f"{merges_name} does not match the vocabulary: {error}") from error
         if self.normalizer is not None:
-            encoder.normalizer = made.normalizer
-        encoder.pre_tokenizer = made.pre_tokenizer
+            encoder.normalizer = parsed.normalizer
+        encoder.pre_tokenizer = parsed.pre_tokenizer
         return encoder
 
     def _canonical_form(self) -> tuple[Any, bool]:
-        cut: Any = json.loads(json.dumps(self.pre_tokenizer))
-        for each in (cut, *cut.get("pretokenizers", ())):
+        canonical: Any = json.loads(json.dumps(self.pre_tokenizer))
+        for each in (canonical, *canonical.get("pretokenizers", ())):
             if each["type"] == "ByteLevel":
                 each["trim_offsets"] = True
-        return cut, self.ignore_merges
+        return canonical, self.ignore_merges
 
 
 # Supported values of `tokenizer.ggml.pre`. Both names denote Llama 3's expression.
@@ -167,7 +167,7 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
 )
 
 # Keys that are checked separately or have no effect: transformers does not truncate or pad prompts when encoding them.
-_CHECKED_ELSEWHERE = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
+_CHECKED_SEPARATELY = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 
 def _require_known_keys(part: Mapping[str, Any], what: str, known: set[str]) -> None:
@@ -319,11 +319,11 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
     for key, text in (("bos", "<|begin_of_text|>"), ("eos", "<|im_end|>"), ("padding", "<|im_end|>")):
         if text in ids:
             entries[f"tokenizer.ggml.{key}_token_id"] = ids[text]
-    template = read_template_beside(path)
+    template = read_adjacent_template(path)
     return entries if template is None else entries | {"tokenizer.chat_template": template}
 
 
-def read_template_beside(path: Path) -> str | None:
+def read_adjacent_template(path: Path) -> str | None:
     """Return the chat template next to `path`, or None. Raises ModelFileError if it is unreadable."""
     try:
         return read_text(path.with_name(TEMPLATE_FILE), MAX_TEMPLATE_BYTES)

@@ -40,9 +40,9 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
                 # F16 is used if it is precise enough for the tensor. The rank may be larger than in the source, because
                 # `read_adapter` pads it.
                 halves = QTensor.quantize(values, F16)
-                kept = halves if _is_near(halves.dequantize(), values) else QTensor.quantize(values, F32)
-                where = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
-                writer.add_tensor(where, tensor.shape, kept.format, kept.data)
+                stored = halves if _is_near(halves.dequantize(), values) else QTensor.quantize(values, F32)
+                tensor_name = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
+                writer.add_tensor(tensor_name, tensor.shape, stored.format, stored.data)
     writer.write()
     return writer.tensor_bytes
 

@@ -229,20 +229,20 @@ def train(
 def _open_run(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        known: dict[str, Any] = json.loads((folder / RUN_FILE).read_text("utf-8"))
+        state: dict[str, Any] = json.loads((folder / RUN_FILE).read_text("utf-8"))
     except FileNotFoundError:
-        known = {"digest": digest, "day": day.isoformat(), "recipe": asdict(recipe)}
-        _write(folder, known)
+        state = {"digest": digest, "day": day.isoformat(), "recipe": asdict(recipe)}
+        _write(folder, state)
     except ValueError:
         raise TuningError(f"{folder / RUN_FILE} is not JSON: use --restart to start over") from None
-    if known.get("digest") != digest:
+    if state.get("digest") != digest:
         raise TuningError(f"{folder} contains a run with other rows, model or settings: use --restart to start over")
-    return known
+    return state
 
 
-def _write(folder: Path, known: dict[str, Any]) -> None:
+def _write(folder: Path, state: dict[str, Any]) -> None:
     part = folder / f"{RUN_FILE}.part"
-    part.write_text(json.dumps(known), "utf-8")
+    part.write_text(json.dumps(state), "utf-8")
     part.replace(folder / RUN_FILE)
 
 

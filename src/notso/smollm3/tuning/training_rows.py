@@ -76,27 +76,27 @@ class RowWriter:
             raise InvalidRequestError(f"{path.name} has no rows", param="data")
         return rows
 
-    def row(self, given: Any) -> TrainingRow:
+    def row(self, record: Any) -> TrainingRow:
         """Build a row from `messages`, or `prompt` and `completion`, with optional `tools` and `chat_template_kwargs`.
 
         Raises ValueError.
         """
-        messages, learned_from, options = _conversation(given)
-        thinking = options.get("enable_thinking", True) is not False
-        asked = RequestOptions(thinking=thinking, tools=parse_tools(given.get("tools")), date=self._day)
+        messages, learned_from, template_kwargs = _conversation(record)
+        thinking = template_kwargs.get("enable_thinking", True) is not False
+        options = RequestOptions(thinking=thinking, tools=parse_tools(record.get("tools")), date=self._day)
         ids: list[int] = []
         labels: list[int] = []
         for at, message in enumerate(messages):
             if message.role != "assistant":
                 continue
-            before = self._prompts.write(messages[:at], asked).ids
-            whole = self._conversation_ids(messages[: at + 1], asked)
+            before = self._prompts.write(messages[:at], options).ids
+            whole = self._conversation_ids(messages[: at + 1], options)
             if before[: len(ids)] != ids or whole[: len(before)] != before:
                 raise ValueError("the template renders a message differently when another message follows")
             end = 1 + max((place for place, token in enumerate(whole) if token in self._ends), default=-1)
             if not end:
                 raise ValueError("the template writes no end token after an answer")
-            learns = at >= learned_from and (bool(message.reasoning_content) or not _uses_thinking(messages, asked))
+            learns = at >= learned_from and (bool(message.reasoning_content) or not _uses_thinking(messages, options))
             labels += [NOT_LEARNED] * (len(before) - len(ids))
             labels += whole[len(before) : end] if learns else [NOT_LEARNED] * (end - len(before))
             labels += [NOT_LEARNED] * (len(whole) - end)
@@ -106,10 +106,10 @@ class RowWriter:
             raise ValueError(f"there is no answer to train on within {self._max_tokens:,} tokens")
         return TrainingRow(ids[: learned[-1] + 1], labels[: learned[-1] + 1])
 
-    def _conversation_ids(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
+    def _conversation_ids(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
         # The prompts end with different user messages, so their common prefix is the rendered conversation without a
         # generation prompt.
-        one, other = (self._prompts.write([*messages, Message("user", words)], asked).ids for words in ("a", "1"))
+        one, other = (self._prompts.write([*messages, Message("user", words)], options).ids for words in ("a", "1"))
         return one[: common_length(one, other)]
 
 
@@ -120,31 +120,31 @@ def _text_of(path: Path) -> str:
         raise InvalidRequestError(f"{path.name} {error}", param="data") from None
 
 
-def _uses_thinking(messages: Sequence[Message], asked: RequestOptions) -> bool:
+def _uses_thinking(messages: Sequence[Message], options: RequestOptions) -> bool:
     # If any answer of a conversation has reasoning, answers without it are not trained on.
-    return asked.thinking and any(message.reasoning_content for message in messages)
+    return options.thinking and any(message.reasoning_content for message in messages)
 
 
-def _conversation(given: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
-    if not isinstance(given, dict):
+def _conversation(record: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
+    if not isinstance(record, dict):
         raise ValueError("a row must be an object")
-    options = given.get("chat_template_kwargs") or {}
+    options = record.get("chat_template_kwargs") or {}
     if not isinstance(options, dict):
         raise ValueError("chat_template_kwargs must be an object")
-    if "messages" in given:
-        messages = list(parse_messages(given["messages"], "messages"))
+    if "messages" in record:
+        messages = list(parse_messages(record["messages"], "messages"))
         return messages, 0, options
-    if "prompt" in given and "completion" in given:
-        prompt = list(parse_messages(given["prompt"], "prompt"))
-        return [*prompt, *parse_messages(given["completion"], "completion")], len(prompt), options
+    if "prompt" in record and "completion" in record:
+        prompt = list(parse_messages(record["prompt"], "prompt"))
+        return [*prompt, *parse_messages(record["completion"], "completion")], len(prompt), options
     raise ValueError("a row needs messages, or a prompt and a completion")
 
 
-def parse_messages(given: Any, name: str) -> Iterator[Message]:
+def parse_messages(records: Any, name: str) -> Iterator[Message]:
     """Yield parsed messages. Raises ValueError."""
-    if not isinstance(given, list) or not given:
+    if not isinstance(records, list) or not records:
         raise ValueError(f"{name} must be a list of messages")
-    for each in given:
+    for each in records:
         role, content = (each.get(key) for key in ("role", "content")) if isinstance(each, dict) else (None, None)
         if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str | None):
             raise ValueError(f"{name}: {quoted(each)} has an invalid role or content")
@@ -157,19 +157,19 @@ def parse_messages(given: Any, name: str) -> Iterator[Message]:
         yield Message(role, text, thoughts or None, calls, keep_reasoning=bool(thoughts))
 
 
-def parse_tools(given: Any) -> list[Any] | None:
+def parse_tools(tools: Any) -> list[Any] | None:
     """Return a row's tools, or None. Raises ValueError."""
-    if given is not None and (not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given)):
+    if tools is not None and (not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools)):
         raise ValueError("tools must be a list of objects")
-    return given or None
+    return tools or None
 
 
-def _parse_tool_call(given: Any) -> ToolCall:
+def _parse_tool_call(call: Any) -> ToolCall:
     try:
-        function = given["function"]
+        function = call["function"]
         arguments = function["arguments"]
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return ToolCall(str(given.get("id", "")), str(function["name"]), written)
+        return ToolCall(str(call.get("id", "")), str(function["name"]), written)
     except (TypeError, KeyError, AttributeError):
         raise ValueError("a tool call needs a function with name and arguments") from None
 
@@ -198,17 +198,17 @@ class RehearsalConversation:
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
     thinking: bool = False
-    said: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
 
     def advance_to_question(self) -> bool:
         while self.messages and not self._awaits_answer():
-            if self.messages[0]["role"] == "tool" and not self.said[-1].get("tool_calls"):
+            if self.messages[0]["role"] == "tool" and not self.history[-1].get("tool_calls"):
                 return False  # this is the result of a call that the model did not make
-            self.said.append(self.messages.pop(0))
+            self.history.append(self.messages.pop(0))
         return self._awaits_answer()
 
     def _awaits_answer(self) -> bool:
-        last = self.said[-1]["role"] if self.said else "system"
+        last = self.history[-1]["role"] if self.history else "system"
         following = self.messages[0]["role"] if self.messages else "user"
         answers_are_due = {"user": ("system", "user", "tool"), "tool": ("system", "user")}
         return following in answers_are_due.get(last, ())
@@ -221,17 +221,17 @@ def read(text: str, name: str) -> list[RehearsalConversation]:
         if not line.strip() or line.startswith("#"):
             continue
         try:
-            given: Any = {"messages": [{"role": "user", "content": line}]}
+            record: Any = {"messages": [{"role": "user", "content": line}]}
             if line.startswith("{"):
-                given = json.loads(line)
-            messages = given.get("messages")
+                record = json.loads(line)
+            messages = record.get("messages")
             list(parse_messages(messages, "messages"))
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
-            thinks = (given.get("chat_template_kwargs") or {}).get("enable_thinking")
+            thinks = (record.get("chat_template_kwargs") or {}).get("enable_thinking")
             # Ask with and without thinking, unless chat_template_kwargs selects one mode.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
-                found.append(RehearsalConversation(list(messages), parse_tools(given.get("tools")), thinking))
+                found.append(RehearsalConversation(list(messages), parse_tools(record.get("tools")), thinking))
         except (ValueError, RecursionError, AttributeError) as error:
             raise InvalidRequestError(f"{name}, line {number}: {one_line(str(error))}", param="rehearse") from None
     return found
@@ -250,25 +250,27 @@ def generate_answers(
         progress("answering rehearsal questions", start, len(conversations))
         open_ones = list(conversations[start : start + AT_ONCE])
         while open_ones := [each for each in open_ones if each.advance_to_question()]:
-            asked = [_submit(engine, each, max_tokens, day) for each in open_ones]
-            made = [_answer(generation, each.thinking) for generation, each in zip(asked, open_ones, strict=True)]
-            for each, answer in zip(open_ones, made, strict=True):
+            generations = [_submit(engine, each, max_tokens, day) for each in open_ones]
+            answers = [
+                _answer(generation, each.thinking) for generation, each in zip(generations, open_ones, strict=True)
+            ]
+            for each, answer in zip(open_ones, answers, strict=True):
                 # If an answer is truncated or empty, or its reasoning does not match `thinking`, the rest of the
                 # conversation is dropped.
                 if answer is None:
-                    each.said.clear()
+                    each.history.clear()
                     each.messages.clear()
                     continue
                 rows.append(_row(each, answer))
-                each.said.append(answer | {"content": answer["content"].rpartition(THINK_CLOSE)[2]})
+                each.history.append(answer | {"content": answer["content"].rpartition(THINK_CLOSE)[2]})
     progress("answering rehearsal questions", len(conversations), len(conversations))
     return rows
 
 
 def _submit(engine: Engine, conversation: RehearsalConversation, max_tokens: int, day: date) -> Generation:
     options = RequestOptions(thinking=conversation.thinking, tools=conversation.tools, date=day)
-    said = list(parse_messages(conversation.said, "messages"))
-    return engine.submit(said, SamplingParams(temperature=0, max_tokens=max_tokens), options)
+    messages = list(parse_messages(conversation.history, "messages"))
+    return engine.submit(messages, SamplingParams(temperature=0, max_tokens=max_tokens), options)
 
 
 def _answer(generation: Generation, thinking: bool) -> dict[str, Any] | None:
@@ -294,7 +296,7 @@ def _answer(generation: Generation, thinking: bool) -> dict[str, Any] | None:
 
 def _row(conversation: RehearsalConversation, answer: dict[str, Any]) -> dict[str, Any]:
     row = {
-        "prompt": list(conversation.said),
+        "prompt": list(conversation.history),
         "completion": [answer],
         "chat_template_kwargs": {"enable_thinking": conversation.thinking},
     }

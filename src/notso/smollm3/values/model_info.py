@@ -40,7 +40,7 @@ class ModelInfo:
     context_tokens: int
     quantization: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
     device: str = "cpu"  # or "cuda:0 (name)"
-    device_note: str = ""  # why device "auto" does not use the GPU; "" if it does, or without a GPU driver
+    device_note: str = ""  # error because of which the CPU replaces a GPU; otherwise ""
     kernels: str = "generic"
     threads: int = 1
     kv_format: str = "f16"

@@ -83,8 +83,8 @@ class SamplingParams:
     """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
     PARAMETERS has the range and meaning of each field. None means no limit or, for seed, a random value. The same seed
-    and input give the same text. Penalties count the last `penalty_window` tokens of prompt and answer. DRY lowers the
-    logit of a token that extends a repetition of at least `dry_allowed_length` tokens by
+    and input give the same text. Penalties consider the last `penalty_window` tokens of prompt and answer. DRY lowers
+    the logit of a token that extends a repetition of at least `dry_allowed_length` tokens by
     dry_multiplier * dry_base ** (length - dry_allowed_length).
 
     given: fields that were set explicitly, possibly to their default. Other fields that have their default value take
