@@ -4,11 +4,11 @@ NotsoError
 └── ModelError
     ├── ModelFileError           the GGUF file is not a supported SmolLM3
     │   └── AdapterFileError     the file is not a supported LoRA adapter
-    ├── TemplateError            the chat template failed or refused the messages
-    ├── InvalidRequestError      a parameter or message is out of range; `param` names it
+    ├── TemplateError            the chat template failed or rejected the messages
+    ├── InvalidRequestError      a parameter or message is invalid; `param` names it
     │   ├── ContextLengthError   the prompt does not fit, or leaves no room for an answer
     │   └── UnknownOptionError   no setting has this name; also a TypeError
-    ├── OutOfMemoryError         the plan exceeds the available memory
+    ├── OutOfMemoryError         more memory is needed than is available
     ├── EngineError              the engine failed on this answer
     │   └── EngineLostError      the engine was lost; another engine can continue the answer
     └── DownloadError            a download failed or does not match its published hash
@@ -39,7 +39,7 @@ class AdapterFileError(ModelFileError):
 
 
 class TemplateError(ModelError):
-    """The chat template failed, or refused the messages."""
+    """The chat template failed, or rejected the messages."""
 
     is_about_a_file = True
 
@@ -77,7 +77,7 @@ class UnknownOptionError(InvalidRequestError, TypeError):
 
 
 class OutOfMemoryError(ModelError):
-    """A memory plan does not fit. Sizes in bytes."""
+    """More memory is needed than is available. Sizes in bytes."""
 
     def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
         super().__init__(message)

@@ -112,7 +112,7 @@ GENERATION_HARMLESS = frozenset(
     }
 )
 
-# Defaults for requests. They are logged and ignored, because requests and server settings define their own defaults.
+# Defaults for requests. They are logged and ignored, because requests and server settings determine these values.
 GENERATION_CHOSEN = frozenset(
     {
         *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"),

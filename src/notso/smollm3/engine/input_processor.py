@@ -165,8 +165,7 @@ class InputProcessor:
     def build_verification(
         self, receipt: Mapping[str, Any], options: RequestOptions, adapter: Adapter | None
     ) -> tuple[Request, ReceiptVerifier]:
-        """Return a request that computes the logits of a receipt's answer, and the verifier that samples this answer
-        again.
+        """Return a request that computes the logits of a receipt's answer, and the verifier that samples it again.
 
         Raises InvalidRequestError or ContextLengthError.
         """

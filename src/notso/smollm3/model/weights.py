@@ -1,4 +1,4 @@
-"""Model weights by role; the only module that knows GGUF tensor names.
+"""Model weights by role, and the GGUF names of their tensors.
 
 This module also chooses the block format of each tensor for the mixes Q4_K_M and Q5_K_M.
 """

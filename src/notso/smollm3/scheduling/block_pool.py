@@ -282,7 +282,7 @@ NO_SALT = CacheSalt(b"")
 
 
 def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSalt:
-    """Return the salt of an owner's prompts. `scope`: name of a shared prefix; `adapter`: digest or empty."""
+    """Return the salt of an owner's prompts. `scope`: see `FixedPrefix`; `adapter`: digest or empty."""
     # Prompts match only blocks of their own owner, so response times reveal nothing about other owners. The length byte
     # separates the adapter's digest from the owner's name.
     adapter = bytes([len(adapter)]) + adapter

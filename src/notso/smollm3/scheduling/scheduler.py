@@ -6,9 +6,9 @@ long prompts do not stall running chats. When no block is free, the last sequenc
 preempted. Its computed prefix stays cached while there is room.
 
 Sequences are ordered by priority, then by the number of sequences of the same owner ahead of them, then by arrival. The
-first sequence of each owner thus precedes all second sequences, which are preempted if necessary. A sequence that has
-been overtaken too often precedes all others. The first sequence in this order always makes progress, so none waits
-forever.
+first sequence of each owner thus precedes all second sequences of its priority, which are preempted if necessary. A
+sequence that has been overtaken too often precedes all others. The first sequence in this order always makes progress,
+so none waits forever.
 """
 
 from __future__ import annotations
