@@ -47,8 +47,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         terminal.print_line(version_line())
         raise typer.Exit()
 
@@ -125,14 +125,14 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: `serve`) and return its exit code."""
     terminal.prepare_streams()
     _drop_service_links()
-    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    args = [*(sys.argv[1:] if arguments is None else arguments)]
     command = exit_codes.ANY_COMMAND
     try:
         group: Any = typer.main.get_command(app)
-        given = [*_insert_default_command(group, given)]
-        command = command_of(group, given)
+        args = [*_insert_default_command(group, args)]
+        command = command_of(group, args)
         outcome = group.main(
-            args=given,
+            args=args,
             prog_name="notso",
             # Let errors propagate to the handler below, which prints one line and returns our exit code.
             standalone_mode=False,
@@ -149,24 +149,24 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     return _flush(code)
 
 
-def _insert_default_command(group: Any, given: Sequence[str]) -> Sequence[str]:
+def _insert_default_command(group: Any, args: Sequence[str]) -> Sequence[str]:
     # Inserts `serve` if the command line is empty or begins with an option of `serve`.
-    if not given:
+    if not args:
         return ["serve"]
-    first = given[0]
+    first = args[0]
     options = {name for each in group.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
-    own = {*group.context_settings["help_option_names"], *(name for each in group.params for name in each.opts)}
+    own_options = {*group.context_settings["help_option_names"], *(name for each in group.params for name in each.opts)}
     # An option and its value may be a single word: `-mFILE`, `--model=FILE`.
     name = first.partition("=")[0] if first.startswith("--") else first[:2]
-    if not name.startswith("-") or name in own:
-        return given
+    if not name.startswith("-") or name in own_options:
+        return args
     # Misspelled options of `serve` count as well, because the error message of `serve` suggests the correct one.
-    return ["serve", *given] if name in options or difflib.get_close_matches(name, options, cutoff=0.8) else given
+    return ["serve", *args] if name in options or difflib.get_close_matches(name, options, cutoff=0.8) else args
 
 
-def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
+def command_of(group: Any, args: Sequence[str]) -> exit_codes.Command:
     """Return the command and its options, which determine the advice in error messages."""
-    verb = given[0] if given else "serve"
+    verb = args[0] if args else "serve"
     if verb not in group.commands:
         return exit_codes.ANY_COMMAND
     options = (each.name for each in group.commands[verb].params if each.param_type_name == "option")

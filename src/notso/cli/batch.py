@@ -78,15 +78,15 @@ def batch(
         raise typer.BadParameter("IN and OUT are the same file", param_hint="OUT")
     source = BatchInput(requests)
     with BatchOutput(answers, source.ids) as sink:
-        there = len(sink.done)
-        if there == len(source.ids):
-            _print_summary(source, there, 0, 0, as_json)
+        already_done = len(sink.done)
+        if already_done == len(source.ids):
+            _print_summary(source, already_done, 0, 0, as_json)
             _exit_if_any_failed(sink)
             return
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if ray:
                 chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
-                tally: BatchRun | Tally = answer_on_cluster(source, sink, interruption, report, chosen, count)
+                result: BatchRun | Tally = answer_on_cluster(source, sink, interruption, report, chosen, count)
             else:
                 # The engine is loaded only now, because a batch that is already complete does not need it.
                 engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
@@ -94,11 +94,11 @@ def batch(
                     notice = engines.demo_notice(engine.info)
                     if notice and not as_json:
                         terminal.note(notice)
-                    tally = run = BatchRun(engine, source, sink, interruption, report)
+                    result = run = BatchRun(engine, source, sink, interruption, report)
                     run.answer_all()
                 finally:
                     engine.close()
-        _print_summary(source, there, tally.answered, tally.failed, as_json)
+        _print_summary(source, already_done, result.answered, result.failed, as_json)
     if interruption.requested():
         terminal.note("Stopped. Run the same command again to continue.")
         raise typer.Exit(exit_codes.INTERRUPTED)
@@ -111,22 +111,22 @@ def _exit_if_any_failed(sink: BatchOutput) -> None:
         raise typer.Exit(exit_codes.REQUESTS_FAILED)
 
 
-def _print_summary(source: BatchInput, there: int, answered: int, failed: int, as_json: bool) -> None:
-    left = len(source.ids) - there - answered - failed
+def _print_summary(source: BatchInput, already_done: int, answered: int, failed: int, as_json: bool) -> None:
+    left = len(source.ids) - already_done - answered - failed
     if as_json:
         terminal.print_json(
-            {"requests": len(source.ids), "there": there, "answered": answered, "failed": failed, "left": left}
+            {"requests": len(source.ids), "there": already_done, "answered": answered, "failed": failed, "left": left}
         )
         return
     parts = [f"{answered} answered", f"{failed} failed"] if answered or failed else []
-    parts += [f"{there} already done"] if there else []
+    parts += [f"{already_done} already done"] if already_done else []
     parts += [f"{left} left"] if left else []
     terminal.note(f"{len(source.ids)} requests: {', '.join(parts) or 'none'}.")
 
 
 # Request lines per Ray task. This is twice an engine's default concurrency, to keep the engine busy; if an engine is
 # lost, Ray repeats only its current task.
-SHARE = 32
+REQUESTS_PER_TASK = 32
 
 
 @dataclass(slots=True)
@@ -136,15 +136,16 @@ class Tally:
 
 
 class BatchWorker:
-    # An engine on a Ray worker. Ray Data calls it once per task, with the requests of that task.
-    def __init__(self, **chosen: Any) -> None:
-        self._engine = engines.open_engine(chosen.pop("model"), chosen.pop("context_tokens"), **chosen, silent=True)
+    # An engine on a Ray worker. Ray Data calls the object once per task, with the requests of the task.
+    def __init__(self, **engine_options: Any) -> None:
+        model, context = engine_options.pop("model"), engine_options.pop("context_tokens")
+        self._engine = engines.open_engine(model, context, **engine_options, silent=True)
 
-    def __call__(self, asked: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         # Returns answers in the order of the requests.
-        share = _WorkerBatch([_line_from_json(text) for text in asked["request"]])
-        BatchRun(self._engine, share, share, Interruption(), lambda what, done, total: None).answer_all()
-        return {"answer": [json.dumps(share.answers[line.id]) for line in share.lines()]}
+        task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
+        BatchRun(self._engine, task, task, Interruption(), lambda what, done, total: None).answer_all()
+        return {"answer": [json.dumps(task.answers[line.id]) for line in task.lines()]}
 
 
 class _WorkerBatch:
@@ -168,21 +169,21 @@ def answer_on_cluster(
     sink: BatchOutput,
     interruption: Interruption,
     report: terminal.Progress,
-    chosen: Mapping[str, Any],
+    engine_options: Mapping[str, Any],
     count: int | None,
 ) -> Tally:
     """Run on a Ray cluster until every line has an answer or Ctrl-C is pressed. Raises ClusterError."""
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
 
-    model = chosen["model"]
+    model = engine_options["model"]
     # Make the path absolute, because each worker may have another working directory.
-    options = {**chosen, "model": None if model is None else Path(model).absolute()}
+    options = {**engine_options, "model": None if model is None else Path(model).absolute()}
     missing = [_line_to_json(line) for line in source.lines() if line.id not in sink.done]
     tally = Tally()
     report("answering", len(sink.done), len(source.ids))
     with control.ray_connection(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
-        for text in answers(missing, BatchWorker, options, engines=count, share=SHARE):
+        for text in answers(missing, BatchWorker, options, engines=count, requests_per_call=REQUESTS_PER_TASK):
             answer = json.loads(text)
             sink.write(answer)
             if answer["error"] is None:

@@ -60,12 +60,12 @@ class BatchInput:
                     if not content:
                         continue
                 custom_id = _custom_id(content)
-                name = hashlib.sha256((custom_id or "").encode("utf-8", "surrogatepass")).digest()
-                repeats = custom_id is not None and name in seen
-                seen.add(name)
+                custom_id_hash = hashlib.sha256((custom_id or "").encode("utf-8", "surrogatepass")).digest()
+                repeats = custom_id is not None and custom_id_hash in seen
+                seen.add(custom_id_hash)
                 # If there is no unique custom_id, the line number distinguishes identical requests.
-                place = b"line %d\0" % number if custom_id is None or repeats else b""
-                key = hashlib.sha256(place + (content or b"")).hexdigest()[:_ID_DIGITS]
+                prefix = b"line %d\0" % number if custom_id is None or repeats else b""
+                key = hashlib.sha256(prefix + (content or b"")).hexdigest()[:_ID_DIGITS]
                 yield RequestLine(number, f"batch_req_{key}", content, custom_id, repeats)
 
     def _line_contents(self, file: BinaryIO) -> Iterator[bytes | None]:
@@ -76,7 +76,7 @@ class BatchInput:
 
 
 class BatchOutput:
-    def __init__(self, path: Path, wanted: set[str]) -> None:
+    def __init__(self, path: Path, request_ids: set[str]) -> None:
         """Open or create the file. Raises typer.BadParameter."""
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
             raise _refusal(f"{path} must be a regular file: existing answers are read to resume a batch")
@@ -86,7 +86,7 @@ class BatchOutput:
         try:
             lock(self._file.fileno())
             # If a line does not answer a request of this batch, the file is refused and left unchanged.
-            self.done = self._read_answers(wanted)
+            self.done = self._read_answers(request_ids)
         except BlockingIOError:
             self._file.close()
             raise _refusal(f"another process is writing {path}") from None
@@ -109,21 +109,21 @@ class BatchOutput:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _read_answers(self, wanted: set[str]) -> set[str]:
+    def _read_answers(self, request_ids: set[str]) -> set[str]:
         self._file.seek(0)
         done: set[str] = set()
         end = 0
         for number, line in enumerate(iter(lambda: self._file.readline(MAX_ANSWER_BYTES), b""), start=1):
-            if not line.endswith(b"\n") and _may_be_partial_answer(line, wanted):  # truncated by a crash
+            if not line.endswith(b"\n") and _may_be_partial_answer(line, request_ids):  # truncated by a crash
                 break
             answer = _parse_answer(line)
-            found = str(answer.get("id", ""))
-            if found not in wanted:
+            answer_id = str(answer.get("id", ""))
+            if answer_id not in request_ids:
                 raise _refusal(
                     f"line {number} of {self.path} does not match a request of this batch, or the request has changed; "
                     "use another output file"
                 )
-            done.add(found)
+            done.add(answer_id)
             self.failed += answer.get("error") is not None
             end += len(line)
         if end < self._file.seek(0, os.SEEK_END):
@@ -159,9 +159,9 @@ def _parse_answer(line: bytes) -> dict[str, Any]:
     return {}
 
 
-def _may_be_partial_answer(line: bytes, wanted: set[str]) -> bool:
+def _may_be_partial_answer(line: bytes, request_ids: set[str]) -> bool:
     # `id` is the first field of an answer, so a truncated line begins with an id, which may be truncated, too.
-    beginnings = (json.dumps({"id": id}).encode()[:-1] for id in wanted)
+    beginnings = (json.dumps({"id": id}).encode()[:-1] for id in request_ids)
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
 
@@ -223,10 +223,10 @@ class BatchRun:
 
     def answer_all(self) -> None:
         self._report_progress()
-        most = _REQUESTS_PER_SLOT * max(1, self._engine.info.max_num_seqs)
+        max_running = _REQUESTS_PER_SLOT * max(1, self._engine.info.max_num_seqs)
         try:
             for line in self._unanswered():
-                while len(self._running) >= most and not self._interruption.requested():
+                while len(self._running) >= max_running and not self._interruption.requested():
                     self._write_finished()
                 if self._interruption.requested():
                     return
@@ -234,8 +234,8 @@ class BatchRun:
             while self._running and not self._interruption.requested():
                 self._write_finished()
         finally:
-            for asked in self._running:
-                asked.stop()
+            for entry in self._running:
+                entry.stop()
 
     def _unanswered(self) -> Iterator[RequestLine]:
         return (line for line in self._source.lines() if line.id not in self._sink.done)
@@ -244,35 +244,35 @@ class BatchRun:
         from notso.smollm3.errors import NotsoError
         from notso.web.edge.errors import ApiError, api_error_of
 
-        asked = None
+        entry = None
         try:
-            asked = _RunningRequest(line, read_request(line))
-            request = asked.request
+            entry = _RunningRequest(line, read_request(line))
+            request = entry.request
             owner = line.id if request.fresh else ""
             options = replace(request.options, owner=owner, priority="background")
             for prompt, params in request.choices:
-                asked.generations.append(self._engine.submit(prompt, params, options))
+                entry.generations.append(self._engine.submit(prompt, params, options))
         except (ApiError, NotsoError) as error:
-            if asked is not None:
-                asked.stop()  # stop the choices that were submitted before the rejected one
+            if entry is not None:
+                entry.stop()  # stop the choices that were submitted before the rejected one
             self._write(line, _error_response(line, api_error_of(error)))
             return
-        self._running[asked] = None
-        for generation in asked.generations:
-            generation.subscribe(lambda: self._finished_signals.put(None) if asked.finished else None)
+        self._running[entry] = None
+        for generation in entry.generations:
+            generation.subscribe(lambda: self._finished_signals.put(None) if entry.finished else None)
 
     def _write_finished(self) -> None:
         # The timeout lets the caller check regularly for Ctrl-C.
         with contextlib.suppress(queue.Empty):
             self._finished_signals.get(timeout=_POLL_SECONDS)
-        ended = [asked for asked in self._running if asked.finished]
-        for asked in ended:
+        finished = [entry for entry in self._running if entry.finished]
+        for entry in finished:
             if self._interruption.requested():
                 return  # do not write answers that Ctrl-C has cut off
-            del self._running[asked]
-            self._write(asked.line, self._collect_answer(asked))
+            del self._running[entry]
+            self._write(entry.line, self._collect_answer(entry))
 
-    def _collect_answer(self, asked: _RunningRequest) -> dict[str, Any]:
+    def _collect_answer(self, entry: _RunningRequest) -> dict[str, Any]:
         from notso.smollm3.errors import NotsoError
         from notso.web.api.shared.api_request import ignored_headers
         from notso.web.api.shared.completion import Completion, collect_choice, fingerprint
@@ -281,17 +281,18 @@ class BatchRun:
 
         info = self._engine.info
         try:
-            raw, weighed = asked.request.raw_thinking, asked.request.options.top_logprobs is not None
+            raw_thinking = entry.request.raw_thinking
+            with_logprobs = entry.request.options.top_logprobs is not None
             choices = [
-                collect_choice(generation.read(0), raw_thinking=raw, logprobs=weighed)
-                for generation in asked.generations
+                collect_choice(generation.read(0), raw_thinking=raw_thinking, logprobs=with_logprobs)
+                for generation in entry.generations
             ]
         except NotsoError as error:
-            asked.stop()  # if one choice fails, the whole request fails
-            return _error_response(asked.line, api_error_of(error))
+            entry.stop()  # if one choice fails, the whole request fails
+            return _error_response(entry.line, api_error_of(error))
         completion: Completion = Completion(model_id(info), fingerprint(info))
-        answer = _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}
-        if ignored := ignored_headers(asked.request):
+        answer = _response(entry.line, 200, completion.body(choices, entry.request.reasoning_mode)) | {"error": None}
+        if ignored := ignored_headers(entry.request):
             answer["response"]["headers"] = ignored
         return answer
 

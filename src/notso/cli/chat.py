@@ -42,7 +42,7 @@ def chat(
     """Chat in the terminal. Thinking is shown dimmed; `/help` lists the commands."""
     params = params_from(sampling)
     adapters = adapter or []
-    used = engines.active_adapter(adapters)
+    active_adapter = engines.active_adapter(adapters)
     engine = engines.open_engine(
         model,
         context,
@@ -61,7 +61,7 @@ def chat(
             system=system,
             thinking=not no_think,
             show_thinking=not hide_thinking,
-            adapter=used,
+            adapter=active_adapter,
             open_engine=lambda path, is_first: engines.open_engine(
                 path,
                 context,
@@ -101,7 +101,7 @@ def _process_message(conversation: ChatSession, text: str) -> bool:
 
     outcome = CommandResult(question=text)
     try:
-        # To send a message that begins with a slash, the user types two slashes.
+        # A message that begins with a slash is sent by typing two slashes.
         if text.startswith("//"):
             outcome = CommandResult(question=text[1:])
         elif text.startswith("/"):

@@ -83,7 +83,7 @@ def cluster(
     The configuration contains no secrets: set these variables on each machine, in the environment in which Ray is
     started. File paths must be valid on every machine.
     """
-    from notso.cluster.plan import NOTHING_BETWEEN, ClusterPlan, serve_config
+    from notso.cluster.plan import NEEDS_SHARED_STORES, ClusterPlan, serve_config
     from notso.web.values.errors import SettingsError
 
     if action != "up":
@@ -117,7 +117,7 @@ def cluster(
     )
     config = serve_config(plan)
     if not dry_run and address is None and plan.has_several and not all(map(os.environ.get, SHARED_STORES)):
-        raise SettingsError(NOTHING_BETWEEN, setting="database_url")
+        raise SettingsError(NEEDS_SHARED_STORES, setting="database_url")
     if dry_run:
         terminal.print_line(json.dumps(config, indent=2))  # Ray reads YAML, of which JSON is a subset
         return
@@ -143,13 +143,13 @@ def ray_control() -> ModuleType:
 
 def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as_json: bool) -> None:
     control = ray_control()
-    over = threading.Event()
+    stop_requested = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         # Signals are handled here, so that replicas complete running requests before Ray is stopped.
-        signal.signal(each, lambda number, frame: over.set())
+        signal.signal(each, lambda number, frame: stop_requested.set())
     with control.ray_connection(address, max(replicas, os.cpu_count() or 1)):
         with terminal.waiting("starting the replicas", silent=as_json):
-            is_up = control.deploy(config, over.is_set)
+            is_up = control.deploy(config, stop_requested.is_set)
         if is_up and as_json:
             terminal.print_json(
                 {"event": "open", "url": url, "address": control.cluster_address(), **asdict(control.status())}
@@ -158,7 +158,7 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
             terminal.print_line(f"open     {url}" + (" (Ctrl-C stops)" if address is None else ""))
             terminal.print_line(f"address  {control.cluster_address()} (for --address)")
         if address is None:
-            over.wait()
+            stop_requested.wait()
             terminal.note("Stopping: the replicas complete running requests first.")
             control.shut_down()
 

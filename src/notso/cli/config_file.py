@@ -21,9 +21,9 @@ MAX_BYTES = 1 << 20
 
 
 def config_path() -> Path:
-    named = os.environ.get("NOTSO_CONFIG")
-    if named:
-        return Path(named).expanduser()
+    path = os.environ.get("NOTSO_CONFIG")
+    if path:
+        return Path(path).expanduser()
     import platformdirs
 
     return platformdirs.user_config_path("notso") / "config.toml"
@@ -39,14 +39,14 @@ def read_config(group: Any) -> dict[str, dict[str, Any]]:
     import tomllib
 
     try:
-        given = tomllib.loads(read_text(path, MAX_BYTES))
+        tables = tomllib.loads(read_text(path, MAX_BYTES))
     except NotTextError as error:
         raise _error(path, str(error)) from None
     except OSError as error:
         raise _error(path, error.strerror or "cannot be read") from None
     except (ValueError, RecursionError) as error:
         raise _error(path, terminal.on_one_line(str(error))) from None
-    return {verb: _table(path, group, verb, values) for verb, values in given.items()}
+    return {verb: _table(path, group, verb, values) for verb, values in tables.items()}
 
 
 def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
@@ -55,17 +55,17 @@ def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
         raise _error(
             path, f"[{terminal.on_one_line(verb)}] is not a command; commands: {', '.join(_visible_commands(group))}"
         )
-    known = {_option_name(each): each for each in command.params if each.param_type_name == "option"}
+    options = {_option_name(each): each for each in command.params if each.param_type_name == "option"}
     for name, value in values.items():
-        if name not in known:
+        if name not in options:
             raise _error(
-                path, f"[{verb}] has no option {terminal.on_one_line(name)}; options: {', '.join(sorted(known))}"
+                path, f"[{verb}] has no option {terminal.on_one_line(name)}; options: {', '.join(sorted(options))}"
             )
         if isinstance(value, dict):
             raise _error(path, f"[{verb}] {name} is a table, not a value")
-        if (expected := _expected(known[name], value)) is not None:
+        if (expected := _expected(options[name], value)) is not None:
             raise _error(path, f"[{verb}] {name} must be {expected}")
-    return {known[name].name: value for name, value in values.items()}
+    return {options[name].name: value for name, value in values.items()}
 
 
 def _visible_commands(group: Any) -> list[str]:
@@ -76,8 +76,8 @@ def _expected(parameter: Any, value: Any) -> str | None:
     # Returns the type that the parameter requires, or None if the value has it. Without this check, typer would convert
     # values of nearly any type: `true` would become port 1. Strings are accepted: typer parses them like arguments.
     if parameter.multiple or parameter.nargs != 1:
-        is_fit = isinstance(value, list) and all(_expected_one(parameter, each) is None for each in value)
-        return None if is_fit else "a list"
+        matches = isinstance(value, list) and all(_expected_one(parameter, each) is None for each in value)
+        return None if matches else "a list"
     return _expected_one(parameter, value)
 
 

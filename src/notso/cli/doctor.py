@@ -209,15 +209,15 @@ def _gpu() -> Iterator[Finding]:
 def _memory() -> Iterator[Finding]:
     from notso.qtensor import available_memory, memory_limits
 
-    least = available_memory()
-    bounds = "; ".join(f"{bound.source} {terminal.gigabytes(bound.available_bytes)}" for bound in memory_limits())
-    if least.available_bytes < WHOLE_MODEL_BYTES:
+    lowest = available_memory()
+    limits = "; ".join(f"{limit.source} {terminal.gigabytes(limit.available_bytes)}" for limit in memory_limits())
+    if lowest.available_bytes < WHOLE_MODEL_BYTES:
         needed = terminal.gigabytes(WHOLE_MODEL_BYTES)
         yield Finding(
-            "warn", "memory", f"{bounds} available; SmolLM3-3B needs {needed}", "close programs or raise the limit"
+            "warn", "memory", f"{limits} available; SmolLM3-3B needs {needed}", "close programs or raise the limit"
         )
     else:
-        yield Finding("ok", "memory", f"{bounds} available")
+        yield Finding("ok", "memory", f"{limits} available")
 
 
 def _pages() -> Iterator[Finding]:

@@ -51,7 +51,7 @@ def documents(
         bool,
         typer.Option(
             "--unconfined-documents",
-            help="Parse PDF files and spreadsheets even without a sandbox (no Landlock or seccomp).",
+            help="Parse PDF files and spreadsheets even if the system has no sandbox (Landlock and seccomp).",
         ),
     ] = False,
     data_dir: options.DataDir = None,
@@ -93,10 +93,10 @@ def documents(
         if action == "search":
             await _search(store, chosen, " ".join(items or []), as_json)
         else:
-            known = await store.documents.documents(LOCAL_OWNER, chosen.id) if chosen is not None else []
+            stored = await store.documents.documents(LOCAL_OWNER, chosen.id) if chosen is not None else []
             if action == "list":
-                _print_documents(known, as_json)
-            for document in [_find_document(known, item) for item in items or []]:
+                _print_documents(stored, as_json)
+            for document in [_find_document(stored, item) for item in items or []]:
                 if action == "rm":
                     await store.documents.delete(LOCAL_OWNER, document.id)
                 else:
@@ -139,13 +139,12 @@ async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tu
 
 
 def _list_files(path: Path) -> list[tuple[Path, str]]:
-    # Raises OSError.
     from notso.web.chat.library import display_name, find_document_files
 
-    path.stat()
-    within = path.absolute().parent
+    path.stat()  # raises OSError if the file does not exist
+    parent = path.absolute().parent
     return [
-        (each, display_name(str(each.absolute().relative_to(within))))
+        (each, display_name(str(each.absolute().relative_to(parent))))
         for each in (find_document_files(path) if path.is_dir() else [path])
     ]
 
@@ -168,10 +167,10 @@ async def _read(store: ChatStore, document: StoredDocument, page: int | None, as
         terminal.print_line(shown)
 
 
-def _find_document(known: Sequence[StoredDocument], item: str) -> StoredDocument:
+def _find_document(stored: Sequence[StoredDocument], item: str) -> StoredDocument:
     from notso.web.values.errors import StorageError
 
-    found = [each for each in known if item in (each.id, each.name)]
+    found = [each for each in stored if item in (each.id, each.name)]
     if len(found) != 1:
         problem = "there is no document" if not found else f"{len(found)} documents are"
         raise StorageError(f"{problem} called {item}; `notso documents list` shows names and ids")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from notso.smollm3.values.model_info import ModelInfo
 
 
-def model_file(given: Path | None, *, silent: bool = False, fetch: bool = False) -> Path | None:
+def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False) -> Path | None:
     """Return the GGUF file to run, or None for the demo model.
 
     A model that is not installed is downloaded from the Hugging Face Hub if `fetch` is set or the user agrees. Raises
@@ -36,15 +36,15 @@ def model_file(given: Path | None, *, silent: bool = False, fetch: bool = False)
     from notso.smollm3.hub.registry import resolve_model
     from notso.smollm3.hub.repository import find_cached, is_downloadable
 
-    named = str(given or os.environ.get("NOTSO_MODEL") or "")
-    folder = Path(named).expanduser() if named else None
+    name = str(model or os.environ.get("NOTSO_MODEL") or "")
+    folder = Path(name).expanduser() if name else None
     if folder is None or not folder.is_dir():
         try:
-            return resolve_model(given)
+            return resolve_model(model)
         except ModelFileError as error:
-            if not is_downloadable(named):
+            if not is_downloadable(name):
                 raise
-            return find_cached(named) or _download_missing(named, silent=silent, fetch=fetch, missing=error)
+            return find_cached(name) or _download_missing(name, silent=silent, fetch=fetch, missing=error)
     from notso.smollm3.conversion.converter import MIX, cached_conversion
 
     @contextmanager
@@ -143,11 +143,11 @@ def exit_on_lost_model_file() -> None:
     kernel_choice.end_on_bus_errors(exit_codes.BAD_MODEL, line)
 
 
-def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
+def plan_model(path: Path, engine_config: EngineConfig) -> tuple[EnginePlan, str, str]:
     """Plan memory and device from a file's headers, with the same checks as loading.
 
-    Returns the plan, the device, and the reason why the GPU is not used ('' if it is). Raises GGUFError,
-    ModelFileError, OutOfMemoryError, InvalidRequestError or DeviceError.
+    Returns the plan, the device, and the error that made "auto" avoid the GPU (or ''). Raises GGUFError,
+    ModelFileError, OutOfMemoryError, InvalidRequestError, KernelChoiceError or DeviceError.
     """
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
@@ -162,11 +162,11 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
         def plan(backend: Backend, note: str) -> tuple[EnginePlan, str, str]:
             need = weights_bytes(file, backend)
             limit = backend.memory(mapped_bytes=need)
-            planned = plan_file(file, config, asked, need, limit)
-            require_equal_results(file, backend, asked.threads)
+            planned = plan_file(file, config, engine_config, need, limit)
+            require_equal_results(file, backend, engine_config.threads)
             return planned, backend.name, note
 
-        return run_on_selected_device(asked, plan)
+        return run_on_selected_device(engine_config, plan)
 
 
 def check_model(path: Path | None) -> None:

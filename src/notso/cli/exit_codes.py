@@ -126,10 +126,10 @@ def _model_advice(command: Command) -> str:
 
 
 def _template_advice(command: Command) -> str:
-    seen = "" if command.verb == "inspect" else "`notso inspect FILE` shows the file's template"
-    other = "--chat-template-file replaces it" if command.has("chat_template_file") else ""
-    both = "; ".join(part for part in (seen, other) if part)
-    return f"{both[0].upper()}{both[1:]}." if both else ""
+    inspection = "" if command.verb == "inspect" else "`notso inspect FILE` shows the file's template"
+    replacement = "--chat-template-file replaces it" if command.has("chat_template_file") else ""
+    advice = "; ".join(part for part in (inspection, replacement) if part)
+    return f"{advice[0].upper()}{advice[1:]}." if advice else ""
 
 
 def _context_advice(command: Command) -> str:
@@ -145,9 +145,9 @@ def _gpu_memory_advice(command: Command) -> str:
 
 def _memory_advice(command: Command) -> str:
     size = next((f"--{name}" for name in ("context", "window") if command.has(name)), "")
-    ways = [f"reduce {size}"] if size else ["close other programs"]
-    ways += ["avoid the GPU with --device cpu"] if command.has("device") else []
-    joined = ", or ".join(ways)
+    suggestions = [f"reduce {size}"] if size else ["close other programs"]
+    suggestions += ["avoid the GPU with --device cpu"] if command.has("device") else []
+    joined = ", or ".join(suggestions)
     limits = "" if command.verb == "doctor" else "; `notso doctor` shows the memory limits"
     return f"{joined[0].upper()}{joined[1:]}{limits}."
 
@@ -228,8 +228,8 @@ def _settings_advice(setting: str) -> Advice:
 
 
 def _option_advice(param: str | None, command: Command) -> str:
-    known = param is not None and (param in _SAMPLING if command.options is None else param in command.options)
-    return f"See --{param.replace('_', '-')} in {command.help}." if param is not None and known else ""
+    has_option = param is not None and (param in _SAMPLING if command.options is None else param in command.options)
+    return f"See --{param.replace('_', '-')} in {command.help}." if param is not None and has_option else ""
 
 
 _SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"})

@@ -45,9 +45,9 @@ def inspect(
 
 
 def describe(found: Inspection, *, tensors: bool) -> list[str]:
-    known = f", same size as {found.known_as} (`notso verify` compares the content)" if found.known_as else ""
+    match = f", same size as {found.known_as} (`notso verify` compares the content)" if found.known_as else ""
     lines = [
-        f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}, GGUF {found.gguf_version}{known}",
+        f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}, GGUF {found.gguf_version}{match}",
         f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {found.bits_per_parameter:.2f} bits each, "
         f"{terminal.gigabytes(found.tensor_bytes)} from byte {found.data_offset:,} on",
     ]
@@ -77,7 +77,8 @@ def _model(run: RunInfo) -> list[str]:
     tied = "tied to" if run.tied_embeddings else "separate from"
     return [
         f"{c['num_hidden_layers']} layers, hidden {c['hidden_size']}, feed-forward {c['intermediate_size']}, "
-        f"{c['num_attention_heads']} query heads on {c['num_key_value_heads']} key-value heads of {c['head_dim']}",
+        f"{c['num_attention_heads']} query heads, {c['num_key_value_heads']} key-value heads, "
+        f"head dimension {c['head_dim']}",
         f"vocabulary {c['vocab_size']:,}, output {tied} the embedding, "
         f"trained on contexts of {c['max_position_embeddings']:,} tokens",
         f"layers without RoPE (NoPE): {_join_numbers(run.nope_layers)}",

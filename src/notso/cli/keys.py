@@ -84,11 +84,11 @@ def keys(
         else:
             terminal.print_line(f"{name} removed, with all chats, documents and usage.")
         return
-    book = KeyManager(lambda: create_access_store(settings.directory, settings.database_url))
+    key_manager = KeyManager(lambda: create_access_store(settings.directory, settings.database_url))
     if name is None or action == "list":
-        _print_keys(book.all(), as_json)
+        _print_keys(key_manager.all(), as_json)
     elif action == "add":
-        secret, key = book.add(
+        secret, key = key_manager.add(
             name,
             requests_per_minute=requests_per_minute,
             requests_per_day=requests_per_day,
@@ -101,7 +101,7 @@ def keys(
             terminal.print_line(secret)
             terminal.note("Store this key: it is not shown again.")
     else:
-        revoked = book.revoke(name)
+        revoked = key_manager.revoke(name)
         if as_json:
             terminal.print_json(asdict(revoked))
         else:

@@ -31,7 +31,7 @@ class PrintedMessage:
     finish_reason: FinishReason = "stop"
     first_token_ms: float = 0.0
     total_ms: float = 0.0
-    ids: list[int] = field(default_factory=list)  # empty unless the request asked for token ids
+    ids: list[int] = field(default_factory=list)  # empty unless token ids were requested
     closed_at: list[int] = field(default_factory=list)  # indices in `ids` at which the engine ended the reasoning
 
 
@@ -43,7 +43,7 @@ class MessagePrinter:
         self._show_reasoning = show_reasoning
         self._out = out or sys.stdout
         self._err = err or sys.stderr
-        self._held_newlines = ""  # trailing newlines, held back so that the output ends with exactly one
+        self._pending_newlines = ""  # trailing newlines, held back so that the output ends with exactly one
         self._started = False
         self._in_reasoning = False
 
@@ -57,10 +57,10 @@ class MessagePrinter:
             self._started = True
         body = piece.rstrip("\n")
         if body:
-            self._out.write(self._held_newlines + body)
+            self._out.write(self._pending_newlines + body)
             self._out.flush()
-            self._held_newlines = ""
-        self._held_newlines += piece[len(body) :]
+            self._pending_newlines = ""
+        self._pending_newlines += piece[len(body) :]
 
     def reasoning(self, piece: str) -> None:
         if not self._show_reasoning:
@@ -90,20 +90,20 @@ def collect(
     events: Iterator[Event], printer: MessagePrinter | None, on_first: Callable[[], None] | None = None
 ) -> PrintedMessage:
     answer = PrintedMessage()
-    asked = time.perf_counter()
+    start = time.perf_counter()
     try:
         for event in events:
             if on_first is not None:
                 on_first()
                 on_first = None
             if not answer.first_token_ms and event.kind in ("reasoning", "text", "tool_call"):
-                answer.first_token_ms = (time.perf_counter() - asked) * 1000
+                answer.first_token_ms = (time.perf_counter() - start) * 1000
             _apply(event, answer, printer)
     finally:
         # An unfinished generator holds the engine's lock until it is closed.
         if isinstance(events, Generator):
             events.close()
-    answer.total_ms = (time.perf_counter() - asked) * 1000
+    answer.total_ms = (time.perf_counter() - start) * 1000
     return answer
 
 

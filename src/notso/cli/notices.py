@@ -47,12 +47,12 @@ class _JsonHandler(logging.Handler):
 
 
 def install_json() -> None:
-    own, everything = logging.getLogger("notso"), logging.getLogger()
-    for handler in list(own.handlers):
+    package_logger, root_logger = logging.getLogger("notso"), logging.getLogger()
+    for handler in list(package_logger.handlers):
         if isinstance(handler, _TextHandler):
-            own.removeHandler(handler)
-    if not any(isinstance(handler, _JsonHandler) for handler in everything.handlers):
-        everything.addHandler(_JsonHandler(logging.WARNING))
+            package_logger.removeHandler(handler)
+    if not any(isinstance(handler, _JsonHandler) for handler in root_logger.handlers):
+        root_logger.addHandler(_JsonHandler(logging.WARNING))
 
 
 def install_access_log() -> None:

@@ -22,13 +22,13 @@ from notso.web.values.settings import OPTIONS, Option, Settings
 
 
 def _store_in_environment(variable: str) -> Callable[[bool], bool]:
-    # An environment variable keeps the flag, because the error handler reads it after the command has ended.
-    def remember(value: bool) -> bool:
+    # The flag is stored in an environment variable, because the error handler reads it after the command has ended.
+    def store(value: bool) -> bool:
         if value:
             os.environ[variable] = "1"
         return value
 
-    return remember
+    return store
 
 
 Debug = Annotated[
@@ -244,11 +244,11 @@ class PluginChoice(NamedTuple):
     sign_in: str | None
 
 
-def plugins(given: list[str] | None) -> PluginChoice:
+def plugins(values: list[str] | None) -> PluginChoice:
     """Parse `--plugin` values. Raises typer.BadParameter."""
     sign_in = None
     names = []
-    for each in given or ():
+    for each in values or ():
         name, _, role = each.partition(":")
         if role and (role != "sign-in" or sign_in is not None):
             raise typer.BadParameter(
@@ -281,7 +281,7 @@ def engine_key() -> str:
 
 
 # Options of `serve` that do not apply to front ends (servers without an engine).
-OF_THE_ENGINE = (
+ENGINE_OPTIONS = (
     *(
         "model",
         "fetch",
@@ -301,8 +301,8 @@ OF_THE_ENGINE = (
 
 
 def reject_engine_options(context: typer.Context) -> None:
-    """Raise typer.BadParameter for options in OF_THE_ENGINE."""
-    for name in OF_THE_ENGINE:
+    """Raise typer.BadParameter for options in ENGINE_OPTIONS."""
+    for name in ENGINE_OPTIONS:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
             option = "--" + name.replace("_", "-")
@@ -323,18 +323,18 @@ def check_output_path(out: Path, force: bool, name: str) -> None:
 _MAX_TEXT_BYTES = 1 << 30
 
 
-def _read(path: Path, most_bytes: int) -> bytes:
+def _read(path: Path, max_bytes: int) -> bytes:
     with path.open("rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"larger than {most_bytes >> 10:,} KiB")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than {max_bytes >> 10:,} KiB")
     return content
 
 
-def read_text(path: Path, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
+def read_text(path: Path, name: str, max_bytes: int = _MAX_TEXT_BYTES) -> str:
     """Read a text file or pipe and decode it with `decode_text`. Raises typer.BadParameter."""
     try:
-        return decode_text(_read(path, most_bytes))
+        return decode_text(_read(path, max_bytes))
     except NotTextError as error:
         raise typer.BadParameter(f"{path} {error}", param_hint=name) from None
     except OSError as error:
@@ -347,35 +347,35 @@ def add_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def add_setting_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's `**chosen` with one option per setting."""
+    """Replace a command's `**setting_options` with one option per setting."""
     return _with_options(command, _setting_options())
 
 
 def params_from(sampling: Mapping[str, Any]) -> SamplingParams:
-    """Create SamplingParams from the options that the user passed. Raises InvalidRequestError."""
-    given = {name: _value(value) for name, value in sampling.items() if _is_given(value)}
-    return SamplingParams(**given, given=tuple(given))
+    """Create SamplingParams from the options that were passed. Raises InvalidRequestError."""
+    passed = {name: _value(value) for name, value in sampling.items() if _is_passed(value)}
+    return SamplingParams(**passed, given=tuple(passed))
 
 
-def settings_from(chosen: Mapping[str, Any], **more: Any) -> Settings:
+def settings_from(options: Mapping[str, Any], **more: Any) -> Settings:
     """Create Settings from `more` and the options of `add_setting_options`. Raises SettingsError or
     typer.BadParameter."""
     return Settings(
-        **more, **{name: _parse_setting(each, chosen[each.name]) for name, each in OPTIONS.items() if each.help}
+        **more, **{name: _parse_setting(each, options[each.name]) for name, each in OPTIONS.items() if each.help}
     )
 
 
 def _with_options(command: Callable[..., None], added: Iterable[tuple[str, inspect.Parameter]]) -> Callable[..., None]:
     # Changing the signature is sufficient, because typer reads the options from it and passes every value by keyword.
     parameters = inspect.signature(command, eval_str=True).parameters.values()
-    given = [
+    expanded = [
         each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for each in parameters
         if each.kind is not inspect.Parameter.VAR_KEYWORD
     ]
     for after, option in added:
-        given.insert([each.name for each in given].index(after) + 1, option)
-    command.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+        expanded.insert([each.name for each in expanded].index(after) + 1, option)
+    command.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
     return command
 
 
@@ -421,8 +421,8 @@ def _parse_setting(option: Option, value: Any) -> Any:
     return None if value == "" and types.NoneType in get_args(option.kind) else value
 
 
-def _is_given(value: Any) -> bool:
-    # False and [] mean that the user did not pass the flag or list; 0 is a value that the user passed.
+def _is_passed(value: Any) -> bool:
+    # False and [] mean that the flag or list was not passed; 0 is a passed value.
     return value is not None and value is not False and value != []
 
 

@@ -50,17 +50,17 @@ def quantize(
     text = None
     if imatrix_text is not None:
         text = imatrix_text.name, options.read_text(imatrix_text, "--imatrix-text")
-    from notso.smollm3.conversion.quantizer import quantize as make
+    from notso.smollm3.conversion.quantizer import quantize as quantize_model
 
     with ExitStack() as bars:
-        shown: dict[str, terminal.Progress] = {}
+        progress_bars: dict[str, terminal.Progress] = {}
 
         def report(what: str, done: int, total: int) -> None:
-            if what not in shown:
+            if what not in progress_bars:
                 bars.close()
-                shown[what] = bars.enter_context(terminal.progress(in_bytes=what in ("joining", "writing")))
-            shown[what](_TITLES[what], done, total)
+                progress_bars[what] = bars.enter_context(terminal.progress(in_bytes=what in ("joining", "writing")))
+            progress_bars[what](_TITLES[what], done, total)
 
-        make(source, out, mix, text, threads, report)
+        quantize_model(source, out, mix, text, threads, report)
     terminal.note(f"{terminal.gigabytes(out.stat().st_size)}; try it with `notso run --model {out}`.")
     terminal.print_line(str(out))

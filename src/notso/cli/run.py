@@ -75,7 +75,7 @@ def run(
 
     question = _read_prompt(prompt)
     adapters = adapter or []
-    used = engines.active_adapter(adapters)
+    active_adapter = engines.active_adapter(adapters)
     params = params_from(sampling)
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
@@ -95,10 +95,10 @@ def run(
             fetch=fetch,
         )
         try:
-            asked = _options(not no_think, grammar, used, with_ids=receipt is not None)
-            answer = _answer(engine, messages, params, asked, interruption, hide_thinking, as_json)
+            request_options = _options(not no_think, grammar, active_adapter, with_ids=receipt is not None)
+            answer = _answer(engine, messages, params, request_options, interruption, hide_thinking, as_json)
             if receipt is not None:
-                _write_receipt(engine, messages, params, asked, answer, receipt)
+                _write_receipt(engine, messages, params, request_options, answer, receipt)
         finally:
             engine.close()
     if as_json:
@@ -161,12 +161,12 @@ def _write_receipt(
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--receipt") from None
 
 
-def _read_prompt(words: list[str] | None) -> str:
-    if not words and sys.stdin is not None and sys.stdin.isatty():
+def _read_prompt(arguments: list[str] | None) -> str:
+    if not arguments and sys.stdin is not None and sys.stdin.isatty():
         raise typer.BadParameter("no prompt given: pass one as an argument or pipe it to stdin", param_hint="PROMPT")
     # stdin is read for the argument `-`, and if there is no argument.
-    parts = [_read_stdin() if word == "-" else word for word in words or ["-"]]
-    separator = "\n\n" if words and "-" in words else " "
+    parts = [_read_stdin() if argument == "-" else argument for argument in arguments or ["-"]]
+    separator = "\n\n" if arguments and "-" in arguments else " "
     question = _require_utf8(separator.join(part for part in parts if part), "PROMPT")
     if not question.strip():
         raise typer.BadParameter("the prompt is empty", param_hint="PROMPT")

@@ -31,7 +31,7 @@ EXAMPLES = """\
 
 @add_setting_options
 def serve(
-    context_of_verb: typer.Context,
+    command_context: typer.Context,
     model: options.Model = None,
     fetch: options.Fetch = False,
     open_browser: Annotated[
@@ -84,14 +84,14 @@ def serve(
     ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
-    **chosen: Any,
+    **setting_options: Any,
 ) -> None:
     """Serve the chat page and the API until Ctrl-C."""
     from notso.smollm3.values.engine_config import DOCUMENT_TOKENS, EngineConfig
     from notso.web.values.sign_in import SignInSettings, read_sign_in
 
     if show_config:
-        for line in config_file.describe_config(context_of_verb):
+        for line in config_file.describe_config(command_context):
             terminal.print_line(line)
         return
     make_undumpable()
@@ -99,17 +99,17 @@ def serve(
         notices.install_json()
     if access_log:
         notices.install_access_log()
-    engine_url = chosen["engine_url"] or None
+    engine_url = setting_options["engine_url"] or None
     if engine_url:
-        options.reject_engine_options(context_of_verb)
+        options.reject_engine_options(command_context)
     path = None if engine_url else model_file(model, silent=as_json, fetch=fetch)
-    enabled = options.plugins(plugin)
+    plugin_choice = options.plugins(plugin)
     settings = settings_from(
-        chosen,
-        sign_in_plugin=enabled.sign_in,
+        setting_options,
+        sign_in_plugin=plugin_choice.sign_in,
         sign_in=read_sign_in(sign_in) if sign_in is not None else SignInSettings(),
         api_key=options.api_key(api_key_file),
-        engine_key=options.engine_key() if chosen["engine_api"] or engine_url else None,
+        engine_key=options.engine_key() if setting_options["engine_api"] or engine_url else None,
     )
     config = EngineConfig(
         context_tokens=context,
@@ -127,12 +127,12 @@ def serve(
     )
     from notso.plugins.process import Plugins
 
-    plugins = Plugins(enabled.names)
-    starting = front_end_summary(engine_url) if engine_url else startup_summary(path, config)
+    plugins = Plugins(plugin_choice.names)
+    summary = front_end_summary(engine_url) if engine_url else startup_summary(path, config)
     if as_json:
-        terminal.print_json({"event": "starting", **starting.facts})
+        terminal.print_json({"event": "starting", **summary.facts})
     else:
-        for line in starting.lines:
+        for line in summary.lines:
             terminal.print_line(line)
     gc.disable()  # until the server is ready: garbage collection would delay startup, which creates little garbage
     from notso.web.engine.models import ModelRegistry
@@ -142,16 +142,17 @@ def serve(
 
     if not engine_url:
         engines.exit_on_lost_model_file()
-    wants_browser = has_display() if open_browser is None else open_browser
+    opens_browser = has_display() if open_browser is None else open_browser
 
-    def load(model_file: Path | None, beside: int | None = None) -> Engine:
+    def load(model_file: Path | None, occupied_bytes: int | None = None) -> Engine:
         from notso.smollm3.engine.engine import Engine
 
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        configured = replace(config, model=None if model_file is None else str(model_file), beside_bytes=beside)
-        if model_file != path:  # --adapter and --chat-template-file apply only to the model given by --model
-            configured = replace(configured, adapters=(), chat_template_file=None)
-        return Engine.load(configured, find_processor=plugins.logits_processor)
+        name = None if model_file is None else str(model_file)
+        engine_config = replace(config, model=name, beside_bytes=occupied_bytes)
+        if model_file != path:  # --adapter and --chat-template-file apply only to the model of --model
+            engine_config = replace(engine_config, adapters=(), chat_template_file=None)
+        return Engine.load(engine_config, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:
         gc.freeze()  # objects created at startup are never freed, so the collector need not visit them
@@ -160,7 +161,7 @@ def serve(
             terminal.print_json({"event": "open", "url": address})
         else:
             terminal.print_line(f"open     {address} (Ctrl-C stops)")
-        if wants_browser:
+        if opens_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     folder = path.parent if model is not None and path is not None else None
@@ -224,12 +225,12 @@ def startup_summary(path: Path | None, config: EngineConfig) -> StartupSummary:
 def recommend_model() -> str:
     from notso.smollm3.hub import registry as hub
 
-    usual, folder = hub.official_files()[0], hub.hub_cache()
-    minutes = math.ceil(8 * usual.size_bytes / 100e6 / 60)
+    official, folder = hub.official_files()[0], hub.hub_cache()
+    minutes = math.ceil(8 * official.size_bytes / 100e6 / 60)
     free = terminal.gigabytes(shutil.disk_usage(existing_parent(folder)).free)
     return (
         f"better   SmolLM3-3B: download it with `notso pull` or on the Models page ("
-        f"{terminal.gigabytes(usual.size_bytes)}, {minutes} minutes at 100 Mbit/s, to {folder}, {free} free)"
+        f"{terminal.gigabytes(official.size_bytes)}, {minutes} minutes at 100 Mbit/s, to {folder}, {free} free)"
     )
 
 

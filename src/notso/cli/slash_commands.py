@@ -52,10 +52,10 @@ class ChatSession:
         """
         from notso.smollm3.values.messages import Message
 
-        asked = [*self.messages, Message("user", question)]
-        answer = self._generate(asked)
+        messages = [*self.messages, Message("user", question)]
+        answer = self._generate(messages)
         # The question is added only now, so that an engine error leaves the conversation unchanged.
-        self.messages = [*asked, Message("assistant", answer.text, reasoning_content=answer.reasoning or None)]
+        self.messages = [*messages, Message("assistant", answer.text, reasoning_content=answer.reasoning or None)]
         return answer
 
     def continue_answer(self) -> PrintedMessage | None:
@@ -100,17 +100,17 @@ class ChatSession:
         Raises NotsoError or OSError, in which case the previous model and adapter stay in use.
         """
         engines.check_model(path)
-        before, unused = self.engine, self.adapter
+        previous, dropped_adapter = self.engine, self.adapter
         # Close the previous model first: two models may not fit in memory.
-        before.close()
+        previous.close()
         try:
             self.engine = self.open_engine(path, False)
         except BaseException:
-            self.engine = self.open_engine(None if before.info.is_demo else Path(before.info.path), self.is_first)
+            self.engine = self.open_engine(None if previous.info.is_demo else Path(previous.info.path), self.is_first)
             raise
         self.is_first, self.adapter = False, None  # an adapter applies only to the model it was made for
         self.context_used_tokens = 0
-        return unused
+        return dropped_adapter
 
     def _create_printer(self) -> MessagePrinter:
         if not terminal.is_terminal(sys.stdout):
@@ -155,16 +155,16 @@ class CommandResult:
 
 
 def run_command(conversation: ChatSession, line: str) -> CommandResult:
-    """Run a line that begins with a slash. Raises Leave to end the chat."""
+    """Run a line that begins with a slash. Raises ExitChat to end the chat."""
     name, _, argument = line[1:].partition(" ")
-    names = {"quit": "exit", "think": "thinking", "temperature": "temp", "?": "help"}
-    wanted = names.get(name.lower(), name.lower())
+    aliases = {"quit": "exit", "think": "thinking", "temperature": "temp", "?": "help"}
+    target = aliases.get(name.lower(), name.lower())
     for command in COMMANDS:
-        if command.name == wanted:
-            return _RUN[wanted](conversation, argument.strip())
+        if command.name == target:
+            return _RUN[target](conversation, argument.strip())
     # An unknown command is probably a typing error, so it is not sent to the model.
-    known = [command.name for command in COMMANDS]
-    near = [name for name in known if wanted and name.startswith(wanted)] or difflib.get_close_matches(wanted, known)
+    names = [command.name for command in COMMANDS]
+    near = [name for name in names if target and name.startswith(target)] or difflib.get_close_matches(target, names)
     hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
     return CommandResult((f"Unknown command /{name}; {hint} (start with // to send a message that begins with /)",))
 
@@ -195,8 +195,8 @@ def _thinking(conversation: ChatSession, argument: str) -> CommandResult:
         return CommandResult((f"/thinking takes on, off, hide, show or a number of tokens, not {argument!r}.",))
     shown = "" if conversation.show_thinking else ", not shown"
     budget = conversation.params.thinking_budget
-    most = f", at most {budget:,} tokens" if conversation.thinking and budget is not None else ""
-    return CommandResult((f"Thinking is {'on' if conversation.thinking else 'off'}{most}{shown}.",))
+    limit = f", at most {budget:,} tokens" if conversation.thinking and budget is not None else ""
+    return CommandResult((f"Thinking is {'on' if conversation.thinking else 'off'}{limit}{shown}.",))
 
 
 def _temp(conversation: ChatSession, argument: str) -> CommandResult:
@@ -250,10 +250,10 @@ def _model(conversation: ChatSession, argument: str) -> CommandResult:
             several = f"Several models match: {', '.join(found)}" if found else f"No model is named {argument!r}"
             return CommandResult((f"{several}; /model lists them.",))
         (path,) = found.values()
-    unused = conversation.switch_model(model_file(path))
-    dropped = f"The adapter {unused} belongs to the previous model and is not used." if unused is not None else None
+    dropped = conversation.switch_model(model_file(path))
+    unused = f"The adapter {dropped} belongs to the previous model and is not used." if dropped is not None else None
     notice = engines.demo_notice(conversation.engine.info)
-    return CommandResult((engines.describe_model(conversation.engine.info), *filter(None, [dropped, notice])))
+    return CommandResult((engines.describe_model(conversation.engine.info), *filter(None, [unused, notice])))
 
 
 def _save(conversation: ChatSession, argument: str) -> CommandResult:
@@ -273,7 +273,7 @@ def _export(conversation: ChatSession, argument: str) -> CommandResult:
 def _write_messages(
     conversation: ChatSession,
     path: Path,
-    form: Callable[[Sequence[Message], str | None], str],
+    serialize: Callable[[Sequence[Message], str | None], str],
     *,
     replace: bool = False,
     saves: bool = False,
@@ -281,7 +281,7 @@ def _write_messages(
     if not conversation.messages:
         return CommandResult(("There are no messages to write.",))
     try:
-        write_chat(path, form(conversation.messages, conversation.system), replace=replace)
+        write_chat(path, serialize(conversation.messages, conversation.system), replace=replace)
     except ChatFileError as error:
         return CommandResult((f"Not written: {error}.",))
     conversation.saved_as = path if saves else conversation.saved_as
@@ -380,20 +380,20 @@ def read_chat(path: Path) -> LoadedChat:
     if not chats:
         raise ChatFileError(f"{path} contains no chat")
     chat, stored = max(chats, key=lambda each: each[0].updated_ms)
-    line = _selected_branch(stored, chat.chosen_root)
-    messages = [Message(each.role, each.content, reasoning_content=each.reasoning or None) for each in line]
+    branch = _selected_branch(stored, chat.chosen_root)
+    messages = [Message(each.role, each.content, reasoning_content=each.reasoning or None) for each in branch]
     return LoadedChat(messages, str(chat.settings.get("system_prompt") or "") or None)
 
 
 def _selected_branch(stored: Sequence[StoredMessage], chosen: str | None) -> list[StoredMessage]:
     # A chat is a tree, because messages can have several versions. For each message, this follows the selected child,
     # or the newest one if none is selected.
-    below: dict[str | None, dict[str, StoredMessage]] = {}
+    children: dict[str | None, dict[str, StoredMessage]] = {}
     for each in stored:
-        below.setdefault(each.parent_id, {})[each.id] = each
-    line: list[StoredMessage] = []
+        children.setdefault(each.parent_id, {})[each.id] = each
+    branch: list[StoredMessage] = []
     parent = None
-    while choices := below.get(parent):
-        line.append(choices.get(chosen or "") or [*choices.values()][-1])
-        parent, chosen = line[-1].id, line[-1].chosen_child
-    return line
+    while choices := children.get(parent):
+        branch.append(choices.get(chosen or "") or [*choices.values()][-1])
+        parent, chosen = branch[-1].id, branch[-1].chosen_child
+    return branch

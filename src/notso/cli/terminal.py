@@ -138,7 +138,7 @@ def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progr
 
 @contextlib.contextmanager
 def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
-    """Show a spinner, which the yielded callable stops."""
+    """Show a spinner until the yielded callable is called or the block ends."""
     if silent or not has_color(sys.stderr):
         yield lambda: None
         return
@@ -154,7 +154,7 @@ def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def suppress_key_echo() -> Iterator[None]:
-    """Stop the terminal from echoing `^C`, which could wrap a progress line, so that the line appears twice."""
+    """Stop the terminal from echoing `^C`, which could wrap a progress line and make it appear twice."""
     try:
         before = termios.tcgetattr(sys.stdin)
         modes = [*before]
@@ -207,23 +207,23 @@ def _bar(in_bytes: bool) -> Iterator[Progress]:
 
 
 class Interruption:
-    """Context manager: the first SIGINT sets `requested`, the second raises KeyboardInterrupt."""
+    """Context manager: the first SIGINT makes `requested()` true, the second raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self._requested = False
         self._previous: object = None
-        # Signals can only be caught in the main thread.
-        self._catches = threading.current_thread() is threading.main_thread()
+        # Only the main thread can install signal handlers.
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interruption:
-        if self._catches:
+        if self._in_main_thread:
             self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._catches:
+        if self._in_main_thread:
             signal.signal(signal.SIGINT, self._previous)  # type: ignore[arg-type]
 
     def requested(self) -> bool:

@@ -110,28 +110,30 @@ def tune(
     questions = ask or []
     if no_rehearsal and rehearse is not None:
         raise typer.BadParameter("cannot be combined with --rehearse", param_hint="--no-rehearsal")
-    own = options.read_text(rehearse, "--rehearse") if rehearse is not None else ""
+    prompts = options.read_text(rehearse, "--rehearse") if rehearse is not None else ""
     # A resumed run uses the date on which the run began: the date is part of every prompt, so another date would change
     # the training rows.
     day = trainer.run_start_date(folder) or date.today()
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
     rows = writer.read(data)
     before = _generate_answers(base, None, questions, threads)
-    learned, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
+    trained, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
         terminal.note(f"{len(rows)} rows are too few for a validation split; no validation loss is reported.")
     parameters = base_model.count_parameters(base)
     with terminal.progress(as_json=as_json) as report:
-        kept = [] if no_rehearsal else _rehearsal_rows(base, own, folder, recipe.max_tokens, day, threads, report)
+        rehearsal = []
+        if not no_rehearsal:
+            rehearsal = _rehearsal_rows(base, prompts, folder, recipe.max_tokens, day, threads, report)
         rehearsed = []
-        for row in kept:
+        for row in rehearsal:
             with suppress(ValueError):  # raised if the truncated conversation contains no answer
                 rehearsed.append(writer.row(row))
-        digest = recipe.digest(data.read_bytes(), _file_digest(base), json.dumps(kept).encode())
+        digest = recipe.digest(data.read_bytes(), _file_digest(base), json.dumps(rehearsal).encode())
         outcome = trainer.train(
             partial(base_model.load, source),
             recipe,
-            learned,
+            trained,
             rehearsed,
             held_out,
             folder,
@@ -145,7 +147,7 @@ def tune(
     if merge is not None:
         adapter_writer.write_merged(outcome.peft_folder, base, merge, "Q4_K_M", threads)
     after = _generate_answers(base, out, questions, threads)
-    _show_outcome(out, merge, outcome, len(learned), len(rehearsed), len(held_out), questions, before, after, as_json)
+    _show_outcome(out, merge, outcome, len(trained), len(rehearsed), len(held_out), questions, before, after, as_json)
     shutil.rmtree(folder)
 
 
@@ -167,10 +169,11 @@ def _generate_answers(base: Path, adapter: Path | None, questions: Sequence[str]
 
     # Answers are generated greedily and without thinking, so that those before and after tuning are comparable.
     sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
-    asked = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
+    request_options = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]
     with engines.open_engine(base, None, threads, device="cpu", silent=True, adapters=adapters) as engine:
-        return [_collect_text(engine.generate([Message("user", question)], sampling, asked)) for question in questions]
+        conversations = [[Message("user", question)] for question in questions]
+        return [_collect_text(engine.generate(each, sampling, request_options)) for each in conversations]
 
 
 def _collect_text(events: Iterator[Event]) -> str:
@@ -179,7 +182,7 @@ def _collect_text(events: Iterator[Event]) -> str:
 
 def _rehearsal_rows(
     base: Path,
-    own: str,
+    prompts: str,
     folder: Path,
     max_tokens: int,
     day: date,
@@ -189,27 +192,28 @@ def _rehearsal_rows(
     from notso.smollm3.tuning import training_rows
 
     shipped = training_rows.SHIPPED.read_text("utf-8")
-    conversations = [*training_rows.read(shipped, training_rows.SHIPPED.name), *training_rows.read(own, "--rehearse")]
+    conversations = training_rows.read(shipped, training_rows.SHIPPED.name)
+    conversations += training_rows.read(prompts, "--rehearse")
     # Rehearsal rows are answers of the untuned model, added to the training rows so that tuning does not make the model
     # forget them. They are stored, so that a resumed run uses the same rows.
-    file = folder / f"rehearsal-{hashlib.sha256((shipped + own).encode()).hexdigest()[:16]}.json"
+    file = folder / f"rehearsal-{hashlib.sha256((shipped + prompts).encode()).hexdigest()[:16]}.json"
     try:
-        found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
-        return found
+        rows: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
+        return rows
     except (OSError, ValueError):
         pass
     with engines.open_engine(base, None, threads, device="cpu", silent=True) as engine:
-        found = training_rows.generate_answers(engine, conversations, max_tokens, day, report)
+        rows = training_rows.generate_answers(engine, conversations, max_tokens, day, report)
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(found), "utf-8")
-    return found
+    file.write_text(json.dumps(rows), "utf-8")
+    return rows
 
 
 def _show_outcome(
     out: Path,
     merge: Path | None,
     outcome: TrainingResult,
-    learned: int,
+    trained: int,
     rehearsed: int,
     held_out: int,
     questions: Sequence[str],
@@ -226,7 +230,7 @@ def _show_outcome(
             {
                 "adapter": str(out),
                 "merged": str(merge) if merge is not None else None,
-                "rows": learned,
+                "rows": trained,
                 "rows_rehearsed": rehearsed,
                 "rows_held_out": held_out,
                 "steps": outcome.steps,
@@ -241,7 +245,7 @@ def _show_outcome(
     resumption = f", resumed at step {outcome.resumed_at}" if outcome.resumed_at else ""
     with_rehearsal = f" and {rehearsed:,} rehearsed rows" if rehearsed else ""
     terminal.note(
-        f"{outcome.steps} steps over {learned:,} rows{with_rehearsal}{resumption}; final loss {outcome.loss:.3f}"
+        f"{outcome.steps} steps over {trained:,} rows{with_rehearsal}{resumption}; final loss {outcome.loss:.3f}"
     )
     if outcome.held_out_before is not None and outcome.held_out_after is not None:
         terminal.note(

@@ -133,24 +133,24 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     from notso.smollm3.values.engine_config import KV_CHOICES
 
     receipts = _receipts_in(_read_json(path, "--receipt"))
-    wholes = [None] * len(receipts) if transcript is None else _receipts_in(_read_json(transcript, "--transcript"))
-    if len(wholes) != len(receipts):
+    transcripts = [None] * len(receipts) if transcript is None else _receipts_in(_read_json(transcript, "--transcript"))
+    if len(transcripts) != len(receipts):
         raise typer.BadParameter(
-            f"{transcript} has {len(wholes)} receipts, not {len(receipts)}", param_hint="--transcript"
+            f"{transcript} has {len(transcripts)} receipts, not {len(receipts)}", param_hint="--transcript"
         )
-    named = receipts[0].get("kv_format") if isinstance(receipts[0], dict) else None
+    kv_format = receipts[0].get("kv_format") if isinstance(receipts[0], dict) else None
     # Unknown cache formats and receipts without tokens need no check here, because `engine.check_receipt` refuses them.
-    kv: KVChoice = next((each for each in KV_CHOICES if each == named), "auto")
+    kv: KVChoice = next((each for each in KV_CHOICES if each == kv_format), "auto")
     context = max(512, 1 + max(map(_count_tokens, receipts)))
-    problem, place, tokens, began = "", None, 0, time.perf_counter()
+    problem, place, tokens, start = "", None, 0, time.perf_counter()
     try:
         with (
             engines.open_engine(model, context, None, kv=kv, silent=True, adapters=adapters) as engine,
             terminal.waiting("generating the answer again", silent=as_json),
         ):
-            began = time.perf_counter()
-            for number, (receipt, whole) in enumerate(zip(receipts, wholes, strict=True), start=1):
-                found = engine.check_receipt(receipt, whole)
+            start = time.perf_counter()
+            for number, (receipt, unsealed) in enumerate(zip(receipts, transcripts, strict=True), start=1):
+                found = engine.check_receipt(receipt, unsealed)
                 problem, place = found.problem, found.place
                 if problem:
                     problem = problem if len(receipts) == 1 else f"receipt {number}: {problem}"
@@ -158,7 +158,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
                 tokens += found.tokens
     except InvalidRequestError as error:
         problem, place = str(error), None
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     if as_json:
         terminal.print_json({"ok": not problem, "problem": problem, "place": place, "tokens": tokens})
     elif problem:
@@ -197,10 +197,10 @@ def damaged_copy(found: Verification) -> str | None:
 
 
 def describe(found: Verification, *, tensors: bool) -> list[str]:
-    known = f"the published {found.known_as}" if found.known_as else "not a published file"
+    source = f"the published {found.known_as}" if found.known_as else "not a published file"
     lines = [
         f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}",
-        f"SHA-256    {found.sha256} ({known})",
+        f"SHA-256    {found.sha256} ({source})",
         f"structure  {found.structure_problem or 'ok'}",
         f"prompts    {found.prompt_problem or 'ok'}",
     ]

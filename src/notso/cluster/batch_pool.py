@@ -14,30 +14,35 @@ Column = Mapping[str, Sequence[str]]
 
 
 def answers(
-    requests: Sequence[str], member: Callable[..., Any], options: Mapping[str, Any], *, engines: int | None, share: int
+    requests: Sequence[str],
+    worker_class: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    engines: int | None,
+    requests_per_call: int,
 ) -> Iterator[str]:
     """Yield answers in order of completion."""
-    # member: class of objects that each hold an engine. An object is constructed with `options`, and called with
+    # worker_class: class of objects that each hold an engine. An object is constructed with `options`, and called with
     # {"request": [...]} to return {"answer": [...]}.
-    # engines: number of engines; None: one per machine. share: number of requests per call.
+    # engines: number of engines; None: one per machine.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     machines = [cpus for cpus in machines if cpus >= 1]  # Ray's head node may have no CPUs for work
-    count = max(1, min(engines or len(machines), math.ceil(len(requests) / share)))
-    a_machine = math.ceil(count / max(1, len(machines)))
+    count = max(1, min(engines or len(machines), math.ceil(len(requests) / requests_per_call)))
+    engines_per_machine = math.ceil(count / max(1, len(machines)))
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = False
     data = ray.data.from_items(
-        [{"request": each} for each in requests], override_num_blocks=math.ceil(len(requests) / share)
+        [{"request": each} for each in requests], override_num_blocks=math.ceil(len(requests) / requests_per_call)
     )
-    told = data.map_batches(
-        member,
+    answered = data.map_batches(
+        worker_class,
         fn_constructor_kwargs=dict(options),
-        batch_size=None,  # one call per block, that is, per `share` requests
+        batch_size=None,  # one call per block, that is, per `requests_per_call` requests
         compute=ray.data.ActorPoolStrategy(size=count),
-        num_cpus=max(1, int(min(machines, default=1)) // a_machine),
+        num_cpus=max(1, int(min(machines, default=1)) // engines_per_machine),
         scheduling_strategy="SPREAD",
     )
-    for row in told.iter_rows():
+    for row in answered.iter_rows():
         yield str(row["answer"])

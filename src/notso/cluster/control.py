@@ -21,14 +21,14 @@ from ray.exceptions import RayError
 
 from notso.cluster.plan import APPLICATION, ClusterError
 
-# Size of Ray's object store. It holds little data here, and by default, Ray would use a third of the memory for it.
+# Size of Ray's object store. It holds little data here, and by default, Ray would reserve 30 % of the memory for it.
 OBJECT_STORE_BYTES = 100 * 2**20
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 @contextlib.contextmanager
 def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
-    """Connect to Ray at `address` ('auto': on this machine), or start Ray. Raises ClusterError."""
+    """Connect to Ray at `address` ('auto': on this machine); if it is None, start Ray. Raises ClusterError."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
@@ -55,8 +55,8 @@ def cluster_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
-    """Deploy, and wait until the replicas are ready or `until()` is true; return whether they are ready.
+def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
+    """Deploy, and wait until the replicas are ready or `is_cancelled()` is true; return whether they are ready.
 
     Raises ClusterError.
     """
@@ -74,16 +74,16 @@ def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
             cluster_address(),
             str(file),
         ]
-        told = subprocess.run(command, capture_output=True, text=True)
-    if told.returncode:
-        raise ClusterError(f"Serve rejected the configuration: {_last_error(told.stderr)}")
-    while not until():
+        completed = subprocess.run(command, capture_output=True, text=True)
+    if completed.returncode:
+        raise ClusterError(f"Serve rejected the configuration: {_last_error(completed.stderr)}")
+    while not is_cancelled():
         found = status()
         if found.state == "RUNNING":
             return True
         if found.state in ("DEPLOY_FAILED", "UNHEALTHY"):
             raise ClusterError(f"the replicas did not start: {_last_error(found.message)}")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return False
 
 
@@ -112,8 +112,8 @@ def shut_down() -> None:
         serve.shutdown()
 
 
-def _last_error(said: str) -> str:
+def _last_error(output: str) -> str:
     # Return the last error in Serve's output, or the last line if there is none.
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
     return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]

@@ -1,4 +1,4 @@
-"""ASGI layer between Ray Serve and the application of a replica, and ASGI layer of Serve's proxy.
+"""ASGI layers: one between Ray Serve and the application in a replica, and one in Serve's proxy.
 
 In a replica, `ReplicaMiddleware` delays startup until the model is loaded, and sets the cookie by which a browser's
 later requests reach the same replica. It also limits the duration of the page's event stream, because a stopping
@@ -25,25 +25,25 @@ from notso.web.edge.errors import is_api_path
 
 logger = logging.getLogger("notso.cluster")
 
-ENDLESS = "/feed"  # path of the event stream that every page keeps open
+FEED_PATH = "/feed"  # path of the event stream that every page keeps open
 # Maximum duration of this stream. The page then reconnects and continues after the last event, at another replica if
 # this one is stopping.
 FEED_SECONDS = 20.0
 
 
 class ReplicaMiddleware:
-    """ASGI layer of a replica. Startup waits for `ready`, and shutdown for `leave`."""
+    """ASGI layer of a replica. Startup waits for `ready`, and shutdown for `drain`."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
         ready: Callable[[], Awaitable[None]],
-        leave: Callable[[], Awaitable[None]],
+        drain: Callable[[], Awaitable[None]],
         feed_seconds: float = FEED_SECONDS,
     ) -> None:
         self._app = app
-        self._ready, self._leave = ready, leave
+        self._ready, self._drain = ready, drain
         self._feed_seconds = feed_seconds
         self._warned = False
 
@@ -54,7 +54,7 @@ class ReplicaMiddleware:
         if not self._warned and all(name != SESSION for name, _ in scope["headers"]):
             self._warned = True
             logger.warning("requests have no session id; start Ray with the variables %s", ", ".join(ENVIRONMENT))
-        if scope["path"] == ENDLESS:
+        if scope["path"] == FEED_PATH:
             await self._serve_with_timeout(scope, receive, send)
         elif not is_api_path(scope["path"]):
             await self._app(scope, receive, _set_affinity_cookie(scope, send))
@@ -65,7 +65,7 @@ class ReplicaMiddleware:
         async def receive_last() -> Message:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                await self._leave()
+                await self._drain()
             return message
 
         async def send_when_ready(message: Message) -> None:
@@ -78,7 +78,7 @@ class ReplicaMiddleware:
     async def _serve_with_timeout(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = ended = False
 
-        async def note_end(message: Message) -> None:
+        async def send_and_track(message: Message) -> None:
             nonlocal started, ended
             started = True
             ended = message["type"] == "http.response.body" and not message.get("more_body", False)
@@ -87,7 +87,7 @@ class ReplicaMiddleware:
         limit = asyncio.timeout(self._feed_seconds)
         try:
             async with limit:
-                await self._app(scope, receive, note_end)
+                await self._app(scope, receive, send_and_track)
         except TimeoutError:
             if not (limit.expired() and started):  # the application raised the error, not `limit`
                 raise
@@ -119,12 +119,12 @@ def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
     """Return a hash that is equal for all requests of a client. `headers`: as in ASGI."""
     found = dict(headers)
     if is_api_path(path):
-        named = found.get(b"x-conversation-id") or found.get(b"authorization") or found.get(b"x-api-key")
+        client = found.get(b"x-conversation-id") or found.get(b"authorization") or found.get(b"x-api-key")
         kind = "program"
     else:
-        named, kind = browser_id(found.get(b"cookie", b"")), "browser"
-    told = f"{kind}\0".encode() + (named or address.encode())
-    return hashlib.sha256(told).hexdigest()[:32]
+        client, kind = browser_id(found.get(b"cookie", b"")), "browser"
+    identity = f"{kind}\0".encode() + (client or address.encode())
+    return hashlib.sha256(identity).hexdigest()[:32]
 
 
 def browser_id(cookies: bytes) -> bytes | None:

@@ -10,8 +10,8 @@ from notso.smollm3 import EngineError, EngineStats, NotsoError
 from notso.web.values.errors import SettingsError
 
 APPLICATION, DEPLOYMENT = "notso", "replica"
-NOTHING_BETWEEN = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
-# Seconds in which a stopping replica must finish its answers and the pages' event streams.
+NEEDS_SHARED_STORES = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
+# Seconds within which a stopping replica must finish its answers and the pages' event streams.
 GRACE_SECONDS = 120.0
 # Maximum number of open requests per replica, including the pages' event streams. It is high, because the server itself
 # limits the requests that wait for the engine.
@@ -35,7 +35,7 @@ class ClusterPlan:
     requests_per_replica: float = 16.0  # target of autoscaling: number of requests per replica
     host: str = "127.0.0.1"
     port: int = 3000
-    every_machine: bool = True
+    every_machine: bool = True  # whether each machine listens, or only the head node
     release: str = ""  # any text; changing it replaces the replicas one by one, for example after an update
     engine: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineConfig
     settings: Mapping[str, Any] = field(default_factory=dict)  # fields of Settings, without secrets
@@ -131,29 +131,29 @@ class ByQueue:
     # Autoscaling policy based on the number of engine requests. Serve's own policy would also count open pages, which
     # do not use the engine.
     def __init__(self, requests_per_replica: float) -> None:
-        self._each = requests_per_replica
+        self._requests_per_replica = requests_per_replica
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
         reported = (context.aggregated_metrics or {}).get(METRIC) or {}
         if not reported:  # no replica has reported yet, so keep the number of replicas
             return context.target_num_replicas, {}
-        return max(1.0, sum(reported.values()) / self._each), {}
+        return max(1.0, sum(reported.values()) / self._requests_per_replica), {}
 
 
 # Seconds without a completed step after which a busy engine is considered stuck. On a slow machine, the longest step
 # takes half a minute.
-STILL_SECONDS = 120.0
+STUCK_SECONDS = 120.0
 
 
 class ProgressMonitor:
     """Detects an engine that has work but makes no progress."""
 
     def __init__(self) -> None:
-        self._steps, self._moved = -1, 0.0
+        self._steps, self._progress_time = -1, 0.0
 
     def record_progress(self, stats: EngineStats, now: float) -> None:
         """Record the engine's progress at time `now`. Raises EngineError if it is stuck."""
         if stats.steps_total != self._steps or not stats.running + stats.waiting:
-            self._steps, self._moved = stats.steps_total, now
-        elif now - self._moved > STILL_SECONDS:
-            raise EngineError(f"the engine has not completed a step for {now - self._moved:.0f} s")
+            self._steps, self._progress_time = stats.steps_total, now
+        elif now - self._progress_time > STUCK_SECONDS:
+            raise EngineError(f"the engine has not completed a step for {now - self._progress_time:.0f} s")

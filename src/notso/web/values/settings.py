@@ -220,7 +220,7 @@ class Settings:
     )
     unconfined_documents: bool = _setting(
         False,
-        help="Parse PDF files and spreadsheets even without a sandbox (no Landlock or seccomp).",
+        help="Parse PDF files and spreadsheets even if the system has no sandbox (Landlock and seccomp).",
         after="documents",
     )
     keep_volatile: bool = _setting(
