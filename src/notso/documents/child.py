@@ -39,18 +39,17 @@ _LENGTH = struct.Struct(">I")
 
 def main() -> None:
     """Read the document from stdin. Arguments: the file name's extension, and UNCONFINED or nothing."""
-    lacks = [] if UNCONFINED in sys.argv[2:] else lacking()
+    missing_features = [] if UNCONFINED in sys.argv[2:] else lacking()
     write_document_frames(
-        sys.stdin.buffer, sys.stdout.buffer, sys.argv[1], lacks, lambda: confine(Rights.COMPUTE, LIMITS)
+        sys.stdin.buffer, sys.stdout.buffer, sys.argv[1], missing_features, lambda: confine(Rights.COMPUTE, LIMITS)
     )
 
 
 def write_document_frames(
-    file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], before: Callable[[], None]
+    file: BinaryIO, output: BinaryIO, extension: str, missing_features: list[str], enter_sandbox: Callable[[], None]
 ) -> None:
     """Write the frames of a document."""
-    # `before` sandboxes the process. It is called after all imports, which must open files, and before the document is
-    # parsed.
+    # `enter_sandbox` is called after all imports, which must open files, and before the document is parsed.
     try:
         try:
             container = kinds.detect_container(file.read(1024), extension)
@@ -58,8 +57,8 @@ def write_document_frames(
         except ImportError as error:
             _write(output, {"missing": str(error.name)})
             return
-        before()
-        _write_pages(file, container, extension, output, lacks)
+        enter_sandbox()
+        _write_pages(file, container, extension, output, missing_features)
     except UnreadableError as error:
         _write_error(output, error)
     except MemoryError:
@@ -77,15 +76,15 @@ def _write_error(output: BinaryIO, error: UnreadableError) -> None:
 
 
 def _write_pages(
-    file: BinaryIO, container: kinds.Container, extension: str, output: BinaryIO, lacks: list[str]
+    file: BinaryIO, container: kinds.Container, extension: str, output: BinaryIO, missing: list[str]
 ) -> None:
     warnings: list[str] = []
     kind, title, pages = kinds.read(
         file, container, extension, warnings, lambda pages: _write(output, {"reading": pages})
     )
-    if lacks and kind in kinds.NATIVE:
+    if missing and kind in kinds.NATIVE:
         raise UnreadableError(
-            f"is not read, because this system lacks {' and '.join(lacks)} (see notso doctor)", "document_unconfined"
+            f"is not read, because this system lacks {' and '.join(missing)} (see notso doctor)", "document_unconfined"
         )
     left, visible = MAX_CHARACTERS, False
     for count, page in enumerate(pages, start=1):

@@ -142,25 +142,25 @@ class MarkedQuoteParser:
     """Separate marked quotations from the text of an answer while it is generated."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._pending = ""
 
     def feed(self, text: str) -> Iterator[str | QuotedSpan]:
         """Yield text and complete quotations; an incomplete mark is held back."""
-        self._held += text
+        self._pending += text
         at = 0
-        for found in find_marked_quotes(self._held):
+        for found in find_marked_quotes(self._pending):
             if found.start > at:
-                yield self._held[at : found.start]
+                yield self._pending[at : found.start]
             yield found
             at = found.end
-        rest = self._held[at:]
+        rest = self._pending[at:]
         opening = _OPENING.search(rest, max(0, len(rest) - MAX_QUOTE_CHARACTERS - MAX_MARK_CHARACTERS))
         cut = opening.start() if opening is not None else len(rest)
         if rest[:cut]:
             yield rest[:cut]
-        self._held = rest[cut:]
+        self._pending = rest[cut:]
 
     def end(self) -> str:
         """Return the text that was held back."""
-        rest, self._held = self._held, ""
+        rest, self._pending = self._pending, ""
         return rest

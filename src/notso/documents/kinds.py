@@ -75,8 +75,8 @@ def detect_container(head: bytes, extension: str) -> Container:
     for start, what in _UNREADABLE_STARTS.items():
         if head.startswith(start) and (not start.isascii() or _BINARY.search(head)):  # a text may begin with "MZ", too
             raise UnreadableError(f"is {_ARTICLES.get(what, f'a {what}')}, which cannot be read", "document_not_text")
-    # PDF readers accept other bytes before "%PDF-". A file that is not named .pdf must begin with it, because a text
-    # may mention "%PDF-".
+    # PDF readers accept other bytes before "%PDF-". A file that is not named .pdf must begin with "%PDF-", because a
+    # text may mention it.
     return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"
 
 
@@ -138,7 +138,7 @@ def _zip_kind(file: BinaryIO, warnings: list[str]) -> str:
 def _read_ole(file: BinaryIO) -> Iterator[str]:
     file.seek(0)
     data = file.read()
-    for name, refusal in (
+    for name, error in (
         ("EncryptedPackage", UnreadableError("is encrypted", "document_encrypted")),
         ("WordDocument", UnreadableError("is a Word 97 document; save it as DOCX", "document_word")),
         (
@@ -148,18 +148,18 @@ def _read_ole(file: BinaryIO) -> Iterator[str]:
         ("__properties_version1.0", UnreadableError("is an Outlook message; save it as EML", "document_outlook")),
     ):
         if name.encode("utf-16-le") in data:
-            raise refusal
+            raise error
     yield from read_spreadsheet(file)
 
 
 def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, Callable[[], str], Iterator[str]]:
     if not data.strip():
         raise UnreadableError("is empty", "document_empty")
-    text, guessed = decode_guessing(data, declares=extension in ("html", "htm", "xhtml"))
+    text, guessed = decode_guessing(data, is_html=extension in ("html", "htm", "xhtml"))
     start = text.lstrip()[:500].lower()
     if extension == "eml":
-        subject, message, said = email_text(data)
-        warnings += said
+        subject, message, email_warnings = email_text(data)
+        warnings += email_warnings
         return "e-mail", lambda: subject, iter((message,))
     if guessed:
         warnings.append(f"its encoding was guessed: {guessed}")

@@ -94,7 +94,7 @@ class _Text(HTMLParser):
         if not visible:
             return
         if tag in ("td", "th", "tr") and self._tables:
-            self._end_cell(wanted=tag != "tr")
+            self._end_cell(keep_empty=tag != "tr")
         elif tag == "table" and self._tables:
             self._end_table()
         elif tag in _BLOCKS:
@@ -115,23 +115,23 @@ class _Text(HTMLParser):
         lines = [line.rstrip() for line in "".join(self._pieces).split("\n")]
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 
-    def _end_cell(self, wanted: bool = False) -> None:
+    def _end_cell(self, keep_empty: bool = False) -> None:
         # Text between cells belongs to the preceding cell.
         text, rows = " ".join("".join(self._pieces).split()), self._tables[-1][1]
         self._pieces = []
-        if text or wanted:
+        if text or keep_empty:
             if not rows:
                 rows.append([])
             rows[-1].append(text)
 
     def _end_table(self) -> None:
         self._end_cell()
-        before, rows = self._tables.pop()
+        outer, rows = self._tables.pop()
         if sum(len(row) > 1 for row in rows):
-            before += ["\n", "\n".join(markdown_lines(rows)), "\n\n"]
+            outer += ["\n", "\n".join(markdown_lines(rows)), "\n\n"]
         else:  # a table used for layout
-            before += ["\n".join(cell for row in rows for cell in row), "\n"]
-        self._pieces = before
+            outer += ["\n".join(cell for row in rows for cell in row), "\n"]
+        self._pieces = outer
 
 
 def html_text(html: str) -> tuple[str, str]:

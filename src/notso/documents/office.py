@@ -85,15 +85,15 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
         for event in xml_events(archive.pieces(main))
         if event.kind == "start" and event.name == "sldId" and (value := event.attributes.get("id", ""))
     ]
-    for place in order:
-        slide = targets.get(place, ("", ""))[1]
+    for relationship_id in order:
+        slide = targets.get(relationship_id, ("", ""))[1]
         if not slide:
             raise UnreadableError("is damaged: a part is missing", "document_damaged")
         text = _slide_text(xml_events(archive.pieces(slide)))
         for kind, notes in _relationships(archive, slide).values():
             if kind.endswith("/notesSlide"):
-                said = _slide_text(xml_events(archive.pieces(notes)))
-                text += f"\n\nNotes: {said}" if said else ""
+                notes_text = _slide_text(xml_events(archive.pieces(notes)))
+                text += f"\n\nNotes: {notes_text}" if notes_text else ""
         yield text
 
 
@@ -101,13 +101,13 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
     """Yield the pages of an OpenDocument text, split at the page breaks that the word processor stored."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
-    page, silent = _Page(), 0
-    left_out = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles")
+    page, skip_depth = _Page(), 0
+    skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles")
     for event in xml_events(archive.pieces("content.xml")):
         start = event.kind == "start"
-        if event.kind != "text" and event.name in left_out:
-            silent += 1 if start else -1
-        elif silent:
+        if event.kind != "text" and event.name in skipped:
+            skip_depth += 1 if start else -1
+        elif skip_depth:
             continue
         elif event.kind == "text":
             page.paragraph.append(re.sub(r"\s+", " ", event.name))
@@ -175,12 +175,12 @@ def office_title(file: BinaryIO) -> str:
 
 
 def _word_pages(events: Iterator[XMLEvent]) -> Iterator[str]:
-    page, silent, in_text = _Page(), 0, False
+    page, skip_depth, in_text = _Page(), 0, False
     for event in events:
         start = event.kind == "start"
         if event.kind != "text" and event.name in ("Fallback", "instrText", "del", "moveFrom"):
-            silent += 1 if start else -1
-        elif silent:
+            skip_depth += 1 if start else -1
+        elif skip_depth:
             continue
         elif event.kind == "text":
             if in_text:
@@ -249,23 +249,23 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
 def _relationships(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
     # Returns the relationships of a part (a member of the archive): id -> (type, name of the related member).
     folder, name = posixpath.split(part)
-    listed = f"{folder}/_rels/{name}.rels"
-    if listed not in archive.names:
+    rels_name = f"{folder}/_rels/{name}.rels"
+    if rels_name not in archive.names:
         return {}
     return {
         event.attributes.get("Id", ""): (
             event.attributes.get("Type", ""),
             _resolve_member(folder, event.attributes.get("Target", "")),
         )
-        for event in xml_events(archive.pieces(listed))
+        for event in xml_events(archive.pieces(rels_name))
         if event.kind == "start" and event.name == "Relationship" and event.attributes.get("TargetMode") != "External"
     }
 
 
-def _relationship_target(archive: Archive, listed: str, kind: str) -> str:
-    if listed not in archive.names:
+def _relationship_target(archive: Archive, rels_name: str, kind: str) -> str:
+    if rels_name not in archive.names:
         return ""
-    for event in xml_events(archive.pieces(listed)):
+    for event in xml_events(archive.pieces(rels_name)):
         if event.kind == "start" and event.attributes.get("Type", "").endswith(kind):
             return _resolve_member("", event.attributes.get("Target", ""))
     return ""

@@ -30,9 +30,9 @@ class PageDrawer:
 
         unconfined: draw even if the system lacks Landlock or seccomp.
         """
-        if not unconfined and (lacks := lacking()):
+        if not unconfined and (missing := lacking()):
             raise UnreadableError(
-                f"is not shown as an image, because this system lacks {' and '.join(lacks)} (see notso doctor)",
+                f"is not shown as an image, because this system lacks {' and '.join(missing)} (see notso doctor)",
                 "document_unconfined",
             )
         try:
@@ -62,9 +62,9 @@ def main() -> None:
     """Draw a page. Stdin contains its number, followed by the PDF file."""
     from pypdfium2 import PdfDocument, PdfiumError
 
-    def work(asked: bytes) -> bytes:
+    def work(request: bytes) -> bytes:
         try:
-            return draw_page(PdfDocument(asked[_NUMBER.size :]), _NUMBER.unpack_from(asked)[0])
+            return draw_page(PdfDocument(request[_NUMBER.size :]), _NUMBER.unpack_from(request)[0])
         except (PdfiumError, ValueError, IndexError, OverflowError):
             return b""
 
@@ -77,12 +77,12 @@ def draw_page(document: PdfDocument, page: int) -> bytes:
     """Return a page, counted from 1, as PNG. Raises PdfiumError, IndexError, or ValueError for a page without size."""
     if not 1 <= page <= len(document):
         raise IndexError(page)
-    found = document[page - 1]
-    width, height = found.get_size()
+    pdf_page = document[page - 1]
+    width, height = pdf_page.get_size()
     if not (0 < width < float("inf") and 0 < height < float("inf")):
         raise ValueError("the page has no size")
     scale = min(MAX_SCALE, MAX_WIDTH / width, MAX_HEIGHT / height)
-    image = found.render(scale=scale, rev_byteorder=True, may_draw_forms=False)
+    image = pdf_page.render(scale=scale, rev_byteorder=True, may_draw_forms=False)
     return png(image.width, image.height, bytes(image.buffer), image.stride, image.n_channels)
 
 

@@ -39,16 +39,16 @@ def split_into_passages(text: str, pages: Sequence[int]) -> Iterator[Passage]:
     for number, (start, end) in enumerate(zip(pages, (*pages[1:], len(text)), strict=True), start=1):
         units = [(first, estimated_tokens(text[first:last])) for first, last in _split_units(text, start, end)]
         rest = sum(tokens for _, tokens in units)
-        more = -(-rest // PASSAGE_TOKENS)
-        began, held = start, 0
+        remaining = -(-rest // PASSAGE_TOKENS)
+        passage_start, total = start, 0
         for first, tokens in units:
-            if held and more > 1 and held + tokens / 2 > rest / more:
-                if passage := _trimmed_passage(text, number, began, first):
+            if total and remaining > 1 and total + tokens / 2 > rest / remaining:
+                if passage := _trimmed_passage(text, number, passage_start, first):
                     yield passage
-                rest, more = rest - held, more - 1
-                began, held = first, 0
-            held += tokens
-        if passage := _trimmed_passage(text, number, began, end):
+                rest, remaining = rest - total, remaining - 1
+                passage_start, total = first, 0
+            total += tokens
+        if passage := _trimmed_passage(text, number, passage_start, end):
             yield passage
 
 
@@ -77,20 +77,20 @@ def _trimmed_passage(text: str, page: int, start: int, end: int) -> Passage | No
     return Passage(page, start, start + len(inner))
 
 
-def group_passages(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
-    """Join adjacent passages into volumes of up to about `most_tokens` tokens; yield volumes and their last pages."""
-    # A volume ends at the end of a page. Only a page larger than `most_tokens` is divided between volumes.
+def group_passages(text: str, passages: Sequence[Passage], max_tokens: int) -> Iterator[tuple[Passage, int]]:
+    """Join adjacent passages into volumes of up to about `max_tokens` tokens; yield volumes and their last pages."""
+    # A volume ends at the end of a page. Only a page larger than `max_tokens` is divided between volumes.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
-    of_pages: dict[int, int] = {}
+    page_sizes: dict[int, int] = {}
     for passage, size in zip(passages, sizes, strict=True):
-        of_pages[passage.page] = of_pages.get(passage.page, 0) + size
-    first, held = 0, 0
+        page_sizes[passage.page] = page_sizes.get(passage.page, 0) + size
+    first, total = 0, 0
     for at, (passage, size) in enumerate(zip(passages, sizes, strict=True)):
         begins_page = at == 0 or passages[at - 1].page != passage.page
-        ahead = of_pages[passage.page] if begins_page else size
-        if held and held + min(ahead, most_tokens) > most_tokens:
+        upcoming = page_sizes[passage.page] if begins_page else size
+        if total and total + min(upcoming, max_tokens) > max_tokens:
             yield Passage(passages[first].page, passages[first].start, passages[at - 1].end), passages[at - 1].page
-            first, held = at, 0
-        held += size
-    if held:
+            first, total = at, 0
+        total += size
+    if total:
         yield Passage(passages[first].page, passages[first].start, passages[-1].end), passages[-1].page

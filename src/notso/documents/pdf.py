@@ -12,6 +12,7 @@ from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, c
 MARGIN_LINES = 2
 """Number of lines at the top and the bottom of a page that may be a header or a footer."""
 
+# A line is a header or footer if it is on at least this many pages, and on this share of the pages with text.
 MIN_REPEATED_PAGES, MIN_REPEATED_SHARE = 3, 0.6
 
 _HYPHEN = re.compile("([^\\W\\d_])(?:[\u00ad\u0002\ufffe]|-)\r?\n([a-z\u00df-\u00ff])")
@@ -36,7 +37,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
         raise UnreadableError(f"has more than {MAX_PAGES:,} pages", "document_pages", limit=MAX_PAGES)
     announce(count)
     pages: list[str] = []
-    unread, silent, left = 0, 0, MAX_CHARACTERS
+    unread, empty, left = 0, 0, MAX_CHARACTERS
     for number in range(count):
         try:
             page = document[number]
@@ -52,18 +53,18 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
             page.close()
         except pypdfium2.PdfiumError:
             text, unread = "", unread + 1
-        silent += not text.strip()
+        empty += not text.strip()
         pages.append(text)
     if unread == count:
         raise UnreadableError("is damaged: none of its pages can be read", "document_damaged")
-    if silent == count:
+    if empty == count:
         raise UnreadableError(
             "has no text: it is probably a scan, and text in images is not recognized", "document_scan"
         )
     if unread:
         warnings.append(f"{unread} of {count} pages are damaged and were left out")
-    elif silent:
-        warnings.append(f"{silent} of {count} pages have no text; they may be scanned")
+    elif empty:
+        warnings.append(f"{empty} of {count} pages have no text; they may be scanned")
     yield from remove_margins(pages)
 
 

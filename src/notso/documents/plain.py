@@ -26,23 +26,23 @@ MAX_UNTEXTUAL_SHARE = 0.01
 MAX_PARTS = 1_000
 
 
-def decode_guessing(data: bytes, declares: bool = False) -> tuple[str, str]:
-    """Return the text, and its encoding if it was guessed. declares: the text is HTML, which may declare its encoding.
+def decode_guessing(data: bytes, is_html: bool = False) -> tuple[str, str]:
+    """Return the text, and its encoding if it was guessed. HTML may declare its encoding.
 
     Raises UnreadableError.
     """
-    for mark, encoding, shown in _MARKS:
+    for mark, encoding, label in _MARKS:
         if data.startswith(mark):
             try:
                 return _require_text(data.decode(encoding)), ""
             except UnicodeDecodeError:
                 raise UnreadableError(
-                    f"is damaged: it begins with the {shown} byte order mark, but is not valid {shown}",
+                    f"is damaged: it begins with the {label} byte order mark, but is not valid {label}",
                     "document_damaged",
                 ) from None
-    if declares and (named := _DECLARED.search(data[:4096])):
+    if is_html and (declared := _DECLARED.search(data[:4096])):
         try:
-            return _require_text(data.decode(named[1].decode("ascii"))), ""
+            return _require_text(data.decode(declared[1].decode("ascii"))), ""
         except (LookupError, UnicodeError, ValueError):
             pass  # an unknown or wrong encoding
     try:

@@ -66,18 +66,18 @@ class DocumentReader:
         self._child.kill()
 
 
-def assemble_document(given: Iterator[dict[str, Any]], extend_limits: Callable[[int], None]) -> Document:
+def assemble_document(frames: Iterator[dict[str, Any]], extend_limits: Callable[[int], None]) -> Document:
     """Assemble the document from frames; `extend_limits` adds CPU seconds to the child's limit. Raises
     UnreadableError."""
     texts: list[str] = []
     pages: list[int] = []
-    at, granted, continued = 0, 0, False
-    for frame in given:
+    at, granted_seconds, continued = 0, 0, False
+    for frame in frames:
         match frame:
             case {"reading": int(count)}:
-                wanted = int(CPU_S_A_PAGE * max(0, min(count, MAX_PAGES)))
-                extend_limits(wanted - granted)
-                granted = max(granted, wanted)
+                allowed_seconds = int(CPU_S_A_PAGE * max(0, min(count, MAX_PAGES)))
+                extend_limits(allowed_seconds - granted_seconds)
+                granted_seconds = max(granted_seconds, allowed_seconds)
             case {"page": str(text), "more": bool(more)}:
                 text = clean(text)
                 if not continued:
@@ -98,8 +98,8 @@ def assemble_document(given: Iterator[dict[str, Any]], extend_limits: Callable[[
                     f"requires libraries that are not installed: {install_line('documents')}", "document_extra"
                 )
             case {"kind": str(kind), "title": str(title), "warnings": list(warnings)} if pages:
-                said = tuple(one_line(str(each)) for each in warnings[:MAX_WARNINGS])
-                return Document(one_line(kind, 20), one_line(title), "".join(texts), tuple(pages), said)
+                warning_lines = tuple(one_line(str(each)) for each in warnings[:MAX_WARNINGS])
+                return Document(one_line(kind, 20), one_line(title), "".join(texts), tuple(pages), warning_lines)
             case _:
                 raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
     raise UnreadableError("could not be read: its parser stopped before the end", "document_unread")
@@ -107,20 +107,20 @@ def assemble_document(given: Iterator[dict[str, Any]], extend_limits: Callable[[
 
 def parse_frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the objects of complete frames. Raises UnreadableError for invalid frames."""
-    held = bytearray()
+    buffer = bytearray()
     for piece in pieces:
-        held += piece
-        while len(held) >= 4:
-            length = int.from_bytes(held[:4], "big")
+        buffer += piece
+        while len(buffer) >= 4:
+            length = int.from_bytes(buffer[:4], "big")
             if length > MAX_FRAME_BYTES:
                 raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
-            if len(held) < 4 + length:
+            if len(buffer) < 4 + length:
                 break
             try:
-                frame = json.loads(held[4 : 4 + length])
+                frame = json.loads(buffer[4 : 4 + length])
             except (ValueError, RecursionError):
                 frame = None
             if not isinstance(frame, dict):
                 raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
-            del held[: 4 + length]
+            del buffer[: 4 + length]
             yield frame

@@ -69,14 +69,14 @@ def read_spreadsheet(file: BinaryIO) -> Iterator[str]:
         Archive(file)  # checks sizes before the library inflates any member
     file.seek(0)
     try:
-        book = python_calamine.CalamineWorkbook.from_filelike(file)
-        for sheet in book.sheets_metadata:
+        workbook = python_calamine.CalamineWorkbook.from_filelike(file)
+        for sheet in workbook.sheets_metadata:
             if sheet.visible is not python_calamine.SheetVisibleEnum.Visible:
                 continue
             if sheet.typ is not python_calamine.SheetTypeEnum.WorkSheet:
                 continue
-            found = book.get_sheet_by_name(sheet.name)
-            rows = found.iter_rows()
+            cells = workbook.get_sheet_by_name(sheet.name)
+            rows = cells.iter_rows()
             yield "\n".join(
                 [f"## {_cell(sheet.name)}", "", *markdown_lines([_format_value(each) for each in row] for row in rows)]
             )
