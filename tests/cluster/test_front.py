@@ -37,7 +37,7 @@ def feed(request: Request) -> StreamingResponse:
 def app(**changes: Any) -> ReplicaMiddleware:
     paths = ("/", "/chats", "/v1/models")
     routes = [*(Route(path, page) for path in paths), Route("/feed", feed)]
-    return ReplicaMiddleware(Starlette(routes=routes), **{"ready": nothing, "leave": nothing, **changes})
+    return ReplicaMiddleware(Starlette(routes=routes), **{"ready": nothing, "drain": nothing, **changes})
 
 
 def test_browser_gets_one_cookie_and_programs_get_none() -> None:
@@ -55,16 +55,16 @@ def test_feed_ends_as_a_complete_response() -> None:
     assert response.status_code == 200 and response.text == ": attached\n\n"
 
 
-def test_lifespan_waits_for_ready_and_calls_leave() -> None:
+def test_lifespan_waits_for_ready_and_calls_drain() -> None:
     seen = []
 
     async def ready() -> None:
         seen.append("ready")
 
-    async def leave() -> None:
+    async def drain() -> None:
         seen.append("left")
 
-    with TestClient(app(ready=ready, leave=leave)):
+    with TestClient(app(ready=ready, drain=drain)):
         assert seen == ["ready"]
     assert seen == ["ready", "left"]
 
@@ -83,7 +83,7 @@ def test_application_timeout_error_is_not_taken_for_the_feed_limit() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise TimeoutError("of the application")
 
-    front = ReplicaMiddleware(broken, ready=nothing, leave=nothing)
+    front = ReplicaMiddleware(broken, ready=nothing, drain=nothing)
     with pytest.raises(TimeoutError, match="of the application"):
         TestClient(front).get("/feed")
 
@@ -118,7 +118,7 @@ def test_replica_uses_watchdog_and_private_memory(monkeypatch: pytest.MonkeyPatc
             shared=SimpleNamespace(engine=SimpleNamespace(wait_for_first_load=nothing, state="ready"))
         )
         await made._ready()
-        await made._leave()
+        await made._drain()
 
     asyncio.run(live())
     monkeypatch.delitem(sys.modules, "notso.cluster.replica")
