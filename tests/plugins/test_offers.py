@@ -12,7 +12,7 @@ from plugins.false_plugin import ANY, PACKETS
 
 from notso.plugins import wire
 from notso.plugins.errors import PluginError
-from notso.plugins.offers import MAX_GIVEN, is_valid_result, validate_offer
+from notso.plugins.offers import MAX_ENTRIES, is_valid_result, validate_offer
 from notso.plugins.process import PluginProcess
 
 Started = Callable[[str], PluginProcess]
@@ -72,9 +72,9 @@ def test_plugin_starts_with_more_descriptors_than_select_supports(started: Start
 
 
 def test_entries_beyond_the_limit_are_skipped() -> None:
-    rows = [{"name": f"n{n}", "description": "", "parameters": ANY, "seconds": 1} for n in range(MAX_GIVEN + 3)]
+    rows = [{"name": f"n{n}", "description": "", "parameters": ANY, "seconds": 1} for n in range(MAX_ENTRIES + 3)]
     offer, left_out = validate_offer({"tools": rows, "more": 5})
-    assert offer["tools"] == rows[:MAX_GIVEN] and len(left_out) == 3
+    assert offer["tools"] == rows[:MAX_ENTRIES] and len(left_out) == 3
 
 
 @pytest.mark.parametrize("given", [None, [], {"tools": 5}, {"pages": {}}])

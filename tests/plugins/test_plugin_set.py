@@ -64,7 +64,7 @@ def test_first_plugin_wins_a_duplicate_tool_name() -> None:
         offering("first", tools=[{"name": "same"}]),
         offering("second", tools=[{"name": "same"}, {"name": "own"}]),
     )
-    found = [(process.name, row["name"]) for process, row in plugins.given("tools")]
+    found = [(process.name, row["name"]) for process, row in plugins.entries("tools")]
     assert found == [("first", "same"), ("second", "own")]
 
 
@@ -72,10 +72,10 @@ def test_disabled_plugin_provides_nothing() -> None:
     plugins = Plugins(("kind", "unloadable"))
     plugins.start()
     plugins.wait()
-    assert [row["name"] for _, row in plugins.given("tools")] == ["echo", "refuse"]
+    assert [row["name"] for _, row in plugins.entries("tools")] == ["echo", "refuse"]
     assert plugins.logits_processor("ban_1000") is not None and plugins.logits_processor("echo") is None
     plugins.close()
-    assert list(plugins.given("tools")) == [] and plugins.logits_processor("ban_1000") is None
+    assert list(plugins.entries("tools")) == [] and plugins.logits_processor("ban_1000") is None
     assert [process.state for process in plugins.processes] == ["off", "off"]
 
 

@@ -202,7 +202,7 @@ def test_failing_logits_processor_disables_the_plugin(
 
 def test_slow_logits_processor_disables_the_plugin(started: Started) -> None:
     process = started("rows")
-    process._counted = 0.0
+    process._wait_updated = 0.0
     process._record_wait("logits processor slow", 0.0, 4.0)  # the calls took all of four seconds
     assert process.state == "on"
     process._record_wait("logits processor slow", 104.0, 107.0)  # idle time compensates for earlier calls

@@ -27,9 +27,9 @@ CALLS_AT_ONCE = 8
 class PluginWorker:
     """Answers each packet with a packet that has the same `id`."""
 
-    def __init__(self, plugin: Plugin, end: socket.socket, memory: int) -> None:
+    def __init__(self, plugin: Plugin, connection: socket.socket, memory: int) -> None:
         self._plugin = plugin
-        self._end = end
+        self._connection = connection
         self._memory = mmap.mmap(memory, wire.SHARED_BYTES)
         self._writing = threading.Lock()
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
@@ -46,7 +46,7 @@ class PluginWorker:
 
     def serve(self) -> None:
         unpacker = wire.Unpacker()
-        while (packets := wire.receive(self._end, unpacker)) is not None:
+        while (packets := wire.receive(self._connection, unpacker)) is not None:
             for packet in packets:
                 self._pool.submit(self._answer, packet)
 
@@ -62,35 +62,35 @@ class PluginWorker:
         except BaseException as error:
             data = wire.encode_packet({"id": packet["id"], "failed": f"{type(error).__name__}: {error}"})
         with self._writing:
-            self._end.sendall(data)
+            self._connection.sendall(data)
 
-    def _tool(self, given: Mapping[str, Any]) -> str:
-        tool = next(each for each in self._plugin.tools if each.name == given["name"])
-        return str(tool.run(given["arguments"], CalledIn(**given["called_in"])))
+    def _tool(self, arguments: Mapping[str, Any]) -> str:
+        tool = next(each for each in self._plugin.tools if each.name == arguments["name"])
+        return str(tool.run(arguments["arguments"], CalledIn(**arguments["called_in"])))
 
-    def _logits(self, given: Mapping[str, Any]) -> int:
+    def _logits(self, arguments: Mapping[str, Any]) -> int:
         import numpy as np
 
-        tokens = np.frombuffer(self._memory, np.int32, given["tokens"], wire.ROW_BYTES).copy()
-        row = np.frombuffer(self._memory, np.float32, given["vocab"])
-        result = np.asarray(self._rows[given["name"]].process(tokens, row.copy()), np.float32)
+        tokens = np.frombuffer(self._memory, np.int32, arguments["tokens"], wire.ROW_BYTES).copy()
+        row = np.frombuffer(self._memory, np.float32, arguments["vocab"])
+        result = np.asarray(self._rows[arguments["name"]].process(tokens, row.copy()), np.float32)
         if result.shape != row.shape:
             raise ValueError(f"the logits must have shape {row.shape}, not {result.shape}")
         row[:] = result
         return int(result.size)
 
-    def _command(self, given: Mapping[str, Any]) -> str:
-        command = next(each for each in self._plugin.slash_commands if each.name == given["name"])
-        return str(command.run(given["argument"]))
+    def _command(self, arguments: Mapping[str, Any]) -> str:
+        command = next(each for each in self._plugin.slash_commands if each.name == arguments["name"])
+        return str(command.run(arguments["argument"]))
 
-    def _page(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        page = next(each for each in self._plugin.pages if each.path == given["path"])
-        shown = page.show(PageRequest(**given))
+    def _page(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        page = next(each for each in self._plugin.pages if each.path == arguments["path"])
+        shown = page.show(PageRequest(**arguments))
         response = PageResponse(shown) if isinstance(shown, str) else shown
         return {"body": response.body, "media_type": response.media_type, "status": response.status}
 
-    def _sign_in(self, given: Mapping[str, Any]) -> str | None:
-        return self._plugin.sign_in(SignInRequest(**given)) if self._plugin.sign_in is not None else None
+    def _sign_in(self, arguments: Mapping[str, Any]) -> str | None:
+        return self._plugin.sign_in(SignInRequest(**arguments)) if self._plugin.sign_in is not None else None
 
 
 def _as_dict(schema: Any) -> Any:
@@ -110,15 +110,15 @@ def build_offer(plugin: Plugin) -> dict[str, Any]:
     }
 
 
-def main(name: str, end: socket.socket, memory: int) -> None:
+def main(name: str, connection: socket.socket, memory: int) -> None:
     try:
         plugin = loading.load(name)
-        child = PluginWorker(plugin, end, memory)
-        hello = wire.encode_packet({"offer": build_offer(plugin)}, wire.MAX_ANSWER_BYTES)
+        child = PluginWorker(plugin, connection, memory)
+        offer_packet = wire.encode_packet({"offer": build_offer(plugin)}, wire.MAX_ANSWER_BYTES)
     except BaseException as error:
-        end.sendall(wire.encode_packet({"unloadable": f"{type(error).__name__}: {error}"}))
+        connection.sendall(wire.encode_packet({"unloadable": f"{type(error).__name__}: {error}"}))
         return
-    end.sendall(hello)
+    connection.sendall(offer_packet)
     child.serve()
 
 

@@ -31,7 +31,7 @@ def load(name: str) -> Plugin:
     point: EntryPoint | None = next(iter(entry_points(group=GROUP, name=name)), None)
     if point is None:
         raise LookupError(f"no plugin {name} is installed")
-    given = point.load()
-    if not isinstance(given, Plugin):
+    plugin = point.load()
+    if not isinstance(plugin, Plugin):
         raise TypeError(f"{point.value} is not a notso.plugins.Plugin")
-    return given
+    return plugin

@@ -24,8 +24,8 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
             plugin=name,
         )
     module = name.replace("-", "_")
-    if (why := _name_conflict(name, module)) is not None:
-        raise PluginError(f"a plugin cannot be named {name!r}: {why}; choose another name", plugin=name)
+    if (reason := _name_conflict(name, module)) is not None:
+        raise PluginError(f"a plugin cannot be named {name!r}: {reason}; choose another name", plugin=name)
     folder.mkdir(parents=True)
     written = []
     for source in sorted(TEMPLATE.glob("*.txt")):

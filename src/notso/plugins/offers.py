@@ -11,7 +11,7 @@ from typing import Any
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 """Names of plugins, and of their tools, commands and logits processors."""
 NAME_RULE = "must be a lowercase letter followed by up to 31 lowercase letters, digits, _ or -"
-MAX_GIVEN = 32  # maximum number of entries of each kind (tools, commands, pages, ...) per plugin
+MAX_ENTRIES = 32  # maximum number of entries of each kind (tools, commands, pages, ...) per plugin
 MAX_SCHEMA_CHARACTERS = 65_536
 MAX_TEXT_CHARACTERS = 10_000
 MAX_ANSWER_CHARACTERS = 1 << 20
@@ -21,20 +21,22 @@ Offer = dict[str, Any]
 """Lists of entries by kind (`tools`, `logits_processors`, `slash_commands`, `pages`), and `signs_in`, a boolean."""
 
 
-def validate_offer(given: Any) -> tuple[Offer, list[str]]:
+def validate_offer(value: Any) -> tuple[Offer, list[str]]:
     """Return an offer with only its valid entries, and a message about each entry left out. Raises ValueError."""
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise ValueError("not an offer")
-    offer: Offer = {"signs_in": given.get("signs_in") is True}
+    offer: Offer = {"signs_in": value.get("signs_in") is True}
     left_out = []
     for kind, checks in _KINDS.items():
-        rows = given.get(kind, [])
+        rows = value.get(kind, [])
         if not isinstance(rows, list):
             raise ValueError("not an offer")
         offer[kind] = []
         for number, row in enumerate(rows, start=1):
             problem = (
-                _find_problem(row, checks) if len(offer[kind]) < MAX_GIVEN else f"more than {MAX_GIVEN} of this kind"
+                _find_problem(row, checks)
+                if len(offer[kind]) < MAX_ENTRIES
+                else f"more than {MAX_ENTRIES} of this kind"
             )
             if problem:
                 # Skip only this entry, so that the plugin's other features can be used.
@@ -44,8 +46,8 @@ def validate_offer(given: Any) -> tuple[Offer, list[str]]:
     return offer, left_out
 
 
-def is_valid_result(kind: str, given: Any) -> bool:
-    return _ANSWERS[kind](given)
+def is_valid_result(kind: str, result: Any) -> bool:
+    return _ANSWERS[kind](result)
 
 
 def _find_problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
@@ -54,49 +56,49 @@ def _find_problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
     return next((f"{name} {problem}" for name, check in checks.items() if (problem := check(row.get(name)))), "")
 
 
-def _check_name(given: Any) -> str:
-    fits = isinstance(given, str) and NAME.fullmatch(given)
+def _check_name(value: Any) -> str:
+    fits = isinstance(value, str) and NAME.fullmatch(value)
     return "" if fits else NAME_RULE
 
 
-def _check_text(given: Any) -> str:
-    if not isinstance(given, str):
+def _check_text(value: Any) -> str:
+    if not isinstance(value, str):
         return "must be text"
-    return "" if len(given) <= MAX_TEXT_CHARACTERS else f"has more than {MAX_TEXT_CHARACTERS:,} characters"
+    return "" if len(value) <= MAX_TEXT_CHARACTERS else f"has more than {MAX_TEXT_CHARACTERS:,} characters"
 
 
-def _check_schema(given: Any) -> str:
-    if not isinstance(given, dict):
+def _check_schema(schema: Any) -> str:
+    if not isinstance(schema, dict):
         return "must be a JSON schema, an object"
-    properties, required = given.get("properties", {}), given.get("required", [])
-    if given.get("type", "object") != "object":
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if schema.get("type", "object") != "object":
         return "must be the schema of an object"
     if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in properties.values()):
         return "must have a schema for each of its properties"
     if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
         return "must have a list of names in `required`"
-    too_long = len(json.dumps(given)) > MAX_SCHEMA_CHARACTERS
+    too_long = len(json.dumps(schema)) > MAX_SCHEMA_CHARACTERS
     return f"has more than {MAX_SCHEMA_CHARACTERS:,} characters" if too_long else ""
 
 
-def _check_seconds(given: Any) -> str:
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    return "" if is_number and math.isfinite(given) and given > 0 else "must be a number above 0"
+def _check_seconds(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if is_number and math.isfinite(value) and value > 0 else "must be a number above 0"
 
 
-def _check_path(given: Any) -> str:
-    fits = isinstance(given, str) and len(given) <= 200 and _PAGE.fullmatch(given)
+def _check_path(value: Any) -> str:
+    fits = isinstance(value, str) and len(value) <= 200 and _PAGE.fullmatch(value)
     return "" if fits else "must be words of ASCII letters, digits and -._~, separated by /"
 
 
-def _is_text(given: Any) -> bool:
-    return isinstance(given, str) and len(given) <= MAX_ANSWER_CHARACTERS
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_ANSWER_CHARACTERS
 
 
-def _is_page(given: Any) -> bool:
-    if not isinstance(given, dict) or set(given) != {"body", "media_type", "status"}:
+def _is_page(value: Any) -> bool:
+    if not isinstance(value, dict) or set(value) != {"body", "media_type", "status"}:
         return False
-    return _is_text(given["body"]) and isinstance(given["media_type"], str) and type(given["status"]) is int
+    return _is_text(value["body"]) and isinstance(value["media_type"], str) and type(value["status"]) is int
 
 
 _KINDS: dict[str, dict[str, Callable[[Any], str]]] = {
@@ -115,6 +117,6 @@ _ANSWERS: dict[str, Callable[[Any], bool]] = {
     "tool": _is_text,
     "command": _is_text,
     "page": _is_page,
-    "logits": lambda given: type(given) is int,
-    "sign_in": lambda given: given is None or _is_text(given),
+    "logits": lambda value: type(value) is int,
+    "sign_in": lambda value: value is None or _is_text(value),
 }

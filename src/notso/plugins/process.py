@@ -40,7 +40,7 @@ ROW_SECONDS = 2.0  # timeout of processing a row (the logits of one token); all 
 # rows, plus ROW_ALLOWANCE_SECONDS once.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
-# A plugin that prints more bytes than this is disabled. At most MAX_PRINTED_LINES of its lines are logged.
+# A plugin that prints more than MAX_PRINTED_BYTES is disabled. At most MAX_PRINTED_LINES of its lines are logged.
 MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20
 SERVER_ENDS = "the server is stopping"
 _log = logging.getLogger("notso.plugins")
@@ -74,7 +74,7 @@ class PluginProcess:
         self._calls: dict[int, _Call] = {}
         self.ready = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self._waited, self._counted = 0.0, time.monotonic()
+        self._wait_seconds, self._wait_updated = 0.0, time.monotonic()
 
     def start(self) -> None:
         with self._lock:
@@ -92,40 +92,41 @@ class PluginProcess:
 
     def _launch(self) -> None:
         # Raises OSError or RuntimeError. Everything that was opened before the error is closed.
-        with contextlib.ExitStack() as only_here, contextlib.ExitStack() as on_failure:
-            end, theirs = socket.socketpair()
-            on_failure.callback(end.close)
-            only_here.callback(theirs.close)
+        with contextlib.ExitStack() as after_launch, contextlib.ExitStack() as on_failure:
+            connection, child_connection = socket.socketpair()
+            on_failure.callback(connection.close)
+            after_launch.callback(child_connection.close)
             memory = wire.create_shared_file()
-            only_here.callback(os.close, memory)
-            mapped = mmap.mmap(memory, wire.SHARED_BYTES)
-            on_failure.callback(mapped.close)
+            after_launch.callback(os.close, memory)
+            mapping = mmap.mmap(memory, wire.SHARED_BYTES)
+            on_failure.callback(mapping.close)
             process = subprocess.Popen(
-                [sys.executable, "-m", "notso.plugins.child", self.name, str(theirs.fileno()), str(memory)],
+                [sys.executable, "-m", "notso.plugins.child", self.name, str(child_connection.fileno()), str(memory)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(), memory),
+                pass_fds=(child_connection.fileno(), memory),
                 env=environment(Rights.FILES_AND_NETWORK) | {"PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
             on_failure.callback(_kill_process, process)
-            end.settimeout(SEND_SECONDS)
-            self._end, self._memory, self._process, self._started = end, mapped, process, time.monotonic()
+            connection.settimeout(SEND_SECONDS)
+            self._connection, self._memory, self._process = connection, mapping, process
+            self._started = time.monotonic()
             self.state = "starting"
             threading.Thread(
-                target=self._listen, args=(process, end), name=f"notso-plugin-{self.name}", daemon=True
+                target=self._listen, args=(process, connection), name=f"notso-plugin-{self.name}", daemon=True
             ).start()
             on_failure.pop_all()
 
-    def ask(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
+    def ask(self, kind: str, arguments: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
         """Start a call. Its future raises PluginRefusalError or PluginError.
 
         If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is off or busy.
         """
         try:
             number = next(self._call_ids)
-            data = wire.encode_packet({"id": number, "kind": kind, "given": given})
+            data = wire.encode_packet({"id": number, "kind": kind, "given": arguments})
         except (ValueError, TypeError) as error:
             raise PluginError(f"the plugin {self.name} cannot receive this value: {error}", plugin=self.name) from None
         future: Future[Any] = Future()
@@ -135,21 +136,21 @@ class PluginProcess:
             if len(self._calls) >= MAX_CALLS:
                 raise PluginError(f"the plugin {self.name} is overloaded", plugin=self.name)
             self._calls[number] = _Call(kind, what, time.monotonic() + seconds, seconds, future)
-            end = self._end
+            connection = self._connection
         sent = False
         if self._sending.acquire(timeout=SEND_SECONDS):
             try:
                 with contextlib.suppress(OSError):
-                    end.sendall(data)
+                    connection.sendall(data)
                     sent = True
             finally:
                 self._sending.release()
         if not sent:
-            self.disable_plugin(f"it does not accept calls ({what})", end)
+            self.disable_plugin(f"it does not accept calls ({what})", connection)
         return future
 
-    def call(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
-        future = self.ask(kind, given, what, seconds)
+    def call(self, kind: str, arguments: Mapping[str, Any], what: str, seconds: float) -> Any:
+        future = self.ask(kind, arguments, what, seconds)
         try:
             return future.result(seconds + SEND_SECONDS)
         except TimeoutError:
@@ -162,54 +163,54 @@ class PluginProcess:
         if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
             raise PluginError(f"the plugin {self.name} cannot process this many tokens", plugin=self.name)
         what = f"logits processor {name}"
-        given = {"name": name, "tokens": tokens.nbytes // 4, "vocab": logits.nbytes // 4}
-        began = time.monotonic()
+        arguments = {"name": name, "tokens": tokens.nbytes // 4, "vocab": logits.nbytes // 4}
+        start = time.monotonic()
         if not self._row_lock.acquire(timeout=ROW_SECONDS):
             raise PluginError(f"the plugin {self.name} is overloaded", plugin=self.name)
         try:
             if self.state == "on":
                 self._memory[: logits.nbytes] = logits
                 self._memory[wire.ROW_BYTES : wire.ROW_BYTES + tokens.nbytes] = tokens
-            self.call("logits", given, what, ROW_SECONDS)
+            self.call("logits", arguments, what, ROW_SECONDS)
             changed = bytes(self._memory[: logits.nbytes])
         finally:
             self._row_lock.release()
-        self._record_wait(what, began, time.monotonic())
+        self._record_wait(what, start, time.monotonic())
         return changed
 
-    def _record_wait(self, what: str, began: float, ended: float) -> None:
-        self._waited = max(0.0, self._waited - ROW_SHARE * (ended - self._counted)) + (ended - began)
-        self._counted = ended
-        if self._waited > ROW_ALLOWANCE_SECONDS:
+    def _record_wait(self, what: str, start: float, end: float) -> None:
+        self._wait_seconds = max(0.0, self._wait_seconds - ROW_SHARE * (end - self._wait_updated)) + (end - start)
+        self._wait_updated = end
+        if self._wait_seconds > ROW_ALLOWANCE_SECONDS:
             self.disable_plugin(f"{what} delays all responses")
 
-    def disable_plugin(self, why: str, of: socket.socket | None = None) -> None:
-        """Disable the plugin: kill its processes and fail its calls. Do nothing if `of` is an earlier process's
+    def disable_plugin(self, reason: str, source: socket.socket | None = None) -> None:
+        """Disable the plugin: kill its processes and fail its calls. Do nothing if `source` is an earlier process's
         socket."""
         # Otherwise, a thread that notices a fault of an earlier process would kill the new one.
         with self._lock:
-            if self.state == "off" or (of is not None and of is not self._end):
+            if self.state == "off" or (source is not None and source is not self._connection):
                 return
-            self.state, self.failure = "off", why
-            calls, process, end = list(self._calls.values()), self._process, self._end
+            self.state, self.failure = "off", reason
+            calls, process, connection = list(self._calls.values()), self._process, self._connection
             self._calls.clear()
             self.ready.set()  # under the lock, so that this cannot undo the `clear` of the next start
-        if why != SERVER_ENDS:
-            _log.warning("the plugin %s was disabled: %s", self.name, why)
+        if reason != SERVER_ENDS:
+            _log.warning("the plugin %s was disabled: %s", self.name, reason)
         if process is not None:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)  # a session leader cannot leave its process group
         with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)
         for call in calls:
             call.future.set_exception(
-                PluginError(f"the plugin {self.name} was disabled: {why}", plugin=self.name)
+                PluginError(f"the plugin {self.name} was disabled: {reason}", plugin=self.name)
             ) if call.future.set_running_or_notify_cancel() else None
 
     def close(self) -> None:
         with self._lock:
-            process, was = self._process, self.state
-        if was != "off":
+            process, state = self._process, self.state
+        if state != "off":
             self.disable_plugin(SERVER_ENDS)
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -220,44 +221,44 @@ class PluginProcess:
 
     # The methods below run in the thread that listens to the plugin.
 
-    def _listen(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
-        why, printed = "its process has ended", _OutputLogger(self)
+    def _listen(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        reason, output_logger = "its process has ended", _OutputLogger(self)
         unpacker = wire.Unpacker(wire.MAX_ANSWER_BYTES, wire.ANSWER_LIMITS)
         output = process.stdout
         readers: selectors.BaseSelector | None = None
         try:
             readers = selectors.DefaultSelector()
-            readers.register(end, selectors.EVENT_READ)
+            readers.register(connection, selectors.EVENT_READ)
             if output is not None:
                 readers.register(output, selectors.EVENT_READ)
             while True:
                 readable = [key.fileobj for key, _ in readers.select(self._seconds_to_deadline())]
                 if late := self._find_timed_out_call():
-                    why = late
+                    reason = late
                     break
                 if output in readable and output is not None:
                     text = os.read(output.fileno(), 1 << 16)
                     if not text:
                         readers.unregister(output)
-                    elif not printed.log_output(text):
-                        why = "it printed too much"
+                    elif not output_logger.log_output(text):
+                        reason = "it printed too much"
                         break
-                if end in readable:
-                    packets = wire.receive(end, unpacker)
+                if connection in readable:
+                    packets = wire.receive(connection, unpacker)
                     if packets is None:
                         break
-                    if fault := next((said for packet in packets if (said := self._handle_packet(packet))), ""):
-                        why = fault
+                    if failure := next((problem for packet in packets if (problem := self._handle_packet(packet))), ""):
+                        reason = failure
                         break
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            why = f"it sent an invalid message ({type(error).__name__})"
+            reason = f"it sent an invalid message ({type(error).__name__})"
             if readers is None:
-                why = f"it could not be started: {error}"
-        self.disable_plugin(why, end)
+                reason = f"it could not be started: {error}"
+        self.disable_plugin(reason, connection)
         if readers is not None:
             readers.close()
         process.wait()
-        end.close()
+        connection.close()
         if output is not None:
             output.close()
 
@@ -310,8 +311,8 @@ class PluginProcess:
         if "refused" in packet:
             call.future.set_exception(PluginRefusalError(_one_line(str(packet["refused"])), plugin=self.name))
         elif "failed" in packet:
-            why = f"the plugin {self.name} failed in {call.what}: {_one_line(str(packet['failed']))}"
-            call.future.set_exception(PluginError(why, plugin=self.name))
+            reason = f"the plugin {self.name} failed in {call.what}: {_one_line(str(packet['failed']))}"
+            call.future.set_exception(PluginError(reason, plugin=self.name))
         else:
             call.future.set_result(packet["result"])
         return _failure_reason(packet, call)
@@ -361,11 +362,11 @@ class Plugins:
     """The enabled plugins. Raises PluginError for a name that is not installed or is repeated."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
-        known = {each.name for each in list_installed()} if names else set()
+        installed = {each.name for each in list_installed()} if names else set()
         for name in names:
-            if name not in known:
-                there = ", ".join(sorted(known)) or "none"
-                raise PluginError(f"no plugin {name!r} is installed; installed: {there}", plugin=name)
+            if name not in installed:
+                available = ", ".join(sorted(installed)) or "none"
+                raise PluginError(f"no plugin {name!r} is installed; installed: {available}", plugin=name)
             if not NAME.fullmatch(name):
                 raise PluginError(f"the plugin {name!r} cannot be enabled: its name {NAME_RULE}", plugin=name)
             if names.count(name) > 1:
@@ -387,7 +388,7 @@ class Plugins:
     def find(self, name: str) -> PluginProcess | None:
         return next((process for process in self.processes if process.name == name), None)
 
-    def given(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
+    def entries(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
         """Yield the entries of a kind with their plugins. Of entries with the same name, only the first counts."""
         seen = set()
         for process in self.processes:
@@ -398,7 +399,7 @@ class Plugins:
                     yield process, row
 
     def logits_processor(self, name: str) -> RowFunction | None:
-        for process, row in self.given("logits_processors"):
+        for process, row in self.entries("logits_processors"):
             if row["name"] == name:
                 return lambda tokens, logits: process.process_logits(name, tokens, logits)
         return None

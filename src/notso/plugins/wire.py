@@ -21,18 +21,18 @@ SHARED_BYTES = ROW_BYTES + 4 * MAX_TOKENS
 _LENGTH = struct.Struct("<I")
 
 
-def encode_packet(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
+def encode_packet(packet: Any, max_bytes: int = MAX_CALL_BYTES) -> bytes:
     """Serialize a packet. Raises ValueError."""
     body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
-    if len(body) > most_bytes:
-        raise ValueError(f"more than {most_bytes >> 20} MiB of JSON")
+    if len(body) > max_bytes:
+        raise ValueError(f"more than {max_bytes >> 20} MiB of JSON")
     return _LENGTH.pack(len(body)) + body
 
 
 class Unpacker:
-    def __init__(self, most_bytes: int = MAX_CALL_BYTES, limits: JsonLimits | None = None) -> None:
+    def __init__(self, max_bytes: int = MAX_CALL_BYTES, limits: JsonLimits | None = None) -> None:
         self._bytes = bytearray()
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._limits = limits
 
     def feed(self, data: bytes) -> list[Any]:
@@ -41,7 +41,7 @@ class Unpacker:
         packets = []
         while len(self._bytes) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._bytes)
-            if length > self._most_bytes:
+            if length > self._max_bytes:
                 raise ValueError("a packet with an invalid size")
             end = _LENGTH.size + length
             if len(self._bytes) < end:
@@ -57,9 +57,9 @@ class Unpacker:
         return packets
 
 
-def receive(end: socket.socket, unpacker: Unpacker) -> list[Any] | None:
+def receive(connection: socket.socket, unpacker: Unpacker) -> list[Any] | None:
     """Wait for packets; return None if the peer has closed the connection."""
-    data = end.recv(1 << 16)
+    data = connection.recv(1 << 16)
     return unpacker.feed(data) if data else None
 
 

@@ -57,7 +57,7 @@ class CommandView:
                 ".*",
                 str(row["does"])[:MAX_WORDS_CHARACTERS],
             )
-            for process, row in self._plugins.given("slash_commands")
+            for process, row in self._plugins.entries("slash_commands")
             if _COMMAND.fullmatch(name := str(row["name"])) and name not in taken
         )
         offers = self._mcp.offers() if self._mcp is not None else ()

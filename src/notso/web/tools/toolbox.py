@@ -46,7 +46,7 @@ class PluginTools:
         return ()
 
     def tools(self) -> Sequence[ChatTool]:
-        return [_tool(process, row) for process, row in self._plugins.given("tools")]
+        return [_tool(process, row) for process, row in self._plugins.entries("tools")]
 
 
 def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
