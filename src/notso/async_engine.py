@@ -23,7 +23,7 @@ Prepare = Callable[[], Callable[[], Generation]]
 
 
 class AsyncAnswerStream(AsyncIterator[Event]):
-    """Asynchronous iterator over an answer's events. Generation starts when the iterator or `result` is first awaited.
+    """Asynchronous iterator over an answer's events. Generation starts with `async with`, the first event or `result`.
 
     Leaving `async with` stops the answer. Raises the errors of `Engine.chat` and errors during generation.
     """
@@ -38,7 +38,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         return await anext(self._events)
 
     async def result(self) -> Completion:
-        """Wait for the complete answer and return it; cancelling stops it."""
+        """Wait for the complete answer and return it. Cancelling stops the answer."""
         generation = await self._start_once()
         try:
             return Completion.from_events([event async for event in _follow_events(generation)])
@@ -125,8 +125,8 @@ class AsyncEngine:
         **settings: Unpack[AnswerSettings],
     ) -> AsyncAnswerStream:
         """Return an asynchronous iterator over an answer's events."""
-        sampling, asked = apply_settings(params, options, settings)
-        return AsyncAnswerStream(lambda: self.engine.prepare(conversation(messages, *more), sampling, asked))
+        sampling, request_options = apply_settings(params, options, settings)
+        return AsyncAnswerStream(lambda: self.engine.prepare(conversation(messages, *more), sampling, request_options))
 
     async def chat(
         self,
@@ -150,13 +150,15 @@ class AsyncEngine:
         """See `Engine.batch`. Cancelling stops the answers."""
         if isinstance(conversations, str | Mapping | Message):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
-        sampling, asked = apply_settings(params, options, settings)
+        sampling, request_options = apply_settings(params, options, settings)
         turns = [conversation(each) for each in conversations]
-        begins = await asyncio.to_thread(lambda: [self.engine.prepare(each, sampling, asked) for each in turns])
-        room = asyncio.Semaphore(MAX_BATCHED)
+        begins = await asyncio.to_thread(
+            lambda: [self.engine.prepare(each, sampling, request_options) for each in turns]
+        )
+        slots = asyncio.Semaphore(MAX_BATCHED)
 
         async def answer(begin: Callable[[], Generation]) -> Completion:
-            async with room:
+            async with slots:
                 return await AsyncAnswerStream(lambda: begin).result()
 
         tasks = [asyncio.ensure_future(answer(begin)) for begin in begins]
@@ -175,8 +177,8 @@ class AsyncEngine:
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
         """See `Engine.continue_text`. Cancelling stops the answer."""
-        sampling, asked = apply_settings(params, options, settings)
-        return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, asked)).result()
+        sampling, request_options = apply_settings(params, options, settings)
+        return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, request_options)).result()
 
     async def embed(self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None) -> Floats:
         """See `Engine.embed`. Cancelling does not stop the computation."""

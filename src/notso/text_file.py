@@ -24,9 +24,9 @@ class NotTextError(ValueError):
     """The bytes are not text. Callers prepend the file's name to the message."""
 
 
-def read_text(path: Path, most_bytes: int) -> str:
+def read_text(path: Path, max_bytes: int) -> str:
     """Return a regular file's text, with `\\n` line endings. Raises NotTextError and the errors of `read_regular`."""
-    return decode_text(read_regular(path, most_bytes))
+    return decode_text(read_regular(path, max_bytes))
 
 
 def decode_text(data: bytes) -> str:
@@ -123,13 +123,13 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises OSError like `open_regular`, and for more than `most_bytes`."""
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file. Raises OSError like `open_regular`, and for more than `max_bytes`."""
     # The limit applies to the bytes read, because some files, such as those in /proc, report a size of 0.
     with open(open_regular(path), "rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {_size(most_bytes)}", str(path))
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {_size(max_bytes)}", str(path))
     return content
 
 

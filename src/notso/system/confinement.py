@@ -1,7 +1,7 @@
 """Confinement (sandboxing) of child processes. No other module confines processes.
 
-Each child permanently gives up all rights except its `Rights`. Resource limits bound its time and, on Linux, its
-memory. On Linux, it also cannot gain privileges, the kernel kills it first when memory runs out, and Landlock and
+Each child permanently gives up all rights except its `Rights`. If it has `Limits`, they bound its time and, on Linux,
+its memory. On Linux, it also cannot gain privileges, the kernel kills it first when memory runs out, and Landlock and
 seccomp confine it if the kernel supports them.
 
 This module imports only the standard library, because children import it without the rest of notso.
@@ -38,7 +38,7 @@ class Limits:
     memory_bytes: int  # size of the address space
     wall_s: float  # seconds after which the child is killed
     answer_bytes: int
-    more_cpu_s: int = 0  # CPU seconds that `Child.grant` may add in total
+    more_cpu_s: int = 0  # CPU seconds that `ConfinedProcess.extend_limits` may add in total
 
 
 class ConfinedWorkError(Exception):
@@ -118,19 +118,19 @@ class ConfinedProcess:
         self._deadline = time.monotonic() + limits.wall_s
         self._granted = 0
         try:
-            given = read_only_file(request)
+            request_file = read_only_file(request)
             try:
                 # With -I, neither the environment nor the working directory can inject code.
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-X", "utf8", *arguments],
-                    stdin=given,
+                    stdin=request_file,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=environment(Rights.COMPUTE),
                     start_new_session=True,  # the child does not receive the terminal's signals, such as Ctrl-C
                 )
             finally:
-                os.close(given)
+                os.close(request_file)
         except OSError as error:
             raise ConfinedWorkError(f"no process can be started: {error.strerror}") from error
         self._output = cast(IO[bytes], self._process.stdout)
@@ -189,14 +189,14 @@ class ConfinedProcess:
             self._process.wait()
 
 
-def environment(rights: Rights, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of `given` (default: os.environ) that a child with these rights may see."""
-    given = os.environ if given is None else given
+def environment(rights: Rights, variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the `variables` (default: os.environ) that a child with these rights may see."""
+    variables = os.environ if variables is None else variables
     if rights is Rights.COMPUTE:
-        return {name: given[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in given}
+        return {name: variables[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in variables}
     return {
         name: value
-        for name, value in given.items()
+        for name, value in variables.items()
         if name.startswith("NOTSO_PLUGIN_") or not (name.startswith("NOTSO_") or _SECRET_NAME.search(name))
     }
 
@@ -210,19 +210,19 @@ _SECRET_NAME = re.compile(
 def read_only_file(data: bytes) -> int:
     """Return a read-only descriptor of an anonymous file with `data`. Raises OSError."""
     if sys.platform == "linux":
-        written = os.memfd_create("notso")
+        descriptor = os.memfd_create("notso")
         try:
-            with open(written, "wb", closefd=False) as file:
+            with open(descriptor, "wb", closefd=False) as file:
                 file.write(data)
-            return os.open(f"/proc/self/fd/{written}", os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         finally:
-            os.close(written)
+            os.close(descriptor)
     import tempfile
 
-    with tempfile.NamedTemporaryFile() as named:
-        named.write(data)
-        named.flush()
-        return os.open(named.name, os.O_RDONLY | os.O_CLOEXEC)
+    with tempfile.NamedTemporaryFile() as temporary:
+        temporary.write(data)
+        temporary.flush()
+        return os.open(temporary.name, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def lacking() -> list[str]:
@@ -369,22 +369,22 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, op
 
 def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     """Return the BPF program for a machine, `x86_64` or `aarch64`."""
-    place = _MACHINES[machine]
+    index = _MACHINES[machine]
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH_AT),
-        (_IF_EQUAL, 1, 0, _AUDIT_ARCHES[place]),
+        (_IF_EQUAL, 1, 0, _AUDIT_ARCHES[index]),
         (_RETURN, 0, 0, _KILL),  # kill callers of another architecture, in which numbers mean other calls
         (_LOAD, 0, 0, _NUMBER_AT),
     ]
-    if place == 0:
+    if index == 0:
         program += [(_IF_AT_LEAST, 0, 1, _X32_BIT), (_RETURN, 0, 0, _REFUSE)]
     if rights is Rights.FILES_AND_NETWORK:
         for numbers in _FORBIDDEN.values():
-            if (number := numbers[place]) is not None:
+            if (number := numbers[index]) is not None:
                 program += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
         return [*program, (_RETURN, 0, 0, _ALLOW)]
     for name, numbers in _COMPUTING.items():
-        if (number := numbers[place]) is None:
+        if (number := numbers[index]) is None:
             continue
         if name in _WITH_PROTECTION:  # refuse executable memory, which many exploits need
             program += [
@@ -404,9 +404,9 @@ def _install_filter(program: Sequence[Instruction]) -> None:
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
-    held = ctypes.create_string_buffer(code, len(code))
-    given = Program(len(program), ctypes.addressof(held))
-    _check_result(_libc().prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0), "seccomp")
+    buffer = ctypes.create_string_buffer(code, len(code))
+    filter_program = Program(len(program), ctypes.addressof(buffer))
+    _check_result(_libc().prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0), "seccomp")
 
 
 def _landlock_ruleset(rights: Rights) -> int | None:
@@ -426,11 +426,11 @@ def _landlock_ruleset(rights: Rights) -> int | None:
     if version >= _LANDLOCK_SCOPES_SINCE:
         fields.append(scopes)
     attributes = struct.pack(f"={len(fields)}Q", *fields)
-    held = ctypes.create_string_buffer(attributes, len(attributes))
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
     number = _SYSTEM_CALLS["landlock_create_ruleset"][_machine() or 0]
     return _check_result(
         _libc().syscall(
-            ctypes.c_long(number), ctypes.byref(held), ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
+            ctypes.c_long(number), ctypes.byref(buffer), ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
         ),
         "Landlock",
     )
@@ -455,8 +455,8 @@ def _has_seccomp() -> bool:
         return False
     action = ctypes.c_uint32(_REFUSE & 0x7FFF0000)
     number = _SYSTEM_CALLS["seccomp"][machine]
-    wanted = ctypes.c_uint32(_SECCOMP_GET_ACTION_AVAIL)
-    return bool(_libc().syscall(ctypes.c_long(number), wanted, ctypes.c_uint32(0), ctypes.byref(action)) == 0)
+    operation = ctypes.c_uint32(_SECCOMP_GET_ACTION_AVAIL)
+    return bool(_libc().syscall(ctypes.c_long(number), operation, ctypes.c_uint32(0), ctypes.byref(action)) == 0)
 
 
 def _machine() -> int | None:

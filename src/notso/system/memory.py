@@ -84,8 +84,8 @@ def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
         usage = libsystem.resource_usage()
         return ProcessMemory(usage.resident_size, usage.phys_footprint)
     fields = _number_lines(proc / "self" / "status")
-    held = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0) + fields.get("VmSwap:", 0)
-    return ProcessMemory(fields.get("VmRSS:", 0) * 1024, held * 1024)
+    held_kib = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0) + fields.get("VmSwap:", 0)
+    return ProcessMemory(fields.get("VmRSS:", 0) * 1024, held_kib * 1024)
 
 
 def memory_limits(
@@ -144,11 +144,11 @@ def _cgroup_limits(proc: Path, root: Path) -> list[MemoryLimit]:
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts), -1, -1):
             folder = base.joinpath(*parts[:depth])
-            granted = _number(folder / limit_file)
-            if granted is None or granted >= _UNLIMITED:
+            limit = _number(folder / limit_file)
+            if limit is None or limit >= _UNLIMITED:
                 continue
             used = (_number(folder / usage_file) or 0) - _page_cache(folder)
-            limits.append(MemoryLimit("the control group", max(0, granted - max(0, used))))
+            limits.append(MemoryLimit("the control group", max(0, limit - max(0, used))))
     return limits
 
 
@@ -165,8 +165,8 @@ def _process_sizes(proc: Path) -> dict[str, int]:
     return {"address space": int(fields[0]) * page, "data": int(fields[5]) * page} if len(fields) >= 6 else {}
 
 
-def _process_limits(mapped: dict[str, int], mapped_bytes: int) -> list[MemoryLimit]:
-    used = {"address space": max(0, mapped.get("address space", 0) - mapped_bytes), "data": mapped.get("data", 0)}
+def _process_limits(sizes: dict[str, int], mapped_bytes: int) -> list[MemoryLimit]:
+    used = {"address space": max(0, sizes.get("address space", 0) - mapped_bytes), "data": sizes.get("data", 0)}
     limits = []
     for name, which in (("address space", resource.RLIMIT_AS), ("data", resource.RLIMIT_DATA)):
         soft, _ = resource.getrlimit(which)
@@ -178,9 +178,9 @@ def _process_limits(mapped: dict[str, int], mapped_bytes: int) -> list[MemoryLim
 def limit_malloc_arenas() -> None:
     """Limit the number of glibc's malloc arenas. Call before starting threads."""
     # By default, glibc creates up to eight arenas (heaps) per core, and each of them keeps its peak size.
-    options = getattr(ctypes.CDLL(None), "mallopt", None)
-    if options is not None:
-        options(_M_ARENA_MAX, HEAPS)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, HEAPS)
 
 
 def release_freed_memory() -> None:

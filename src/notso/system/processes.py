@@ -16,13 +16,13 @@ if sys.platform == "darwin":
     _TCP_NOTSENT_LOWAT = 0x201
 
 
-def raise_descriptor_limit(wanted: int) -> int | None:
-    """Raise the limit on open descriptors as far as allowed, up to `wanted`, and return it (None: unlimited)."""
+def raise_descriptor_limit(target: int) -> int | None:
+    """Raise the limit on open descriptors as far as allowed, up to `target`, and return it (None: unlimited)."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if 0 <= soft < target:
+        soft = target if hard == resource.RLIM_INFINITY else min(hard, target)
         if sys.platform == "darwin":
             from notso.system import libsystem
 
