@@ -110,7 +110,7 @@ class NumpyBackend:
         self.weights.append(tensor.name)
         return OpaqueWeight(tensor)
 
-    def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> None:
+    def weight_arena(self, size_bytes: int, count: int, *, is_requested: bool) -> None:
         return None
 
     def key_value_pools(

@@ -93,8 +93,10 @@ def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: st
         (length,) = unpack(buffer, position)
         stop = position + 8 + length
         if length > limit or stop > end:
-            why = f"the limit is {limit}" if length > limit else f"only {end - position - 8} are left"
-            raise GGUFError(f"string {i} of {count} declares {length} bytes, but {why}", field=field, offset=position)
+            reason = f"the limit is {limit}" if length > limit else f"only {end - position - 8} are left"
+            raise GGUFError(
+                f"string {i} of {count} declares {length} bytes, but {reason}", field=field, offset=position
+            )
         ends[i] = position = stop
     return ends
 
@@ -122,8 +124,8 @@ class StringSpan:
         first, last = np.searchsorted(starts, [start - 7, stop])
         prefixes = starts[first:last] - start
         for i in range(8):
-            here = prefixes + i
-            text[here[(here >= 0) & (here < len(text))]] = 0
+            at = prefixes + i
+            text[at[(at >= 0) & (at < len(text))]] = 0
         return text
 
     def check_utf8(self, field: str, offset: int) -> None:
@@ -136,9 +138,9 @@ class StringSpan:
             try:
                 decoder.decode(self._text(starts, start, stop).data, final=stop == size)
             except UnicodeDecodeError as error:
-                where = start - pending + error.start
-                index = int(np.searchsorted(self._ends, where, side="right"))
-                raise GGUFError(f"string {index} is not UTF-8", field=field, offset=offset + where) from None
+                position = start - pending + error.start
+                index = int(np.searchsorted(self._ends, position, side="right"))
+                raise GGUFError(f"string {index} is not UTF-8", field=field, offset=offset + position) from None
 
     def to_list(self) -> list[str]:
         """Decode all strings. Raises UnicodeDecodeError if the file has changed."""

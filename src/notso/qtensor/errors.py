@@ -34,9 +34,9 @@ class Sentence(str):
     values: Mapping[str, str | int]
 
     def __new__(cls, english: str, code: str, **values: str | int) -> Sentence:
-        made = super().__new__(cls, english)
-        made.code, made.values = code, values
-        return made
+        sentence = super().__new__(cls, english)
+        sentence.code, sentence.values = code, values
+        return sentence
 
 
 class NotsoError(Exception):

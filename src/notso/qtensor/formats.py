@@ -6,8 +6,8 @@ Rows consist of blocks of `block_values` values in `block_bytes` bytes. `referen
 native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with this table.
 """
 
-# The names of KV formats give the bits per key and value: k8v4 has 8 and 4. Every format but f16 also stores a
-# half-precision scale per head vector, so k8v8 takes 8.125 bits per value for heads of size 128.
+# The names of KV formats give the bits per number of a key and of a value: k8v4 has 8 and 4. Every format but f16 also
+# stores a half-precision scale per head vector, so k8v8 takes 8.125 bits per number for heads of size 128.
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
     "GGUF"  version u32  tensor count u64  entry count u64
     entry:   key string, value type u32, value          (an array: item type u32, count u64, items)
     tensor:  name string, number of dimensions u32, dimensions u64 each (row length first), format u32, offset u64
-    padding to `general.alignment` (default 32), after which tensor offsets start
+    padding to `general.alignment` (default 32); tensor offsets are relative to its end
 
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
@@ -196,10 +196,10 @@ def _read_header(cursor: Cursor) -> tuple[int, int, int]:
     version = cursor.uint32("version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        why = f"GGUF version {version}"
+        version_name = f"GGUF version {version}"
         if swapped in (1, *VERSIONS):
-            why = f"GGUF version {swapped} in big-endian byte order"
-        raise UnsupportedFormatError(f"{why} is not supported; supported: 2 and 3", field="version", offset=4)
+            version_name = f"GGUF version {swapped} in big-endian byte order"
+        raise UnsupportedFormatError(f"{version_name} is not supported; supported: 2 and 3", field="version", offset=4)
     counts = []
     for field, limit, smallest in (
         ("tensor count", MAX_TENSORS, SMALLEST_TENSOR),
@@ -279,48 +279,48 @@ def _read_array(cursor: Cursor, field: str) -> tuple[StringSpan | NumberSpan, st
     count = cursor.uint64(field)
     if count > MAX_ARRAY_ITEMS:
         cursor.fail(f"array of {count} items exceeds the limit of {MAX_ARRAY_ITEMS}", field, start)
-    named = f"array of {VALUE_TYPES[kind]}"
+    type_name = f"array of {VALUE_TYPES[kind]}"
     if kind == STRING:
-        return cursor.strings(count, field), named
+        return cursor.strings(count, field), type_name
     start = cursor.position
     values = np.frombuffer(cursor.read_bytes(count * ARRAY_TYPES[kind].itemsize, field), ARRAY_TYPES[kind])
     if kind == BOOL and count and values.max() > 1:
         index = int(np.argmax(values > 1))
         cursor.fail(f"item {index} is {values[index]}, not a boolean", field, start + index)
-    return NumberSpan(values, kind == BOOL), named
+    return NumberSpan(values, kind == BOOL), type_name
 
 
 def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict[str, QTensor]]:
     # Returns the offset of the tensor data, and tensors in file order.
-    described = {}
+    infos = {}
     for i in range(count):
         start = cursor.position
         name = _read_name(cursor, f"tensor name {i}", MAX_NAME_BYTES)
-        if name in described:
+        if name in infos:
             cursor.fail(f"{quoted(name)} appears twice", f"tensor name {i}", start)
-        described[name] = (start, *_read_tensor_info(cursor, f"tensor {quoted(name)}", alignment))
+        infos[name] = (start, *_read_tensor_info(cursor, f"tensor {quoted(name)}", alignment))
     data_offset = -(-cursor.position // alignment) * alignment
     tensors: dict[str, QTensor] = {}
-    for name, (start, shape, kind, size, offset) in described.items():
+    for name, (start, shape, kind, size, offset) in infos.items():
         begin = data_offset + offset
         if begin + size > cursor.position + cursor.left:
-            over = begin + size - cursor.position - cursor.left
+            excess = begin + size - cursor.position - cursor.left
             cursor.fail(
-                f"{size} bytes of data at {begin} end {over} bytes past the end of the file",
+                f"{size} bytes of data at {begin} end {excess} bytes past the end of the file",
                 f"tensor {quoted(name)}",
                 start,
             )
         cursor.position = begin
         data = np.frombuffer(cursor.read_bytes(size, name), np.uint8)
         tensors[name] = QTensor(name, FORMATS[kind], shape, data)
-    _check_overlaps(cursor, described)
+    _check_overlaps(cursor, infos)
     return data_offset, tensors
 
 
-def _check_overlaps(cursor: Cursor, described: dict[str, tuple[int, tuple[int, ...], int, int, int]]) -> None:
+def _check_overlaps(cursor: Cursor, infos: dict[str, tuple[int, tuple[int, ...], int, int, int]]) -> None:
     # GG7: tensors must not overlap.
     previous, free_from = "", 0
-    for name, (start, _, _, size, offset) in sorted(described.items(), key=lambda item: item[1][4]):
+    for name, (start, _, _, size, offset) in sorted(infos.items(), key=lambda item: item[1][4]):
         if offset < free_from:
             cursor.fail(f"data overlaps the data of {quoted(previous)}", f"tensor {quoted(name)}", start)
         previous, free_from = name, offset + size
@@ -347,14 +347,14 @@ def _read_tensor_info(cursor: Cursor, field: str, alignment: int) -> tuple[tuple
         raise UnsupportedFormatError(
             f"block format {format_name(kind)} is not supported; supported: {supported}", field=field, offset=start
         )
-    form = FORMATS[kind]
-    if sides[0] % form.block_values:
+    format = FORMATS[kind]
+    if sides[0] % format.block_values:
         cursor.fail(
-            f"rows of {sides[0]} values are not a multiple of {form.name}'s block size of {form.block_values}",
+            f"rows of {sides[0]} values are not a multiple of {format.name}'s block size of {format.block_values}",
             field,
             sides_at,
         )
-    size = values // form.block_values * form.block_bytes
+    size = values // format.block_values * format.block_bytes
     start = cursor.position
     offset = cursor.uint64(field)
     if offset % alignment:

@@ -1,1 +1,1 @@
-"""Device backends behind one protocol."""
+"""Device backends that implement one protocol."""

@@ -20,7 +20,7 @@ ROWS = (1, 5, 33)
 OUTPUTS, INPUTS = 96, 512
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 128
 # Tested KV formats; formats with fewer bits use the same kernels as k8v8.
-KEPT: tuple[KVFormat, ...] = ("k8v8", "f16")
+TESTED_KV_FORMATS: tuple[KVFormat, ...] = ("k8v8", "f16")
 
 EPS = 1e-6
 
@@ -41,8 +41,8 @@ def _workloads(formats: Iterable[Format]) -> Iterator[tuple[str, Work]]:
     for format in formats:
         for rows in ROWS:
             yield f"{format} of {rows} rows", lambda b, rng, f=format, n=rows: _run_products(b, rng, f, n)  # type: ignore[misc]
-    for kept in KEPT:
-        yield f"attention over {kept}", lambda b, rng, kept=kept: _run_attention(b, rng, kept)  # type: ignore[misc]
+    for kv in TESTED_KV_FORMATS:
+        yield f"attention over {kv}", lambda b, rng, kv=kv: _run_attention(b, rng, kv)  # type: ignore[misc]
 
 
 def _weight(backend: Backend, rng: np.random.Generator, format: Format, name: str) -> Array:
@@ -71,10 +71,10 @@ def _run_products(backend: Backend, rng: np.random.Generator, format: Format, ro
     return np.concatenate([backend.download(each).reshape(-1) for each in (embedded, *outs)])
 
 
-def _run_attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
+def _run_attention(backend: Backend, rng: np.random.Generator, format: KVFormat) -> Host:
     # Tests rows that cross a tile boundary, and then a recorded step of a few rows, in which a backend may fuse
     # operations.
-    (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, kept)
+    (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, format)
     frequencies = backend.upload(1.0 / 5e6 ** (np.arange(HEAD_DIM // 2, dtype=np.float64) * 2 / HEAD_DIM))
     tables = backend.upload(np.array([[1, 0]], np.int32))
     begin, outs = 0, []

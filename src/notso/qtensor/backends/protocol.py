@@ -121,10 +121,10 @@ class Backend(Protocol):
     def weight(self, tensor: QTensor) -> Weight:
         """Prepare a tensor for operations; its file must stay open."""
 
-    def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> WeightArena | None:
+    def weight_arena(self, size_bytes: int, count: int, *, is_requested: bool) -> WeightArena | None:
         """Reserve memory for `count` weights, or return None if it would not help. Raises QTensorError.
 
-        is_asked: whether the user requested packed weights, which may be slower for some batches.
+        is_requested: whether packed weights were requested; they may be slower for some batches.
         """
 
     @property

@@ -125,12 +125,12 @@ def _refit_scales(
     safe = np.where(solvable, determinant, 1)
     fitted_d, fitted_dmin = (sx * mm - sm * mx) / safe, (sm * sx - ss * mx) / safe
     # If all minima are zero, d is the only unknown.
-    alone = ~solvable & (mm == 0) & (ss > 0)
-    fitted_d = np.where(alone, sx / np.where(alone, ss, 1), fitted_d)
-    usable = (fitted_d > 0) & (fitted_d < 2 * d) & (alone | (solvable & (fitted_dmin > 0) & (fitted_dmin < 2 * dmin)))
+    only_d = ~solvable & (mm == 0) & (ss > 0)
+    fitted_d = np.where(only_d, sx / np.where(only_d, ss, 1), fitted_d)
+    usable = (fitted_d > 0) & (fitted_d < 2 * d) & (only_d | (solvable & (fitted_dmin > 0) & (fitted_dmin < 2 * dmin)))
     return (
         np.where(usable, round_to_half(np.where(usable, fitted_d, 0).astype(np.float32)), d),
-        np.where(usable & ~alone, round_to_half(np.where(usable & ~alone, fitted_dmin, 0).astype(np.float32)), dmin),
+        np.where(usable & ~only_d, round_to_half(np.where(usable & ~only_d, fitted_dmin, 0).astype(np.float32)), dmin),
     )
 
 
@@ -506,11 +506,11 @@ def quantize_q8x32(x: npt.NDArray[np.float32]) -> Q8x32Blocks:
     return Q8x32Blocks(*_quantize_activations(x, 32))
 
 
-def _quantize_activations(x: npt.NDArray[np.float32], together: int) -> tuple[Floats, npt.NDArray[np.int8]]:
-    if x.ndim != 2 or x.shape[1] % together or x.dtype != np.float32:
-        wanted = f"float32 (M, K) with K a multiple of {together}"
-        raise OperandError(f"activations must be {wanted}, not {x.dtype} {x.shape}")
-    blocks = x.reshape(len(x), -1, together)
+def _quantize_activations(x: npt.NDArray[np.float32], block_size: int) -> tuple[Floats, npt.NDArray[np.int8]]:
+    if x.ndim != 2 or x.shape[1] % block_size or x.dtype != np.float32:
+        expected = f"float32 (M, K) with K a multiple of {block_size}"
+        raise OperandError(f"activations must be {expected}, not {x.dtype} {x.shape}")
+    blocks = x.reshape(len(x), -1, block_size)
     finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(blocks).all(axis=2))
     clean = np.where(finite[:, :, None], blocks, np.float32(0))
     largest = np.abs(clean).max(axis=2)

@@ -59,8 +59,8 @@ def rotate(x: Floats) -> Floats:
 def round_vectors(x: Floats, bits: int) -> RoundedVectors:
     """Rotate x (..., D) and round it to 8, 4 or 3 bits."""
     with np.errstate(all="ignore"):
-        turned = rotate(x)
-        return _round_to_bytes(turned) if bits == 8 else _to_levels(turned, bits)
+        rotated = rotate(x)
+        return _round_to_bytes(rotated) if bits == 8 else _to_levels(rotated, bits)
 
 
 def _round_to_bytes(x: Floats) -> RoundedVectors:
@@ -147,11 +147,11 @@ class _State(NamedTuple):
 
 def _attend(q: Floats, k: RoundedVectors, v: RoundedVectors, scale: np.float32) -> Floats:
     # q (H, D), k and v (H, S, D) -> (H, D).
-    turned = rotate(q)
-    top = np.where(np.isfinite(turned).all(axis=-1), np.abs(turned).max(axis=-1), np.float32(np.nan))
+    rotated = rotate(q)
+    top = np.where(np.isfinite(rotated).all(axis=-1), np.abs(rotated).max(axis=-1), np.float32(np.nan))
     usable = top >= np.float32(1e-30)
     inverse = np.float32(127) / np.where(usable, top, np.float32(1))
-    query = np.where(usable[:, None], np.rint(np.clip(turned * inverse[:, None], -127, 127)), 0)
+    query = np.where(usable[:, None], np.rint(np.clip(rotated * inverse[:, None], -127, 127)), 0)
     unit = np.where(top < np.float32(1e-30), np.float32(0), top / np.float32(127)) * scale * LOG2E
     state = _State(np.full(len(q), -1e30, np.float32), np.zeros(len(q), np.float32), np.zeros_like(q))
     for begin in range(0, k.levels.shape[1], TILE):
@@ -162,23 +162,23 @@ def _attend(q: Floats, k: RoundedVectors, v: RoundedVectors, scale: np.float32) 
     return rotate(state.o / state.total[:, None])
 
 
-def _attend_tile(s: Floats, v: RoundedVectors, before: _State) -> _State:
+def _attend_tile(s: Floats, v: RoundedVectors, state: _State) -> _State:
     # Scores s (H, n) and values v (H, n, D) of one tile.
-    peak = np.maximum(before.peak, s.max(axis=-1))
-    correction = exp2(before.peak - peak)
+    peak = np.maximum(state.peak, s.max(axis=-1))
+    correction = exp2(state.peak - peak)
     p = exp2(s - peak[:, None])
     lanes = np.zeros((len(p), -(-p.shape[1] // 16) * 16), np.float32)
     lanes[:, : p.shape[1]] = p
     sums = _fold(np.add.accumulate(lanes.reshape(len(p), -1, 16), axis=1)[:, -1])
     w = p * v.scales.astype(np.float32)
-    most = np.where(np.isfinite(w).all(axis=-1), np.abs(w).max(axis=-1), np.float32(np.nan))
-    usable = most >= np.float32(1e-30)
-    inverse = np.float32(32767) / np.where(usable, most, np.float32(1))
+    largest = np.where(np.isfinite(w).all(axis=-1), np.abs(w).max(axis=-1), np.float32(np.nan))
+    usable = largest >= np.float32(1e-30)
+    inverse = np.float32(32767) / np.where(usable, largest, np.float32(1))
     whole = np.where(usable[:, None], np.rint(w * inverse[:, None]), 0).astype(np.float64)
-    unit = np.where(most < np.float32(1e-30), np.float32(0), most / np.float32(32767))[:, None]
+    unit = np.where(largest < np.float32(1e-30), np.float32(0), largest / np.float32(32767))[:, None]
     weighted = np.einsum("hs,hsd->hd", whole, v.levels.astype(np.float64)).astype(np.float32)
-    o = fma(weighted, unit, before.o * correction[:, None])
-    return _State(peak, fma(before.total, correction, sums), o)
+    o = fma(weighted, unit, state.o * correction[:, None])
+    return _State(peak, fma(state.total, correction, sums), o)
 
 
 Bytes = npt.NDArray[np.uint8]
@@ -210,8 +210,8 @@ def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[A
     """Write row i of k and v (L, KH, D) to positions[i]; tables[i] is the block table of the row's sequence."""
     kv_heads, dim = k.shape[1:]
     for row, (p, table) in enumerate(zip(positions, tables, strict=True)):
-        run, place = divmod(table[p // TILE], pool.shape[2])
-        heads, slot = pool[run, :, place], p % TILE
+        run, index = divmod(table[p // TILE], pool.shape[2])
+        heads, slot = pool[run, :, index], p % TILE
         if format == "f16":
             halves = heads.view(np.float16).reshape(kv_heads, 2, -1)
             halves[:, 0].reshape(kv_heads, dim, TILE)[:, :, slot] = k[row]
@@ -254,7 +254,7 @@ def pack_groups(numbers: Numbers, bits: int) -> Bytes:
     """Pack integers (KH, groups, lanes, 4) to bytes (KH, n)."""
     heads, _, lanes, _ = numbers.shape
 
-    def together(part: Numbers, count: int, step: int) -> Numbers:
+    def combine(part: Numbers, count: int, step: int) -> Numbers:
         split = part.reshape(heads, -1, count, lanes, 4)
         shifts = (np.arange(count) * step)[:, None, None]
         return np.asarray((split << shifts).sum(axis=2).reshape(heads, -1))
@@ -262,9 +262,9 @@ def pack_groups(numbers: Numbers, bits: int) -> Bytes:
     if bits == 8:
         packed = numbers.reshape(heads, -1)
     elif bits == 4:
-        packed = together(numbers, 2, 4)
+        packed = combine(numbers, 2, 4)
     else:
-        packed = np.concatenate([together(numbers & 3, 4, 2), together(numbers >> 2, 8, 1)], axis=1)
+        packed = np.concatenate([combine(numbers & 3, 4, 2), combine(numbers >> 2, 8, 1)], axis=1)
     return packed.astype(np.uint8)
 
 

@@ -42,10 +42,10 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
         product, addend = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
         total = product + addend
         back = total - product
-        lost = (product - (total - back)) + (addend - back)
-        towards = np.where(lost > 0, np.inf, -np.inf)
+        residue = (product - (total - back)) + (addend - back)
+        direction = np.where(residue > 0, np.inf, -np.inf)
         even = total.view(np.int64) & 1 == 0
-        odd: Doubles = np.where((lost != 0) & even & np.isfinite(total), np.nextafter(total, towards), total)
+        odd: Doubles = np.where((residue != 0) & even & np.isfinite(total), np.nextafter(total, direction), total)
         return odd.astype(np.float32)
 
 
@@ -124,8 +124,8 @@ def _super_block_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes,
 
 
 def _small_block_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
-    known = {Q8_0: blocks.unpack_q8_0, Q4_0: blocks.unpack_q4_0, Q4_1: blocks.unpack_q4_1}
-    unpacked = known[format](packed) if format in known else UNPACK_32[format](packed)
+    unpackers = {Q8_0: blocks.unpack_q8_0, Q4_0: blocks.unpack_q4_0, Q4_1: blocks.unpack_q4_1}
+    unpacked = unpackers[format](packed) if format in unpackers else UNPACK_32[format](packed)
     d, m, q = (part.reshape(rows, -1, *part.shape[1:]) for part in unpacked)
     acc = np.zeros((len(x.d), rows), np.float32)
     with np.errstate(all="ignore"):  # MXFP4's largest scales overflow
@@ -259,7 +259,7 @@ def rope(
 
 def attention(q: Floats, k: Floats, v: Floats, start: int, scale: float | None = None) -> Floats:
     """Return causal attention of q (L, H, D) from position `start` over k, v (S, KH, D)."""
-    # Query head h reads key head h // (H / KH). Keys beyond start + L are ignored. `scale` defaults to 1 / sqrt(D).
+    # Query head h reads key head h // (H / KH). Keys from start + L on are ignored. `scale` defaults to 1 / sqrt(D).
     _require_operand(
         q.ndim == 3 and k.ndim == 3 and k.shape == v.shape, f"shapes {q.shape}, {k.shape}, {v.shape} disagree"
     )

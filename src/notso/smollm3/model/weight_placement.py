@@ -119,7 +119,7 @@ class WeightPlacement:
 
     def _copy_all(self, weights: SmolLM3Weights, size: int, count: int) -> None:
         try:
-            arena = self._backend.weight_arena(size, count, is_asked=self._is_requested)
+            arena = self._backend.weight_arena(size, count, is_requested=self._is_requested)
             if arena is None:
                 self.finished.set()
                 return

@@ -59,5 +59,5 @@ def byte_product_rate(at_least: int | None = None) -> float:
 
 def _products_rate(at_least: int) -> float:
     started = time.perf_counter()
-    made = native.multiply_bytes(at_least)
-    return float(made) / (time.perf_counter() - started)
+    count = native.multiply_bytes(at_least)
+    return float(count) / (time.perf_counter() - started)

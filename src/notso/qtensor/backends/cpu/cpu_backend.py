@@ -57,8 +57,8 @@ class CPU:
     def has_weight_arena(self) -> bool:
         return huge_pages_available()
 
-    def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> HugePageArena:
-        return HugePageArena(size_bytes, count, packs=is_asked or kernel_choice.packs_by_default())
+    def weight_arena(self, size_bytes: int, count: int, *, is_requested: bool) -> HugePageArena:
+        return HugePageArena(size_bytes, count, packs=is_requested or kernel_choice.packs_by_default())
 
     key_value_pools = staticmethod(ops.key_value_pools)
     program = ops.Program

@@ -104,16 +104,16 @@ class HugePageArena:
         slabs = [_packed_bytes(tensor, SLAB_ROWS, 1) for tensor in tensors]
         stride = sum(slabs)
         sizes = [_packed_bytes(tensor, tensor.rows, stride) for tensor in tensors]
-        begins = [sum(slabs[:i]) for i in range(len(slabs))]
-        room = self._reserve(tensors[0].name, max(begin + size for begin, size in zip(begins, sizes, strict=True)))
-        places = [room[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
-        for tensor, data in zip(tensors, places, strict=True):
+        offsets = [sum(slabs[:i]) for i in range(len(slabs))]
+        memory = self._reserve(tensors[0].name, max(offset + size for offset, size in zip(offsets, sizes, strict=True)))
+        targets = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+        for tensor, data in zip(tensors, targets, strict=True):
             native.pack_weight(tensor.data, tensor.format.ggml_type, tensor.rows, tensor.cols, stride, data)
             data.flags.writeable = False
         self._packed = True
         return tuple(
             PackedTensor(tensor.name, tensor.format, tensor.shape, data, stride)
-            for tensor, data in zip(tensors, places, strict=True)
+            for tensor, data in zip(tensors, targets, strict=True)
         )
 
     def _copy_tensor(self, tensor: QTensor) -> QTensor:
@@ -151,7 +151,7 @@ class KeyValuePool:
 
     # `data` is (runs, KH, blocks per run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n
     # is the number of blocks per run. It may have room for more than `blocks` blocks. With a format below 8 bits, each
-    # sequence's first and last tiles are also stored in a second pool with format k8v8, called the window pool.
+    # sequence's first and current tiles are also stored in a second pool with format k8v8, called the window pool.
     format: KVFormat
     kv_heads: int
     head_dim: int
@@ -175,8 +175,8 @@ class KeyValuePool:
         """Return a writable view of a block (KH, bytes of a head). Raises OperandError."""
         if not 0 <= number < self.blocks:
             raise OperandError(f"block {number} is outside the pool of {self.blocks}")
-        run, place = divmod(number, self.data.shape[2])
-        return self.data[run, :, place]
+        run, index = divmod(number, self.data.shape[2])
+        return self.data[run, :, index]
 
     def read_block(self, block: int) -> bytes:
         return self.block(block).tobytes()

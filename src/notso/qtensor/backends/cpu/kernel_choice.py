@@ -107,11 +107,11 @@ def work_shares() -> list[int]:
 def configure(thread_count: int | None = None) -> None:
     """Apply NOTSO_KERNELS and NOTSO_ATTENTION and set the threads (None: one per usable physical core).
 
-    Raises KernelChoiceError for unknown or unavailable kernels.
+    Raises KernelChoiceError for invalid values.
     """
-    wanted = os.environ.get(KERNELS_VARIABLE, "").strip()
-    if wanted:
-        use_kernels(wanted)
+    family = os.environ.get(KERNELS_VARIABLE, "").strip()
+    if family:
+        use_kernels(family)
     variant = os.environ.get(ATTENTION_VARIABLE, "").strip()
     if variant:
         use_attention(variant)

@@ -105,7 +105,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     if x.shape[1] == 0:
         raise OperandError("rms_norm needs at least one value")
     _check_no_overlap("out", out, weight)
-    _check_no_overlap("out", out, x, or_same=True)
+    _check_no_overlap("out", out, x, in_place=True)
     _native(native.rms_norm, x, weight, float(eps), out)
 
 
@@ -304,8 +304,8 @@ def _check_array(name: str, value: object, dtype: type[np.generic], ndim: int, *
     if not isinstance(value, np.ndarray):
         raise OperandError(f"{name} must be a numpy array, not {type(value).__name__}")
     if value.dtype != dtype or value.ndim != ndim:
-        wanted = f"{ndim}-dimensional {np.dtype(dtype).name}"
-        raise OperandError(f"{name} must be {wanted}, not {value.ndim}-dimensional {value.dtype.name}")
+        expected = f"{ndim}-dimensional {np.dtype(dtype).name}"
+        raise OperandError(f"{name} must be {expected}, not {value.ndim}-dimensional {value.dtype.name}")
     if not value.flags.c_contiguous or not value.flags.aligned:
         raise OperandError(f"{name} must be contiguous and aligned")
     if writeable and not value.flags.writeable:
@@ -323,13 +323,13 @@ def _check_elementwise(a_name: str, a: Floats, b_name: str, b: Floats, out: Floa
     _check_array("out", out, np.float32, 2, writeable=True)
     _check_shape(b_name, b.shape, a.shape)
     _check_shape("out", out.shape, a.shape)
-    _check_no_overlap("out", out, a, b, or_same=True)
+    _check_no_overlap("out", out, a, b, in_place=True)
 
 
-def _check_no_overlap(name: str, written: Any, *others: Any, or_same: bool = False) -> None:
-    # or_same: the operation also works in place.
+def _check_no_overlap(name: str, written: Any, *others: Any, in_place: bool = False) -> None:
+    # in_place: the operation also works in place.
     for other in others:
-        if np.may_share_memory(written, other) and not (or_same and other.ctypes.data == written.ctypes.data):
+        if np.may_share_memory(written, other) and not (in_place and other.ctypes.data == written.ctypes.data):
             raise OperandError(f"{name} overlaps another operand")
 
 

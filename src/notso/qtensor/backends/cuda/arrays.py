@@ -88,8 +88,8 @@ class DeviceArray:
         return DeviceArray(self.memory, shape, self.dtype, self.offset + begin * row_bytes, self.mirror)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
-        wanted = shape[0] if isinstance(shape[0], tuple) else shape
-        sides = tuple(int(side) for side in wanted if not isinstance(side, tuple))
+        sizes = shape[0] if isinstance(shape[0], tuple) else shape
+        sides = tuple(int(side) for side in sizes if not isinstance(side, tuple))
         if math.prod(sides) != self.size:
             raise OperandError(f"{self.size} values cannot be reshaped to {sides}")
         return DeviceArray(self.memory, sides, self.dtype, self.offset, self.mirror)

@@ -108,14 +108,14 @@ class CUDA:
         return DeviceArray(memory, values.shape, values.dtype, mirror=mirror)
 
     def write(self, array: DeviceArray, values: Numbers) -> None:
-        given = np.asarray(values, array.dtype)
-        if given.shape != array.shape:
-            raise OperandError(f"shape {given.shape} does not match the array's {array.shape}")
+        data = np.asarray(values, array.dtype)
+        if data.shape != array.shape:
+            raise OperandError(f"shape {data.shape} does not match the array's {array.shape}")
         # Integers are uploaded by `flush`, before the next launch.
         if array.mirror is None:
-            array.memory.upload(np.ascontiguousarray(given), array.offset)
+            array.memory.upload(np.ascontiguousarray(data), array.offset)
             return
-        array.numbers[...] = given
+        array.numbers[...] = data
         begin = array.offset // 4
         array.mirror.mark_changed(begin, begin + array.size)
         self._unflushed[id(array.mirror)] = array.mirror
@@ -130,7 +130,7 @@ class CUDA:
     def weight(self, tensor: QTensor) -> DeviceWeight:
         return DeviceWeight(self.device, tensor)
 
-    def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> None:
+    def weight_arena(self, size_bytes: int, count: int, *, is_requested: bool) -> None:
         """Return None: `weight` already copies to device memory."""
 
     def key_value_pools(
@@ -167,10 +167,9 @@ class CUDA:
             return 0
 
         if rows:
-            at = ids.address, rows, out.address
-            self._dispatch(
-                ("embed", ids.key, weight.rows), check, lambda _: call_native(native.embed_rows, weight.facts, *at), out
-            )
+            args = ids.address, rows, out.address
+            key = "embed", ids.key, weight.rows
+            self._dispatch(key, check, lambda _: call_native(native.embed_rows, weight.facts, *args), out)
 
     def gather_rows(self, x: DeviceArray, ids: DeviceArray, out: DeviceArray) -> None:
         _expect_shape("out", out, (ids.size, x.shape[1]))
@@ -181,9 +180,9 @@ class CUDA:
             return 0
 
         if rows:
-            at = x.address, ids.address, rows, x.shape[1], out.address
+            args = x.address, ids.address, rows, x.shape[1], out.address
             self._dispatch(
-                ("gather", ids.key, x.shape[0]), check, lambda _: call_native(native.gather_rows, *at), x, out
+                ("gather", ids.key, x.shape[0]), check, lambda _: call_native(native.gather_rows, *args), x, out
             )
 
     def matmul(self, x: DeviceArray, weight: DeviceWeight, out: DeviceArray, *, norm: RMSNorm | None = None) -> None:
@@ -215,16 +214,16 @@ class CUDA:
             _expect_shape("norm", norm.weight, x.shape[1:])
         each = [(weight.facts, out.address) for weight, out in products]
         normed = (0, 0.0) if norm is None else (norm.weight.address, float(norm.eps))
-        at = x.address, *x.shape, each, *normed, join
-        self._dispatch("matmul", _no_check, lambda _: call_native(self.device.native.matmul, *at), x, products, norm)
+        args = x.address, *x.shape, each, *normed, join
+        self._dispatch("matmul", _no_check, lambda _: call_native(self.device.native.matmul, *args), x, products, norm)
 
     def silu_mul(self, gate: DeviceArray, up: DeviceArray, out: DeviceArray) -> None:
         for name, array in (("up", up), ("out", out)):
             _expect_shape(name, array, gate.shape)
         if gate.size:
-            at = gate.address, up.address, gate.size, out.address
+            args = gate.address, up.address, gate.size, out.address
             self._dispatch(
-                "silu_mul", _no_check, lambda _: call_native(self.device.native.silu_mul, *at), gate, up, out
+                "silu_mul", _no_check, lambda _: call_native(self.device.native.silu_mul, *args), gate, up, out
             )
 
     def rope_table(
@@ -245,9 +244,9 @@ class CUDA:
             return 0
 
         if rows:
-            at = frequencies.address, pairs, positions.address, rows, float(factor), *(out.address for out in table)
+            args = frequencies.address, pairs, positions.address, rows, float(factor), *(out.address for out in table)
             key = "table", positions.key
-            self._dispatch(key, check, lambda _: call_native(self.device.native.rope_table, *at), frequencies, table)
+            self._dispatch(key, check, lambda _: call_native(self.device.native.rope_table, *args), frequencies, table)
 
     def rope(
         self, x: DeviceArray, positions: DeviceArray, table: tuple[DeviceArray, DeviceArray], *, adjacent: bool
@@ -263,8 +262,8 @@ class CUDA:
             return 0
 
         if rows:
-            turn = positions.address, table[0].address, table[1].address
-            launch = RopeLaunch(self.device, x.address, (rows, heads, dim), turn, adjacent)
+            rotation = positions.address, table[0].address, table[1].address
+            launch = RopeLaunch(self.device, x.address, (rows, heads, dim), rotation, adjacent)
             self._dispatch(("rope", positions.key, length), check, launch, x, table)
 
     def store_key_values(
@@ -380,9 +379,9 @@ def check_written(
         check_blocks(blocks, pool)
         return
     others = window[0].numbers[sequences, tiles]
-    nowhere = (blocks == -1) & (others == -1)
-    if nowhere.any():
-        raise OperandError(f"row {int(nowhere.argmax())} has no block to be stored in")
+    unplaced = (blocks == -1) & (others == -1)
+    if unplaced.any():
+        raise OperandError(f"row {int(unplaced.argmax())} has no block to be stored in")
     check_blocks(blocks[blocks != -1], pool)
     check_blocks(others[others != -1], window[1])
 
@@ -394,13 +393,13 @@ def check_read(
     check_rows(positions, sequences, tables)
     if not positions.size:
         return 0
-    own = positions // TILE_POSITIONS
+    tiles = positions // TILE_POSITIONS
     if window is not None:
         windows = window[0].numbers
-        check_blocks(windows[sequences, own], window[1])
+        check_blocks(windows[sequences, tiles], window[1])
         check_blocks(windows[sequences, 0], window[1])
     first = 0 if window is None else 1
     for sequence in np.unique(sequences):
-        furthest = int(own[sequences == sequence].max())
-        check_blocks(tables[sequence, first : furthest + (window is None)], pool)
-    return int(own.max()) + 1
+        last = int(tiles[sequences == sequence].max())
+        check_blocks(tables[sequence, first : last + (window is None)], pool)
+    return int(tiles.max()) + 1

@@ -101,10 +101,10 @@ class Graph:
         call_native(self._device.native.run_graph, self._handle)
 
 
-def call_native(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+def call_native(call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
     """Call a native function and convert its errors."""
     try:
-        return call(*arguments, **named)
+        return call(*arguments, **keywords)
     except native.CudaUnavailable as error:
         raise DeviceError(str(error)) from None
     except native.CudaOutOfMemory as error:

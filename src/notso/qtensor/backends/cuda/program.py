@@ -17,11 +17,11 @@ from notso.qtensor.errors import OperandError
 # Function that launches an operation, given an upper bound on the number of tiles that a row reads.
 Launch: TypeAlias = Callable[[int], None]
 
-Turn: TypeAlias = tuple[int, int, int]  # addresses of row numbers, cosines and sines
+Rotation: TypeAlias = tuple[int, int, int]  # addresses of row numbers, cosines and sines
 Places: TypeAlias = tuple[int, int, int, int, int, int]
 PoolFacts: TypeAlias = tuple[int, int, int, int]
 
-_NO_TURN: Turn = (0, 0, 0)
+_NO_ROTATION: Rotation = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class RopeLaunch:
     device: Device
     x: int
     shape: tuple[int, int, int]  # rows, heads, dimensions
-    turn: Turn
+    rotation: Rotation
     adjacent: bool
 
     def __call__(self, tiles: int) -> None:
-        call_native(self.device.native.rope, self.x, *self.shape, *self.turn, self.adjacent)
+        call_native(self.device.native.rope, self.x, *self.shape, *self.rotation, self.adjacent)
 
 
 @dataclass(frozen=True)
@@ -75,41 +75,44 @@ class AttentionLaunch:
 class _FusedLaunch:
     # A single launch of a layer's rotations (if any), `store_key_values` and `attention`.
 
-    of_keys: Turn
-    storing: StoreLaunch
-    of_queries: Turn
-    attending: AttentionLaunch
+    key_rotation: Rotation
+    store: StoreLaunch
+    query_rotation: Rotation
+    attention: AttentionLaunch
 
     def __call__(self, tiles: int) -> None:
-        stored, read = self.storing, self.attending
-        before = self.of_keys, stored.k, stored.v, stored.places, self.of_queries, read.q, read.shape[1], read.places
-        call_native(read.device.native.store_and_attend, *before, read.pool, read.window, read.scale, tiles, read.out)
+        store, read = self.store, self.attention
+        arguments = self.key_rotation, store.k, store.v, store.places, self.query_rotation, read.q, read.shape[1]
+        pools = read.places, read.pool, read.window
+        call_native(read.device.native.store_and_attend, *arguments, *pools, read.scale, tiles, read.out)
 
 
 def fuse_launches(launches: Sequence[Launch]) -> list[Launch]:
     """Return equivalent launches, with attention fused with the storing and rotations directly before it."""
-    done: list[Launch] = []
+    fused: list[Launch] = []
     for launch in launches:
-        done.append(launch)
+        fused.append(launch)
         if not isinstance(launch, AttentionLaunch):
             continue
-        at = len(done) - 2
-        of_queries, at = _preceding_rotation(done, at, launch.q, launch.shape)
-        storing = done[at] if at >= 0 else None
-        if not isinstance(storing, StoreLaunch) or storing.pool != launch.pool or launch.q in (storing.k, storing.v):
+        at = len(fused) - 2
+        query_rotation, at = _preceding_rotation(fused, at, launch.q, launch.shape)
+        store = fused[at] if at >= 0 else None
+        if not isinstance(store, StoreLaunch) or store.pool != launch.pool or launch.q in (store.k, store.v):
             continue
-        _, kv_heads, dim, _ = storing.pool
-        of_keys, at = _preceding_rotation(done, at - 1, storing.k, (storing.places[4], kv_heads, dim))
-        done[at + 1 :] = [_FusedLaunch(of_keys, storing, of_queries, launch)]
-    return done
+        _, kv_heads, dim, _ = store.pool
+        key_rotation, at = _preceding_rotation(fused, at - 1, store.k, (store.places[4], kv_heads, dim))
+        fused[at + 1 :] = [_FusedLaunch(key_rotation, store, query_rotation, launch)]
+    return fused
 
 
-def _preceding_rotation(done: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]) -> tuple[Turn, int]:
+def _preceding_rotation(
+    launches: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]
+) -> tuple[Rotation, int]:
     # If launch `at` rotates x, returns this rotation and at - 1, otherwise no rotation and `at`.
-    launch = done[at] if at >= 0 else None
+    launch = launches[at] if at >= 0 else None
     if isinstance(launch, RopeLaunch) and launch.adjacent and (launch.x, launch.shape) == (x, shape):
-        return launch.turn, at - 1
-    return _NO_TURN, at
+        return launch.rotation, at - 1
+    return _NO_ROTATION, at
 
 
 # Function that checks array contents and returns the largest number of tiles that a row reads (0: none).
