@@ -112,14 +112,14 @@ def open_regular(path: Path) -> int:
     # a device can have side effects.
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # before opening: opening a device could act on it
-            raise _no_regular_file(path)
+            raise _irregular_file_error(path)
         # O_NONBLOCK: if the file has been replaced by a FIFO since the check, opening it must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
         raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _no_regular_file(path)
+        raise _irregular_file_error(path)
     return descriptor
 
 
@@ -133,7 +133,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     return content
 
 
-def _no_regular_file(path: Path) -> OSError:
+def _irregular_file_error(path: Path) -> OSError:
     return OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 

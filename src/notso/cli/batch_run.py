@@ -72,14 +72,14 @@ class BatchInput:
         try:
             yield from _read_lines(file)
         except NotTextError as error:
-            raise _refusal(f"{self.path} {error}") from None
+            raise _output_error(f"{self.path} {error}") from None
 
 
 class BatchOutput:
     def __init__(self, path: Path, request_ids: set[str]) -> None:
         """Open or create the file. Raises typer.BadParameter."""
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-            raise _refusal(f"{path} must be a regular file: existing answers are read to resume a batch")
+            raise _output_error(f"{path} must be a regular file: existing answers are read to resume a batch")
         self.path = path
         self.failed = 0  # number of answers in the file that are errors
         self._file: BinaryIO = path.open("a+b")
@@ -89,7 +89,7 @@ class BatchOutput:
             self.done = self._read_answers(request_ids)
         except BlockingIOError:
             self._file.close()
-            raise _refusal(f"another process is writing {path}") from None
+            raise _output_error(f"another process is writing {path}") from None
         except BaseException:
             self._file.close()
             raise
@@ -119,7 +119,7 @@ class BatchOutput:
             answer = _parse_answer(line)
             answer_id = str(answer.get("id", ""))
             if answer_id not in request_ids:
-                raise _refusal(
+                raise _output_error(
                     f"line {number} of {self.path} does not match a request of this batch, or the request has changed; "
                     "use another output file"
                 )
@@ -165,7 +165,7 @@ def _may_be_partial_answer(line: bytes, request_ids: set[str]) -> bool:
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
 
-_refusal = partial(typer.BadParameter, param_hint="OUT")
+_output_error = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
 _POLL_SECONDS = 0.2  # poll interval for Ctrl-C

@@ -159,12 +159,12 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def _labeled_rates(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    named = []
+    rates = []
     for row in result["prefill"]:
         at = f" at {row['depth']:,}" if row["depth"] else ""
-        named.append((f"prefill {row['tokens']:,}{at}, tok/s", row))
-    named += [(f"decode at {row['depth']:,}, tok/s", row) for row in result["decode"]]
-    return named + [(f"{row['sequences']} sequences, tok/s", row) for row in result["batch"]]
+        rates.append((f"prefill {row['tokens']:,}{at}, tok/s", row))
+    rates += [(f"decode at {row['depth']:,}, tok/s", row) for row in result["decode"]]
+    return rates + [(f"{row['sequences']} sequences, tok/s", row) for row in result["batch"]]
 
 
 def _median_and_range(row: dict[str, Any], name: str, digits: int = 1) -> list[str]:

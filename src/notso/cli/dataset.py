@@ -37,7 +37,7 @@ def dataset(
             show_default=False,
         ),
     ] = None,
-    most: Annotated[
+    max_rows: Annotated[
         int,
         typer.Option("--rows", metavar="N", min=1, max=10_000, help="Maximum number of questions about each document."),
     ] = 40,
@@ -76,7 +76,7 @@ def dataset(
         if library is not None:
             found = list(library_texts(copy, LOCAL_OWNER, library))
             for name, text in found:
-                rows += [json.dumps(row, ensure_ascii=False) for row in quoting_rows(name, text, most)]
+                rows += [json.dumps(row, ensure_ascii=False) for row in quoting_rows(name, text, max_rows)]
             if not rows:
                 raise StorageError(f"there are no documents with sentences to quote in the library {library}")
             _write(out, rows)
@@ -84,10 +84,10 @@ def dataset(
                 f"{out} ({len(rows):,} questions about {len(found):,} document{'s' * (len(found) != 1)})"
             )
             return
-        for whole, documents_of in load_chats(SQLiteStore(copy.parent), permanent_chats(copy)):
-            row = conversation(whole, documents_of)
+        for chat, documents_of in load_chats(SQLiteStore(copy.parent), permanent_chats(copy)):
+            row = conversation(chat, documents_of)
             rows += [json.dumps(row, ensure_ascii=False)] if row is not None else []
-            preferred += [json.dumps(pair, ensure_ascii=False) for pair in preference_rows(whole, documents_of)]
+            preferred += [json.dumps(pair, ensure_ascii=False) for pair in preference_rows(chat, documents_of)]
     _write(out, rows)
     terminal.print_line(f"{out} ({len(rows):,} conversations)")
     if pairs is not None:

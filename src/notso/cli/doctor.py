@@ -164,7 +164,7 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("fail", "kernels", str(error), "unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose")
         return
     chosen = kernel_choice.kernels()
-    why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest kernels of this CPU"
+    reason = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest kernels of this CPU"
     choices = ", ".join(kernel_choice.available_kernels())
     packed = ", ".join(name for name, format in FORMATS_BY_NAME.items() if kernel_choice.is_packed(format)) or "none"
     if packed != "none" and not kernel_choice.packs_by_default():
@@ -172,7 +172,7 @@ def _kernels() -> Iterator[Finding]:
     yield Finding(
         "ok",
         "kernels",
-        f"{chosen} ({why}) on {kernel_choice.threads()} threads; supported on this CPU: {choices}; "
+        f"{chosen} ({reason}) on {kernel_choice.threads()} threads; supported on this CPU: {choices}; "
         f"formats repacked in memory: {packed}",
     )
     if kernel_choice.available_kernels() == ["generic"]:

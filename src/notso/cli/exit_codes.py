@@ -210,8 +210,8 @@ def _doctor_advice(command: Command) -> str:
 
 
 def _classify_os_error(error: OSError) -> tuple[int, str, Advice]:
-    named = f"{error.filename}: " if error.filename else ""
-    message = f"{named}{error.strerror or error}"
+    prefix = f"{error.filename}: " if error.filename else ""
+    message = f"{prefix}{error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NO_ROOM, message, "Free disk space."
     if error.errno == errno.ENOMEM:

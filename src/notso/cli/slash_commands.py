@@ -164,8 +164,8 @@ def run_command(conversation: ChatSession, line: str) -> CommandResult:
             return _RUN[target](conversation, argument.strip())
     # An unknown command is probably a typing error, so it is not sent to the model.
     names = [command.name for command in COMMANDS]
-    near = [name for name in names if target and name.startswith(target)] or difflib.get_close_matches(target, names)
-    hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
+    matches = [name for name in names if target and name.startswith(target)] or difflib.get_close_matches(target, names)
+    hint = f"did you mean /{matches[0]}?" if matches else "/help lists the commands"
     return CommandResult((f"Unknown command /{name}; {hint} (start with // to send a message that begins with /)",))
 
 

@@ -186,13 +186,13 @@ def _bar(in_bytes: bool) -> Iterator[Progress]:
     from rich import progress as bars
     from rich.console import Console
 
-    shown: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn()]
+    bar_columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn()]
     if in_bytes:
-        shown += [bars.DownloadColumn(), bars.TransferSpeedColumn()]
+        bar_columns += [bars.DownloadColumn(), bars.TransferSpeedColumn()]
     else:
-        shown += [bars.MofNCompleteColumn()]
+        bar_columns += [bars.MofNCompleteColumn()]
     console = Console(stderr=True, highlight=False, no_color=not has_color(sys.stderr))
-    with bars.Progress(*shown, bars.TimeRemainingColumn(), console=console, transient=True) as bar:
+    with bars.Progress(*bar_columns, bars.TimeRemainingColumn(), console=console, transient=True) as bar:
         tasks: dict[str, bars.TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:

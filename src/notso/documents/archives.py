@@ -14,7 +14,7 @@ from notso.documents.values import MIB, UnreadableError
 MAX_ENTRIES = 2_000
 MAX_INFLATED_BYTES = 256 * MIB
 MAX_RATIO = 200
-FREE_OF_RATIO = MIB  # the compression ratio of smaller members is not limited
+RATIO_EXEMPT_BYTES = MIB  # the compression ratio of smaller members is not limited
 MAX_DEPTH = 256
 _PIECE = 1 << 16
 _LOCAL_HEADER_BYTES = 30
@@ -42,14 +42,14 @@ class Archive:
         if sum(each.file_size for each in members) > MAX_INFLATED_BYTES:
             raise UnreadableError(f"inflates to more than {MAX_INFLATED_BYTES // MIB} MiB", "document_inflates")
         for each in members:
-            if each.file_size > FREE_OF_RATIO and each.file_size > MAX_RATIO * max(1, each.compress_size):
+            if each.file_size > RATIO_EXEMPT_BYTES and each.file_size > MAX_RATIO * max(1, each.compress_size):
                 raise UnreadableError(f"is compressed more than {MAX_RATIO} times", "document_inflates")
         end = 0
         for each in sorted(members, key=lambda member: member.header_offset):
             if each.header_offset < end:
                 raise UnreadableError("is damaged: its files overlap", "document_damaged")
             end = each.header_offset + _LOCAL_HEADER_BYTES + each.compress_size
-        self._left = MAX_INFLATED_BYTES
+        self._remaining = MAX_INFLATED_BYTES
         self.names = {each.filename for each in members}
 
     def pieces(self, name: str) -> Iterator[bytes]:
@@ -57,8 +57,8 @@ class Archive:
         try:
             with self._zip.open(name) as member:
                 while piece := member.read(_PIECE):
-                    self._left -= len(piece)
-                    if self._left < 0:
+                    self._remaining -= len(piece)
+                    if self._remaining < 0:
                         raise UnreadableError(
                             f"inflates to more than {MAX_INFLATED_BYTES // MIB} MiB", "document_inflates"
                         )
@@ -88,7 +88,7 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
     events: list[XMLEvent] = []
     depth = 0
 
-    def started(name: str, attributes: dict[str, str]) -> None:
+    def on_start(name: str, attributes: dict[str, str]) -> None:
         nonlocal depth
         depth += 1
         if depth > MAX_DEPTH:
@@ -97,19 +97,19 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
         values = {_local_name(key): value for key, value in sorted(attributes.items(), key=lambda each: " " in each[0])}
         events.append(XMLEvent("start", _local_name(name), values))
 
-    def ended(name: str) -> None:
+    def on_end(name: str) -> None:
         nonlocal depth
         depth -= 1
         events.append(XMLEvent("end", _local_name(name), {}))
 
-    def refused(*_: object) -> NoReturn:
+    def on_declaration(*_: object) -> NoReturn:
         raise UnreadableError("declares an XML document type, which is not supported")
 
     parser = expat.ParserCreate(namespace_separator=" ")
     parser.buffer_text = True
-    parser.StartElementHandler, parser.EndElementHandler = started, ended
+    parser.StartElementHandler, parser.EndElementHandler = on_start, on_end
     parser.CharacterDataHandler = lambda text: events.append(XMLEvent("text", text, {}))
-    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = parser.ExternalEntityRefHandler = refused
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = parser.ExternalEntityRefHandler = on_declaration
     try:
         for piece in pieces:
             parser.Parse(piece, False)

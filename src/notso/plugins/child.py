@@ -85,8 +85,8 @@ class PluginWorker:
 
     def _page(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         page = next(each for each in self._plugin.pages if each.path == arguments["path"])
-        shown = page.show(PageRequest(**arguments))
-        response = PageResponse(shown) if isinstance(shown, str) else shown
+        result = page.show(PageRequest(**arguments))
+        response = PageResponse(result) if isinstance(result, str) else result
         return {"body": response.body, "media_type": response.media_type, "status": response.status}
 
     def _sign_in(self, arguments: Mapping[str, Any]) -> str | None:

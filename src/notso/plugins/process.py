@@ -37,7 +37,7 @@ START_SECONDS = 60.0  # timeout of loading a plugin, which imports its libraries
 SEND_SECONDS = 2.0  # timeout of sending a call; only a hanging process exceeds it
 ROW_SECONDS = 2.0  # timeout of processing a row (the logits of one token); all answers wait meanwhile
 # Rows that meet the timeout delay all answers, too. Therefore, a plugin may spend at most ROW_SHARE of the time on
-# rows, plus ROW_ALLOWANCE_SECONDS once.
+# rows, plus bursts of ROW_ALLOWANCE_SECONDS.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
 # A plugin that prints more than MAX_PRINTED_BYTES is disabled. At most MAX_PRINTED_LINES of its lines are logged.
@@ -322,12 +322,12 @@ class _OutputLogger:
     def __init__(self, process: PluginProcess) -> None:
         self._process = process
         self._bytes = 0
-        self._rest = b""
+        self._partial_line = b""
 
     def log_output(self, text: bytes) -> bool:
         self._bytes += len(text)
-        *lines, rest = (self._rest + text).split(b"\n")
-        self._rest = rest[-4096:]
+        *lines, rest = (self._partial_line + text).split(b"\n")
+        self._partial_line = rest[-4096:]
         for line in lines:
             self._process.printed_lines += 1
             if self._process.printed_lines <= MAX_PRINTED_LINES:

@@ -105,5 +105,5 @@ def process_state(process: int) -> ProcessState | None:
     """Return the state of a process, or None if it does not exist."""
     found = ProcessState()
     size = ctypes.sizeof(found)
-    got = library().proc_pidinfo(process, _PROC_PIDT_SHORTBSDINFO, ctypes.c_uint64(0), ctypes.byref(found), size)
-    return found if got == size else None
+    count = library().proc_pidinfo(process, _PROC_PIDT_SHORTBSDINFO, ctypes.c_uint64(0), ctypes.byref(found), size)
+    return found if count == size else None

@@ -378,12 +378,12 @@ def check_written(
     if window is None:
         check_blocks(blocks, pool)
         return
-    others = window[0].numbers[sequences, tiles]
-    unplaced = (blocks == -1) & (others == -1)
+    window_blocks = window[0].numbers[sequences, tiles]
+    unplaced = (blocks == -1) & (window_blocks == -1)
     if unplaced.any():
         raise OperandError(f"row {int(unplaced.argmax())} has no block to be stored in")
     check_blocks(blocks[blocks != -1], pool)
-    check_blocks(others[others != -1], window[1])
+    check_blocks(window_blocks[window_blocks != -1], window[1])
 
 
 def check_read(
