@@ -94,7 +94,7 @@ class KernelChoiceError(QTensorError):
 
 
 class DeviceError(QTensorError):
-    """Unusable GPU: missing or old driver, no such device, or no machine code for it."""
+    """Unusable GPU: missing or old driver, no such device, no machine code, or results unlike the CPU's."""
 
 
 class DeviceMemoryError(DeviceError):

@@ -61,7 +61,6 @@ def anonymous_file() -> int:
 
 
 def cache_folder(home: Path) -> Path:
-    """Return the user's cache folder."""
     if sys.platform == "darwin":
         return home / "Library" / "Caches"
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
