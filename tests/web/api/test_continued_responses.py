@@ -57,7 +57,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             shutil.copytree(tmp_path / "data", copy, ignore=shutil.ignore_patterns("*lock*"))
             COPIED.set()
 
-    monkeypatch.setattr(background, "NOTE_SECONDS", 0.01)
+    monkeypatch.setattr(background, "SAVE_SECONDS", 0.01)
     monkeypatch.setattr(SQLRecords, "save_progress", noted)
     return copy
 
@@ -163,4 +163,4 @@ def test_a_response_keeps_its_creation_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert background.created_ms(first) == 1_000 < background.created_ms(other)
     assert background.created_ms(first) == 1_000
     left = UnfinishedResponse("r", "a", "{}", "[]", 7, 500)
-    assert background.created_ms(Request({"type": "http", background.LEFT: left})) == 500
+    assert background.created_ms(Request({"type": "http", background.UNFINISHED: left})) == 500

@@ -43,8 +43,8 @@ async def upload(request: Request, services: Services, owner: Owner) -> Response
     body = await request.body()
     now_ms = time.time_ns() // 1_000_000
     work = services.shared.large_work
-    usual = DOCUMENT_PURPOSES[0] if is_anthropic(request) else ""
-    file, content, ignored = await work.run(lambda: _read_upload(kind, body, now_ms, usual), len(body), owner)
+    default_purpose = DOCUMENT_PURPOSES[0] if is_anthropic(request) else ""
+    file, content, ignored = await work.run(lambda: _read_upload(kind, body, now_ms, default_purpose), len(body), owner)
     await services.shared.store.records.add_file(owner, file, content)
     return JSONResponse(_object(request, file), headers=format_ignored_header(ignored))
 
@@ -52,10 +52,10 @@ async def upload(request: Request, services: Services, owner: Owner) -> Response
 @router.get("/v1/files", dependencies=[GUARDED])
 async def files(request: Request, services: Services, owner: Owner) -> Response:
     """List files, newest first."""
-    wanted = request.query_params.get("purpose")
+    purpose = request.query_params.get("purpose")
     found = reversed(await services.shared.store.records.files(owner))
-    shown = [_object(request, each) for each in found if wanted in (None, each.purpose)]
-    return JSONResponse(paginate(shown, request.query_params, usual=10_000, most=10_000))
+    shown = [_object(request, each) for each in found if purpose in (None, each.purpose)]
+    return JSONResponse(paginate(shown, request.query_params, default_limit=10_000, max_limit=10_000))
 
 
 @router.get("/v1/files/{file_id}", dependencies=[GUARDED])
@@ -119,17 +119,17 @@ def file_object(file: StoredFile) -> dict[str, Any]:
     }
 
 
-def expiry_ms(given: Mapping[str, Any], now_ms: int, param: str) -> int:
+def expiry_ms(expires_after: Mapping[str, Any], now_ms: int, param: str) -> int:
     """Return a file's expiry time from an `expires_after` object. Raises ApiError (400)."""
-    seconds = str(given.get("seconds", ""))
-    if given.get("anchor") != "created_at":
+    seconds = str(expires_after.get("seconds", ""))
+    if expires_after.get("anchor") != "created_at":
         raise invalid_field(f"{param}.anchor", f"{param}.anchor must be created_at")
     if not re.fullmatch(r"[0-9]{1,8}", seconds) or not MIN_EXPIRY <= int(seconds) <= MAX_EXPIRY:
         raise invalid_field(f"{param}.seconds", f"{param}.seconds must be {MIN_EXPIRY:,} to {MAX_EXPIRY:,}")
     return now_ms + 1000 * int(seconds)
 
 
-def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[StoredFile, bytes, list[str]]:
+def _read_upload(kind: str, body: bytes, now_ms: int, default_purpose: str = "") -> tuple[StoredFile, bytes, list[str]]:
     # Raises ApiError (400).
     fields: dict[str, str] = {}
     found: tuple[str, bytes] | None = None
@@ -147,7 +147,7 @@ def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[
             ignored.append(name)
     if found is None:
         raise invalid_field("file", "file is required: a form field with the file's content")
-    purpose = fields.get("purpose", usual)
+    purpose = fields.get("purpose", default_purpose)
     if purpose not in ("batch", *DOCUMENT_PURPOSES):
         raise invalid_field(
             "purpose", f"purpose must be batch, {' or '.join(DOCUMENT_PURPOSES)}; other purposes are not supported"

@@ -118,7 +118,7 @@ async def _find_stream(request: Request, services: ApiServices, owner: str) -> R
     if not conversation:
         raise invalid_field("conv_id", "conv_id is required: the value of X-Conversation-Id")
     here = services.resumable_streams.find(owner, conversation)
-    stream = here or await services.resumable_streams.elsewhere.find(owner, conversation)
+    stream = here or await services.resumable_streams.remote_answers.find(owner, conversation)
     if stream is None and await services.shared.store.records.unfinished_stream(owner, conversation) is not None:
         said = "the server that was generating this response has stopped; another one will continue it"
         raise ApiError(503, "model_loading", said, retry_after_seconds=2)

@@ -60,7 +60,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     running = _find_running(services, owner, response_id)
     if streams == "true":
         if running is None:
-            if (elsewhere := await services.resumable_streams.elsewhere.find(owner, response_id)) is not None:
+            if (elsewhere := await services.resumable_streams.remote_answers.find(owner, response_id)) is not None:
                 services.reread_streams.opened(owner)
                 events = elsewhere.events(0 if start is None else int(start) + 1, PING)
                 return EventStream(events, lambda: services.reread_streams.closed(owner))
@@ -75,7 +75,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     if running is not None:
         if running.finished:  # wait until it is stored
             await asyncio.shield(running.following)
-        return await whole_response(running.followed, headers)
+        return await whole_response(running.live_serializer, headers)
     if (elsewhere := await _find_unfinished_remote(services, owner, response_id)) is not None:
         return await large_response(lambda: elsewhere.log.body, headers)
     if await load_response(services, owner, response_id) is None:
@@ -109,7 +109,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
     if running is not None:
         running.running.stop(by_asker=True)
         await asyncio.shield(running.following)
-        return await whole_response(running.followed)
+        return await whole_response(running.live_serializer)
     if (elsewhere := await _find_unfinished_remote(services, owner, response_id)) is not None:
         elsewhere.stop()
         body = await elsewhere.wait_for_body()
@@ -157,7 +157,7 @@ async def get_response(services: ApiServices, owner: str, id: str, param: str) -
 async def _find_unfinished_remote(services: ApiServices, owner: str, response_id: str) -> RemoteAnswer | None:
     found = None
     if await load_response(services, owner, response_id) is None:
-        found = await services.resumable_streams.elsewhere.find(owner, response_id)
+        found = await services.resumable_streams.remote_answers.find(owner, response_id)
     return found if found is not None and not found.finished else None
 
 

@@ -35,11 +35,11 @@ class ApiRequest:
     options: RequestOptions
     stream: bool = False
     fresh: bool = False  # do not use cached prompts
-    keep: bool = False  # store the answer until the client deletes it
+    keep: bool = False  # store the answer, so that the client can retrieve and continue it
     background: bool = False  # generate without a connection; the client polls by id
     keep_stream: bool = False  # continue the stream after a restart; has an effect only with X-Conversation-Id
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
-    names: Mapping[str, str] = field(default_factory=dict)  # field name in errors -> this API's name for it
+    names: Mapping[str, str] = field(default_factory=dict)  # engine's field name -> this API's, for errors
     ignored: tuple[str, ...] = ()  # ignored names not in `hints`, such as lines removed from the prompt
     hints: tuple[GivenHint, ...] = ()  # fields that are accepted, but ignored
 
@@ -57,45 +57,46 @@ MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 
 
-def find_dropped_parts(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> list[str]:
+def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool) -> list[str]:
     """Return the message parts that the chat template drops. If `strict`, raise ApiError (400) instead."""
     found: dict[str, None] = {}
-    for prompt in asked.prompts:
+    for prompt in api_request.prompts:
         messages = [each for each in prompt if isinstance(each, Message)] if info.template_drops else []
         if messages:
-            roles, has_tools = [each.role for each in messages], bool(asked.options.tools)
+            roles, has_tools = [each.role for each in messages], bool(api_request.options.tools)
             found |= dict.fromkeys(dropped_parts(info.template_drops, roles, messages[0].content, has_tools))
     if found and strict:
-        said = f"the model's chat template would omit {next(iter(found))}"
-        said += ", which --strict-fields refuses"
-        raise ApiError(400, "unsupported_value", said, param="messages")
+        message = f"the model's chat template would omit {next(iter(found))}"
+        message += ", which --strict-fields refuses"
+        raise ApiError(400, "unsupported_value", message, param="messages")
     return list(found)
 
 
-def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
+def ignored_headers(api_request: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
     """Return the header that lists ignored fields, with non-ASCII characters percent-encoded.
 
     Raises InvalidRequestError for an invalid schema.
     """
-    keywords = (name for source in _enforced_schemas(asked.options) for name in ignored_keywords(source))
+    keywords = (name for source in _enforced_schemas(api_request.options) for name in ignored_keywords(source))
     # The schema keyword QUOTE_OF is enforced, not ignored, if the request has sources to quote.
-    keywords = (name for name in keywords if name != QUOTE_OF or not asked.options.sources)
-    return format_ignored_header((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
+    keywords = (name for name in keywords if name != QUOTE_OF or not api_request.options.sources)
+    hints = (hint.name for hint in api_request.hints)
+    return format_ignored_header((*dropped, *api_request.ignored, *hints, *keywords))
 
 
 def format_ignored_header(ignored: Iterable[str]) -> dict[str, str]:
     names = dict.fromkeys(ignored)
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
-    least = "at least " if len(names) >= MAX_HINTS else ""  # `find_hints` reports no more than MAX_HINTS
-    more = f", and {least}{len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    at_least = "at least " if len(names) >= MAX_HINTS else ""  # `find_hints` reports no more than MAX_HINTS
+    more = f", and {at_least}{len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return {IGNORED: value + more} if value else {}
 
 
 def _enforced_schemas(options: RequestOptions) -> Iterator[str]:
     if options.grammar is not None and options.grammar.kind == "json_schema":
         yield options.grammar.source
-    holds_all = options.tool_choice == "required" or isinstance(options.tool_choice, ToolName)
+    all_enforced = options.tool_choice == "required" or isinstance(options.tool_choice, ToolName)
     for tool in options.tools or ():
         function = tool["function"]
-        if function.get("parameters") is not None and (holds_all or function["name"] in options.strict_tools):
+        if function.get("parameters") is not None and (all_enforced or function["name"] in options.strict_tools):
             yield json.dumps(function["parameters"])

@@ -68,11 +68,11 @@ async def send_internal_with_retry(app: ASGIApp, scope: Scope, body: bytes) -> t
 
 async def send_internal(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, dict[str, str], bytes]:
     status, headers, pieces = 500, dict[str, str](), list[bytes]()
-    given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
-        if given:
-            return given.pop()
+        if messages:
+            return messages.pop()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -88,14 +88,14 @@ async def send_internal(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, d
     return status, headers, b"".join(pieces)
 
 
-LEFT = "notso.left"
+UNFINISHED = "notso.unfinished"
 """ASGI scope key of a request that continues the response of a stopped process. The value is an UnfinishedResponse."""
 CREATED = "notso.created"
 """ASGI scope key of the creation time of a request's response, in milliseconds."""
-KEPT_HEADERS = ("x-conversation-id", "x-notso-receipt")
-LOOK_SECONDS = 20.0
+STORED_HEADERS = ("x-conversation-id", "x-notso-receipt")
+SEARCH_SECONDS = 20.0
 """Interval between searches for responses of stopped processes."""
-NOTE_SECONDS = 1.0
+SAVE_SECONDS = 1.0
 """Interval at which the tokens of a running response are stored."""
 _log = logging.getLogger("notso.web.api")
 
@@ -107,7 +107,7 @@ class BackgroundResponses:
         self._shared = shared
         self._ring = ring
         self._holder = secrets.token_hex(8)
-        self._known: set[str] = set()  # ids of the responses that this process is generating
+        self._own_ids: set[str] = set()  # ids of the responses that this process is generating
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, app: FastAPI, inside: Any) -> None:
@@ -121,12 +121,12 @@ class BackgroundResponses:
             await self._shared.store.records.release_unfinished_responses(self._holder)
 
     async def persist(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
-        """Store a running response with its tokens, and remove it at its end."""
-        self._known.add(response_id)
-        if LEFT not in request.scope:
+        """Store a running response with its tokens, and remove it when it ends."""
+        self._own_ids.add(response_id)
+        if UNFINISHED not in request.scope:
             body, caller = (await request.body()).decode(), json.dumps(astuple(caller_of(request)))
-            headers = {name: request.headers[name] for name in KEPT_HEADERS if name in request.headers}
-            left = UnfinishedResponse(
+            headers = {name: request.headers[name] for name in STORED_HEADERS if name in request.headers}
+            unfinished = UnfinishedResponse(
                 response_id,
                 owner,
                 body,
@@ -137,7 +137,7 @@ class BackgroundResponses:
                 headers=json.dumps(headers),
                 conversation=headers.get("x-conversation-id", ""),
             )
-            await self._shared.store.records.add_unfinished_response(left, self._holder)
+            await self._shared.store.records.add_unfinished_response(unfinished, self._holder)
         self._start_task(self._save_progress(response_id, stream))
         stream.following.add_done_callback(lambda _: self._start_task(self._on_end(owner, response_id, stream)))
 
@@ -145,26 +145,26 @@ class BackgroundResponses:
         record = stream.record
         if record is None:
             return
-        begun, stored, noted = record.begun, record.begun, ("", record.begun)
-        while not (await asyncio.wait([stream.following], timeout=NOTE_SECONDS))[0]:
-            if noted == (record.origin, record.tokens):
+        replayed, stored, saved = record.replayed, record.replayed, ("", record.replayed)
+        while not (await asyncio.wait([stream.following], timeout=SAVE_SECONDS))[0]:
+            if saved == (record.origin, record.tokens):
                 continue
             now, progress = (record.origin, record.tokens), json.dumps(asdict(record.since(stored)))
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
-                is_further, records = record.tokens > begun, self._shared.store.records
+                is_further, records = record.tokens > replayed, self._shared.store.records
                 await records.save_progress(response_id, self._holder, stored, progress, is_further=is_further)
-                noted, stored = now, now[1]
+                saved, stored = now, now[1]
 
     async def _on_end(self, owner: str, response_id: str, stream: ResumableStream) -> None:
         is_whole = stream.record is not None and stream.record.finish not in (None, "cancelled")
         if self._shared.stopping and not is_whole and not stream.running.stopped_by_asker:
-            return  # keep it stored: another process will continue it
+            return  # the response stays stored: another process will continue it
         while True:
             with contextlib.suppress(NotsoError):  # the database is unreachable; try again below
                 await self._shared.store.records.delete_unfinished_response(owner, response_id)
-                self._known.discard(response_id)
+                self._own_ids.discard(response_id)
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SEARCH_SECONDS)
 
     async def _claim_responses(self, app: FastAPI, inside: Any) -> None:
         records, is_shared = self._shared.store.records, self._shared.store.is_shared
@@ -174,52 +174,55 @@ class BackgroundResponses:
                     await records.renew_unfinished_responses(self._holder, _now_ms())
                 # If no other server shares the store, all leases belong to earlier processes and count as expired.
                 until = _now_ms() if is_shared else 1 << 62
-                while not self._shared.stopping and (left := await self._claim_next(until)):
-                    self._known.add(left.id)
-                    self._start_task(self._continue_claimed(app, inside, left))
-            await asyncio.sleep(LOOK_SECONDS)
+                while not self._shared.stopping and (unfinished := await self._claim_next(until)):
+                    self._own_ids.add(unfinished.id)
+                    self._start_task(self._continue_claimed(app, inside, unfinished))
+            await asyncio.sleep(SEARCH_SECONDS)
 
     async def _claim_next(self, until_ms: int) -> UnfinishedResponse | None:
-        return await self._shared.store.records.claim_unfinished_response(self._holder, sorted(self._known), until_ms)
+        return await self._shared.store.records.claim_unfinished_response(self._holder, sorted(self._own_ids), until_ms)
 
-    async def _continue_claimed(self, app: FastAPI, inside: Any, left: UnfinishedResponse) -> None:
+    async def _continue_claimed(self, app: FastAPI, inside: Any, unfinished: UnfinishedResponse) -> None:
         try:
-            await self._continue_response(app, inside, left)
+            await self._continue_response(app, inside, unfinished)
         except BaseException:
-            self._known.discard(left.id)  # so that it can be claimed again
+            self._own_ids.discard(unfinished.id)  # so that it can be claimed again
             raise
 
-    async def _continue_response(self, app: FastAPI, inside: Any, left: UnfinishedResponse) -> None:
-        caller = await self._ring.with_current_key(Caller(*json.loads(left.caller)))
-        if caller is None or left.has_used_all_tries:
-            said = "the key was revoked" if caller is None else "the server stopped several times during this response"
-            return await self._fail(left, ApiError(500, "server_error", said))
-        status, told = await self._repeat_request(app, inside, left, caller)
-        if told.get("param") == "replay" and not json.loads(left.body).get("stream"):
-            # The tokens cannot be replayed, because the model or its arithmetic has changed. No client has seen a part
-            # of this response, because it is not streamed, so it can start from the beginning.
-            status, told = await self._repeat_request(app, inside, replace(left, progress=""), caller)
+    async def _continue_response(self, app: FastAPI, inside: Any, unfinished: UnfinishedResponse) -> None:
+        caller = await self._ring.with_current_key(Caller(*json.loads(unfinished.caller)))
+        if caller is None:
+            return await self._fail(unfinished, ApiError(500, "server_error", "the key was revoked"))
+        if unfinished.has_used_all_tries:
+            message = "the server stopped several times during this response"
+            return await self._fail(unfinished, ApiError(500, "server_error", message))
+        status, error = await self._repeat_request(app, inside, unfinished, caller)
+        if error.get("param") == "replay" and not json.loads(unfinished.body).get("stream"):
+            # The tokens cannot be replayed, because the model or the version of the numerical code has changed. Clients
+            # have received no part of this response, because it is not streamed, so it can start from the beginning.
+            status, error = await self._repeat_request(app, inside, replace(unfinished, progress=""), caller)
         if status != 200:
-            message = str(told.get("message", "the response could not be continued"))
-            await self._fail(left, ApiError(500, str(told.get("code", "server_error")), message))
+            message = str(error.get("message", "the response could not be continued"))
+            await self._fail(unfinished, ApiError(500, str(error.get("code", "server_error")), message))
         return None
 
     async def _repeat_request(
-        self, app: FastAPI, inside: Any, left: UnfinishedResponse, caller: Caller
+        self, app: FastAPI, inside: Any, unfinished: UnfinishedResponse, caller: Caller
     ) -> tuple[int, Mapping[str, Any]]:
-        scope: Scope = {**internal_scope(app, left.path, caller), LEFT: left}
-        scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(left.headers).items()]
-        status, answer = await send_internal_with_retry(inside, scope, left.body.encode())
+        scope: Scope = {**internal_scope(app, unfinished.path, caller), UNFINISHED: unfinished}
+        scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(unfinished.headers).items()]
+        status, answer = await send_internal_with_retry(inside, scope, unfinished.body.encode())
         return status, json.loads(answer or b"{}").get("error", {}) if status != 200 else {}
 
-    async def _fail(self, left: UnfinishedResponse, error: ApiError) -> None:
+    async def _fail(self, unfinished: UnfinishedResponse, error: ApiError) -> None:
         _log.warning("a response could not be continued: %s", error.message)
-        body = queued_body(left) | {"status": "failed", "error": {"code": error.code, "message": error.message}}
+        body = queued_body(unfinished) | {"status": "failed", "error": {"code": error.code, "message": error.message}}
         store = self._shared.store
-        if not left.conversation:
-            await store.save_response(left.owner, StoredResponse(left.id, None, body, (), left.created_ms))
-        await store.records.delete_unfinished_response(left.owner, left.id)
-        self._known.discard(left.id)
+        if not unfinished.conversation:
+            failed = StoredResponse(unfinished.id, None, body, (), unfinished.created_ms)
+            await store.save_response(unfinished.owner, failed)
+        await store.records.delete_unfinished_response(unfinished.owner, unfinished.id)
+        self._own_ids.discard(unfinished.id)
 
     def _start_task(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -232,12 +235,12 @@ class BackgroundResponses:
             _log.error("a response could not be stored or continued", exc_info=error)
 
 
-def queued_body(left: UnfinishedResponse) -> dict[str, Any]:
+def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
     """Return the body of a response that is waiting to be continued by another process."""
     return {
-        "id": left.id,
+        "id": unfinished.id,
         "object": "response",
-        "created_at": left.created_ms // 1000,
+        "created_at": unfinished.created_ms // 1000,
         "status": "queued",
         "error": None,
         "background": True,
@@ -246,25 +249,25 @@ def queued_body(left: UnfinishedResponse) -> dict[str, Any]:
     }
 
 
-def with_replay(submission: Submission, left: UnfinishedResponse | None) -> Submission:
+def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -> Submission:
     """Return a copy of `submission` that reports token ids and replays the tokens of `left`, if any."""
-    submission = with_seed_and_token_ids(submission, left.seed if left is not None else None)
-    if left is None or not left.progress:
+    submission = with_seed_and_token_ids(submission, unfinished.seed if unfinished is not None else None)
+    if unfinished is None or not unfinished.progress:
         return submission
-    told = json.loads(left.progress)
-    replay = Replay(tuple(told["ids"]), tuple(told["closed_at"]), told["origin"])
+    progress = json.loads(unfinished.progress)
+    replay = Replay(tuple(progress["ids"]), tuple(progress["closed_at"]), progress["origin"])
     return replace(submission, options=replace(submission.options, replay=replay))
 
 
 def resumed_response(request: Request) -> UnfinishedResponse | None:
-    left: UnfinishedResponse | None = request.scope.get(LEFT)
-    return left
+    unfinished: UnfinishedResponse | None = request.scope.get(UNFINISHED)
+    return unfinished
 
 
 def created_ms(request: Request) -> int:
     """Return the creation time of the request's response, which is the same at each call and after a restart."""
-    left = resumed_response(request)
-    return left.created_ms if left is not None else int(request.scope.setdefault(CREATED, _now_ms()))
+    unfinished = resumed_response(request)
+    return unfinished.created_ms if unfinished is not None else int(request.scope.setdefault(CREATED, _now_ms()))
 
 
 def _now_ms() -> int:

@@ -45,13 +45,13 @@ def count_characters(tokens: Iterable[TokenLogprob]) -> int:
     return sum(_count_character_starts(token.bytes) for token in tokens)
 
 
-def _count_character_starts(spelt: Sequence[int]) -> int:
+def _count_character_starts(data: Sequence[int]) -> int:
     # Counts the characters that begin in these bytes: UTF-8 continuation bytes are 10xxxxxx.
-    return sum(byte & 0xC0 != 0x80 for byte in spelt)
+    return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 def _token_text(token: TokenLogprob) -> str:
-    # As in OpenAI's API, tokens with incomplete characters are written as bytes. As text, they could not be told apart,
+    # As in OpenAI's API, tokens with incomplete characters are written as bytes. As text, they would look the same,
     # because each incomplete character is shown as U+FFFD.
     if "\N{REPLACEMENT CHARACTER}" not in token.text or bytes(token.bytes) == token.text.encode():
         return token.text
@@ -141,17 +141,17 @@ class Choice:
         index, before = len(self.tool_calls), self._close_reasoning()
         if self.begun_call is None:
             self.begun_call = replace(call, arguments=text)
-            told = {"index": index, **_call(self.begun_call)}
+            entry = {"index": index, **_call(self.begun_call)}
         elif text:
             self.begun_call = replace(call, arguments=self.begun_call.arguments + text)
-            told = {"index": index, "function": {"arguments": text}}
+            entry = {"index": index, "function": {"arguments": text}}
         else:
             return None
-        return {"tool_calls": [told]} | (self._append_text(before) if before else {})
+        return {"tool_calls": [entry]} | (self._append_text(before) if before else {})
 
-    def _collect_logprobs(self, kept: list[TokenLogprob] | None, event: Event) -> None:
-        if kept is not None:
-            kept += event.logprobs
+    def _collect_logprobs(self, logprobs: list[TokenLogprob] | None, event: Event) -> None:
+        if logprobs is not None:
+            logprobs += event.logprobs
 
     def _append_text(self, text: str) -> dict[str, Any]:
         self.content += text
@@ -246,16 +246,16 @@ def fingerprint(info: ModelInfo) -> str:
 
 def usage_body(choices: Sequence[Choice], prompts: int = 1) -> dict[str, Any]:
     """Return token counts. Each prompt counts once, even if several choices share it."""
-    known = list(_usages(choices))
-    read = list(_usages(choices[:: max(1, len(choices) // prompts)]))
-    prompt = sum(usage.prompt_tokens for usage in read)
-    written = sum(usage.completion_tokens for usage in known)
+    usages = list(_usages(choices))
+    prompt_usages = list(_usages(choices[:: max(1, len(choices) // prompts)]))
+    prompt = sum(usage.prompt_tokens for usage in prompt_usages)
+    completion = sum(usage.completion_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in read)},
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in known)},
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompt_usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
     }
 
 

@@ -42,17 +42,17 @@ class Embeddings:
 
 
 async def compute_embeddings(
-    request: Request, services: ApiServices, owner: str, asked: EmbeddingRequest
+    request: Request, services: ApiServices, owner: str, api_request: EmbeddingRequest
 ) -> Embeddings:
     """Compute embeddings, up to `max_num_seqs` at a time. A disconnect stops the work. Raises ApiError."""
-    if asked.truncate:
-        async with serving(services, asked.model) as model:
-            cut = await run_prompt_work(request, lambda: _truncate_prompts(asked.prompts, model.engine))
-        asked = replace(asked, prompts=cut)
-    info, choices = await generate_choices(request, services, owner, asked)
+    if api_request.truncate:
+        async with serving(services, api_request.model) as model:
+            prompts = await run_prompt_work(request, lambda: _truncate_prompts(api_request.prompts, model.engine))
+        api_request = replace(api_request, prompts=prompts)
+    info, choices = await generate_choices(request, services, owner, api_request)
     events = list(itertools.chain.from_iterable(choices))
     vectors = [event.embedding for event in events if event.kind == "embedding"]
-    if asked.dimensions is not None and vectors and len(vectors[0]) != asked.dimensions:
+    if api_request.dimensions is not None and vectors and len(vectors[0]) != api_request.dimensions:
         raise ApiError(
             400,
             "invalid_value",
@@ -64,10 +64,10 @@ async def compute_embeddings(
 
 
 def _truncate_prompts(prompts: Sequence[Prompt], engine: ChatEngine) -> tuple[Prompt, ...]:
-    most = engine.info.context_tokens
+    max_tokens = engine.info.context_tokens
     # A token has at least one byte, so a text with at most `most` bytes always fits.
-    long = (isinstance(prompt, str) and len(prompt.encode(errors="replace")) > most for prompt in prompts)
+    long = (isinstance(prompt, str) and len(prompt.encode(errors="replace")) > max_tokens for prompt in prompts)
     return tuple(
-        tuple(engine.tokenize(str(prompt))[:most]) if is_long else prompt
+        tuple(engine.tokenize(str(prompt))[:max_tokens]) if is_long else prompt
         for prompt, is_long in zip(prompts, long, strict=True)
     )

@@ -34,7 +34,7 @@ DOCUMENT_PURPOSES = ("user_data", "assistants")
 MAX_FILES = 32
 MAX_NAME_CHARACTERS = 200
 
-_HOLD_FILES = ("file_data", "file_id")
+_FILE_FIELDS = ("file_data", "file_id")
 _DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
@@ -101,8 +101,8 @@ class RequestDocuments:
         at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
         if at < 0 or not self.has_quotable:
             return tuple(messages)
-        asked = replace(messages[at], content=f"{messages[at].content}\n\n{QUOTE_FIRST}")
-        return (*messages[:at], asked, *messages[at + 1 :])
+        message = replace(messages[at], content=f"{messages[at].content}\n\n{QUOTE_FIRST}")
+        return (*messages[:at], message, *messages[at + 1 :])
 
     def options(self, options: RequestOptions) -> RequestOptions:
         """Return options that limit quotations to the text of the documents."""
@@ -116,10 +116,10 @@ class RequestDocuments:
 
 async def read_body_with_files(
     request: Request,
-    files_in: Callable[[Mapping[str, Any]], Iterator[RequestFile]],
+    find_files: Callable[[Mapping[str, Any]], Iterator[RequestFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Parse the files that `files_in` finds in a body, and then the body, like `read_body`.
+    """Parse the files that `find_files` finds in a body, and then the body, like `read_body`.
 
     Also raises ApiError (400) if a file cannot be parsed.
     """
@@ -127,10 +127,10 @@ async def read_body_with_files(
     files: dict[str, Document] = {}
     body = await request.body()
     if any(each in body for each in (b"base64", b"file_data", b"file_id")):
-        given = await read_body(request, lambda body: list(files_in(body)))
-        if len(given) > MAX_FILES:
-            raise invalid_field(given[-1].param, f"a request can contain at most {MAX_FILES} files")
-        for each in given:
+        found = await read_body(request, lambda body: list(find_files(body)))
+        if len(found) > MAX_FILES:
+            raise invalid_field(found[-1].param, f"a request can contain at most {MAX_FILES} files")
+        for each in found:
             if each.key not in files:
                 files[each.key] = await _read(request, each)
     return await read_body(request, lambda body: parse(body, files))
@@ -161,16 +161,16 @@ def parse_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Map
 
     The sources of quoting fields (see `has_quoting_fields`) are these files and the last user message, named "prompt".
     """
-    asked = parse(inline_files(body, files))
-    if not has_quoting_fields(asked.options):
-        return asked
-    given = ((file, files[_to_request_file(file, param).key]) for _, param, file in _file_parts(body))
-    sources = [QuoteSource(each.text, _shown_name(file, each)) for file, each in given]
-    for each in reversed(asked.prompts[0]):
+    api_request = parse(inline_files(body, files))
+    if not has_quoting_fields(api_request.options):
+        return api_request
+    named_files = ((file, files[_to_request_file(file, param).key]) for _, param, file in _file_parts(body))
+    sources = [QuoteSource(each.text, _shown_name(file, each)) for file, each in named_files]
+    for each in reversed(api_request.prompts[0]):
         if isinstance(each, Message) and each.role == "user":
             sources.append(QuoteSource(each.content, "prompt"))
             break
-    return replace(asked, options=replace(asked.options, sources=tuple(sources)))
+    return replace(api_request, options=replace(api_request.options, sources=tuple(sources)))
 
 
 def has_quoting_fields(options: RequestOptions) -> bool:
@@ -182,14 +182,14 @@ def has_quoting_fields(options: RequestOptions) -> bool:
 
 def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
     for name in ("messages", "input"):
-        given = body.get(name)
-        for at, message in enumerate(given if isinstance(given, list) else ()):
+        items = body.get(name)
+        for at, message in enumerate(items if isinstance(items, list) else ()):
             for inner in ("content", "output"):
                 parts = message.get(inner) if isinstance(message, dict) else None
                 for index, part in enumerate(parts if isinstance(parts, list) else ()):
                     kind = part.get("type") if isinstance(part, dict) else None
                     file = part if kind == "input_file" else part.get("file") if kind == "file" else None
-                    if isinstance(file, dict) and any(isinstance(file.get(each), str) for each in _HOLD_FILES):
+                    if isinstance(file, dict) and any(isinstance(file.get(each), str) for each in _FILE_FIELDS):
                         yield part, f"{name}.{at}.{inner}.{index}", file
 
 
@@ -198,8 +198,8 @@ def _to_request_file(file: Mapping[str, Any], param: str) -> RequestFile:
     name = name if isinstance(name, str) else ""
     if not isinstance(data, str):
         return RequestFile("", name, param, str(file_id))
-    usual = "document.pdf" if data.startswith("data:application/pdf") else "document"
-    return RequestFile(_DATA_URL.sub("", data, count=1), name or usual, param)
+    default_name = "document.pdf" if data.startswith("data:application/pdf") else "document"
+    return RequestFile(_DATA_URL.sub("", data, count=1), name or default_name, param)
 
 
 def _shown_name(file: Mapping[str, Any], document: Document) -> str:

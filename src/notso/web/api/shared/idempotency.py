@@ -32,9 +32,9 @@ from notso.web.edge.errors import ApiError, api_error_of, is_api
 from notso.web.store.records import IdempotentResponse
 
 HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
-MAX_KEPT_BYTES = 16 * 1024 * 1024
+MAX_STORED_BYTES = 16 * 1024 * 1024
 """Maximum size of a stored response; larger ones are delivered, but not stored."""
-NOT_KEPT = ("content-length", "x-request-id", "date", "server")
+NOT_STORED = ("content-length", "x-request-id", "date", "server")
 """Response headers that are not stored, because their values differ for each delivery."""
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _log = logging.getLogger("notso.web.api")
@@ -70,17 +70,17 @@ class IdempotencyMiddleware:
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        given = request.headers.getlist(HEADER)
-        ring: KeyRing = scope["app"].state.key_ring
+        keys = request.headers.getlist(HEADER)
+        key_ring: KeyRing = scope["app"].state.key_ring
         try:
-            caller = await ring.caller(request) if given else None
+            caller = await key_ring.caller(request) if keys else None
         except NotsoError:  # the route authenticates again and reports the error
             caller = None
         if caller is None:  # no Idempotency-Key, or a caller that the route will reject
             await self._app(scope, receive, send)
             return
         try:
-            if len(given) > 1 or not _KEY.fullmatch(given[0]):
+            if len(keys) > 1 or not _KEY.fullmatch(keys[0]):
                 raise ApiError(
                     400, "invalid_value", "Idempotency-Key must be 1 to 255 visible characters", param=HEADER
                 )
@@ -88,7 +88,7 @@ class IdempotencyMiddleware:
             message = await receive()
             if message["type"] != "http.request":
                 return
-            await self._respond(scope, message, receive, send, (caller.owner, given[0]))
+            await self._respond(scope, message, receive, send, (caller.owner, keys[0]))
         except (ApiError, NotsoError) as error:
             failure = api_error_of(error)
             retry = failure.retry_after_seconds
@@ -132,13 +132,13 @@ class IdempotencyMiddleware:
 
     async def _replay(self, recording: _Recording, name: tuple[str, str]) -> bool:
         # Returns False if no response is stored yet. Another replica may still be generating it.
-        kept = await self._services.shared.store.records.idempotent_response(*name, _now_ms())
-        if kept is None:
+        stored = await self._services.shared.store.records.idempotent_response(*name, _now_ms())
+        if stored is None:
             return False
-        if kept.digest != recording.digest:
+        if stored.digest != recording.digest:
             raise _key_reused_error()
         recording.replayed = True
-        recording.log.add((_start(kept.status, [list(each) for each in kept.headers]), kept.body))
+        recording.log.add((_start(stored.status, [list(each) for each in stored.headers]), stored.body))
         return True
 
     async def _run(self, recording: _Recording, scope: Scope, message: Message, name: tuple[str, str]) -> None:
@@ -153,8 +153,8 @@ class IdempotencyMiddleware:
                 return
             if await self._replay(recording, name):  # the other replica has just finished and stored it
                 return
-            said = "the first request with this key is being answered"
-            raise ApiError(409, "generation_in_progress", said, retry_after_seconds=1)
+            detail = "the first request with this key is being answered"
+            raise ApiError(409, "generation_in_progress", detail, retry_after_seconds=1)
         try:
             # Look again: another replica may have stored the response between the first lookup and the claim.
             if exchange.is_shared and await self._replay(recording, name):
@@ -172,18 +172,18 @@ class IdempotencyMiddleware:
             if message["type"] == "http.response.start":
                 recording.started = message
                 headers = [[key.decode("latin-1"), value.decode("latin-1")] for key, value in message["headers"]]
-                kept = [each for each in headers if each[0].lower() not in NOT_KEPT]
-                recording.log.add((_start(message["status"], kept),))
+                stored_headers = [each for each in headers if each[0].lower() not in NOT_STORED]
+                recording.log.add((_start(message["status"], stored_headers),))
             elif piece := message.get("body", b""):
                 recording.size += len(piece)
-                if recording.size <= MAX_KEPT_BYTES:
+                if recording.size <= MAX_STORED_BYTES:
                     recording.body.append(piece)
                 recording.log.add((piece,))
 
         return send
 
     async def _store_answer(self, recording: _Recording, name: tuple[str, str]) -> None:
-        if recording.size > MAX_KEPT_BYTES:
+        if recording.size > MAX_STORED_BYTES:
             return
         start = json.loads(recording.log.sse_events[0])
         headers = tuple((key, value) for key, value in start["headers"])
@@ -195,11 +195,11 @@ class IdempotencyMiddleware:
 
 
 def _make_receive(message: Message) -> Receive:
-    given = [message]
+    messages = [message]
 
     async def receive() -> Message:
-        if given:
-            return given.pop()
+        if messages:
+            return messages.pop()
         await asyncio.Event().wait()  # never report a disconnect, so that the response is completed
         raise AssertionError
 
@@ -208,9 +208,9 @@ def _make_receive(message: Message) -> Receive:
 
 async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Callable[[], bool]) -> None:
     number = 0
-    leaving = asyncio.create_task(_wait_for_disconnect(receive))
+    disconnect = asyncio.create_task(_wait_for_disconnect(receive))
     try:
-        while not leaving.done():
+        while not disconnect.done():
             for entry in log.sse_events[number:]:
                 if number == 0:
                     start = json.loads(entry)
@@ -224,13 +224,13 @@ async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Ca
                 if not log.body:  # a failed response gets no final message, so the client sees a cut connection
                     await send({"type": "http.response.body", "body": b""})
                 return
-            growing = asyncio.create_task(log.wait(number, PING_SECONDS))
+            change = asyncio.create_task(log.wait(number, PING_SECONDS))
             try:
-                await asyncio.wait((growing, leaving), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((change, disconnect), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                growing.cancel()
+                change.cancel()
     finally:
-        leaving.cancel()
+        disconnect.cancel()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -238,18 +238,18 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _copy(found: RemoteAnswer, log: AnswerLog) -> None:
+async def _copy(answer: RemoteAnswer, log: AnswerLog) -> None:
     # Copies the log until its end. Raises ApiError (503) if the replica that generates the response has stopped.
     while True:
-        log.add(found.log.sse_events[len(log.sse_events) :])
-        if found.finished:
+        log.add(answer.log.sse_events[len(log.sse_events) :])
+        if answer.finished:
             break
-        if not await found.log.wait(len(log.sse_events), SILENT_SECONDS) and await found.is_abandoned():
+        if not await answer.log.wait(len(log.sse_events), SILENT_SECONDS) and await answer.is_abandoned():
             raise ApiError(
                 503, "shutting_down", "the server that was generating this response has stopped", retry_after_seconds=1
             )
-    if found.log.body:
-        log.finish(found.log.body)
+    if answer.log.body:
+        log.finish(answer.log.body)
 
 
 def _start(status: int, headers: list[list[str]]) -> bytes:
@@ -270,8 +270,8 @@ def _request_digest(scope: Scope, body: bytes) -> bytes:
 
 
 def _key_reused_error() -> ApiError:
-    said = "this Idempotency-Key was sent with another request; use a new one for each request"
-    return ApiError(422, "idempotency_key_reused", said, param=HEADER)
+    message = "this Idempotency-Key was sent with another request; use a new one for each request"
+    return ApiError(422, "idempotency_key_reused", message, param=HEADER)
 
 
 def _now_ms() -> int:

@@ -12,19 +12,23 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def paginate(
-    items: Sequence[Mapping[str, Any]], asked: Mapping[str, str | None], *, usual: int = 20, most: int = 100
+    items: Sequence[Mapping[str, Any]],
+    query: Mapping[str, str | None],
+    *,
+    default_limit: int = 20,
+    max_limit: int = 100,
 ) -> dict[str, Any]:
-    """Return a page of `items`, which are ordered oldest first, in the API's format.
+    """Return a page of `items`, which are sorted oldest first, in the API's format.
 
-    `asked` has the query parameters `limit` (1 to `most`, default `usual`), `order` (default `desc`) and `after` (an
-    item's id). Raises ApiError (400) naming the parameter.
+    `query` has the parameters `limit` (1 to `max_limit`), `order` (default `desc`) and `after` (an item's id). Raises
+    ApiError (400) naming the parameter.
     """
-    limit, order, after = (asked.get(name) for name in ("limit", "order", "after"))
+    limit, order, after = (query.get(name) for name in ("limit", "order", "after"))
     if order not in (None, "asc", "desc"):
         raise invalid_field("order", "order must be asc or desc")
-    size = int(limit) if limit is not None and _NUMBER.fullmatch(limit) else usual if limit is None else 0
-    if not 1 <= size <= most:
-        raise invalid_field("limit", f"limit must be 1 to {most:,}")
+    size = int(limit) if limit is not None and _NUMBER.fullmatch(limit) else default_limit if limit is None else 0
+    if not 1 <= size <= max_limit:
+        raise invalid_field("limit", f"limit must be 1 to {max_limit:,}")
     ordered = list(items) if order == "asc" else list(reversed(items))
     ids = [item["id"] for item in ordered]
     if after is not None and after not in ids:

@@ -55,7 +55,7 @@ class ReceiptSerializer:
         self._records = [TokenRecord(each.options.replay) for each in submissions]
         # Frames of the latest `end` event. They are held back, because one of them may be the last frame of the stream,
         # to which the receipts are added.
-        self._held: list[bytes] = []
+        self._end_frames: list[bytes] = []
         self._receipts: Any = None
 
     def fresh_copy(self) -> ReceiptSerializer:
@@ -67,25 +67,25 @@ class ReceiptSerializer:
             return
         frames = self.inner.feed(number, event)
         if event.kind == "end":
-            held, self._held = self._held, list(frames)
-            yield from held
+            previous, self._end_frames = self._end_frames, list(frames)
+            yield from previous
         else:
             yield from frames
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
-        made = [
+        receipts = [
             await asyncio.to_thread(self._receipt, *each) for each in zip(self._submissions, self._records, strict=True)
         ]
-        self._receipts = made[0] if len(made) == 1 else made
+        self._receipts = receipts[0] if len(receipts) == 1 else receipts
         # Passed on so that a response that the inner serializer stores also contains the receipts.
         await self.inner.finalize({**(added or {}), FIELD: self._receipts})
 
     def closing_events(self) -> Iterator[bytes]:
-        frames = [*self._held, *self.inner.closing_events()]
+        frames = [*self._end_frames, *self.inner.closing_events()]
         last = max((at for at, frame in enumerate(frames) if _split(frame) is not None), default=None)
         for at, frame in enumerate(frames):
-            head, told = (_split(frame) if at == last else None) or (b"", {})
-            yield head + as_json(told | {FIELD: self._receipts}).encode() + _tail(frame) if told else frame
+            head, value = (_split(frame) if at == last else None) or (b"", {})
+            yield head + as_json(value | {FIELD: self._receipts}).encode() + _tail(frame) if value else frame
 
     def body(self) -> Any:
         body = self.inner.body()
@@ -113,8 +113,8 @@ def _split(frame: bytes) -> tuple[bytes, dict[str, Any]] | None:
     at = frame.find(b"{")
     if at < 0 or (b"data: {" not in frame and at > 0):
         return None
-    told = json.loads(frame[at:])
-    return frame[:at], told
+    value = json.loads(frame[at:])
+    return frame[:at], value
 
 
 def _tail(frame: bytes) -> bytes:

@@ -34,7 +34,7 @@ PING_SECONDS = 15.0
 
 
 class AnswerLog:
-    # Log of an answer: its events and its body. Readers wait for changes; other replicas apply the changes to a copy.
+    # Log of an answer: its events and its body. Readers wait for changes; other replicas apply them to a copy.
 
     def __init__(self, id: str = "", body: Any = None) -> None:
         self.id = id  # of the answer
@@ -58,7 +58,7 @@ class AnswerLog:
         self._wake()
 
     def changes(self, after: int) -> Body:
-        """Return the changes after number `after`, or the whole log if it is -1."""
+        """Return the changes after number `after`, or the whole log if `after` is -1."""
         sse_events = [event.decode() for event in self.sse_events[max(0, after) :]]
         return {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
 
@@ -146,19 +146,19 @@ class RemoteAnswers:
     async def find(self, owner: str, conversation: str) -> RemoteAnswer | None:
         if not self._exchange.is_shared:
             return None
-        found = RemoteAnswer(self._exchange, owner, conversation)
-        begun, log = asyncio.Event(), found.log
+        answer = RemoteAnswer(self._exchange, owner, conversation)
+        begun, log = asyncio.Event(), answer.log
 
         def feed(changes: Body) -> bool:
-            taken = log.feed(changes)
+            applied = log.feed(changes)
             begun.set()
-            return taken
+            return applied
 
         task = asyncio.create_task(self._copy_until_end(claim_name(owner, conversation), feed, log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # Stop copying when `found` is garbage-collected: its last reader may leave long before the answer ends.
-        weakref.finalize(found, _cancel, asyncio.get_running_loop(), task).atexit = False
+        # Stop copying when `answer` is garbage-collected: its last reader may leave long before the answer ends.
+        weakref.finalize(answer, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
         except BaseException as error:  # including cancellation, which leaves the copy without a reader
@@ -166,7 +166,7 @@ class RemoteAnswers:
             if isinstance(error, TimeoutError):
                 return None
             raise
-        return found
+        return answer
 
     async def _copy_until_end(self, name: str, feed: Callable[[Body], bool], log: AnswerLog) -> None:
         with self._exchange.following(name, feed):
@@ -203,7 +203,7 @@ class TokenRecord:
     def __init__(self, replay: Replay | None = None) -> None:
         self._ids = list(replay.ids) if replay is not None else []
         self._closed_at = list(replay.closed_at) if replay is not None else []
-        self.begun = len(self._ids)  # number of replayed tokens
+        self.replayed = len(self._ids)  # number of replayed tokens
         self.origin = ""
         self.limit = 0
         self.finish: FinishReason | None = None
@@ -244,7 +244,7 @@ class ResumableStream:
         self.running = running
         self.record = record
         self.serializer = serializer  # template: each reader uses a copy made by `fresh_copy`
-        self.followed = serializer.fresh_copy()  # receives every event as it is generated
+        self.live_serializer = serializer.fresh_copy()  # receives every event as it is generated
         self.log = log  # published to other replicas; None if there are none
         self.following = asyncio.create_task(self._follow())
 
@@ -253,7 +253,7 @@ class ResumableStream:
         return self.running.finished
 
     async def _follow(self) -> None:
-        serializer = self.followed
+        serializer = self.live_serializer
         try:
             self._append_to_log(serializer.initial_events() if self.log is not None else ())
             async for item in generation_events(self.running):
@@ -283,7 +283,7 @@ class ResumableStreams:
         self._exchange = exchange or LocalExchange()
         self._exchange.subscribe("stop answer", lambda body: self._stop(body["name"]))
         self._exchange.subscribe("new answer", lambda body: self._forget_old(body["name"]))
-        self.elsewhere = RemoteAnswers(self._exchange)
+        self.remote_answers = RemoteAnswers(self._exchange)
         self._streams: dict[tuple[str, str], ResumableStream] = {}
         self._claimed: dict[tuple[str, str], str] = {}
 
@@ -293,17 +293,17 @@ class ResumableStreams:
 
         Raises ApiError: 409 if another answer is running in it, 429 if too many are open.
         """
-        there, key = self.find(owner, conversation), (owner, conversation)
-        busy = self._claimed.get(key) or (there.running.name if there is not None and not there.finished else "")
+        stream, key = self.find(owner, conversation), (owner, conversation)
+        busy = self._claimed.get(key) or (stream.running.name if stream is not None and not stream.finished else "")
         if busy:
             raise ApiError(409, "generation_in_progress", f"a response is already being generated: {busy}")
-        open_ones = sum(not each.finished for each in self._streams.values()) + len(self._claimed)
-        if there is None and open_ones >= MAX_RESUMABLE:
+        open_count = sum(not each.finished for each in self._streams.values()) + len(self._claimed)
+        if stream is None and open_count >= MAX_RESUMABLE:
             raise ApiError(429, "rate_limited", "too many conversations are active", retry_after_seconds=5)
         self._claimed[key] = name
         try:
-            if elsewhere := await self._exchange.claim(claim_name(*key), name):
-                raise ApiError(409, "generation_in_progress", f"a response is already being generated: {elsewhere}")
+            if holder := await self._exchange.claim(claim_name(*key), name):
+                raise ApiError(409, "generation_in_progress", f"a response is already being generated: {holder}")
             try:
                 yield
             except BaseException:
@@ -320,7 +320,7 @@ class ResumableStreams:
         serializer: Serializer,
         record: TokenRecord | None = None,
     ) -> ResumableStream:
-        """Follow an answer to its end, and drop it RESUMABLE_SECONDS later."""
+        """Follow an answer to its end, and drop it RESUMABLE_SECONDS after that."""
         log, name = AnswerLog(running.name, serializer.body()) if self._exchange.is_shared else None, running.name
         stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log, record)
         if log is not None:

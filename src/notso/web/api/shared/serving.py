@@ -76,17 +76,17 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
         require_json(request)
     body = await request.body()
     shared = api_services(request).shared
-    asked = await shared.large_work.run(lambda: parse(parse_object(body)), len(body), owner_of(request))
-    if isinstance(asked, ApiRequest) and request.headers.get(CONVERSATION):
-        asked = asked.in_named_conversation()
-    if shared.settings.strict_fields and isinstance(asked, ApiRequest):
-        reject_hints(asked.hints)
-    return asked
+    parsed = await shared.large_work.run(lambda: parse(parse_object(body)), len(body), owner_of(request))
+    if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
+        parsed = parsed.in_named_conversation()
+    if shared.settings.strict_fields and isinstance(parsed, ApiRequest):
+        reject_hints(parsed.hints)
+    return parsed
 
 
 async def run_prompt_work(request: Request, work: Callable[[], T]) -> T:
-    # Runs `work` in the queue that also parses bodies. The size of the body is the estimate of the work, because the
-    # prompt is made from the body.
+    # Runs `work` in the queue that also parses bodies. The prompt is made from the body, so the size of the body serves
+    # as an estimate of the work.
     return await api_services(request).shared.large_work.run(work, len(await request.body()), owner_of(request))
 
 
@@ -108,7 +108,7 @@ def require_model_available(services: ApiServices) -> None:
         raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
 
 
-async def resolve_model_choice(services: ApiServices, wanted: str | None) -> ModelChoice:
+async def resolve_model_choice(services: ApiServices, name: str | None) -> ModelChoice:
     """Resolve the `model` field.
 
     Raises ApiError: 404 if unknown, 400 if its file is unusable, 503 if no model is available.
@@ -116,14 +116,14 @@ async def resolve_model_choice(services: ApiServices, wanted: str | None) -> Mod
     require_model_available(services)
     host, registry = services.shared.engine, services.shared.model_registry
     await host.wait_for_first_load()
-    choice = await find_model(host, registry, wanted)
+    choice = await find_model(host, registry, name)
     if host.default.state == "failed" and (choice is None or host.model(choice.model) is host.default):
         raise _model_failed_error(host.failure)
     if choice is None:
         info, adapters = host.default.info, adapter_names(host.default)
         names = [model_id(info), *(adapter_id(info, each) for each in adapters)] if info is not None else []
-        said = f"there is no such model; GET /v1/models lists the available models, such as {', '.join(names)}"
-        raise ApiError(404, "model_not_found", said, param="model")
+        message = f"there is no such model; GET /v1/models lists the available models, such as {', '.join(names)}"
+        raise ApiError(404, "model_not_found", message, param="model")
     served = host.model(choice.model)
     if registry is not None and registry.check is not None and served.info is None and served.path is not None:
         path = served.path
@@ -135,9 +135,9 @@ async def resolve_model_choice(services: ApiServices, wanted: str | None) -> Mod
 
 
 @asynccontextmanager
-async def serving(services: ApiServices, wanted: str | None = None) -> AsyncIterator[LoadedModel]:
+async def serving(services: ApiServices, name: str | None = None) -> AsyncIterator[LoadedModel]:
     """Load the named model and keep it loaded inside the context. Raises ApiError."""
-    choice = await resolve_model_choice(services, wanted)
+    choice = await resolve_model_choice(services, name)
     running = services.shared.requests.open("", counts=False)
     try:
         engine = await _load_engine(running, choice)
@@ -172,7 +172,7 @@ async def respond(
     request: Request,
     services: ApiServices,
     owner: str,
-    asked: ApiRequest,
+    api_request: ApiRequest,
     serializer_of: Callable[[ModelInfo], Serializer],
 ) -> Response:
     """Generate a response, whole or streamed. Raises ApiError only before the first byte.
@@ -180,8 +180,8 @@ async def respond(
     A disconnect stops the generation, except for background requests and those with X-Conversation-Id.
     """
     dropped: list[str] = []  # message parts that the chat template drops; reported in the header for ignored fields
-    response = await _response(request, services, owner, asked, serializer_of, dropped)
-    response.headers.update(await run_prompt_work(request, lambda: ignored_headers(asked, dropped)))
+    response = await _response(request, services, owner, api_request, serializer_of, dropped)
+    response.headers.update(await run_prompt_work(request, lambda: ignored_headers(api_request, dropped)))
     return response
 
 
@@ -189,80 +189,82 @@ async def _response(
     request: Request,
     services: ApiServices,
     owner: str,
-    asked: ApiRequest,
+    api_request: ApiRequest,
     serializer_of: Callable[[ModelInfo], Serializer],
     dropped: list[str],
 ) -> Response:
-    host, choice = services.shared.engine, await resolve_model_choice(services, asked.model)
-    choices, conversation, form = len(list(asked.choices)), conversation_name(request), requested_receipt(request)
+    host, choice = services.shared.engine, await resolve_model_choice(services, api_request.model)
+    choices, conversation, form = len(list(api_request.choices)), conversation_name(request), requested_receipt(request)
     running = _admit(services, owner, choices)
     try:
         engine = await _load_engine(running, choice)
         info = reported_model_info(host, choice, engine.info)
-        dropped += find_dropped_parts(info, asked, strict=services.shared.settings.strict_fields)
-        if asked.keep_alive_s is not None:
-            host.keep(host.model(choice.model), asked.keep_alive_s)
+        dropped += find_dropped_parts(info, api_request, strict=services.shared.settings.strict_fields)
+        if api_request.keep_alive_s is not None:
+            host.keep(host.model(choice.model), api_request.keep_alive_s)
         if choices > info.max_num_seqs:
             raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
         if conversation is not None and choices > 1:
             raise ApiError(400, "invalid_value", "n must be 1 with X-Conversation-Id", param="n")
         serializer = serializer_of(info)
         running.name = serializer.id
-        if asked.background:
+        if api_request.background:
             if conversation is not None:
                 raise ApiError(
                     400, "invalid_value", "X-Conversation-Id cannot be combined with background", param=CONVERSATION
                 )
             conversation = serializer.id
-        cached_of = secrets.token_hex(16) if asked.fresh else owner  # a new owner has no cached prompts
+        cache_owner = secrets.token_hex(16) if api_request.fresh else owner  # a random owner has no cached prompts
         priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
-        kept_as = serializer.id if asked.keep else None
+        stored_id = serializer.id if api_request.keep else None
         options = replace(
-            asked.options, owner=cached_of, priority=priority, conversation=kept_as, adapter=choice.adapter
+            api_request.options, owner=cache_owner, priority=priority, conversation=stored_id, adapter=choice.adapter
         )
 
-        each = tuple(Submission(prompt, params, options) for prompt, params in asked.choices)
-        left = resumed_response(request)
-        survives = (asked.background and asked.keep) or (asked.keep_stream and conversation is not None)
+        submissions = tuple(Submission(prompt, params, options) for prompt, params in api_request.choices)
+        unfinished = resumed_response(request)
+        is_stored_background = api_request.background and api_request.keep
+        is_stored_stream = api_request.keep_stream and conversation is not None
+        survives = is_stored_background or is_stored_stream
         if survives:  # the response continues after a restart, from its recorded tokens
-            each = (with_replay(each[0], left),)
+            submissions = (with_replay(submissions[0], unfinished),)
         if form is not None:
-            each = tuple(map(with_seed_and_token_ids, each))
-            serializer = ReceiptSerializer(serializer, engine, each, form)
-        ask = Submissions(each)
+            submissions = tuple(map(with_seed_and_token_ids, submissions))
+            serializer = ReceiptSerializer(serializer, engine, submissions, form)
+        submit = Submissions(submissions)
 
         async def begin() -> None:
             # Rejects invalid requests now, because the status code cannot change after the first byte.
-            await running.begin(ask, lambda work: run_prompt_work(request, work))
+            await running.begin(submit, lambda work: run_prompt_work(request, work))
 
         if conversation is None:
             await begin()
         else:
             async with services.resumable_streams.claim_conversation(owner, conversation, serializer.id):
                 await begin()
-                record = TokenRecord(each[0].options.replay) if survives else None
+                record = TokenRecord(submissions[0].options.replay) if survives else None
                 stream = services.resumable_streams.keep(owner, conversation, running, serializer.fresh_copy(), record)
             if survives and services.background is not None:
-                seed = each[0].params.seed or 0
+                seed = submissions[0].params.seed or 0
                 await services.background.persist(request, owner, serializer.id, seed, stream)
     except BaseException as error:
         running.close()
         if isinstance(error, Exception):
-            raise as_api_error(error, asked.names) from error
+            raise as_api_error(error, api_request.names) from error
         raise
     events = sse_events(running, serializer, request.scope)
     try:
         if conversation is not None:
-            if asked.stream:
+            if api_request.stream:
                 return EventStream(number_events(events, 0, serializer.ping), lambda: None)
-            if asked.background:
+            if api_request.background:
                 return JSONResponse(serializer.body())
             return await respond_whole(running, serializer)
-        if asked.stream:
+        if api_request.stream:
             return EventStream(events, running.close)
         return await _respond_unless_disconnected(request, running, serializer)
     except Exception as error:
-        raise as_api_error(error, asked.names) from error
+        raise as_api_error(error, api_request.names) from error
 
 
 def conversation_name(request: Request) -> str | None:
@@ -327,50 +329,50 @@ def _admit(services: ApiServices, owner: str, choices: int) -> RunningRequest:
 
 
 async def _respond_unless_disconnected(request: Request, running: RunningRequest, serializer: Serializer) -> Response:
-    writing = asyncio.create_task(respond_whole(running, serializer))
-    leaving = asyncio.create_task(_wait_for_disconnect(request))
+    work = asyncio.create_task(respond_whole(running, serializer))
+    disconnect = asyncio.create_task(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not writing.done():
+        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
             raise ApiError(499, "client_left", "the client disconnected")
-        return writing.result()
+        return work.result()
     finally:
-        for task in (writing, leaving):
+        for task in (work, disconnect):
             task.cancel()
         running.close()
 
 
 async def generate_choices(
-    request: Request, services: ApiServices, owner: str, asked: ApiRequest
+    request: Request, services: ApiServices, owner: str, api_request: ApiRequest
 ) -> tuple[ModelInfo, list[list[Event]]]:
     """Generate all choices, up to `max_num_seqs` at a time, and return the events of each.
 
     A disconnect stops the generation. Raises ApiError.
     """
-    working = asyncio.create_task(_generate_in_groups(request, services, owner, asked))
-    leaving = asyncio.create_task(_wait_for_disconnect(request))
+    work = asyncio.create_task(_generate_in_groups(request, services, owner, api_request))
+    disconnect = asyncio.create_task(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
             raise ApiError(499, "client_left", "the client disconnected")
-        return working.result()
+        return work.result()
     except Exception as error:
-        raise as_api_error(error, asked.names) from error
+        raise as_api_error(error, api_request.names) from error
     finally:
-        for task in (working, leaving):
+        for task in (work, disconnect):
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(work, disconnect, return_exceptions=True)
 
 
 async def _generate_in_groups(
-    request: Request, services: ApiServices, owner: str, asked: ApiRequest
+    request: Request, services: ApiServices, owner: str, api_request: ApiRequest
 ) -> tuple[ModelInfo, list[list[Event]]]:
-    choice = await resolve_model_choice(services, asked.model)
+    choice = await resolve_model_choice(services, api_request.model)
     priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
-    options = replace(asked.options, owner=owner, priority=priority, adapter=choice.adapter)
-    submissions = [Submission(prompt, params, options) for prompt, params in asked.choices]
+    options = replace(api_request.options, owner=owner, priority=priority, adapter=choice.adapter)
+    submissions = [Submission(prompt, params, options) for prompt, params in api_request.choices]
     found: list[list[Event]] = []
-    async with serving(services, asked.model) as model:
+    async with serving(services, api_request.model) as model:
         while len(found) < len(submissions):
             group = submissions[len(found) : len(found) + model.info.max_num_seqs]
             running = _admit(services, owner, len(group))

@@ -54,19 +54,19 @@ async def search_libraries(
     owner: str,
     libraries: Sequence[Library],
     queries: Sequence[str],
-    most: int,
+    limit: int,
     ranking: RankingOptions | None,
 ) -> list[PassageHit]:
     """Return the `most` best passages for any of the queries, each passage once."""
-    least = ranking.score_threshold or 0.0 if ranking is not None else 0.0
-    found: dict[tuple[str, int], PassageHit] = {}
+    min_score = ranking.score_threshold or 0.0 if ranking is not None else 0.0
+    hits: dict[tuple[str, int], PassageHit] = {}
     for library in libraries:
         for query in queries:
-            for hit in await services.shared.store.documents.search(owner, query, most, library_id=library.id):
+            for hit in await services.shared.store.documents.search(owner, query, limit, library_id=library.id):
                 key = hit.document.id, hit.number
-                if _relevance(hit) >= least and (key not in found or found[key].score < hit.score):
-                    found[key] = hit
-    return sorted(found.values(), key=lambda hit: (-hit.score, hit.document.id, hit.number))[:most]
+                if _relevance(hit) >= min_score and (key not in hits or hits[key].score < hit.score):
+                    hits[key] = hit
+    return sorted(hits.values(), key=lambda hit: (-hit.score, hit.document.id, hit.number))[:limit]
 
 
 def to_search_result(hit: PassageHit, file_id: str) -> dict[str, Any]:
@@ -83,8 +83,8 @@ async def map_file_ids(services: ApiServices, owner: str, documents: Iterable[St
     """Map document ids to the ids of their uploaded files, or to derived ids if there is no file."""
     uploaded = [each.id for each in await services.shared.store.records.files(owner)]
     found = list(documents)
-    made_of = {document_id_of(name, each): name for each in {each.library_id for each in found} for name in uploaded}
-    return {each.id: made_of.get(each.id, f"file-{each.id}") for each in found}
+    file_ids = {document_id_of(name, each): name for each in {each.library_id for each in found} for name in uploaded}
+    return {each.id: file_ids.get(each.id, f"file-{each.id}") for each in found}
 
 
 def store_id_of(library_id: str) -> str:
