@@ -16,7 +16,7 @@ from openai.types.chat import completion_create_params as chat
 from openai.types.responses import input_token_count_params as input_tokens
 from openai.types.responses import response_create_params as response
 
-from notso.web.api.server.compatibility import ADDRESSES, Endpoint, render_page
+from notso.web.api.server.compatibility import ENDPOINTS, Endpoint, render_page
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "compatibility.md"
 
@@ -35,7 +35,7 @@ def test_compatibility_page_is_up_to_date() -> None:
     assert DOCUMENT.read_text("utf-8") == render_page(), made
 
 
-@pytest.mark.parametrize("address", ADDRESSES, ids=lambda address: address.path)
+@pytest.mark.parametrize("address", ENDPOINTS, ids=lambda address: address.path)
 def test_notes_marked_accepted_match_model_fields(address: Endpoint) -> None:
     taken = {name for name, note in address.notes.items() if note.is_accepted}
     assert taken == {field.alias or name for name, field in address.fields.model_fields.items()}
@@ -44,7 +44,7 @@ def test_notes_marked_accepted_match_model_fields(address: Endpoint) -> None:
 
 @pytest.mark.parametrize("path", CLIENTS)
 def test_every_client_field_has_compatibility_note(path: str) -> None:
-    (address,) = [each for each in ADDRESSES if each.path == path]
+    (address,) = [each for each in ENDPOINTS if each.path == path]
     assert not CLIENTS[path].__annotations__.keys() - address.notes.keys()
 
 
@@ -62,7 +62,7 @@ def test_openapi_document_matches_routes_and_fields(shared: Any) -> None:
     text = json.dumps(document)
     for reference in re.findall(r'"#/components/schemas/([^"]+)"', text):
         assert reference in document["components"]["schemas"], reference
-    for address in ADDRESSES:
+    for address in ENDPOINTS:
         method, path = address.path.split()
         schema = document["paths"][path][method.lower()]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         properties = document["components"]["schemas"][schema.rpartition("/")[2]]["properties"]

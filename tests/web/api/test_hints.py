@@ -154,7 +154,7 @@ def test_ignored_fields_do_not_change_parsed_request(path: str, body: dict[str, 
 def test_unknown_field_is_accepted_and_reported(path: str, value: Any) -> None:
     parse, least = PARSERS[path]
     asked, without = parse(least | {"odd": value}), parse(least)
-    assert [(hint.name, hint.tells) for hint in asked.hints] == [("odd", False)]
+    assert [(hint.name, hint.describes_caller) for hint in asked.hints] == [("odd", False)]
     assert (asked.prompts, asked.params, asked.options) == (without.prompts, without.params, without.options)
     with pytest.raises(ApiError) as caught:
         reject_hints(asked.hints)

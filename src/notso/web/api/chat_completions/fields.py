@@ -22,11 +22,11 @@ from notso.smollm3 import (
     thinking_set_by,
 )
 from notso.web.api.request_fields.fields import (
+    DESCRIBES_CALLER,
     EFFORT_ADVICE,
     EFFORT_BUDGETS,
     EFFORTS,
     MAX_PARTS,
-    TELLS,
     Content,
     Effort,
     Fields,
@@ -267,11 +267,11 @@ class ChatFields(GrammarFields):
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     store: Annotated[bool | None, Hint(done=(False,))] = None
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
-    safety_identifier: Annotated[Label | None, TELLS] = None
+    safety_identifier: Annotated[Label | None, DESCRIBES_CALLER] = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Annotated[Label | None, Hint(done=("",))] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
-    metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
+    metadata: Annotated[dict[str, Any] | None, Hint(done=({},), describes_caller=True)] = None
     verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
     prediction: Annotated[dict[str, Any] | None, Hint()] = None
     # Accepted only with values that have no effect.
@@ -402,12 +402,12 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     thinking, budget = _thinking(fields)
     top_logprobs = _top_logprobs(fields)
     tools = _tools(fields)
-    grammar, said_by = read_grammar(fields, _format(fields))
-    longest = get_by_alias(fields, "max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
+    grammar, grammar_field = read_grammar(fields, _format(fields))
+    max_tokens = get_by_alias(fields, "max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
     return ChatRequest(
         model=fields.model,
         prompts=(messages,),
-        params=to_sampling_params(fields, longest, budget, top_logprobs),
+        params=to_sampling_params(fields, max_tokens, budget, top_logprobs),
         options=RequestOptions(
             thinking=thinking,
             tools=tools,
@@ -419,7 +419,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
             top_logprobs=top_logprobs,
             continue_last=_continues_last_message(fields, messages),
         ),
-        names={"response_format": said_by},
+        names={"response_format": grammar_field},
         hints=find_hints(fields, body),
         stream=bool(fields.stream),
         keep_stream=bool(fields.store),
@@ -448,21 +448,21 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
         "chat_template_kwargs.reasoning_effort": template.reasoning_effort if template else None,
         "think": None if isinstance(fields.think, bool) else fields.think,
     }
-    name, asked = next(((name, value) for name, value in switches.items() if value is not None), ("", None))
-    said, effort = next(((name, value) for name, value in efforts.items() if value is not None), ("", None))
-    for names, first, value in ((switches, name, asked), (efforts, said, effort)):
-        for other, given in names.items():
-            if given not in (None, value):
+    switch, enabled = next(((name, value) for name, value in switches.items() if value is not None), ("", None))
+    effort_field, effort = next(((name, value) for name, value in efforts.items() if value is not None), ("", None))
+    for values, first, value in ((switches, switch, enabled), (efforts, effort_field, effort)):
+        for other, other_value in values.items():
+            if other_value not in (None, value):
                 raise invalid_field(other, f"{first} and {other} contradict each other")
-    if effort is not None and asked is not None and asked == (effort == "none"):
-        raise invalid_field(said, f"{said} and {name} contradict each other")
-    thinking = effort != "none" if effort is not None else asked is not False
-    most = get_by_alias(
+    if effort is not None and enabled is not None and enabled == (effort == "none"):
+        raise invalid_field(effort_field, f"{effort_field} and {switch} contradict each other")
+    thinking = effort != "none" if effort is not None else enabled is not False
+    requested_budget = get_by_alias(
         fields, "thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"
     )
     budgets = (
         *(
-            None if most == NO_BUDGET else most,
+            None if requested_budget == NO_BUDGET else requested_budget,
             options.budget_tokens if isinstance(options, ThinkingOptions) else None,
         ),
         *(reasoning.max_tokens if reasoning else None, EFFORT_BUDGETS.get(effort or "")),
@@ -472,11 +472,12 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
 
 
 def _continues_last_message(fields: ChatFields, messages: Sequence[Message]) -> bool:
-    wanted, begun = fields.continue_final_message, fields.add_generation_prompt
-    for name, contradicts in (("continue_final_message", wanted is True), ("add_generation_prompt", begun is False)):
-        if contradicts and messages[-1].role != "assistant":
+    continue_last, add_prompt = fields.continue_final_message, fields.add_generation_prompt
+    requires_answer = {"continue_final_message": continue_last is True, "add_generation_prompt": add_prompt is False}
+    for name, is_required in requires_answer.items():
+        if is_required and messages[-1].role != "assistant":
             raise invalid_field(name, f"{name}: there is no final assistant message to continue")
-    return messages[-1].role == "assistant" and wanted is not False
+    return messages[-1].role == "assistant" and continue_last is not False
 
 
 def _top_logprobs(fields: ChatFields) -> int | None:
@@ -485,8 +486,8 @@ def _top_logprobs(fields: ChatFields) -> int | None:
     return fields.top_logprobs or 0 if fields.logprobs else None
 
 
-def _schema_in(given: Schema | dict[str, Any] | None) -> dict[str, Any] | None:
-    return given.schema_ if isinstance(given, Schema) else given
+def _schema_in(schema: Schema | dict[str, Any] | None) -> dict[str, Any] | None:
+    return schema.schema_ if isinstance(schema, Schema) else schema
 
 
 def _format(fields: ChatFields) -> Grammar | None:
@@ -495,13 +496,13 @@ def _format(fields: ChatFields) -> Grammar | None:
             return Grammar("json_object")
         case RegexFormat(value=expression):
             return Grammar("regex", expression)
-        case ObjectFormat() | SchemaFormat() as asked:
+        case ObjectFormat(value=value) | SchemaFormat(value=value) as json_format:
             found = {
                 f"response_format.{name}": schema
                 for name, schema in (
-                    ("json_schema.schema", _schema_in(getattr(asked, "json_schema", None))),
-                    ("schema", asked.schema_),
-                    ("value.schema" if isinstance(asked.value, Schema) else "value", _schema_in(asked.value)),
+                    ("json_schema.schema", _schema_in(getattr(json_format, "json_schema", None))),
+                    ("schema", json_format.schema_),
+                    ("value.schema" if isinstance(value, Schema) else "value", _schema_in(value)),
                 )
                 if schema is not None
             }
@@ -546,8 +547,8 @@ def _message(message: AnyMessage) -> Message:
         calls = tuple(
             ToolCall(call.id, call.function.name, call.function.arguments or "") for call in message.tool_calls or ()
         )
-        said = join_text(message.content) or message.refusal or ""
-        return Message("assistant", said, message.reasoning_content or message.reasoning, calls)
+        text = join_text(message.content) or message.refusal or ""
+        return Message("assistant", text, message.reasoning_content or message.reasoning, calls)
     if isinstance(message, ToolMessage):
         return Message("tool", join_text(message.content), tool_call_id=message.tool_call_id)
     return Message("user" if message.role == "user" else "system", join_text(message.content))

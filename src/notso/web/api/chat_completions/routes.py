@@ -52,18 +52,18 @@ class ControlFields(Fields):
 @router.post("/v1/chat/completions", dependencies=[GUARDED])
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
     """Create a chat completion. Disconnecting stops it, unless X-Conversation-Id was sent."""
-    asked = await read_body_with_files(
+    api_request = await read_body_with_files(
         request, find_openai_files, lambda body, files: parse_with_files(body, files, parse_chat_request)
     )
-    left = resumed_response(request)
-    name = new_id("chatcmpl") if left is None else left.id
+    unfinished = resumed_response(request)
+    name = new_id("chatcmpl") if unfinished is None else unfinished.id
     created = created_ms(request) // 1000
     return await respond(
         request,
         services,
         owner,
-        asked,
-        lambda info: ChatSerializer(asked, Completion(model_id(info), fingerprint(info), name, created)),
+        api_request,
+        lambda info: ChatSerializer(api_request, Completion(model_id(info), fingerprint(info), name, created)),
     )
 
 
@@ -83,10 +83,10 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
     """Resume the stream of a conversation's latest answer from event number `from`."""
     stream = await _find_stream(request, services, owner)
     last = request.headers.get("last-event-id")
-    named = request.query_params.get("from", "0")
-    if not _NUMBER.fullmatch(named if last is None else last):
+    requested = request.query_params.get("from", "0")
+    if not _NUMBER.fullmatch(requested if last is None else last):
         raise invalid_field("from", "from must be an event number, 0 or more")
-    start = int(named) if last is None else int(last) + 1
+    start = int(requested) if last is None else int(last) + 1
     services.reread_streams.opened(owner)
     if isinstance(stream, RemoteAnswer):
         events = stream.events(start, PING)
@@ -117,11 +117,11 @@ async def _find_stream(request: Request, services: ApiServices, owner: str) -> R
     conversation = request.query_params.get("conv_id", "")
     if not conversation:
         raise invalid_field("conv_id", "conv_id is required: the value of X-Conversation-Id")
-    here = services.resumable_streams.find(owner, conversation)
-    stream = here or await services.resumable_streams.remote_answers.find(owner, conversation)
+    local = services.resumable_streams.find(owner, conversation)
+    stream = local or await services.resumable_streams.remote_answers.find(owner, conversation)
     if stream is None and await services.shared.store.records.unfinished_stream(owner, conversation) is not None:
-        said = "the server that was generating this response has stopped; another one will continue it"
-        raise ApiError(503, "model_loading", said, retry_after_seconds=2)
+        message = "the server that was generating this response has stopped; another one will continue it"
+        raise ApiError(503, "model_loading", message, retry_after_seconds=2)
     if stream is None:
         raise ApiError(404, "not_found", "no response of that conversation is available", param="conv_id")
     return stream
@@ -132,19 +132,19 @@ class ChatSerializer:
 
     ping = PING
 
-    def __init__(self, asked: ChatRequest, completion: Completion) -> None:
-        self._asked = asked
+    def __init__(self, api_request: ChatRequest, completion: Completion) -> None:
+        self._request = api_request
         self._completion = completion
-        self._has_logprobs = asked.options.top_logprobs is not None
+        self._has_logprobs = api_request.options.top_logprobs is not None
         self._choices = [
-            new_choice(raw_thinking=asked.raw_thinking, logprobs=self._has_logprobs)
-            for _ in range(len(list(asked.choices)))
+            new_choice(raw_thinking=api_request.raw_thinking, logprobs=self._has_logprobs)
+            for _ in range(len(list(api_request.choices)))
         ]
-        self._watches = [LiveTimings() for _ in self._choices] if asked.timings_per_token else None
+        self._live_timings = [LiveTimings() for _ in self._choices] if api_request.timings_per_token else None
         self.id = completion.id
 
     def fresh_copy(self) -> ChatSerializer:
-        return ChatSerializer(self._asked, self._completion)
+        return ChatSerializer(self._request, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
         for number in range(len(self._choices)):
@@ -152,22 +152,22 @@ class ChatSerializer:
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice, chunk = self._choices[number], self._chunk
-        so_far = self._watches[number].feed(event) if self._watches is not None else None
+        so_far = self._live_timings[number].feed(event) if self._live_timings is not None else None
         more = {"timings": so_far} if so_far else {}
         delta = choice.add(event)
         if delta is not None:
             yield data_event(chunk(number, delta, None, self._logprobs(event), **more))
-        elif event.progress is not None and self._asked.return_progress:
+        elif event.progress is not None and self._request.return_progress:
             yield data_event(chunk(number, {}, prompt_progress=progress_body(event.progress)))
         if event.kind == "end":
-            report = timings([choice]) | {"reasoning_mode": self._asked.reasoning_mode}
-            untold = logprobs_body(event.logprobs, ()) if event.logprobs else None
-            yield data_event(chunk(number, {}, choice.reason, untold, timings=report))
+            report = timings([choice]) | {"reasoning_mode": self._request.reasoning_mode}
+            remaining_logprobs = logprobs_body(event.logprobs, ()) if event.logprobs else None
+            yield data_event(chunk(number, {}, choice.reason, remaining_logprobs, timings=report))
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing_events(self) -> Iterator[bytes]:
-        if self._asked.include_usage:
+        if self._request.include_usage:
             yield data_event(self._completion.usage_chunk(self._choices))
         yield DONE
 
@@ -175,17 +175,17 @@ class ChatSerializer:
         return data_event(error.body)
 
     def body(self) -> dict[str, Any]:
-        return self._completion.body(self._choices, self._asked.reasoning_mode)
+        return self._completion.body(self._choices, self._request.reasoning_mode)
 
     def _chunk(
         self, number: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
     ) -> dict[str, Any]:
         # As in OpenAI's streams, a requested usage is null until the last chunk.
-        unknown = {"usage": None} if self._asked.include_usage else {}
+        unknown = {"usage": None} if self._request.include_usage else {}
         return self._completion.chunk(number, delta, reason, logprobs, **unknown, **more)
 
     def _logprobs(self, event: Event) -> dict[str, Any] | None:
         if not self._has_logprobs or event.kind not in ("reasoning", "text"):
             return None
-        is_reasoning = event.kind == "reasoning" and not self._asked.raw_thinking
+        is_reasoning = event.kind == "reasoning" and not self._request.raw_thinking
         return logprobs_body(() if is_reasoning else event.logprobs, event.logprobs if is_reasoning else ())

@@ -120,23 +120,23 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     if not all(prompts):
         raise invalid_field("prompt", "prompt is empty", "empty_prompt")
     scored = fields.logprobs if fields.echo else None
-    if scored is not None and (wanted := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
+    if scored is not None and (scored_tokens := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
         raise invalid_field(
             "logprobs",
-            f"logprobs of {wanted:,} tokens exceed {MAX_SCORED:,}: send fewer prompts",
+            f"logprobs of {scored_tokens:,} tokens exceed {MAX_SCORED:,}: send fewer prompts",
         )
-    grammar, said_by = read_grammar(fields)
-    asked = get_by_alias(fields, "max_tokens", "max_new_tokens", "n_predict")
-    longest = DEFAULT_MAX_TOKENS if asked is None else asked
+    grammar, grammar_field = read_grammar(fields)
+    requested = get_by_alias(fields, "max_tokens", "max_new_tokens", "n_predict")
+    max_tokens = DEFAULT_MAX_TOKENS if requested is None else requested
     return TextRequest(
         model=fields.model,
         prompts=prompts,
         texts=tuple(prompt if isinstance(prompt, str) else "" for prompt in prompts),
-        params=to_sampling_params(fields, longest or 1, None, fields.logprobs),
+        params=to_sampling_params(fields, max_tokens or 1, None, fields.logprobs),
         hints=find_hints(fields, body),
         names={
             **{"messages": "prompt", "top_logprobs": "logprobs", "prompt_logprobs": "logprobs"},
-            "response_format": said_by,
+            "response_format": grammar_field,
         },
         options=RequestOptions(
             thinking=False,
@@ -144,7 +144,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
             logits_processors=tuple(fields.logits_processors or ()),
             top_logprobs=fields.logprobs,
             prompt_logprobs=scored,
-            prompt_only=longest == 0,
+            prompt_only=max_tokens == 0,
             is_plain=True,
         ),
         stream=bool(fields.stream),
@@ -156,28 +156,28 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     )
 
 
-def decode_prompts(asked: TextRequest, detokenize: Callable[[Sequence[int]], str]) -> TextRequest:
+def decode_prompts(api_request: TextRequest, detokenize: Callable[[Sequence[int]], str]) -> TextRequest:
     """Decode prompts given as token ids. Raises ApiError (400) for invalid ids."""
     try:
-        texts = tuple(prompt if isinstance(prompt, str) else detokenize(_ids(prompt)) for prompt in asked.prompts)
+        texts = tuple(prompt if isinstance(prompt, str) else detokenize(_ids(prompt)) for prompt in api_request.prompts)
     except InvalidRequestError as error:
         raise invalid_field("prompt", str(error)) from None
-    return replace(asked, texts=texts)
+    return replace(api_request, texts=texts)
 
 
 def _ids(prompt: Prompt) -> list[int]:
     return [token for token in prompt if isinstance(token, int)]
 
 
-def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> tuple[str | tuple[int, ...], ...]:
-    if isinstance(given, str):
-        return (given,)
-    ids = tuple(each for each in given if isinstance(each, int))
-    return (ids,) if ids else tuple(each if isinstance(each, str) else tuple(each) for each in _exclude_ids(given))
+def _prompts(prompts: str | list[str] | list[int] | list[list[int]]) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(prompts, str):
+        return (prompts,)
+    ids = tuple(each for each in prompts if isinstance(each, int))
+    return (ids,) if ids else tuple(each if isinstance(each, str) else tuple(each) for each in _exclude_ids(prompts))
 
 
-def _exclude_ids(given: list[str] | list[int] | list[list[int]]) -> Iterator[str | list[int]]:
-    return (each for each in given if not isinstance(each, int))
+def _exclude_ids(prompts: list[str] | list[int] | list[list[int]]) -> Iterator[str | list[int]]:
+    return (each for each in prompts if not isinstance(each, int))
 
 
 def _check_prompts(prompts: object) -> None:
@@ -209,18 +209,19 @@ class TextSerializer:
 
     ping = PING
 
-    def __init__(self, asked: TextRequest, completion: Completion) -> None:
-        self._asked = asked
+    def __init__(self, api_request: TextRequest, completion: Completion) -> None:
+        self._request = api_request
         self._completion = completion
-        self._has_logprobs = asked.options.top_logprobs is not None
-        self._echoed_texts = [text if asked.echo else "" for text in asked.texts for _ in asked.params]
+        self._has_logprobs = api_request.options.top_logprobs is not None
+        texts = api_request.texts if api_request.echo else ("",) * len(api_request.texts)
+        self._echoed_texts = [text for text in texts for _ in api_request.params]
         self._prompts: list[list[TokenLogprob]] = [[] for _ in self._echoed_texts]
         self._choices = [new_choice(logprobs=self._has_logprobs) for _ in self._echoed_texts]
-        self._watches = [LiveTimings() for _ in self._choices] if asked.timings_per_token else None
+        self._live_timings = [LiveTimings() for _ in self._choices] if api_request.timings_per_token else None
         self.id = completion.id
 
     def fresh_copy(self) -> TextSerializer:
-        return TextSerializer(self._asked, self._completion)
+        return TextSerializer(self._request, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
         for number, echoed in enumerate(self._echoed_texts):
@@ -229,7 +230,7 @@ class TextSerializer:
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
-        so_far = self._watches[number].feed(event) if self._watches is not None else None
+        so_far = self._live_timings[number].feed(event) if self._live_timings is not None else None
         more = {"timings": so_far} if so_far else {}
         if event.kind == "prompt":
             scores = legacy_logprobs(event.logprobs, count_characters(self._prompts[number]))
@@ -240,16 +241,16 @@ class TextSerializer:
         if delta is not None and "content" in delta:
             logprobs = legacy_logprobs(event.logprobs, written) if self._has_logprobs else None
             yield self._sse_event(number, delta["content"], None, logprobs, **more)
-        elif event.progress is not None and self._asked.return_progress:
+        elif event.progress is not None and self._request.return_progress:
             yield self._sse_event(number, "", prompt_progress=progress_body(event.progress))
         if event.kind == "end":
-            untold = legacy_logprobs(event.logprobs, written) if event.logprobs else None
-            yield self._sse_event(number, "", choice.reason, untold, timings=timings([choice]))
+            remaining_logprobs = legacy_logprobs(event.logprobs, written) if event.logprobs else None
+            yield self._sse_event(number, "", choice.reason, remaining_logprobs, timings=timings([choice]))
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing_events(self) -> Iterator[bytes]:
-        if self._asked.include_usage:
+        if self._request.include_usage:
             yield data_event(self._head() | {"choices": [], "usage": self._usage()})
         yield DONE
 
@@ -264,22 +265,22 @@ class TextSerializer:
         }
 
     def _entry(self, number: int, choice: Choice) -> dict[str, Any]:
-        weighed = choice.content_logprobs
-        told = None if weighed is None else legacy_logprobs([*self._prompts[number], *weighed], 0)
+        entries = choice.content_logprobs
+        logprobs = None if entries is None else legacy_logprobs([*self._prompts[number], *entries], 0)
         return {
             "index": number,
             "text": self._echoed_texts[number] + choice.content,
-            "logprobs": told,
+            "logprobs": logprobs,
             "finish_reason": choice.reason,
         }
 
     def _usage(self) -> dict[str, Any]:
-        return usage_body(self._choices, len(self._asked.prompts))
+        return usage_body(self._choices, len(self._request.prompts))
 
     def _sse_event(self, number: int, text: str, reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
         entry = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
         # As in OpenAI's streams, `usage` (if requested) is null until the last chunk.
-        unknown = {"usage": None} if self._asked.include_usage else {}
+        unknown = {"usage": None} if self._request.include_usage else {}
         return data_event(self._head() | {"choices": [entry]} | unknown | more)
 
     def _head(self) -> dict[str, Any]:
@@ -292,15 +293,15 @@ router = APIRouter()
 @router.post("/v1/completions", dependencies=[GUARDED])
 async def completions(request: Request, services: Services, owner: Owner) -> Response:
     """Create a completion of a text. Disconnecting stops it, unless X-Conversation-Id was sent."""
-    asked = await read_body(request, parse_text_request)
-    if asked.echo and not all(asked.texts):
-        read = asked
-        async with serving(services, asked.model) as model:
-            asked = await run_prompt_work(request, lambda: decode_prompts(read, model.engine.detokenize))
+    api_request = await read_body(request, parse_text_request)
+    if api_request.echo and not all(api_request.texts):
+        parsed = api_request
+        async with serving(services, api_request.model) as model:
+            api_request = await run_prompt_work(request, lambda: decode_prompts(parsed, model.engine.detokenize))
     return await respond(
         request,
         services,
         owner,
-        asked,
-        lambda info: TextSerializer(asked, Completion(model_id(info), fingerprint(info), new_id("cmpl"))),
+        api_request,
+        lambda info: TextSerializer(api_request, Completion(model_id(info), fingerprint(info), new_id("cmpl"))),
     )

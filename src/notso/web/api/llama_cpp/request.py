@@ -72,13 +72,13 @@ _NOT_LLAMA_CPP = ("min_tokens", "stop_token_ids")
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
-    """Return all parameters under llama.cpp's names. Unsupported samplers are shown as off."""
+    """Return parameters under llama.cpp's names. Unsupported samplers are shown as off."""
     named = {
-        next(iter(spelled)): list(value) if isinstance(value := getattr(params, name), tuple) else value
+        next(iter(api_names)): list(value) if isinstance(value := getattr(params, name), tuple) else value
         for name, each in PARAMETERS.items()
-        if (spelled := each.names("openai")) and name not in _NOT_LLAMA_CPP
+        if (api_names := each.names("openai")) and name not in _NOT_LLAMA_CPP
     }
-    longest = -1 if params.max_tokens is None else params.max_tokens
+    max_tokens = -1 if params.max_tokens is None else params.max_tokens
     settings = named | {
         "seed": SHOWN_RANDOM_SEED if params.seed is None else params.seed,
         "dynatemp_range": 0.0,
@@ -88,8 +88,8 @@ def generation_settings(params: SamplingParams) -> dict[str, Any]:
         "mirostat": 0,
         "adaptive_target": -1.0,
         "adaptive_decay": 0.0,
-        "max_tokens": longest,
-        "n_predict": longest,
+        "max_tokens": max_tokens,
+        "n_predict": max_tokens,
         "n_keep": 0,
         "n_discard": 0,
         "logit_bias": [{"token": token, "bias": bias} for token, bias in params.logit_bias.items()],
@@ -209,10 +209,10 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
         raise invalid_field("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
     if sum(isinstance(piece, str) for prompt in pieces for piece in prompt) > MAX_TEXTS:
         raise invalid_field("prompt", f"prompt is limited to {MAX_TEXTS:,} texts: join adjacent ones")
-    grammar, said_by = read_grammar(fields)
-    longest = get_by_alias(fields, "n_predict", "max_tokens", "max_new_tokens")
+    grammar, grammar_field = read_grammar(fields)
+    max_tokens = get_by_alias(fields, "n_predict", "max_tokens", "max_new_tokens")
     n_probs = fields.n_probs or 0
-    wants_tokens = bool(fields.stream or fields.return_tokens or n_probs)
+    needs_tokens = bool(fields.stream or fields.return_tokens or n_probs)
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
     plain = fields.model_copy(
         update={
@@ -222,7 +222,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
             "logit_bias": None,
         }
     )
-    params = to_sampling_params(plain, longest or 1 if longest is not None else None, None, n_probs)
+    params = to_sampling_params(plain, max_tokens or 1 if max_tokens is not None else None, None, n_probs)
     return NativeRequest(
         model=fields.model,
         prompts=(),
@@ -230,18 +230,18 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
         biases=tuple(_biases(fields.logit_bias)),
         params=params,
         hints=find_hints(fields, body),
-        names={"messages": "prompt", "max_tokens": "n_predict", "response_format": said_by},
+        names={"messages": "prompt", "max_tokens": "n_predict", "response_format": grammar_field},
         options=RequestOptions(
             thinking=False,
             grammar=grammar,
             logits_processors=tuple(fields.logits_processors or ()),
-            top_logprobs=n_probs if wants_tokens else None,
-            prompt_only=longest == 0,
+            top_logprobs=n_probs if needs_tokens else None,
+            prompt_only=max_tokens == 0,
             is_plain=True,
         ),
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
-        n_predict=-1 if longest is None else longest,
+        n_predict=-1 if max_tokens is None else max_tokens,
         n_probs=n_probs,
         is_list=len(params) > 1 or _is_prompt_list(fields.prompt),
         return_tokens=bool(fields.return_tokens),
@@ -252,48 +252,48 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
 
 
 def tokenize_request(
-    asked: NativeRequest, tokenize: Callable[[str], list[int]], detokenize: Callable[[list[int]], str]
+    api_request: NativeRequest, tokenize: Callable[[str], list[int]], detokenize: Callable[[list[int]], str]
 ) -> NativeRequest:
     """Convert prompts and biases to token ids. Raises ApiError (400) if invalid, empty or too many."""
     try:
-        prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in asked.pieces]
+        prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in api_request.pieces]
         if not all(prompts):
             raise invalid_field("prompt", "prompt is empty", "empty_prompt")
         texts = tuple(map(detokenize, prompts))
-        bias = {token: bias for piece, bias in asked.biases for token in _ids(piece, tokenize)}
+        bias = {token: bias for piece, bias in api_request.biases for token in _ids(piece, tokenize)}
         if len(bias) > MAX_LOGIT_BIAS:
             raise invalid_field("logit_bias", f"logit_bias is limited to {MAX_LOGIT_BIAS:,} tokens")
-        params: tuple[SamplingParams, ...] = tuple(replace(each, logit_bias=bias) for each in asked.params)
+        params: tuple[SamplingParams, ...] = tuple(replace(each, logit_bias=bias) for each in api_request.params)
     except InvalidRequestError as error:
-        raise api_error_of(error).called(asked.names) from None
-    return replace(asked, prompts=tuple(map(tuple, prompts)), texts=texts, params=params)
+        raise api_error_of(error).called(api_request.names) from None
+    return replace(api_request, prompts=tuple(map(tuple, prompts)), texts=texts, params=params)
 
 
 def _ids(piece: Piece, tokenize: Callable[[str], list[int]]) -> list[int]:
     return [piece] if isinstance(piece, int) else tokenize(piece)
 
 
-def _is_prompt_list(given: PromptField) -> bool:
-    return isinstance(given, list) and not any(isinstance(each, int) for each in given)
+def _is_prompt_list(prompt: PromptField) -> bool:
+    return isinstance(prompt, list) and not any(isinstance(each, int) for each in prompt)
 
 
-def _pieces(given: PromptField) -> Iterator[tuple[Piece, ...]]:
-    if isinstance(given, str):
-        yield (given,)
-    elif isinstance(given, PromptObject):
-        yield (given.prompt_string,)
-    elif _is_prompt_list(given):
-        for each in given:
+def _pieces(prompt: PromptField) -> Iterator[tuple[Piece, ...]]:
+    if isinstance(prompt, str):
+        yield (prompt,)
+    elif isinstance(prompt, PromptObject):
+        yield (prompt.prompt_string,)
+    elif _is_prompt_list(prompt):
+        for each in prompt:
             if not isinstance(each, int):
                 yield tuple(each) if isinstance(each, list) else next(_pieces(each))
     else:
-        yield tuple(each for each in given if isinstance(each, int | str))
+        yield tuple(each for each in prompt if isinstance(each, int | str))
 
 
-def _biases(given: Biases | None) -> Iterator[TokenBias]:
-    pairs = given.items() if isinstance(given, dict) else given or ()
+def _biases(biases: Biases | None) -> Iterator[TokenBias]:
+    pairs = biases.items() if isinstance(biases, dict) else biases or ()
     for piece, bias in pairs:
-        is_id = isinstance(piece, str) and isinstance(given, dict) and piece.isascii() and piece.isdigit()
+        is_id = isinstance(piece, str) and isinstance(biases, dict) and piece.isascii() and piece.isdigit()
         yield int(piece) if is_id else piece, BANNED if bias is False else bias
 
 
@@ -306,17 +306,17 @@ class NativeSerializer:
 
     ping = PING
 
-    def __init__(self, asked: NativeRequest, info: ModelInfo) -> None:
-        self._asked = asked
+    def __init__(self, api_request: NativeRequest, info: ModelInfo) -> None:
+        self._request = api_request
         self._info = info
-        self._params = [params for _ in asked.prompts for params in asked.params]
+        self._params = [params for _ in api_request.prompts for params in api_request.params]
         self._choices = [new_choice(logprobs=True) for _ in self._params]
         self._stopped_by: list[str | None] = [None for _ in self._params]
-        self._watches = [LiveTimings() for _ in self._params] if asked.timings_per_token else None
+        self._live_timings = [LiveTimings() for _ in self._params] if api_request.timings_per_token else None
         self.id = new_id("cmpl")
 
     def fresh_copy(self) -> NativeSerializer:
-        other = NativeSerializer(self._asked, self._info)
+        other = NativeSerializer(self._request, self._info)
         other.id = self.id
         return other
 
@@ -325,14 +325,14 @@ class NativeSerializer:
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
-        so_far = self._watches[number].feed(event) if self._watches is not None else None
+        so_far = self._live_timings[number].feed(event) if self._live_timings is not None else None
         more: dict[str, Any] = {"timings": so_far} if so_far else {}
         delta = choice.add(event)
         if delta is not None and "content" in delta:
-            if self._asked.n_probs:
+            if self._request.n_probs:
                 more["completion_probabilities"] = _probabilities(event.logprobs)
             yield self._piece(number, delta["content"], [each.id for each in event.logprobs], **more)
-        elif event.progress is not None and self._asked.return_progress:
+        elif event.progress is not None and self._request.return_progress:
             yield self._piece(number, "", [], prompt_progress=progress_body(event.progress), **more)
         if event.kind == "end":
             self._stopped_by[number] = event.stop
@@ -348,7 +348,7 @@ class NativeSerializer:
 
     def body(self) -> Any:
         whole = [self._select_fields(self._final(number)) for number in range(len(self._choices))]
-        return whole if self._asked.is_list else whole[0]
+        return whole if self._request.is_list else whole[0]
 
     def _piece(self, number: int, content: str, tokens: list[int], **more: Any) -> bytes:
         written = len(self._choices[number].content_logprobs or ())
@@ -372,7 +372,7 @@ class NativeSerializer:
         body = {
             "index": number,
             "content": choice.content,
-            "tokens": [each.id for each in entries] if self._asked.return_tokens else [],
+            "tokens": [each.id for each in entries] if self._request.return_tokens else [],
             "id_slot": NO_SLOT,
             "stop": True,
             "model": model_id(self._info),
@@ -380,23 +380,23 @@ class NativeSerializer:
             "tokens_evaluated": read,
             "tokens_cached": usage.cached_tokens if usage else 0,
             "generation_settings": self._settings(params),
-            "prompt": self._asked.texts[number // len(self._asked.params)],
+            "prompt": self._request.texts[number // len(self._request.params)],
             "has_new_line": "\n" in choice.content,
             "truncated": was_cut and read + written >= self._info.context_tokens,
             "stop_type": self._stop_type(choice, self._stopped_by[number]),
             "stopping_word": self._stopped_by[number] or "",
             "timings": timings([choice]),
         }
-        return body | ({"completion_probabilities": _probabilities(entries)} if self._asked.n_probs else {})
+        return body | ({"completion_probabilities": _probabilities(entries)} if self._request.n_probs else {})
 
     def _settings(self, params: SamplingParams) -> dict[str, Any]:
-        asked = self._asked
+        request = self._request
         return generation_settings(params) | {
-            "n_predict": asked.n_predict,
-            "max_tokens": asked.n_predict,
-            "n_probs": asked.n_probs,
-            "stream": asked.stream,
-            "timings_per_token": asked.timings_per_token,
+            "n_predict": request.n_predict,
+            "max_tokens": request.n_predict,
+            "n_probs": request.n_probs,
+            "stream": request.stream,
+            "timings_per_token": request.timings_per_token,
             "n_ctx": self._info.context_tokens,
             "model": model_id(self._info),
         }
@@ -408,10 +408,10 @@ class NativeSerializer:
 
     def _select_fields(self, body: dict[str, Any]) -> dict[str, Any]:
         # Names with slashes address nested values.
-        if not self._asked.response_fields:
+        if not self._request.response_fields:
             return body
         found: dict[str, Any] = {}
-        for name in self._asked.response_fields:
+        for name in self._request.response_fields:
             value: Any = body
             for part in name.split("/"):
                 value = value.get(part) if isinstance(value, dict) else None
@@ -436,8 +436,8 @@ router = APIRouter()
 async def completion(request: Request, services: Services, owner: Owner) -> Response:
     """Continue a text, in llama.cpp's format. Control tokens in the text are recognized. Disconnecting stops the
     answer, unless X-Conversation-Id was sent."""
-    read = await read_body(request, parse_native_request)
-    async with serving(services, read.model) as model:
+    parsed = await read_body(request, parse_native_request)
+    async with serving(services, parsed.model) as model:
         tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize
-        asked = await run_prompt_work(request, lambda: tokenize_request(read, tokenize, detokenize))
-    return await respond(request, services, owner, asked, lambda info: NativeSerializer(asked, info))
+        api_request = await run_prompt_work(request, lambda: tokenize_request(parsed, tokenize, detokenize))
+    return await respond(request, services, owner, api_request, lambda info: NativeSerializer(api_request, info))

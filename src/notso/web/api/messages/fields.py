@@ -13,9 +13,9 @@ from pydantic import AfterValidator, Field
 
 from notso.smollm3 import Message
 from notso.web.api.request_fields.fields import (
+    DESCRIBES_CALLER,
     EFFORTS,
     MAX_PARTS,
-    TELLS,
     Effort,
     Fields,
     Hint,
@@ -115,7 +115,7 @@ class ContextManagement(Fields):
 
     @property
     def kept_thinking_turns(self) -> int | None:
-        """Number of latest answers whose reasoning all `clear_thinking` edits keep. None: of all answers."""
+        """Number of latest answers that keep their reasoning, by default 1; None: all answers."""
         edits = self.of_kind(ClearThinking)
         return min((edit.kept_turns for edit in edits if edit.kept_turns is not None), default=None if edits else 1)
 
@@ -461,8 +461,8 @@ class CountFields(Fields):
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     speed: Annotated[Literal["standard", "fast"] | None, Hint(done=("standard",))] = None
-    user_profile_id: Annotated[Name | None, TELLS] = None
-    workspace_id: Annotated[Name | None, TELLS] = None
+    user_profile_id: Annotated[Name | None, DESCRIBES_CALLER] = None
+    workspace_id: Annotated[Name | None, DESCRIBES_CALLER] = None
 
 
 @with_sampling("anthropic")
@@ -471,7 +471,7 @@ class MessageFields(CountFields):
 
     max_tokens: Whole
     stream: bool | None = None
-    metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
+    metadata: Annotated[dict[str, Any] | None, Hint(done=({},), describes_caller=True)] = None
     diagnostics: Annotated[dict[str, Any] | None, Hint()] = None
     # Accepted only with values that have no effect.
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -27,7 +27,7 @@ MAX_DEPTH = 64
 LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=(1 << 18) + (1 << 12))
 """Enough for schemas with thousands of properties, and for the token ids of /detokenize."""
 
-_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LARGEST_INTEGER = 2**64 - 1  # seeds may be unsigned
 _MAX_INTEGER_DIGITS = 20
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
@@ -40,7 +40,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises ApiError (400) for other JSON values, NaN, infinities, integers beyond 64 bits, duplicate keys, text with NUL
     or lone surrogates, and bodies that exceed LIMITS.
     """
-    if body.startswith(_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
+    if body.startswith(_BYTE_ORDER_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
         body = _to_utf8(body)
     try:
         check_shape(body, LIMITS)
@@ -130,14 +130,14 @@ class Fields(StrictFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_unknown(cls, given: Any, info: ValidationInfo) -> Any:
-        if not isinstance(given, dict) or given.keys() <= (known := _wire_names(cls)):
-            return given
-        noted = info.context or {}
+    def _drop_unknown(cls, body: Any, info: ValidationInfo) -> Any:
+        if not isinstance(body, dict) or body.keys() <= (known_names := _wire_names(cls)):
+            return body
+        notes = info.context or {}
         return {
             name: value
-            for name, value in given.items()
-            if name in known or (name in noted and not noted[name].is_accepted and not _is_neutral(value))
+            for name, value in body.items()
+            if name in known_names or (name in notes and not notes[name].is_accepted and not _is_neutral(value))
         }
 
 
@@ -151,7 +151,7 @@ def _wire_names(kind: type[BaseModel]) -> frozenset[str]:
 
 
 def _is_neutral(value: object) -> bool:
-    # An empty object does not count as nothing, because it may request a feature with default options.
+    # An empty object is not neutral, because it may request a feature with default options.
     return value is None or value is False or value == "" or value == []
 
 
@@ -208,9 +208,9 @@ works, inert = partial(Note, "works"), partial(Note, "inert")
 refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
-def hint(text: str, but: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
-    """Describe an ignored field; `text` is the reason. `but` describes the values in `done`, which are not ignored."""
-    return Note("hint", but, instead, text, done)
+def hint(reason: str, done_text: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
+    """Describe an ignored field and the reason. `done_text` describes the values in `done`, which are not ignored."""
+    return Note("hint", done_text, instead, reason, done)
 
 
 def notes_in(body: type[BaseModel]) -> Notes:
@@ -239,7 +239,7 @@ def nesting_depth(value: object) -> int:
 
 F = TypeVar("F", bound=BaseModel)
 
-_TELLING = {"extra_forbidden": 2, "too_short": 1}  # priority among errors at the same path
+_PRIORITIES = {"extra_forbidden": 2, "too_short": 1}  # of error types among errors at the same path
 _SHOWN_CHARACTERS = 80  # maximum length of a client's field name in errors
 
 
@@ -268,7 +268,7 @@ def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes)
     # Messages are written here, because pydantic's may repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports an error per alternative; the error at the deepest path belongs to the intended alternative.
-    fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _TELLING.get(each["type"], 0)))
+    fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _PRIORITIES.get(each["type"], 0)))
     path = _parent_path(fault["loc"], body) if fault["type"] == "missing" else _path(fault["loc"], body)
     param = ".".join(map(str, path))
     shown = to_printable(param or "the body")
@@ -281,8 +281,8 @@ def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes)
             return invalid_field(missing, f"{missing} is required")
         case "union_tag_invalid" | "union_tag_not_found":
             return _invalid_type_error(shown, fault.get("ctx", {}), notes)
-        case "literal_error" if (given := _string_at(body, path)) in notes and notes[given].advice:
-            return unsupported_field(shown, f"{shown}: {given} is not supported: {notes[given].advice}")
+        case "literal_error" if (value := _string_at(body, path)) in notes and notes[value].advice:
+            return unsupported_field(shown, f"{shown}: {value} is not supported: {notes[value].advice}")
         case "literal_error" | "none_required" | "too_long":
             advised = [end for end, part in enumerate(path, 1) if part in notes and notes[str(part)].advice]
             if advised:
@@ -293,8 +293,8 @@ def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes)
             return invalid_field(shown, f"{shown} must be an object")
     if fault["type"] == "too_short" and shown in ("messages", "input", "prompt"):
         return invalid_field(shown, f"{shown} is empty", "empty_prompt")
-    said = re.sub(r"^(Input|List|String|Dictionary|Value|Value error, it) should", "it should", fault["msg"])
-    return invalid_field(shown, f"{shown}: {said}")
+    message = re.sub(r"^(Input|List|String|Dictionary|Value|Value error, it) should", "it should", fault["msg"])
+    return invalid_field(shown, f"{shown}: {message}")
 
 
 def _invalid_type_error(shown: str, context: Mapping[str, Any], notes: Notes) -> ApiError:
@@ -303,8 +303,8 @@ def _invalid_type_error(shown: str, context: Mapping[str, Any], notes: Notes) ->
         return unsupported_field(
             f"{shown}.{field}", f"{shown}.{field} {tag} is not supported: {notes[str(tag)].advice}"
         )
-    known = re.findall(r"'([^']*)'", str(context.get("expected_tags", "")))
-    choices = f" must be {_join_with_or(known)}" if known else " is required"
+    tags = re.findall(r"'([^']*)'", str(context.get("expected_tags", "")))
+    choices = f" must be {_join_with_or(tags)}" if tags else " is required"
     return invalid_field(f"{shown}.{field}", f"{shown}.{field}{choices}")
 
 
@@ -324,8 +324,8 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
 
 
 def _parent_path(location: Sequence[int | str], body: Any) -> list[int | str]:
-    # Returns the path of the object that lacks the last part of the location. The names of types in the location may
-    # also be names of fields, in which that part is present.
+    # Returns the path of the object in which the last part of the location is missing. If a type's name in the location
+    # is also a field's name, `_path` descends too far, into an object that contains this part.
     path = _path(location[:-1], body)
     while path and isinstance(value := _value_at(body, path), Mapping) and location[-1] in value:
         path.pop()
@@ -357,79 +357,79 @@ class Hint:
     """Marks a field as ignored. Must be in the outermost `Annotated`."""
 
     done: tuple[Any, ...] = ()  # values that are not ignored, because the server behaves as they request
-    tells: bool = False  # the field only describes the caller, and is accepted even with --strict-fields
+    describes_caller: bool = False  # the field only describes the caller, and is accepted even with --strict-fields
 
 
-TELLS = Hint(tells=True)
+DESCRIBES_CALLER = Hint(describes_caller=True)
 
 
 @dataclass(frozen=True, slots=True)
-class GivenHint:
+class RequestHint:
     name: str  # path of the field without list indexes, as in the response header
     path: str  # path of the first occurrence, with list indexes, as in errors
-    tells: bool
+    describes_caller: bool
 
 
-def find_hints(fields: BaseModel, body: Mapping[str, Any]) -> tuple[GivenHint, ...]:
+def find_hints(fields: BaseModel, body: Mapping[str, Any]) -> tuple[RequestHint, ...]:
     """List the ignored fields in order of occurrence, each name once.
 
     Takes time linear in the size of the body.
     """
-    found: dict[str, GivenHint] = {}
-    for path, tells in _hints(fields, body):
+    found: dict[str, RequestHint] = {}
+    for path, describes_caller in _hints(fields, body):
         name = ".".join(part for part in path if isinstance(part, str))
         if name not in found:
-            found[name] = GivenHint(name, ".".join(map(str, path)), tells)
+            found[name] = RequestHint(name, ".".join(map(str, path)), describes_caller)
         if len(found) == MAX_HINTS:
             break
     return tuple(found.values())
 
 
-def reject_hints(hints: Iterable[GivenHint]) -> None:
+def reject_hints(hints: Iterable[RequestHint]) -> None:
     """Raise ApiError (400) for the first hint that does not describe the caller."""
     for hint in hints:
-        if not hint.tells:
+        if not hint.describes_caller:
             shown = to_printable(hint.path)
             raise unsupported_field(
                 shown, f"{shown} has no effect and is refused because of --strict-fields: remove it"
             )
 
 
-def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:
-    if isinstance(value, list) and value and isinstance(value[0], BaseModel) and isinstance(given, list):
-        for index, (each, said) in enumerate(zip(value, given, strict=False)):
-            for path, tells in _hints(each, said):
-                yield (index, *path), tells
-    if not isinstance(value, BaseModel) or not isinstance(given, Mapping):
+def _hints(value: object, raw: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:
+    if isinstance(value, list) and value and isinstance(value[0], BaseModel) and isinstance(raw, list):
+        for index, (each, raw_value) in enumerate(zip(value, raw, strict=False)):
+            for path, describes_caller in _hints(each, raw_value):
+                yield (index, *path), describes_caller
+    if not isinstance(value, BaseModel) or not isinstance(raw, Mapping):
         return
-    marks = _marks(type(value))
-    for name, said in given.items():
-        if said is None:
+    hints = _hints_by_name(type(value))
+    for name, raw_value in raw.items():
+        if raw_value is None:
             continue
-        if name not in marks:
+        if name not in hints:
             yield (name,), False  # unknown name
             continue
-        attribute, hint = marks[name]
-        read = getattr(value, attribute)
+        attribute, hint = hints[name]
+        parsed = getattr(value, attribute)
         if hint is None:
-            for path, tells in _hints(read, said):
-                yield (name, *path), tells
-        elif read not in hint.done:
-            yield (name,), hint.tells
+            for path, describes_caller in _hints(parsed, raw_value):
+                yield (name, *path), describes_caller
+        elif parsed not in hint.done:
+            yield (name,), hint.describes_caller
 
 
 @lru_cache(maxsize=256)
-def _marks(kind: type[BaseModel]) -> dict[str, tuple[str, Hint | None]]:
+def _hints_by_name(kind: type[BaseModel]) -> dict[str, tuple[str, Hint | None]]:
     return {
         wire_name(name, field): (name, next(filter(None, map(_as_hint, field.metadata)), None))
         for name, field in kind.model_fields.items()
     }
 
 
-def _as_hint(mark: object) -> Hint | None:
-    if isinstance(mark, Note) and mark.state == "hint":
-        return Hint(mark.done)
-    return mark if isinstance(mark, Hint) else None
+def _as_hint(annotation: object) -> Hint | None:
+    if isinstance(annotation, Note) and annotation.state == "hint":
+        return Hint(annotation.done)
+    return annotation if isinstance(annotation, Hint) else None
 
 
 EFFORT_BUDGETS = {"minimal": 64, "low": 256, "medium": 1024, "high": 4096, "xhigh": 16_384}

@@ -21,7 +21,7 @@ from notso.smollm3 import (
     SamplingParams,
 )
 from notso.web.api.request_fields.fields import (
-    TELLS,
+    DESCRIBES_CALLER,
     Fields,
     Hint,
     Label,
@@ -40,11 +40,11 @@ from notso.web.edge.errors import api_error_of
 from notso.web.values.strict_fields import limit_entries
 
 
-def to_integer(given: Any) -> Any:
+def to_integer(value: Any) -> Any:
     """Convert integral floats to int; reject booleans."""
-    if isinstance(given, bool):
+    if isinstance(value, bool):
         raise ValueError("it should be a valid integer")
-    return int(given) if isinstance(given, float) and given.is_integer() else given
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Off = Annotated[Literal[0, -1], BeforeValidator(to_integer)]
@@ -124,15 +124,15 @@ class UnsupportedSamplerFields(Fields):
     ] = None
 
 
-ABSENT_NOTES = notes_in(UnsupportedSamplerFields)
+UNSUPPORTED_NOTES = notes_in(UnsupportedSamplerFields)
 
 
-def _parse_list(given: Any) -> Any:
+def _parse_list(value: Any) -> Any:
     # text-generation-webui and its clients send the list as JSON text.
-    if not isinstance(given, str):
-        return given
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(given if given.lstrip().startswith("[") else f"[{given}]")
+        return json.loads(value if value.lstrip().startswith("[") else f"[{value}]")
     except (ValueError, RecursionError):
         raise ValueError("it should be a list of strings") from None
 
@@ -168,22 +168,22 @@ def sampling_notes(api: Api) -> Notes:
 
 
 def sampling_names(api: Api, within: str = "") -> dict[str, str]:
-    return {name: within + next(iter(spelled)) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
+    return {name: within + next(iter(names)) for name, each in PARAMETERS.items() if (names := each.names(api))}
 
 
 def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
-    """Return the values in a body, keyed by engine parameter. Raises ApiError (400) for aliases that disagree."""
-    given = {name: get_by_alias(fields, *spelled) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
-    for name, value in given.items():
+    """Return the values in a body, keyed by engine parameter. Raises ApiError (400) if aliases differ."""
+    values = {name: get_by_alias(fields, *names) for name, each in PARAMETERS.items() if (names := each.names(api))}
+    for name, value in values.items():
         if PARAMETERS[name].is_list and value is not None:
-            given[name] = (value,) if isinstance(value, str) else tuple(value)
-    if given["top_p"] == 0:  # greedy: only the most likely token is left
-        given |= {"top_p": None, "top_k": 1}
-    if given.get("penalty_window") == 0:  # a window of no tokens turns penalties off
-        given |= dict.fromkeys(("penalty_window", "repetition_penalty", "frequency_penalty", "presence_penalty"))
-    elif given.get("penalty_window") == -1:  # in requests, -1 means all tokens; in the engine, 0 does
-        given["penalty_window"] = 0
-    return given
+            values[name] = (value,) if isinstance(value, str) else tuple(value)
+    if values["top_p"] == 0:  # greedy: keep only the most likely token
+        values |= {"top_p": None, "top_k": 1}
+    if values.get("penalty_window") == 0:  # a window of no tokens turns penalties off
+        values |= dict.fromkeys(("penalty_window", "repetition_penalty", "frequency_penalty", "presence_penalty"))
+    elif values.get("penalty_window") == -1:  # in requests, -1 means all tokens; in the engine, 0 does
+        values["penalty_window"] = 0
+    return values
 
 
 MAX_CHOICES = 64
@@ -228,7 +228,7 @@ class SamplingFields(UnsupportedSamplerFields):
     timings_per_token: bool | None = None
     cache_prompt: bool | None = None
     logits_processors: Annotated[list[Name], Field(max_length=MAX_PROCESSORS, fail_fast=True)] | None = None
-    user: Annotated[Label | None, TELLS] = None
+    user: Annotated[Label | None, DESCRIBES_CALLER] = None
 
 
 SAMPLING_NOTES: Notes = {
@@ -244,7 +244,7 @@ SAMPLING_NOTES: Notes = {
     "cache_prompt": works("false: process the whole prompt again"),
     "logits_processors": works("up to 8 names of plugins' logits processors, applied in this order"),
     "user": hint("describes the caller"),
-    **ABSENT_NOTES,
+    **UNSUPPORTED_NOTES,
     "n_predict": works("llama.cpp's name for `max_tokens`"),
     "max_new_tokens": works("alias of `max_tokens`"),
     "stopping_strings": works("text-generation-webui's name for `stop`"),
@@ -267,15 +267,15 @@ def to_sampling_params(
 ) -> tuple[SamplingParams, ...]:
     """Return the parameters of each choice; they differ only in the seed. Raises ApiError (400) naming the field."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
-    given = read_parameters(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
+    values = read_parameters(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
     if stops := get_by_alias(fields, "stop", "stopping_strings"):
-        given["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
+        values["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
     if fields.do_sample is False:
-        given["temperature"] = 0.0
-    if given["top_k"] == -1:
-        given["top_k"] = 0
-    if given["logit_bias"]:
-        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+        values["temperature"] = 0.0
+    if values["top_k"] == -1:
+        values["top_k"] = 0
+    if values["logit_bias"]:
+        values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     choices = fields.n or 1
     work = choices * min(max_tokens or 1, MAX_CONTEXT) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
@@ -285,12 +285,12 @@ def to_sampling_params(
     # Each choice has its own seed, because equal seeds would give equal choices. Seeds beyond 64 bits wrap around.
     seeds = [None if fields.seed is None else _wrap_seed(fields.seed + index) for index in range(choices)]
     names = sampling_names("openai") | ({} if fields.n_predict is None else {"max_tokens": "n_predict"})
-    return tuple(create_sampling_params(names, given | {"seed": seed}) for seed in seeds)
+    return tuple(create_sampling_params(names, values | {"seed": seed}) for seed in seeds)
 
 
-def create_sampling_params(names: Mapping[str, str], given: Mapping[str, Any]) -> SamplingParams:
+def create_sampling_params(names: Mapping[str, str], values: Mapping[str, Any]) -> SamplingParams:
     """Create engine parameters, ignoring values of None. Raises ApiError (400) with the API's field name."""
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in values.items() if value is not None}
     try:
         return SamplingParams(**chosen, given=tuple(chosen))
     except ValueError as error:  # InvalidRequestError with the parameter's name
@@ -298,12 +298,12 @@ def create_sampling_params(names: Mapping[str, str], given: Mapping[str, Any]) -
 
 
 def get_by_alias(fields: BaseModel, *names: str) -> Any:
-    """Return the value given under any of a field's aliases. Raises ApiError if they disagree."""
-    given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
-    for name, value in given:
-        if value != given[0][1]:
-            raise invalid_field(name, f"{given[0][0]} and {name} are aliases: use only one")
-    return given[0][1] if given else None
+    """Return the value of a field with aliases. Raises ApiError if the aliases have different values."""
+    found = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
+    for name, value in found:
+        if value != found[0][1]:
+            raise invalid_field(name, f"{found[0][0]} and {name} are aliases: use only one")
+    return found[0][1] if found else None
 
 
 def check_stream_options(fields: SamplingFields) -> None:
@@ -386,8 +386,8 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 
 def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
     """Return the grammar of the answer and the name of its field. Raises ApiError (400) if invalid or ambiguous."""
-    asked = fields.structured_outputs
-    given: dict[str, Grammar | None] = {
+    outputs = fields.structured_outputs
+    grammars: dict[str, Grammar | None] = {
         "response_format": format_grammar,
         "grammar": _text_grammar(fields.grammar),
         "json_schema": _json_schema_grammar("json_schema", fields.json_schema),
@@ -400,15 +400,15 @@ def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -
         "ebnf": _text_grammar(fields.ebnf),
         "grammar_string": _text_grammar(fields.grammar_string),
     }
-    if asked is not None:
-        given |= {
-            "structured_outputs.json": _json_schema_grammar("structured_outputs.json", asked.json_),
-            "structured_outputs.regex": _regex_grammar(asked.regex),
-            "structured_outputs.choice": _choice_grammar(asked.choice),
-            "structured_outputs.grammar": _text_grammar(asked.grammar),
-            "structured_outputs.json_object": Grammar("json_object") if asked.json_object else None,
+    if outputs is not None:
+        grammars |= {
+            "structured_outputs.json": _json_schema_grammar("structured_outputs.json", outputs.json_),
+            "structured_outputs.regex": _regex_grammar(outputs.regex),
+            "structured_outputs.choice": _choice_grammar(outputs.choice),
+            "structured_outputs.grammar": _text_grammar(outputs.grammar),
+            "structured_outputs.json_object": Grammar("json_object") if outputs.json_object else None,
         }
-    found = [(grammar, name) for name, grammar in given.items() if grammar is not None]
+    found = [(grammar, name) for name, grammar in grammars.items() if grammar is not None]
     if len(found) > 1:
         raise invalid_field(found[1][1], f"{found[0][1]} and {found[1][1]} both constrain the answer: use only one")
     return found[0] if found else (None, "response_format")

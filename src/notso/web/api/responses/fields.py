@@ -8,10 +8,10 @@ from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
 from notso.web.api.request_fields.fields import (
+    DESCRIBES_CALLER,
     EFFORT_ADVICE,
     EFFORTS,
     MAX_PARTS,
-    TELLS,
     Effort,
     Fields,
     Hint,
@@ -126,7 +126,7 @@ class SearchCallItem(Fields):
 
 
 class WebSearchCallItem(Fields):
-    """A past web search of another server, whose results the prompt contains only as far as the answer states them."""
+    """A past web search by another server. The prompt contains only what the answer says about the results."""
 
     type: Literal["web_search_call"]
     id: Name | None = None
@@ -302,9 +302,9 @@ class ResponseFields(InputTokenFields):
     metadata: Annotated[dict[str, str], Field(max_length=16), limit_entries(16)] | None = None
     # Accepted only with values that have no effect.
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
-    user: Annotated[Label | None, TELLS] = None
-    safety_identifier: Annotated[Label | None, TELLS] = None
-    client_metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
+    user: Annotated[Label | None, DESCRIBES_CALLER] = None
+    safety_identifier: Annotated[Label | None, DESCRIBES_CALLER] = None
+    client_metadata: Annotated[dict[str, Any] | None, Hint(done=({},), describes_caller=True)] = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Annotated[Name | None, Hint()] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None

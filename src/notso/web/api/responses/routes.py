@@ -13,7 +13,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Message
-from notso.web.api.request_fields.fields import GivenHint, invalid_field, reject_hints, to_printable, unsupported_field
+from notso.web.api.request_fields.fields import (
+    RequestHint,
+    invalid_field,
+    reject_hints,
+    to_printable,
+    unsupported_field,
+)
 from notso.web.api.responses.request import (
     Item,
     ResponseRequest,
@@ -175,7 +181,7 @@ def _parse_query(
             raise unsupported_field(to_printable(name), "unknown parameter; remove it")
     hints = [name for name in HINTS if request.query_params.get(name, "false") != "false"]
     if services.shared.settings.strict_fields:
-        reject_hints(GivenHint(name, name, False) for name in hints)
+        reject_hints(RequestHint(name, name, False) for name in hints)
     return request.query_params, {IGNORED: ", ".join(hints)} if hints else {}
 
 

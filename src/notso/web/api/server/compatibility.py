@@ -61,7 +61,7 @@ class Endpoint:
     within: Notes
 
 
-ADDRESSES = (
+ENDPOINTS = (
     Endpoint("POST /v1/chat/completions", "OpenAI", ChatFields, CHAT_NOTES, WITHIN_CHAT),
     Endpoint("POST /v1/responses", "OpenAI", ResponseFields, RESPONSE_NOTES, WITHIN_RESPONSE),
     Endpoint("POST /v1/responses/input_tokens", "OpenAI", InputTokenFields, INPUT_TOKEN_NOTES, {}),
@@ -90,16 +90,16 @@ ADDRESSES = (
 
 
 def render_page() -> str:
-    return "\n".join([HEAD, *map(_section, ADDRESSES)])
+    return "\n".join([HEAD, *map(_section, ENDPOINTS)])
 
 
-def _section(address: Endpoint) -> str:
-    lines = [f"## {address.path} ({address.api})", "", *_head("field")]
-    top = {name: note for name, note in address.notes.items() if name not in address.within}
+def _section(endpoint: Endpoint) -> str:
+    lines = [f"## {endpoint.path} ({endpoint.api})", "", *_head("field")]
+    top = {name: note for name, note in endpoint.notes.items() if name not in endpoint.within}
     lines += [_row(name, note) for name, note in sorted(top.items(), key=lambda item: ORDER.index(item[1].state))]
-    if address.within:
+    if endpoint.within:
         lines += ["", "Nested fields:", "", *_head("field or type")]
-        lines += [_row(name, note) for name, note in address.within.items()]
+        lines += [_row(name, note) for name, note in endpoint.within.items()]
     return "\n".join([*lines, ""])
 
 

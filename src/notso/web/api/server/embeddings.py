@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from notso.web.api.request_fields.fields import (
-    TELLS,
+    DESCRIBES_CALLER,
     Fields,
     Hint,
     Label,
@@ -63,7 +63,7 @@ class EmbeddingFields(Fields):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[Whole, Field(ge=1)] | None = None
     embd_normalize: Literal[2] | None = None
-    user: Annotated[Label | None, TELLS] = None
+    user: Annotated[Label | None, DESCRIBES_CALLER] = None
     task: Annotated[Any, Hint()] = None
     input_type: Annotated[Any, Hint()] = None
     truncate_prompt_tokens: Annotated[Any, Hint()] = None
@@ -94,9 +94,9 @@ async def embeddings(request: Request, services: Services, owner: Owner) -> Resp
     """Return each text's embedding: the normalized mean of its last hidden states. SmolLM3 was not trained for this."""
 
     def body(found: Embeddings, fields: EmbeddingFields) -> Any:
-        written = base64_of if fields.encoding_format == "base64" else list
+        encode = base64_of if fields.encoding_format == "base64" else list
         data = [
-            {"object": "embedding", "index": index, "embedding": written(vector)}
+            {"object": "embedding", "index": index, "embedding": encode(vector)}
             for index, vector in enumerate(found.vectors)
         ]
         usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
@@ -118,30 +118,30 @@ async def embedding(request: Request, services: Services, owner: Owner) -> Respo
 async def _respond(
     request: Request, services: ApiServices, owner: str, body: Callable[[Embeddings, EmbeddingFields], Any]
 ) -> Response:
-    fields, asked = await read_body(request, parse_embedding_request)
-    found = await compute_embeddings(request, services, owner, asked)
-    return await large_response(lambda: body(found, fields), ignored_headers(asked))
+    fields, api_request = await read_body(request, parse_embedding_request)
+    found = await compute_embeddings(request, services, owner, api_request)
+    return await large_response(lambda: body(found, fields), ignored_headers(api_request))
 
 
 def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, EmbeddingRequest]:
     """Validate an embedding request. Raises ApiError (400) naming the field."""
     fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES)
     name = "content" if fields.input is None and fields.content is not None else "input"
-    given = getattr(fields, name)
-    if given is None:
+    value = getattr(fields, name)
+    if value is None:
         raise invalid_field("input", "input must be a string, a list of token ids, or a list of either")
     if fields.input is not None and fields.content is not None:
         raise invalid_field("content", "only one of input and content is allowed")
     prompts: tuple[Prompt, ...] = (
-        (given,)
-        if isinstance(given, str)
-        else (tuple(given),)
-        if isinstance(given[0], int)
-        else tuple(each if isinstance(each, str) else tuple(each) for each in given)
+        (value,)
+        if isinstance(value, str)
+        else (tuple(value),)
+        if isinstance(value[0], int)
+        else tuple(each if isinstance(each, str) else tuple(each) for each in value)
     )
     if not all(prompts):
         raise invalid_field(name, f"{name} contains an empty string", "empty_prompt")
-    asked = EmbeddingRequest(
+    api_request = EmbeddingRequest(
         model=fields.model,
         prompts=prompts,
         params=ONE_TOKEN,
@@ -150,7 +150,7 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
         hints=find_hints(fields, body),
         dimensions=fields.dimensions,
     )
-    return fields, asked
+    return fields, api_request
 
 
 def base64_of(vector: Sequence[float]) -> str:

@@ -121,7 +121,7 @@ ANTHROPIC_MOST = 1000
 
 @router.get("/v1/models", dependencies=[GUARDED])
 async def list_models(request: Request, services: Services) -> Response:
-    """List models and adapters, the default model first. Empty until the default model is loaded.
+    """List models and adapters, the default model first. Empty until the first load of the default model ends.
 
     With the request header `anthropic-version`, the format is Anthropic's.
     """
@@ -141,20 +141,20 @@ async def show_model(request: Request, services: Services, name: str) -> Respons
     raise ApiError(404, "model_not_found", "that model is no longer installed", param="model")
 
 
-def _anthropic_page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, Any]:
+def _anthropic_page(entries: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     # Raises ApiError (400).
-    text = asked.get("limit", str(ANTHROPIC_LIMIT))
+    text = query.get("limit", str(ANTHROPIC_LIMIT))
     if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= ANTHROPIC_MOST):
         raise invalid_field("limit", f"limit must be an integer from 1 to {ANTHROPIC_MOST}")
     ids, limit = [entry["id"] for entry in entries], int(text)
     for name in ("after_id", "before_id"):
-        if asked.get(name) and asked[name] not in ids:
+        if query.get(name) and query[name] not in ids:
             raise invalid_field(name, f"{name} must be the id of a listed model")
-    start = ids.index(asked["after_id"]) + 1 if asked.get("after_id") else 0
-    stop = ids.index(asked["before_id"]) if asked.get("before_id") else len(ids)
-    start = max(start, stop - limit) if asked.get("before_id") else start
+    start = ids.index(query["after_id"]) + 1 if query.get("after_id") else 0
+    stop = ids.index(query["before_id"]) if query.get("before_id") else len(ids)
+    start = max(start, stop - limit) if query.get("before_id") else start
     shown = [_anthropic_entry(entry) for entry in entries[start:stop][:limit]]
-    more = start > 0 if asked.get("before_id") else start + limit < stop
+    more = start > 0 if query.get("before_id") else start + limit < stop
     first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     return {"data": shown, "has_more": more, "first_id": first, "last_id": last}
 
@@ -162,8 +162,8 @@ def _anthropic_page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> 
 def _anthropic_entry(entry: dict[str, Any]) -> dict[str, Any]:
     length = entry["meta"].get("n_ctx")
     created = datetime.fromtimestamp(entry["created"], UTC).isoformat().replace("+00:00", "Z")
-    known = {"max_input_tokens": length, "max_tokens": length} if length else {}
-    return {"type": "model", "id": entry["id"], "display_name": entry["id"], "created_at": created, **known}
+    limits = {"max_input_tokens": length, "max_tokens": length} if length else {}
+    return {"type": "model", "id": entry["id"], "display_name": entry["id"], "created_at": created, **limits}
 
 
 async def _entries(services: ApiServices) -> list[tuple[ModelChoice, dict[str, Any]]]:
@@ -200,7 +200,7 @@ def _with_adapters(served: ServedModel, base: dict[str, Any]) -> Iterator[tuple[
 
 
 def _loaded_entry(info: ModelInfo, served: ServedModel, created: int) -> dict[str, Any]:
-    own = {
+    meta = {
         "n_ctx": info.context_tokens,
         "n_params": info.parameter_count,
         "size": info.size_bytes,
@@ -208,7 +208,7 @@ def _loaded_entry(info: ModelInfo, served: ServedModel, created: int) -> dict[st
         "loaded": served.engine is not None,
     }
     names = accepted_names(info) | ({served.name} if served.name else set())
-    return _entry(model_id(info), created, sorted(names - {model_id(info)}), own)
+    return _entry(model_id(info), created, sorted(names - {model_id(info)}), meta)
 
 
 def _installed_entry(installed: InstalledModel, served: ServedModel, created: int) -> dict[str, Any]:

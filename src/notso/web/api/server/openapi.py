@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from notso.web.api.server.compatibility import ADDRESSES
+from notso.web.api.server.compatibility import ENDPOINTS
 from notso.web.api.shared.completion import server_version
 from notso.web.edge.access import GUARDED, public
 from notso.web.edge.errors import OLLAMA_PREFIX, is_api_path
@@ -401,17 +401,17 @@ async def openapi(request: Request) -> Response:
 def _schemas() -> tuple[dict[str, str], dict[str, Any]]:
     """Return the reference to each route's body schema, and the schemas."""
     # Cached, because building the schemas takes half a second. Callers must not modify them.
-    kinds: list[type[BaseModel]] = [address.fields for address in ADDRESSES]
+    kinds: list[type[BaseModel]] = [endpoint.fields for endpoint in ENDPOINTS]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True
     )
-    bodies = {address.path: named[address.fields, "validation"]["$ref"] for address in ADDRESSES}
+    bodies = {endpoint.path: named[endpoint.fields, "validation"]["$ref"] for endpoint in ENDPOINTS}
     bodies["POST /apply-template"] = bodies["POST /v1/chat/completions"]
     definitions = schemas["$defs"]
-    for address in ADDRESSES:
-        properties = definitions[bodies[address.path].removeprefix(SCHEMAS)]["properties"]
+    for endpoint in ENDPOINTS:
+        properties = definitions[bodies[endpoint.path].removeprefix(SCHEMAS)]["properties"]
         for name, property in properties.items():
-            property["description"] = address.notes[name].described
+            property["description"] = endpoint.notes[name].described
     return bodies, definitions
 
 
@@ -444,13 +444,13 @@ def _routes(app: FastAPI) -> Iterator[tuple[str, str, APIRoute]]:
 
 
 def _operation(method: str, path: str, route: APIRoute, body: str | None) -> dict[str, Any]:
-    said = route.description
+    text = route.description
     is_public = any(each.dependency is public for each in route.dependencies)
     shape = "OllamaError" if path.startswith(OLLAMA_PREFIX) else "Error"
     error = {"description": "The error", "content": {"application/json": {"schema": {"$ref": SCHEMAS + shape}}}}
     operation: dict[str, Any] = {
-        "summary": said.partition(". ")[0].rstrip("."),
-        "description": " ".join(said.split()),
+        "summary": text.partition(". ")[0].rstrip("."),
+        "description": " ".join(text.split()),
         "operationId": f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}",
         "responses": {**responses_of(f"{method} {path}"), "4XX": error, "5XX": error},
         "security": [] if is_public else [{"bearer": []}, {"key": []}],
@@ -459,12 +459,12 @@ def _operation(method: str, path: str, route: APIRoute, body: str | None) -> dic
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"$ref": body}}}}
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     if names or path == "/v1/stream":
-        asked = [(name, "path", True) for name in names]
+        parameters = [(name, "path", True) for name in names]
         if path == "/v1/stream":
-            asked += [("conv_id", "query", True), *([("from", "query", False)] if method == "GET" else [])]
+            parameters += [("conv_id", "query", True), *([("from", "query", False)] if method == "GET" else [])]
         operation["parameters"] = [
             {"name": name, "in": place, "required": required, "schema": {"type": "string"}}
-            for name, place, required in asked
+            for name, place, required in parameters
         ]
     return operation
 
@@ -533,8 +533,8 @@ def _fields(title: str, schema: dict[str, Any], schemas: dict[str, Any]) -> Iter
     properties = target.get("properties", {})
     yield f"<details><summary>{escape(title)}</summary><dl>"
     for name, field in properties.items():
-        told = f"{_kind(field)} {field.get('description', '')}"
-        yield f"<dt><code>{escape(name)}</code></dt><dd>{escape(told)}</dd>"
+        text = f"{_kind(field)} {field.get('description', '')}"
+        yield f"<dt><code>{escape(name)}</code></dt><dd>{escape(text)}</dd>"
     yield "</dl></details>"
 
 

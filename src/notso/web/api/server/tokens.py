@@ -60,7 +60,7 @@ TOKENIZE_NOTES: Notes = {
     "chat_template_kwargs": works("with `messages`, as in a chat completion"),
     "return_token_strs": works("true: return `token_strs`, the text of each token"),
 }
-_OF_CHATS = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_CHAT_FIELDS = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 class DetokenizeFields(Fields):
@@ -76,11 +76,11 @@ DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
 async def tokenize(request: Request, services: Services) -> Response:
     """Tokenize a text, or the prompt of `messages`. Control tokens in the text are recognized if `parse_special` is
     true, the default with `prompt`."""
-    asked, conversation = await read_body(request, _tokenize_request)
-    is_prompt = asked.content is None
-    text = asked.prompt if is_prompt else asked.content
-    special = is_prompt if asked.parse_special is None else asked.parse_special
-    async with serving(services, asked.model) as model:
+    fields, conversation = await read_body(request, _tokenize_request)
+    is_prompt = fields.content is None
+    text = fields.prompt if is_prompt else fields.content
+    special = is_prompt if fields.parse_special is None else fields.parse_special
+    async with serving(services, fields.model) as model:
         engine, info = model.engine, model.info
 
         def work() -> Response:
@@ -88,12 +88,11 @@ async def tokenize(request: Request, services: Services) -> Response:
                 ids: list[Any] = list(engine.encode_chat(conversation.messages, conversation.options))
             else:
                 ids = engine.tokenize(text or "", special=special)
-            strings = {"token_strs": engine.token_texts(ids)} if asked.return_token_strs else {}
-            if asked.with_pieces:  # built once per distinct token, because long texts repeat tokens
-                told = list(dict.fromkeys(ids))
-                pieces = {
-                    id: {"id": id, "piece": piece} for id, piece in zip(told, engine.token_texts(told), strict=True)
-                }
+            strings = {"token_strs": engine.token_texts(ids)} if fields.return_token_strs else {}
+            if fields.with_pieces:  # built once per distinct token, because long texts repeat tokens
+                distinct = list(dict.fromkeys(ids))
+                texts = engine.token_texts(distinct)
+                pieces = {id: {"id": id, "piece": text} for id, text in zip(distinct, texts, strict=True)}
                 ids = [pieces[id] for id in ids]
             more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
             return LargeJSONResponse({"tokens": ids} | strings | more)
@@ -102,15 +101,15 @@ async def tokenize(request: Request, services: Services) -> Response:
 
 
 def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequest | None]:
-    asked = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
-    given = [name for name in ("content", "prompt", "messages") if getattr(asked, name) is not None]
-    if not given:
+    fields = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
+    sources = [name for name in ("content", "prompt", "messages") if getattr(fields, name) is not None]
+    if not sources:
         raise invalid_field("content", "content is required, or prompt or messages in its place")
-    if len(given) > 1:
-        raise invalid_field("content", f"only one of {' and '.join(given)} is allowed")
-    if asked.messages is None:
-        return asked, None
-    return asked, parse_chat_request({name: body[name] for name in _OF_CHATS if name in body})
+    if len(sources) > 1:
+        raise invalid_field("content", f"only one of {' and '.join(sources)} is allowed")
+    if fields.messages is None:
+        return fields, None
+    return fields, parse_chat_request({name: body[name] for name in _CHAT_FIELDS if name in body})
 
 
 @router.get("/tokenizer_info", dependencies=[GUARDED])
@@ -130,12 +129,12 @@ async def tokenizer_info(services: Services) -> Response:
 @router.post("/detokenize", dependencies=[GUARDED])
 async def detokenize(request: Request, services: Services) -> Response:
     """Return the text of token ids, including control tokens, as llama-server's `content` and vLLM's `prompt`."""
-    asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
+    fields = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
     async with serving(services) as model:
         engine = model.engine
 
         def work() -> Response:
-            text = engine.detokenize(asked.tokens)
+            text = engine.detokenize(fields.tokens)
             return JSONResponse({"content": text, "prompt": text})
 
         try:
@@ -148,15 +147,15 @@ async def detokenize(request: Request, services: Services) -> Response:
 @router.post("/v1/chat/completions/input_tokens", dependencies=[GUARDED])
 async def input_tokens(request: Request, services: Services) -> Response:
     """Count the prompt tokens of a chat completion."""
-    asked = await read_body(request, parse_chat_request)
-    async with serving(services, asked.model) as model:
+    api_request = await read_body(request, parse_chat_request)
+    async with serving(services, api_request.model) as model:
         engine = model.engine
-        dropped = find_dropped_parts(model.info, asked, strict=services.shared.settings.strict_fields)
+        dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
 
         def work() -> Response:
-            count = engine.count_tokens(asked.messages, asked.options)
-            told = {"object": "response.input_tokens", "input_tokens": count}
-            return JSONResponse(told, headers=ignored_headers(asked, dropped))
+            count = engine.count_tokens(api_request.messages, api_request.options)
+            body = {"object": "response.input_tokens", "input_tokens": count}
+            return JSONResponse(body, headers=ignored_headers(api_request, dropped))
 
         return await _off_loop(request, work)
 
@@ -164,17 +163,17 @@ async def input_tokens(request: Request, services: Services) -> Response:
 @router.post("/apply-template", dependencies=[GUARDED])
 async def apply_template(request: Request, services: Services) -> Response:
     """Render the prompt of a chat completion and count its tokens."""
-    asked = await read_body(request, parse_chat_request)
-    if asked.options.continue_last:
+    api_request = await read_body(request, parse_chat_request)
+    if api_request.options.continue_last:
         raise invalid_field("messages", "the template cannot continue a response: remove the last assistant message")
-    async with serving(services, asked.model) as model:
+    async with serving(services, api_request.model) as model:
         engine = model.engine
-        dropped = find_dropped_parts(model.info, asked, strict=services.shared.settings.strict_fields)
+        dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
 
         def work() -> Response:
-            prompt = engine.render(asked.messages, asked.options)
-            count = engine.count_tokens(asked.messages, asked.options)
-            return JSONResponse({"prompt": prompt, "n_tokens": count}, headers=ignored_headers(asked, dropped))
+            prompt = engine.render(api_request.messages, api_request.options)
+            count = engine.count_tokens(api_request.messages, api_request.options)
+            return JSONResponse({"prompt": prompt, "n_tokens": count}, headers=ignored_headers(api_request, dropped))
 
         return await _off_loop(request, work)
 

@@ -18,7 +18,7 @@ from notso.smollm3 import (
     dropped_parts,
     ignored_keywords,
 )
-from notso.web.api.request_fields.fields import MAX_HINTS, GivenHint
+from notso.web.api.request_fields.fields import MAX_HINTS, RequestHint
 from notso.web.edge.errors import ApiError
 
 Prompt = tuple[Message, ...] | tuple[int, ...] | str
@@ -41,7 +41,7 @@ class ApiRequest:
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # engine's field name -> this API's, for errors
     ignored: tuple[str, ...] = ()  # ignored names not in `hints`, such as lines removed from the prompt
-    hints: tuple[GivenHint, ...] = ()  # fields that are accepted, but ignored
+    hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
         """Return the request without the hint `store`, which has an effect with X-Conversation-Id."""
