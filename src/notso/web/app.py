@@ -242,7 +242,7 @@ def create_app(
         if parts.mcp is not None:
             parts.mcp.start()
         parts.batches.start(app)
-        parts.background.start(app, parts.api.inside)
+        parts.background.start(app, parts.api.inner_app)
         library = parts.chat.library
         works = (
             purge(parts.shared, parts.chat.turns),

@@ -129,8 +129,8 @@ def test_sessions_and_running_responses_are_limited(engine: Any, monkeypatch: py
         while True:
             yield from say("word ")
 
-    monkeypatch.setattr(routes, "MOST_OPEN", 2)
-    monkeypatch.setattr(routes, "MOST_SESSIONS", 1)
+    monkeypatch.setattr(routes, "MAX_OPEN", 2)
+    monkeypatch.setattr(routes, "MAX_SESSIONS", 1)
     engine.shared.engine.engine.script = endless
     engine.shared.engine.engine.pace_seconds = 0.01
     empty = {"read": {}, "pending": [], "up_to": 0}

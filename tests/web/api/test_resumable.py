@@ -166,7 +166,7 @@ def test_evicted_streams_are_not_held_in_memory(start: Start, monkeypatch: pytes
     server = start(slow(0.0)).ready()
     for number in range(9):
         assert post(server, f"c{number}").status_code == 200
-    server.wait(lambda: all(each.following.done() for each in server.api.resumable_streams._streams.values()))
+    server.wait(lambda: all(each.follow_task.done() for each in server.api.resumable_streams._streams.values()))
 
     def held() -> int:
         gc.collect()

@@ -36,7 +36,7 @@ MAX_BATCHES = 4
 """Maximum batches that run at once, each of a different owner. The batches of one owner run one after another."""
 MAX_AT_ONCE = 32
 """Maximum requests of one batch that run at once."""
-LOOK_SECONDS = 10.0
+SEARCH_SECONDS = 10.0
 """Interval between searches for unfinished batches of stopped processes."""
 RENEW_SECONDS = 5.0
 _log = logging.getLogger("notso.web.api")
@@ -90,7 +90,7 @@ class BatchRunner:
                     task = asyncio.create_task(self._run(batch))
                     self._running[batch.id] = batch.owner, task
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(SEARCH_SECONDS):
                     await self._due.wait()
 
     async def _run(self, batch: StoredBatch) -> None:
@@ -129,7 +129,7 @@ class _Run:
         self._body = dict(batch.body)
         self._stopping = stopping
         self._app = app
-        self._inside = AccessLog(ApiEdge(services.inside))
+        self._inner_app = AccessLog(ApiEdge(services.inner_app))
         self._lost = False  # another process has leased the batch
 
     async def run(self) -> None:
@@ -210,7 +210,7 @@ class _Run:
                 error = ApiError(401, "invalid_api_key", "the key that created this batch was revoked")
                 return 401, {}, json.dumps(error.body).encode()
             scope = {**internal_scope(self._app, url, caller), BACKGROUND: True}
-            status, headers, answer = await send_internal(self._inside, scope, body)
+            status, headers, answer = await send_internal(self._inner_app, scope, body)
             if status not in RETRY_STATUSES:
                 return status, headers, answer
             wait_s = headers.get("retry-after", "")
@@ -291,8 +291,8 @@ def _validate_input(content: bytes, endpoint: str) -> tuple[list[bytes], list[di
         try:
             entry = read_line(line.strip(), (endpoint,))
             if entry.custom_id in seen:
-                said = f"custom_id is already used by an earlier line: {entry.custom_id[:80]}"
-                raise ApiError(400, "duplicate_custom_id", said, param="custom_id")
+                message = f"custom_id is already used by an earlier line: {entry.custom_id[:80]}"
+                raise ApiError(400, "duplicate_custom_id", message, param="custom_id")
             seen.add(entry.custom_id)
             lines.append(line.strip())
         except ApiError as error:

@@ -59,7 +59,7 @@ router = APIRouter()
 MAX_FILES_AT_ONCE = 100
 MAX_NAME_CHARACTERS = 100
 MAX_QUERIES, MAX_QUERY_CHARACTERS = 16, 4_096
-USUAL_RESULTS = 10
+DEFAULT_RESULTS = 10
 STATES: Mapping[str, str] = {
     "queued": "in_progress",
     "parsing": "in_progress",
@@ -136,7 +136,7 @@ SEARCH_NOTES: Notes = {
         f"up to {MAX_QUERY_CHARACTERS:,} characters, or a list of up to {MAX_QUERIES} queries; finds passages that "
         "contain words of the queries"
     ),
-    "max_num_results": works(f"1 to {MAX_RESULTS}; default {USUAL_RESULTS}"),
+    "max_num_results": works(f"1 to {MAX_RESULTS}; default {DEFAULT_RESULTS}"),
     "ranking_options": works("`score_threshold`"),
     "rewrite_query": hint("queries are used unchanged", "false"),
     "filters": inert("null", "use a separate vector store for each set of files to search"),
@@ -150,8 +150,8 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     file_ids = list(dict.fromkeys(fields.file_ids or ()))
     for at, file_id in enumerate(file_ids):
         await _file_content(services, owner, file_id, f"file_ids.{at}")
-    wanted, number = _name(fields.name), 1
-    while (library := await services.shared.store.documents.new_library(owner, _numbered_name(wanted, number))) is None:
+    name, number = _name(fields.name), 1
+    while (library := await services.shared.store.documents.new_library(owner, _numbered_name(name, number))) is None:
         number += 1
         if number > MAX_FILES_AT_ONCE:
             raise ApiError(429, "too_many", "there are too many vector stores; delete some", param="name")
@@ -209,7 +209,7 @@ async def search(request: Request, services: Services, owner: Owner, store_id: s
     fields, headers = await _read(request, SearchFields, SEARCH_NOTES | RANKING_NOTES)
     queries = [fields.query] if isinstance(fields.query, str) else fields.query
     hits = await search_libraries(
-        services, owner, [library], queries, fields.max_num_results or USUAL_RESULTS, fields.ranking_options
+        services, owner, [library], queries, fields.max_num_results or DEFAULT_RESULTS, fields.ranking_options
     )
     names = await map_file_ids(services, owner, (each.document for each in hits))
     data = [to_search_result(each, names[each.document.id]) for each in hits]
@@ -232,10 +232,10 @@ async def add_file(request: Request, services: Services, owner: Owner, store_id:
 async def files(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
     """List the documents of a vector store, newest first."""
     library = await get_library(services, owner, store_id)
-    wanted = request.query_params.get("filter")
+    status = request.query_params.get("filter")
     found = await services.shared.store.documents.documents(owner, library.id)
     names = await map_file_ids(services, owner, found)
-    shown = [_file_object(each, names[each.id]) for each in found if wanted in (None, STATES[each.state])]
+    shown = [_file_object(each, names[each.id]) for each in found if status in (None, STATES[each.state])]
     return JSONResponse(paginate(shown, request.query_params))
 
 
@@ -275,8 +275,8 @@ async def _read(request: Request, kind: type[F], notes: Notes) -> tuple[F, dict[
     return fields, format_ignored_header(ignored)
 
 
-def _name(given: str | None) -> str:
-    return sanitize_line(given or "", MAX_NAME_CHARACTERS) or "Vector store"
+def _name(name: str | None) -> str:
+    return sanitize_line(name or "", MAX_NAME_CHARACTERS) or "Vector store"
 
 
 def _numbered_name(name: str, number: int) -> str:

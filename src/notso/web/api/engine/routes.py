@@ -39,13 +39,13 @@ from notso.web.values.json_steps import json_bytes
 STOPPING = Sentence("the engine is stopping", "engine_stopping")
 HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
-"""A session and its answers end after this time without a connection. Front ends stop reconnecting earlier."""
+"""A session and its answers end after this time without a connection. Front ends give up reconnecting before that."""
 PREPARED_SECONDS = 10.0
 """A prepared prompt is dropped if it is not submitted within this time."""
-MOST_OPEN = 512
-MOST_PREPARED = 64
-MOST_SESSIONS = 256
-MOST_AT_ONCE = 256
+MAX_OPEN = 512
+MAX_PREPARED = 64
+MAX_SESSIONS = 256
+MAX_EVENTS_PER_LINE = 256
 """Maximum events of one answer per line; a resumed answer may need several lines."""
 
 
@@ -90,12 +90,12 @@ class _Stream:
 class FrontEndSession:
     """The answers of one front end. They survive a broken connection. Use only on the event loop."""
 
-    def __init__(self, among: FrontEndSessions) -> None:
-        self._front_ends = among
+    def __init__(self, front_ends: FrontEndSessions) -> None:
+        self._front_ends = front_ends
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
         self._expires = asyncio.get_running_loop().call_later(
-            SESSION_SECONDS, among.remove, self
+            SESSION_SECONDS, front_ends.remove, self
         )  # canceled by the first connection
 
     @property
@@ -105,36 +105,36 @@ class FrontEndSession:
     def wake(self) -> None:
         self._stream.news.set()
 
-    async def begin(self, number: int, asked: EngineRequest, prepared: str | None, off_loop: OffLoop) -> None:
+    async def begin(self, number: int, request: EngineRequest, prepared: str | None, off_loop: OffLoop) -> None:
         """Start an answer; idempotent per `number`. Raises the engine's error."""
         answer = self._answers.get(number)
         if answer is None:
             shared = self._front_ends.services.shared
             if shared.stopping:
                 raise EngineError(STOPPING)
-            if self._open_count >= MOST_OPEN:
-                raise EngineError(f"this front end already has {MOST_OPEN} running responses")
+            if self._open_count >= MAX_OPEN:
+                raise EngineError(f"this front end already has {MAX_OPEN} running responses")
             observe = self._front_ends.services.metrics.observe
-            answer = self._answers[number] = _Answer(shared.requests.open(asked.options.owner, on_end=observe))
-            answer.begun = asyncio.create_task(self._begin(number, answer, asked, prepared, off_loop))
+            answer = self._answers[number] = _Answer(shared.requests.open(request.options.owner, on_end=observe))
+            answer.begun = asyncio.create_task(self._begin(number, answer, request, prepared, off_loop))
         if answer.begun is not None:
             await asyncio.shield(answer.begun)
 
     async def _begin(
-        self, number: int, answer: _Answer, asked: EngineRequest, prepared: str | None, off_loop: OffLoop
+        self, number: int, answer: _Answer, request: EngineRequest, prepared: str | None, off_loop: OffLoop
     ) -> None:
-        before = self._front_ends.pop_prepared(prepared)
+        prompt = self._front_ends.pop_prepared(prepared)
         begun: list[Generation] = []
 
-        def ask(engine: ChatEngine) -> list[Generation]:
-            if before is not None and before.engine is engine:
-                begun.append(before.begin())
+        def submit(engine: ChatEngine) -> list[Generation]:
+            if prompt is not None and prompt.engine is engine:
+                begun.append(prompt.begin())
             else:
-                begun.append(engine.submit(asked.prompt, asked.params, asked.options))
+                begun.append(engine.submit(request.prompt, request.params, request.options))
             return begun
 
         try:
-            await answer.running.begin(ask, off_loop)
+            await answer.running.begin(submit, off_loop)
         except BaseException:
             self._answers.pop(number, None)
             raise
@@ -154,7 +154,7 @@ class FrontEndSession:
                 answer.running.answer_now()
 
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
-        """Yield lines of new events until a newer connection replaces this one.
+        """Yield lines of new events until a newer connection replaces this one or a stopping server is idle.
 
         `read` maps answer numbers to the counts of events that the front end has received; answers in `pending` are
         being submitted. All other answers up to number `up_to` are stopped.
@@ -188,24 +188,24 @@ class FrontEndSession:
 
     def _line(self, stream: _Stream, **more: Any) -> bytes:
         # The line contains only changes. If nothing has changed, it is an empty object, which serves as a heartbeat.
-        told: dict[str, Any] = dict(more)
+        message: dict[str, Any] = dict(more)
         answers = {}
         for number, answer in self._answers.items():
             after = stream.sent.get(number, 0)
-            events = answer.read(after)[:MOST_AT_ONCE]
+            events = answer.read(after)[:MAX_EVENTS_PER_LINE]
             if events:
                 stream.sent[number] = after + len(events)
                 answers[str(number)] = [after, to_wire(self._close_if_ended(number, answer, events))]
-                if len(events) == MOST_AT_ONCE:
+                if len(events) == MAX_EVENTS_PER_LINE:
                     stream.news.set()  # there may be more events
         stats, about = to_wire(self._front_ends.services.shared.engine.stats()), to_wire(self._front_ends.about())
         if stats is not None and stats != stream.stats:
-            told["stats"] = stream.stats = stats
+            message["stats"] = stream.stats = stats
         if about != stream.about:
-            told["about"] = stream.about = about
+            message["about"] = stream.about = about
         if answers:
-            told["answers"] = answers
-        return json.dumps(told).encode() + b"\n"
+            message["answers"] = answers
+        return json.dumps(message).encode() + b"\n"
 
     def _close_if_ended(self, number: int, answer: _Answer, events: list[Event]) -> list[Event]:
         # Closes the request after its last event, but keeps its events for a while: if the connection breaks before the
@@ -251,13 +251,13 @@ class FrontEndSessions:
     def session(self, name: str) -> FrontEndSession:
         """Return or create a session. Raises EngineError at the limit."""
         if name not in self._sessions:
-            if len(self._sessions) >= MOST_SESSIONS:
+            if len(self._sessions) >= MAX_SESSIONS:
                 raise EngineError("too many front ends")
             self._sessions[name] = FrontEndSession(self)
             self._watch()
         return self._sessions[name]
 
-    def known(self, name: str) -> FrontEndSession:
+    def existing_session(self, name: str) -> FrontEndSession:
         """Return a session. Raises EngineError if unknown."""
         session = self._sessions.get(name)
         if session is None:
@@ -275,17 +275,17 @@ class FrontEndSessions:
             raise EngineError(STOPPING)
         return engine
 
-    async def prepare(self, asked: EngineRequest, off_loop: OffLoop) -> str:
+    async def prepare(self, request: EngineRequest, off_loop: OffLoop) -> str:
         """Render a prompt; return the key for submitting it within PREPARED_SECONDS."""
         running = self.services.shared.requests.open("", counts=False)
         try:
             engine = await self.load(running)
             begun: list[Callable[[], Generation]] = []
-            await off_loop(lambda: begun.append(engine.prepare(asked.prompt, asked.params, asked.options)))
+            await off_loop(lambda: begun.append(engine.prepare(request.prompt, request.params, request.options)))
         finally:
             running.close()
         name = secrets.token_hex(16)
-        while len(self._prepared) >= MOST_PREPARED:
+        while len(self._prepared) >= MAX_PREPARED:
             del self._prepared[next(iter(self._prepared))]
         self._prepared[name] = _PreparedPrompt(engine, begun[0])
         asyncio.get_running_loop().call_later(PREPARED_SECONDS, self._prepared.pop, name, None)
@@ -324,76 +324,77 @@ def front_ends(request: Request) -> FrontEndSessions:
     return cast(FrontEndSessions, request.app.state.front_ends)
 
 
-Ends = Annotated[FrontEndSessions, Depends(front_ends)]
+FrontEnds = Annotated[FrontEndSessions, Depends(front_ends)]
 
 
 @router.post("/events", dependencies=[FRONT_ENDS_ONLY])
-async def events(request: Request, ends: Ends) -> Response:
+async def events(request: Request, sessions: FrontEnds) -> Response:
     """Stream all events of the front end's answers, and the engine's status, as JSON lines."""
 
     async def answer() -> Response:
-        told = await _read(request, ends, _ResumeMessage)
-        session = ends.session(told.session)
-        session.steer(told.stop, told.answer_now)
-        return StreamingResponse(session.lines(told.read, told.pending, told.up_to), media_type="application/x-ndjson")
+        message = await _read(request, sessions, _ResumeMessage)
+        session = sessions.session(message.session)
+        session.steer(message.stop, message.answer_now)
+        lines = session.lines(message.read, message.pending, message.up_to)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
 
     return await _respond(answer)
 
 
 @router.post("/submit", dependencies=[FRONT_ENDS_ONLY])
-async def submit(request: Request, ends: Ends) -> Response:
+async def submit(request: Request, sessions: FrontEnds) -> Response:
     """Start an answer. /events streams its events."""
 
     async def answer() -> Response:
-        told = await _read(request, ends, _SubmitMessage)
-        off_loop = _off_loop(request, ends)
-        await ends.known(told.session).begin(told.number, told.asked, told.prepared, off_loop)
+        message = await _read(request, sessions, _SubmitMessage)
+        off_loop, session = _off_loop(request, sessions), sessions.existing_session(message.session)
+        await session.begin(message.number, message.request, message.prepared, off_loop)
         return _result_response(True)
 
     return await _respond(answer)
 
 
 @router.post("/prepare", dependencies=[FRONT_ENDS_ONLY])
-async def prepare(request: Request, ends: Ends) -> Response:
+async def prepare(request: Request, sessions: FrontEnds) -> Response:
     """Render a prompt for a later submission."""
 
     async def answer() -> Response:
         return _result_response(
-            await ends.prepare(await _read(request, ends, _parse_request), _off_loop(request, ends))
+            await sessions.prepare(await _read(request, sessions, _parse_request), _off_loop(request, sessions))
         )
 
     return await _respond(answer)
 
 
 @router.post("/steer", dependencies=[FRONT_ENDS_ONLY])
-async def steer(request: Request, ends: Ends) -> Response:
+async def steer(request: Request, sessions: FrontEnds) -> Response:
     """Stop answers, or end their reasoning."""
 
     async def answer() -> Response:
-        told = await _read(request, ends, _SteerMessage)
-        ends.known(told.session).steer(told.stop, told.answer_now)
+        message = await _read(request, sessions, _SteerMessage)
+        sessions.existing_session(message.session).steer(message.stop, message.answer_now)
         return _result_response(True)
 
     return await _respond(answer)
 
 
 @router.post("/call", dependencies=[FRONT_ENDS_ONLY])
-async def call(request: Request, ends: Ends) -> Response:
+async def call(request: Request, sessions: FrontEnds) -> Response:
     """Call a method of the engine."""
 
     async def answer() -> Response:
-        name, arguments = await _read(request, ends, _parse_call)
-        running = ends.services.shared.requests.open("", counts=False)
+        name, arguments = await _read(request, sessions, _parse_call)
+        running = sessions.services.shared.requests.open("", counts=False)
         try:
-            engine = await ends.load(running)
+            engine = await sessions.load(running)
             if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
-                await ends.services.shared.engine.clear_cache(**arguments)
+                await sessions.services.shared.engine.clear_cache(**arguments)
                 return _result_response(None)
             if name == "forget_reading":
-                await ends.services.shared.engine.forget_reading(arguments["scope"], arguments["name"])
+                await sessions.services.shared.engine.forget_reading(arguments["scope"], arguments["name"])
                 return _result_response(None)
             work = partial(_call_method, engine, name, arguments)
-            return await ends.services.shared.large_work.run(work, len(await request.body()), "")
+            return await sessions.services.shared.large_work.run(work, len(await request.body()), "")
         finally:
             running.close()
 
@@ -406,51 +407,51 @@ def _call_method(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Re
 
 
 class _SteerMessage:
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.session = from_wire(str, given["session"])
-        self.stop = from_wire(list[int], given.get("stop", []))
-        self.answer_now = from_wire(list[int], given.get("answer_now", []))
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.session = from_wire(str, fields["session"])
+        self.stop = from_wire(list[int], fields.get("stop", []))
+        self.answer_now = from_wire(list[int], fields.get("answer_now", []))
 
 
 class _ResumeMessage(_SteerMessage):
-    def __init__(self, given: dict[str, Any]) -> None:
-        super().__init__(given)
-        self.read = {int(number): from_wire(int, count) for number, count in given["read"].items()}
-        self.pending = frozenset(from_wire(list[int], given["pending"]))
-        self.up_to = from_wire(int, given["up_to"])
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self.read = {int(number): from_wire(int, count) for number, count in fields["read"].items()}
+        self.pending = frozenset(from_wire(list[int], fields["pending"]))
+        self.up_to = from_wire(int, fields["up_to"])
 
 
 class _SubmitMessage:
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.session = from_wire(str, given["session"])
-        self.number = from_wire(int, given["number"])
-        self.prepared = from_wire(str | None, given.get("prepared"))
-        self.asked = _parse_request(given)
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.session = from_wire(str, fields["session"])
+        self.number = from_wire(int, fields["number"])
+        self.prepared = from_wire(str | None, fields.get("prepared"))
+        self.request = _parse_request(fields)
 
 
-def _parse_request(given: dict[str, Any]) -> EngineRequest:
+def _parse_request(fields: dict[str, Any]) -> EngineRequest:
     return EngineRequest(
-        from_wire(PromptInput, given["prompt"]),
-        from_wire(SamplingParams, given["params"]),
-        from_wire(RequestOptions, given["options"]),
+        from_wire(PromptInput, fields["prompt"]),
+        from_wire(SamplingParams, fields["params"]),
+        from_wire(RequestOptions, fields["options"]),
     )
 
 
-def _parse_call(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    name = from_wire(str, given["method"])
+def _parse_call(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    name = from_wire(str, fields["method"])
     if name not in METHODS:
         raise ValueError("no method")
-    return name, types_of(name).unpack(given["arguments"])
+    return name, types_of(name).unpack(fields["arguments"])
 
 
-async def _read(request: Request, ends: FrontEndSessions, parse: Callable[[dict[str, Any]], T]) -> T:
+async def _read(request: Request, sessions: FrontEndSessions, parse: Callable[[dict[str, Any]], T]) -> T:
     body = await request.body()
-    return await ends.services.shared.large_work.run(lambda: parse(json.loads(body)), len(body), "")
+    return await sessions.services.shared.large_work.run(lambda: parse(json.loads(body)), len(body), "")
 
 
-def _off_loop(request: Request, ends: FrontEndSessions) -> OffLoop:
+def _off_loop(request: Request, sessions: FrontEndSessions) -> OffLoop:
     async def off_loop(work: Callable[[], None]) -> None:
-        await ends.services.shared.large_work.run(work, len(await request.body()), "")
+        await sessions.services.shared.large_work.run(work, len(await request.body()), "")
 
     return off_loop
 
@@ -459,8 +460,8 @@ def _result_response(result: Any) -> Response:
     return _json({"result": result})
 
 
-def _json(told: dict[str, Any], status: int = 200) -> Response:
-    return Response(json.dumps(told), status, media_type="application/json")
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(body), status, media_type="application/json")
 
 
 async def _respond(answer: Callable[[], Awaitable[Response]]) -> Response:

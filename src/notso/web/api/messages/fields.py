@@ -29,9 +29,9 @@ from notso.web.api.request_fields.fields import (
 )
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
 
-USUAL_TRIGGER = 100_000
+DEFAULT_TRIGGER = 100_000
 """Prompt tokens above which old tool results are cleared, if the request sets no `trigger`."""
-USUALLY_KEPT_TOOL_USES = 3
+DEFAULT_KEPT_TOOL_USES = 3
 CLEARED = "[This result was cleared to save space.]"
 """Replaces a cleared tool result in the prompt."""
 
@@ -146,7 +146,7 @@ def apply_edits(
         ids = _clearable_calls(messages, clearing)
         if not ids:
             continue
-        before, trigger = count(messages), clearing.trigger or InputTokens(type="input_tokens", value=USUAL_TRIGGER)
+        before, trigger = count(messages), clearing.trigger or InputTokens(type="input_tokens", value=DEFAULT_TRIGGER)
         shorter = tuple(_clear_tool_use(message, ids, clearing.clear_tool_inputs) for message in messages)
         saved = before - count(shorter)
         is_due = isinstance(trigger, ToolUses) or before > trigger.value
@@ -178,9 +178,9 @@ def _clearable_calls(messages: Sequence[Message], clearing: ClearToolUses) -> se
     results = [message.tool_call_id or "" for message in messages if message.role == "tool"]
     if isinstance(clearing.trigger, ToolUses) and len(results) <= clearing.trigger.value:
         return set()
-    kept = clearing.keep.value if clearing.keep else USUALLY_KEPT_TOOL_USES
+    keep_count = clearing.keep.value if clearing.keep else DEFAULT_KEPT_TOOL_USES
     excluded = clearing.exclude_tools or ()
-    return {id for id in results[: max(0, len(results) - kept)] if id in names and names[id] not in excluded}
+    return {id for id in results[: max(0, len(results) - keep_count)] if id in names and names[id] not in excluded}
 
 
 def _clear_tool_use(message: Message, ids: set[str], inputs: bool | list[str] | None) -> Message:

@@ -100,7 +100,7 @@ def _files(content: Any, param: str) -> Iterator[RequestFile]:
                 yield RequestFile("", "", f"{place}.source.file_id", source["file_id"])
 
 
-def add_document(given: RequestDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
+def add_document(documents: RequestDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
     """Add a document or search result; return its text for the prompt. Raises ApiError (400)."""
     is_quoted = bool(block.citations and block.citations.enabled)
     kind = "search_result" if isinstance(block, SearchResultBlock) else "document"
@@ -108,7 +108,7 @@ def add_document(given: RequestDocuments, block: DocumentBlock | SearchResultBlo
     if isinstance(block, SearchResultBlock):
         text, starts = _join_blocks(block.content)
         facts |= {"location": "search_result_location", "source": block.source}
-        return given.add(RequestDocument(block.title, text, is_quoted, starts, facts))
+        return documents.add(RequestDocument(block.title, text, is_quoted, starts, facts))
     source = block.source
     if isinstance(source, PdfSource | FileSource):
         document = files.get(source.file_id if isinstance(source, FileSource) else digest_of(source.data))
@@ -126,7 +126,7 @@ def add_document(given: RequestDocuments, block: DocumentBlock | SearchResultBlo
     else:
         text, starts = source.data, (0,)
         facts["location"] = "char_location"
-    return given.add(RequestDocument(facts["title"] or "", text, is_quoted, starts, facts), block.context or "")
+    return documents.add(RequestDocument(facts["title"] or "", text, is_quoted, starts, facts), block.context or "")
 
 
 def _join_blocks(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
@@ -135,14 +135,14 @@ def _join_blocks(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
     return BETWEEN_BLOCKS.join(texts), tuple(accumulate(sizes, initial=0))
 
 
-def to_citation(given: RequestDocuments, mark: QuotedSpan) -> dict[str, Any] | None:
+def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str, Any] | None:
     """Return a quotation in the API's format, or None if no document contains it."""
-    found = given.found(mark.number, mark.words)
+    found = documents.find_quotation(quotation.number, quotation.words)
     if found is None:
         return None
     document, start, end = found
     facts = document.facts
-    index = given.numbers(facts["type"]).index(mark.number)
+    index = documents.numbers(facts["type"]).index(quotation.number)
     first, last = bisect_right(document.starts, start), bisect_right(document.starts, end - 1)
     cited: dict[str, Any] = {"type": facts["location"], "cited_text": document.text[start:end]}
     cited[PLACES[facts["type"]]] = index
@@ -158,15 +158,15 @@ def to_citation(given: RequestDocuments, mark: QuotedSpan) -> dict[str, Any] | N
     return cited | {"document_title": facts["title"], "file_id": facts.get("file_id")} | place
 
 
-def cited_text(given: RequestDocuments, block: TextBlock) -> str:
-    """Return an earlier text block as the model wrote it, with its quotations in front."""
-    marks = []
+def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
+    """Return an earlier text block as the model wrote it: with its quotations first."""
+    quotations = []
     for each in block.citations or ():
         for kind, name in PLACES.items():
-            index, numbers = each.get(name), given.numbers(kind)
+            index, numbers = each.get(name), documents.numbers(kind)
             if isinstance(index, int) and 0 <= index < len(numbers) and isinstance(each.get("cited_text"), str):
-                marks.append(f"[[{numbers[index]}: {replace_newlines(each['cited_text'])}]]")
-    return " ".join([*marks, block.text])
+                quotations.append(f"[[{numbers[index]}: {replace_newlines(each['cited_text'])}]]")
+    return " ".join([*quotations, block.text])
 
 
 # Patterns, by name, of lines that change with every request and would prevent the reuse of cached prompts. Only a line
@@ -181,7 +181,7 @@ VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
 
 
 def strip_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
-    """Remove volatile lines from the start of a system prompt; return their names."""
+    """Remove a volatile first line from a system prompt. Return the rest, and the name of the line, if any."""
     # The rest of the prompt is the same as in earlier requests, so it can be found in the cache.
     for name, line in VOLATILE_LINES.items():
         if found := line.match(system):
@@ -266,29 +266,29 @@ def _thread_refusal() -> ApiError:
 
 
 def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any) -> MessageRequest:
-    given = _text(fields.system or "")
-    system, ignored = (given, ()) if keep_volatile else strip_volatile_lines(given)
+    full_system = _text(fields.system or "")
+    system, ignored = (full_system, ()) if keep_volatile else strip_volatile_lines(full_system)
     documents = RequestDocuments()
     pins = PinnedPrefix()
     conversation = tuple(_conversation(fields, system, documents, files, pins))
     messages = documents.with_quotation_request(conversation)
-    offered, choice = _prompt_tools(fields), fields.tool_choice
-    asked, named = _format(fields)
+    tools, choice = _prompt_tools(fields), fields.tool_choice
+    output_format, format_field = _format(fields)
     return MessageRequest(
         model=fields.model,
         prompts=(messages,),
-        names=NAMES | {"response_format": named},
+        names=NAMES | {"response_format": format_field},
         management=fields.context_management,
         hides_reasoning=getattr(fields.thinking, "display", None) == "omitted",
         documents=documents,
         options=documents.options(
             RequestOptions(
                 thinking=not isinstance(fields.thinking, ThinkingOff | None),
-                tools=_tools(offered, choice),
-                tool_choice=_tool_choice(offered, choice),
+                tools=_tools(tools, choice),
+                tool_choice=_tool_choice(tools, choice),
                 parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
-                strict_tools=strict_tool_names((tool.name, tool.strict) for tool in offered),
-                grammar=None if asked is None else schema_grammar(named, asked.schema_),
+                strict_tools=strict_tool_names((tool.name, tool.strict) for tool in tools),
+                grammar=None if output_format is None else schema_grammar(format_field, output_format.schema_),
                 continue_last=messages[-1].role == "assistant",
                 prefix=None if fields.context_management else pins.find_prefix(conversation),
             )
@@ -300,11 +300,11 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
 
 def _format(fields: CountFields) -> tuple[OutputFormat | None, str]:
     # Returns the format and the name of the field with its schema.
-    given = fields.output_config.format if fields.output_config else None
+    newer = fields.output_config.format if fields.output_config else None
     older = fields.output_format
-    if given is not None and older is not None and given != older:
+    if newer is not None and older is not None and newer != older:
         raise invalid_field("output_format", "output_config.format and output_format are aliases: use only one")
-    return (older, "output_format.schema") if given is None and older else (given, NAMES["response_format"])
+    return (older, "output_format.schema") if newer is None and older else (newer, NAMES["response_format"])
 
 
 def _budget(fields: CountFields) -> int | None:
@@ -333,8 +333,8 @@ def _references(turn: AnyTurn) -> Iterator[ToolReference]:
             yield from (block for block in result.content if isinstance(block, ToolReference))
 
 
-def _tools(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tuple[Tool, ...] | None:
-    if not offered or isinstance(choice, NoChoice):
+def _tools(tools: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tuple[Tool, ...] | None:
+    if not tools or isinstance(choice, NoChoice):
         return None
     return tuple(
         {
@@ -342,7 +342,7 @@ def _tools(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tu
             "function": {"name": tool.name, "parameters": _parameters(tool)}
             | ({"description": tool.description} if tool.description else {}),
         }
-        for tool in offered
+        for tool in tools
     )
 
 
@@ -350,11 +350,11 @@ def _parameters(tool: AnthropicTool) -> dict[str, Any]:
     return tool.input_schema | ({"examples": tool.input_examples} if tool.input_examples else {})
 
 
-def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
+def _tool_choice(tools: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
         return "auto"  # also valid without tools; `validate_tool_choice` requires tools
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
-    return validate_tool_choice("tool_choice", name, [tool.name for tool in offered])
+    return validate_tool_choice("tool_choice", name, [tool.name for tool in tools])
 
 
 @dataclass(slots=True)
@@ -378,9 +378,9 @@ class PinnedPrefix:
         at = next((at for at, each in enumerate(messages) if each is self.message), None)
         if at is None or self.characters <= 0:
             return None
-        told = [(each.role, each.content) for each in messages[:at]]
-        told.append((messages[at].role, messages[at].content[: self.characters]))
-        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        contents = [(each.role, each.content) for each in messages[:at]]
+        contents.append((messages[at].role, messages[at].content[: self.characters]))
+        digest = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
         return FixedPrefix(at, self.characters, reading=digest[:32])
 
 
@@ -393,10 +393,10 @@ def _conversation(
             pins.record(fields.system, [each.text for each in fields.system], first)
         yield first
     # Reasoning is kept in the last `kept_turns` turns. User messages with tool results do not begin a turn.
-    asked_at = [-1, *(at for at, turn in enumerate(fields.messages) if _starts_turn(turn))]
+    turn_starts = [-1, *(at for at, turn in enumerate(fields.messages) if _starts_turn(turn))]
     management = fields.context_management or ContextManagement()
     kept_turns = management.kept_thinking_turns
-    kept_from = -1 if kept_turns is None else asked_at[max(0, len(asked_at) - kept_turns)]
+    kept_from = -1 if kept_turns is None else turn_starts[max(0, len(turn_starts) - kept_turns)]
     for at, turn in enumerate(fields.messages):
         yield from _turn(turn, documents, files, pins, keeps_reasoning=at > kept_from)
 
@@ -448,8 +448,8 @@ def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, keeps_r
     return Message("assistant", text, joined, calls, keep_reasoning=keeps_reasoning and joined is not None)
 
 
-def _input(given: dict[str, Any] | str | None) -> str:
-    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given or ""
+def _input(value: dict[str, Any] | str | None) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value or ""
 
 
 def _result(block: ToolResultBlock, documents: RequestDocuments, files: Files) -> Message:

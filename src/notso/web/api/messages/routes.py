@@ -36,9 +36,13 @@ router = APIRouter()
 async def messages(request: Request, services: Services, owner: Owner) -> Response:
     """Create a message. Disconnecting stops it, unless X-Conversation-Id was sent."""
     keep_volatile = services.shared.settings.keep_volatile
-    asked = await _read(request, services, partial(parse_message_request, keep_volatile=keep_volatile))
+    api_request = await _read(request, services, partial(parse_message_request, keep_volatile=keep_volatile))
     return await respond(
-        request, services, owner, asked, lambda info: MessageSerializer(asked, model_id(info), new_id("msg", "_"))
+        request,
+        services,
+        owner,
+        api_request,
+        lambda info: MessageSerializer(api_request, model_id(info), new_id("msg", "_")),
     )
 
 
@@ -46,31 +50,33 @@ async def messages(request: Request, services: Services, owner: Owner) -> Respon
 async def count_tokens(request: Request, services: Services) -> Response:
     """Count the prompt's tokens."""
     keep_volatile = services.shared.settings.keep_volatile
-    asked = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
-    async with serving(services, asked.model) as model:
-        dropped = find_dropped_parts(model.info, asked, strict=services.shared.settings.strict_fields)
+    api_request = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
+    async with serving(services, api_request.model) as model:
+        dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
         try:
-            count = await run_prompt_work(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
+            count = await run_prompt_work(
+                request, lambda: model.engine.count_tokens(api_request.messages, api_request.options)
+            )
         except Exception as error:
-            raise as_api_error(error, asked.names) from error
-    told: dict[str, Any] = {"input_tokens": count}
-    if asked.management is not None:
-        cleared = sum(each["cleared_input_tokens"] for each in asked.applied)
-        told["context_management"] = {"original_input_tokens": count + cleared}
-    return JSONResponse(told, headers=await run_prompt_work(request, lambda: ignored_headers(asked, dropped)))
+            raise as_api_error(error, api_request.names) from error
+    body: dict[str, Any] = {"input_tokens": count}
+    if api_request.management is not None:
+        cleared = sum(each["cleared_input_tokens"] for each in api_request.applied)
+        body["context_management"] = {"original_input_tokens": count + cleared}
+    return JSONResponse(body, headers=await run_prompt_work(request, lambda: ignored_headers(api_request, dropped)))
 
 
 async def _read(
     request: Request, services: ApiServices, parse: Callable[[Mapping[str, Any], Files], MessageRequest]
 ) -> MessageRequest:
-    asked = await read_body_with_files(request, find_files, parse)
-    if asked.management is None:
-        return asked
-    async with serving(services, asked.model) as model:
+    api_request = await read_body_with_files(request, find_files, parse)
+    if api_request.management is None:
+        return api_request
+    async with serving(services, api_request.model) as model:
         try:
-            return await run_prompt_work(request, lambda: asked.apply_edits(model.engine))
+            return await run_prompt_work(request, lambda: api_request.apply_edits(model.engine))
         except Exception as error:
-            raise as_api_error(error, asked.names) from error
+            raise as_api_error(error, api_request.names) from error
 
 
 STOP_REASONS: dict[FinishReason, str] = {
@@ -82,7 +88,7 @@ STOP_REASONS: dict[FinishReason, str] = {
 CONTEXT_END = "model_context_window_exceeded"
 """Stop reason of an answer that fills the context before it reaches `max_tokens`."""
 
-BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
+PRELIMINARY_KINDS = ("queued", "trimmed", "error")
 """Kinds of events that do not start the message."""
 
 
@@ -91,27 +97,27 @@ class MessageSerializer:
 
     ping = named_event("ping", {"type": "ping"})
 
-    def __init__(self, asked: MessageRequest, model: str, id: str) -> None:
+    def __init__(self, api_request: MessageRequest, model: str, id: str) -> None:
         self.id = id
-        self._asked = asked
+        self._request = api_request
         self._model = model
         self._blocks: list[dict[str, Any]] = []
         self._is_started = self._is_open = False
-        self._called = 0  # number of argument characters written for the open call
+        self._call_characters = 0  # number of argument characters written for the open call
         self._usage: Usage | None = None
         self._reason: str | None = None
         self._stop: str | None = None
-        self._marks = MarkedQuoteParser() if asked.documents.has_quotable else None
+        self._quote_parser = MarkedQuoteParser() if api_request.documents.has_quotable else None
 
     def fresh_copy(self) -> MessageSerializer:
-        return MessageSerializer(self._asked, self._model, self.id)
+        return MessageSerializer(self._request, self._model, self.id)
 
     def initial_events(self) -> Iterator[bytes]:
         # message_start contains the number of cached tokens, so it is sent only after the first event that reports it.
         return iter(())
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
-        if event.kind not in BEFORE_IT_BEGINS and not self._is_started:
+        if event.kind not in PRELIMINARY_KINDS and not self._is_started:
             self._is_started = True
             if event.progress is not None:
                 self._usage = Usage(event.progress.total_tokens, 0, cached_tokens=event.progress.cached_tokens)
@@ -119,17 +125,17 @@ class MessageSerializer:
         match event.kind:
             case "reasoning":
                 yield from self._open_block("thinking", {"thinking": "", "signature": ""})
-                if not self._asked.hides_reasoning:
+                if not self._request.hides_reasoning:
                     self._blocks[-1]["thinking"] += event.text
                     yield self._delta(type="thinking_delta", thinking=event.text)
-            case "text" if self._marks is not None:
-                yield from self._write_cited(self._marks.feed(event.text))
+            case "text" if self._quote_parser is not None:
+                yield from self._write_cited(self._quote_parser.feed(event.text))
             case "text":
                 yield from self._write_text(event.text)
             case "tool_call_part" if event.begun_call is not None:
                 yield from self._write_call(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
-                yield from self._write_call(event.tool_call, event.tool_call.arguments[self._called :])
+                yield from self._write_call(event.tool_call, event.tool_call.arguments[self._call_characters :])
                 self._blocks[-1]["input"] = json.loads(event.tool_call.arguments)
                 yield from self._close_block()
             case "usage":
@@ -137,14 +143,14 @@ class MessageSerializer:
             case "error" if event.error is not None:
                 raise event.error
             case "end":
-                if self._marks is not None:
-                    yield from self._write_cited([self._marks.end()])
+                if self._quote_parser is not None:
+                    yield from self._write_cited([self._quote_parser.end()])
                 yield from self._close_block()
                 called = any(block["type"] == "tool_use" for block in self._blocks)
                 reason: FinishReason = event.finish_reason or "stop"
                 self._stop = event.stop
                 self._reason = STOP_REASONS["tool_calls" if called and reason == "stop" else reason]
-                if reason == "length" and self._completion_tokens < (self._asked.params[0].max_tokens or 0):
+                if reason == "length" and self._completion_tokens < (self._request.params[0].max_tokens or 0):
                     self._reason = CONTEXT_END
                 if self._stop is not None and not called:
                     self._reason = "stop_sequence"
@@ -156,7 +162,7 @@ class MessageSerializer:
 
     def _write_cited(self, pieces: Iterable[str | QuotedSpan]) -> Iterator[bytes]:
         for piece in pieces:
-            citation = to_citation(self._asked.documents, piece) if isinstance(piece, QuotedSpan) else None
+            citation = to_citation(self._request.documents, piece) if isinstance(piece, QuotedSpan) else None
             if citation is not None:
                 if self._is_open and self._blocks[-1].get("text"):
                     yield from self._close_block()
@@ -194,15 +200,15 @@ class MessageSerializer:
         }
 
     def _edits_body(self) -> dict[str, Any]:
-        applied = self._asked.applied
-        return {} if self._asked.management is None else {"context_management": {"applied_edits": list(applied)}}
+        applied = self._request.applied
+        return {} if self._request.management is None else {"context_management": {"applied_edits": list(applied)}}
 
     def _write_call(self, call: ToolCall, text: str) -> Iterator[bytes]:
         # A call that is cut off has an empty input, because its arguments are not valid JSON.
-        if not self._called:
+        if not self._call_characters:
             yield from self._close_block()
             yield from self._open_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
-        self._called += len(text)
+        self._call_characters += len(text)
         if text:
             yield self._delta(type="input_json_delta", partial_json=text)
 
@@ -216,7 +222,7 @@ class MessageSerializer:
         self._is_open = True
 
     def _close_block(self) -> Iterator[bytes]:
-        self._called = 0
+        self._call_characters = 0
         if self._is_open:
             self._is_open = False
             yield self._sse_event("content_block_stop", index=len(self._blocks) - 1)

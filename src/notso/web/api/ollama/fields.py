@@ -57,7 +57,7 @@ RANDOM_SEED = -1
 MAX_OPTION_TEXT = 256
 MAX_CONTEXT = 1 << 18
 CONTEXT_MARK = 0x6E6F7401
-"""First number of every `context` from this server. It rules out contexts from Ollama, which are lists of token ids."""
+"""First number of every `context` from this server. Contexts from Ollama, which are lists of token ids, lack it."""
 
 
 Ignored = Annotated[bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None, Hint()]
@@ -119,23 +119,23 @@ def to_sampling_params(options: OptionFields, thinking_budget: int | None) -> Sa
     """Convert to engine parameters. Raises ApiError (400) naming the option."""
     if options.tfs_z not in (None, 1.0):
         raise invalid_field("options.tfs_z", f"this value of options.tfs_z is not supported: {_OFF}")
-    given = read_parameters(options, "ollama") | {"thinking_budget": thinking_budget}
-    if (given["max_tokens"] or 0) <= 0:
-        given["max_tokens"] = None
-    if given["top_k"] is not None:
-        given["top_k"] = max(0, given["top_k"])
-    if given["seed"] == RANDOM_SEED:
-        given["seed"] = None
-    return create_sampling_params(PARAMS, given)
+    values = read_parameters(options, "ollama") | {"thinking_budget": thinking_budget}
+    if (values["max_tokens"] or 0) <= 0:
+        values["max_tokens"] = None
+    if values["top_k"] is not None:
+        values["top_k"] = max(0, values["top_k"])
+    if values["seed"] == RANDOM_SEED:
+        values["seed"] = None
+    return create_sampling_params(PARAMS, values)
 
 
-Nothing = Annotated[list[Any], Field(max_length=0)]
+EmptyList = Annotated[list[Any], Field(max_length=0)]
 KeepAlive = int | float | Annotated[str, Field(max_length=64)]
 Think = bool | Literal["low", "medium", "high", "max"]
 Format = Literal["", "json"] | dict[str, Any]
 Role = Annotated[
     Literal["system", "user", "assistant", "tool"],
-    BeforeValidator(lambda given: given.lower() if isinstance(given, str) else given),
+    BeforeValidator(lambda role: role.lower() if isinstance(role, str) else role),
 ]
 
 
@@ -165,7 +165,7 @@ class OllamaMessage(Fields):
     tool_calls: Annotated[list[PastCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    images: Nothing | None = None
+    images: EmptyList | None = None
 
 
 class OllamaFunction(Fields):
@@ -211,7 +211,7 @@ class GenerateFields(AnswerFields):
     prompt: Text | None = None
     system: Text | None = None
     raw: bool | None = None
-    images: Nothing | None = None
+    images: EmptyList | None = None
     suffix: Literal[""] | None = None
     template: Literal[""] | None = None
     context: Annotated[list[int], Field(max_length=MAX_CONTEXT, fail_fast=True)] | None = None
@@ -245,7 +245,7 @@ class EmbeddingFields(Fields):
     keep_alive: Annotated[KeepAlive | None, Hint()] = None
 
 
-_NO_PICTURES = inert("an empty list", "the model reads text only")
+_NO_IMAGES = inert("an empty list", "the model reads text only")
 
 ANSWER_NOTES: Notes = {
     "model": works("a name listed by `GET /api/tags` or `GET /v1/models`, with or without `:latest`; optional"),
@@ -279,7 +279,7 @@ GENERATE_NOTES: Notes = ANSWER_NOTES | {
     "prompt": works("the user's message; without it, the model is loaded"),
     "system": works("system prompt; cannot be combined with `raw`"),
     "raw": works("true: continue the prompt, without template or control tokens"),
-    "images": _NO_PICTURES,
+    "images": _NO_IMAGES,
     "suffix": inert("an empty string", "the model was not trained to fill in the middle; use a chat"),
     "template": inert("an empty string", "the model file's own template is used"),
     "context": works(
@@ -321,22 +321,22 @@ WITHIN_CHAT: Notes = OPTION_NOTES | {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(ApiRequest):
     only_loads: bool = False  # load the model without answering
-    gives_context: bool = False  # return the conversation as `context`
+    returns_context: bool = False  # return the conversation as `context`
     is_chat: bool = True  # answer as /api/chat does, not as /api/generate does
-    given_name: str | None = None  # model name as the client spells it
+    requested_name: str | None = None  # model name as the client spells it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaEmbedding(EmbeddingRequest):
-    given_name: str | None = None  # model name as the client spells it
+    requested_name: str | None = None  # model name as the client spells it
 
 
 def parse_embed(body: Mapping[str, Any]) -> OllamaEmbedding:
     """Validate POST /api/embed. Raises ApiError (400) naming the field."""
     fields = read_fields(EmbedFields, body, EMBED_NOTES | WITHIN_ANSWER)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input or []
-    asked = _embedding(fields, body, [text for text in texts if text or len(texts) > 1])
-    return replace(asked, dimensions=fields.dimensions, truncate=fields.truncate is not False)
+    api_request = _embedding(fields, body, [text for text in texts if text or len(texts) > 1])
+    return replace(api_request, dimensions=fields.dimensions, truncate=fields.truncate is not False)
 
 
 def parse_embedding(body: Mapping[str, Any]) -> OllamaEmbedding:
@@ -354,7 +354,7 @@ def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], t
         options=EMBEDDED,
         names={"messages": "input", "prompt": "input"},
         hints=find_hints(fields, body),
-        given_name=fields.model,
+        requested_name=fields.model,
         truncate=True,
     )
 
@@ -386,14 +386,14 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
     earlier = decode_context(fields.context or ())
     if fields.system:
         earlier = (Message("system", fields.system), *(each for each in earlier if each.role != "system"))
-    return replace(_request(fields, body, (*earlier, Message("user", prompt))), gives_context=True)
+    return replace(_request(fields, body, (*earlier, Message("user", prompt))), returns_context=True)
 
 
 def encode_context(messages: Sequence[Message]) -> list[int]:
     """Encode a conversation as numbers, an opaque value that clients send back with the next prompt."""
     # Each number holds three bytes of JSON after a leading 1, which preserves leading zeros.
-    said = [[each.role, each.content] for each in messages]
-    data = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+    entries = [[each.role, each.content] for each in messages]
+    data = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     return [CONTEXT_MARK, *(int.from_bytes(b"\1" + data[at : at + 3], "big") for at in range(0, len(data), 3))]
 
 
@@ -408,19 +408,19 @@ def decode_context(context: Sequence[int]) -> tuple[Message, ...]:
         if any(piece[0] != 1 for piece in pieces):
             raise ValueError
         data = b"".join(piece[1:] for piece in pieces)
-        said = parse_object(b'{"messages":' + data + b"}")["messages"]
+        entries = parse_object(b'{"messages":' + data + b"}")["messages"]
         fit = all(
             isinstance(each, list)
             and len(each) == 2
             and each[0] in ("system", "user", "assistant")
             and isinstance(each[1], str)
-            for each in said
+            for each in entries
         )
-        if not isinstance(said, list) or not fit or len(said) > MAX_MESSAGES:
+        if not isinstance(entries, list) or not fit or len(entries) > MAX_MESSAGES:
             raise ValueError
     except (ValueError, TypeError, ApiError):
         raise invalid_field("context", "context must come from an earlier response of this server") from None
-    return tuple(Message(role, content) for role, content in said)
+    return tuple(Message(role, content) for role, content in entries)
 
 
 def _request(
@@ -449,7 +449,7 @@ def _request(
         ),
         stream=fields.stream is not False,
         only_loads=not prompt,
-        given_name=fields.model,
+        requested_name=fields.model,
         is_chat=isinstance(fields, OllamaChatFields),
         keep_alive_s=_seconds(fields.keep_alive),
         hints=find_hints(fields, body),
@@ -486,11 +486,11 @@ def _message(message: OllamaMessage) -> Message:
     return Message(message.role, content)
 
 
-def _seconds(given: KeepAlive | None) -> float | None:
-    if given is None or isinstance(given, (int, float)):
-        seconds = given
+def _seconds(value: KeepAlive | None) -> float | None:
+    if value is None or isinstance(value, (int, float)):
+        seconds = value
     else:
-        seconds = parse_duration(given)
+        seconds = parse_duration(value)
         if seconds is None:
             raise invalid_field(
                 "keep_alive", "keep_alive must be a number of seconds, or a duration such as 30s, 5m or 1h30m"

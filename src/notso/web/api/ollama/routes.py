@@ -49,33 +49,33 @@ MEDIA_TYPE = "application/x-ndjson"
 
 
 class OllamaSerializer:
-    def __init__(self, asked: OllamaRequest, model: str) -> None:
-        self._asked = asked
+    def __init__(self, api_request: OllamaRequest, model: str) -> None:
+        self._request = api_request
         self._model = model
         self._created = timestamp(datetime.now(UTC))
-        self._choice = new_choice(logprobs=asked.options.top_logprobs is not None)
+        self._choice = new_choice(logprobs=api_request.options.top_logprobs is not None)
         self._last_logprobs: dict[str, Any] = {}
         self.id = new_id("ollama")
         self.ping = self._line(self._piece())  # an empty piece, because JSON lines have no comments
 
     def fresh_copy(self) -> OllamaSerializer:
-        fresh_copy = OllamaSerializer(self._asked, self._model)
-        fresh_copy.id, fresh_copy._created, fresh_copy.ping = self.id, self._created, self.ping
-        return fresh_copy
+        copy = OllamaSerializer(self._request, self._model)
+        copy.id, copy._created, copy.ping = self.id, self._created, self.ping
+        return copy
 
     def initial_events(self) -> Iterator[bytes]:
         return iter(())
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         self._choice.add(event)
-        weighed = {"logprobs": logprob_entries(event.logprobs)} if event.logprobs else {}
+        logprobs = {"logprobs": logprob_entries(event.logprobs)} if event.logprobs else {}
         match event.kind:
             case "end":
-                self._last_logprobs = weighed
+                self._last_logprobs = logprobs
             case "text":
-                yield self._line(self._piece(text=event.text) | weighed)
+                yield self._line(self._piece(text=event.text) | logprobs)
             case "reasoning":
-                yield self._line(self._piece(thinking=event.text) | weighed)
+                yield self._line(self._piece(thinking=event.text) | logprobs)
             case "tool_call" if event.tool_call is not None:
                 yield self._line(self._piece(calls=[_call(len(self._choice.tool_calls) - 1, event.tool_call)]))
 
@@ -91,9 +91,9 @@ class OllamaSerializer:
     def body(self) -> dict[str, Any]:
         choice = self._choice
         calls = [_call(index, call) for index, call in enumerate(choice.tool_calls)]
-        weighed = [*(choice.reasoning_logprobs or ()), *(choice.content_logprobs or ())]
+        logprobs = [*(choice.reasoning_logprobs or ()), *(choice.content_logprobs or ())]
         whole = self._piece(text=choice.content, thinking=choice.reasoning, calls=calls)
-        return whole | ({"logprobs": logprob_entries(weighed)} if weighed else {}) | self._end()
+        return whole | ({"logprobs": logprob_entries(logprobs)} if logprobs else {}) | self._end()
 
     def loaded(self) -> dict[str, Any]:
         return self._piece() | {"done": True, "done_reason": "load"}
@@ -102,22 +102,22 @@ class OllamaSerializer:
         return self._piece() | {"done": True, "done_reason": "unload"}
 
     def _piece(self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-        beside = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
-        if self._asked.is_chat:
-            said: dict[str, Any] = {"message": {"role": "assistant", "content": text, **beside}}
+        extra = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
+        if self._request.is_chat:
+            answer: dict[str, Any] = {"message": {"role": "assistant", "content": text, **extra}}
         else:
-            said = {"response": text, **beside}
-        return {"model": self._model, "created_at": self._created, **said, "done": False}
+            answer = {"response": text, **extra}
+        return {"model": self._model, "created_at": self._created, **answer, "done": False}
 
     def _end(self) -> dict[str, Any]:
         return {"done": True, "done_reason": _reason(self._choice), **self._context()} | _counts(self._choice)
 
     def _context(self) -> dict[str, Any]:
-        prompt = self._asked.prompts[0]
-        if not self._asked.gives_context or isinstance(prompt, str):
+        prompt = self._request.prompts[0]
+        if not self._request.returns_context or isinstance(prompt, str):
             return {}
-        said = [each for each in prompt if isinstance(each, Message)]
-        return {"context": encode_context([*said, Message("assistant", self._choice.content)])}
+        messages = [each for each in prompt if isinstance(each, Message)]
+        return {"context": encode_context([*messages, Message("assistant", self._choice.content)])}
 
     @staticmethod
     def _line(value: dict[str, Any]) -> bytes:
@@ -162,12 +162,12 @@ LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
 
 
 def resolve_ollama_name(name: str | None, info: ModelInfo | None) -> str | None:
-    """Return the default model's name in the other APIs if `name` is one of its Ollama names, else `name`."""
+    """Convert an Ollama name of the default model to its name in the other APIs. Return other names unchanged."""
     if name is None:
         return None
     short = name.lower().removesuffix(LATEST)
-    known = LIBRARY_NAMES.get(short, short)
-    return known if info is not None and known in accepted_names(info) else name
+    api_name = LIBRARY_NAMES.get(short, short)
+    return api_name if info is not None and api_name in accepted_names(info) else name
 
 
 def listed_name(info: ModelInfo) -> str:
@@ -313,8 +313,8 @@ def _details(info: ModelInfo) -> dict[str, Any]:
 
 def _parameters(info: ModelInfo) -> str:
     names = sampling_names("ollama")
-    known = {names[name]: value for name, value in info.sampling.items() if name in names}
-    return "\n".join(f"{name:<30} {value:g}" for name, value in known.items())
+    values = {names[name]: value for name, value in info.sampling.items() if name in names}
+    return "\n".join(f"{name:<30} {value:g}" for name, value in values.items())
 
 
 def _modified(info: ModelInfo) -> str:
@@ -339,15 +339,15 @@ router = APIRouter()
 @router.post("/api/chat", dependencies=[GUARDED])
 async def chat(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation, in Ollama's format. Disconnecting stops the answer."""
-    asked = await _read(request, parse_chat)
-    return await _answer(request, services, owner, asked)
+    api_request = await _read(request, parse_chat)
+    return await _answer(request, services, owner, api_request)
 
 
 @router.post("/api/generate", dependencies=[GUARDED])
 async def generate(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a prompt, in Ollama's format. Disconnecting stops the answer."""
-    asked = await _read(request, parse_generate)
-    return await _answer(request, services, owner, asked)
+    api_request = await _read(request, parse_generate)
+    return await _answer(request, services, owner, api_request)
 
 
 async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaRequest]) -> OllamaRequest:
@@ -358,34 +358,34 @@ async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaReq
     return await read_body(request, parse, of_any_type=True)
 
 
-async def _answer(request: Request, services: ApiServices, owner: str, asked: OllamaRequest) -> Response:
+async def _answer(request: Request, services: ApiServices, owner: str, api_request: OllamaRequest) -> Response:
     host = services.shared.engine
-    asked = replace(asked, model=resolve_ollama_name(asked.given_name, host.default.info))
+    api_request = replace(api_request, model=resolve_ollama_name(api_request.requested_name, host.default.info))
     # Other users share the model, so only operators control how long it stays loaded.
-    if asked.keep_alive_s is not None and not caller_of(request).is_operator:
-        if (asked.only_loads and asked.keep_alive_s == 0) or services.shared.settings.strict_fields:
+    if api_request.keep_alive_s is not None and not caller_of(request).is_operator:
+        if (api_request.only_loads and api_request.keep_alive_s == 0) or services.shared.settings.strict_fields:
             raise ApiError(403, "forbidden", words["error_operator"], param="keep_alive")
-        asked = replace(asked, keep_alive_s=None, ignored=(*asked.ignored, "keep_alive"))
-    if asked.only_loads:
-        choice = await resolve_model_choice(services, asked.model)
+        api_request = replace(api_request, keep_alive_s=None, ignored=(*api_request.ignored, "keep_alive"))
+    if api_request.only_loads:
+        choice = await resolve_model_choice(services, api_request.model)
         served = host.model(choice.model)
-        if asked.keep_alive_s == 0:  # unload: must not load the model first
+        if api_request.keep_alive_s == 0:  # unload: must not load the model first
             host.keep(served, 0)
-            name = asked.given_name or served.name
-            return JSONResponse(OllamaSerializer(asked, name).unloaded(), headers=ignored_headers(asked))
-        async with serving(services, asked.model) as model:
-            if asked.keep_alive_s is not None:
-                host.keep(served, asked.keep_alive_s)
-            name = asked.given_name or listed_name(model.info)
-            return JSONResponse(OllamaSerializer(asked, name).loaded(), headers=ignored_headers(asked))
+            name = api_request.requested_name or served.name
+            return JSONResponse(OllamaSerializer(api_request, name).unloaded(), headers=ignored_headers(api_request))
+        async with serving(services, api_request.model) as model:
+            if api_request.keep_alive_s is not None:
+                host.keep(served, api_request.keep_alive_s)
+            name = api_request.requested_name or listed_name(model.info)
+            return JSONResponse(OllamaSerializer(api_request, name).loaded(), headers=ignored_headers(api_request))
     response = await respond(
         request,
         services,
         owner,
-        asked,
-        lambda info: OllamaSerializer(asked, asked.given_name or listed_name(info)),
+        api_request,
+        lambda info: OllamaSerializer(api_request, api_request.requested_name or listed_name(info)),
     )
-    if asked.stream:
+    if api_request.stream:
         response.headers["content-type"] = MEDIA_TYPE
     return response
 
@@ -393,32 +393,33 @@ async def _answer(request: Request, services: ApiServices, owner: str, asked: Ol
 @router.post("/api/embed", dependencies=[GUARDED])
 async def embed(request: Request, services: Services, owner: Owner) -> Response:
     """Return an embedding of each text: the normalized mean of its last hidden states."""
-    asked = await read_body(request, parse_embed, of_any_type=True)
-    found, name = await _embeddings(request, services, owner, asked)
+    api_request = await read_body(request, parse_embed, of_any_type=True)
+    found, name = await _embeddings(request, services, owner, api_request)
     nanoseconds = {
         "total_duration": round(NANOSECONDS * sum(usage.queue_ms + usage.prompt_ms for usage in found.usages)),
         "load_duration": 0,
         "prompt_eval_count": found.prompt_tokens,
     }
     body = {"model": name, "embeddings": found.vectors} | nanoseconds
-    return await large_response(lambda: body, ignored_headers(asked))
+    return await large_response(lambda: body, ignored_headers(api_request))
 
 
 @router.post("/api/embeddings", dependencies=[GUARDED])
 async def embed_one(request: Request, services: Services, owner: Owner) -> Response:
     """Return the embedding of one text, in Ollama's older format."""
-    asked = await read_body(request, parse_embedding, of_any_type=True)
-    found, _ = await _embeddings(request, services, owner, asked)
+    api_request = await read_body(request, parse_embedding, of_any_type=True)
+    found, _ = await _embeddings(request, services, owner, api_request)
     vector = found.vectors[0] if found.vectors else ()
-    return await large_response(lambda: {"embedding": vector}, ignored_headers(asked))
+    return await large_response(lambda: {"embedding": vector}, ignored_headers(api_request))
 
 
 async def _embeddings(
-    request: Request, services: ApiServices, owner: str, asked: OllamaEmbedding
+    request: Request, services: ApiServices, owner: str, api_request: OllamaEmbedding
 ) -> tuple[Embeddings, str]:
-    asked = replace(asked, model=resolve_ollama_name(asked.given_name, services.shared.engine.default.info))
-    found = await compute_embeddings(request, services, owner, asked)
-    return found, asked.given_name or listed_name(found.info)
+    model = resolve_ollama_name(api_request.requested_name, services.shared.engine.default.info)
+    api_request = replace(api_request, model=model)
+    found = await compute_embeddings(request, services, owner, api_request)
+    return found, api_request.requested_name or listed_name(found.info)
 
 
 @router.post("/api/pull", dependencies=[GUARDED])

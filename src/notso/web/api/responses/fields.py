@@ -32,7 +32,7 @@ from notso.web.api.shared.vector_search import MAX_RESULTS, RANKING_NOTES, Ranki
 from notso.web.values.strict_fields import limit_entries
 
 MAX_VECTOR_STORES = 8
-USUAL_RESULTS = 10
+DEFAULT_RESULTS = 10
 LOGPROBS = "message.output_text.logprobs"
 SEARCH_RESULTS = "file_search_call.results"
 Included = Literal[
@@ -141,8 +141,8 @@ class ItemReference(Fields):
     id: Name
 
 
-SpeltOutItem = MessageItem | ReasoningItem | CallItem | CallOutputItem | SearchCallItem | WebSearchCallItem
-AnyItem = Annotated[SpeltOutItem | ItemReference, Field(discriminator="type")]
+FullItem = MessageItem | ReasoningItem | CallItem | CallOutputItem | SearchCallItem | WebSearchCallItem
+AnyItem = Annotated[FullItem | ItemReference, Field(discriminator="type")]
 
 
 class FunctionTool(Fields):
@@ -402,7 +402,7 @@ WITHIN_RESPONSE: Notes = {
         "`web_search`: not available, and left out",
     ),
     "vector_store_ids": works(f"1 to {MAX_VECTOR_STORES} ids from `GET /v1/vector_stores`"),
-    "max_num_results": works(f"1 to {MAX_RESULTS}, fewer if they do not fit; default {USUAL_RESULTS}"),
+    "max_num_results": works(f"1 to {MAX_RESULTS}, fewer if they do not fit; default {DEFAULT_RESULTS}"),
     "ranking_options": works("`score_threshold`"),
     "filters": inert("null", "use a separate vector store for each set of files to search"),
     **RANKING_NOTES,

@@ -32,7 +32,7 @@ from notso.web.api.responses.fields import (
     LOGPROBS,
     RESPONSE_NOTES,
     SEARCH_RESULTS,
-    USUAL_RESULTS,
+    DEFAULT_RESULTS,
     WITHIN_RESPONSE,
     AllowedToolsChoice,
     CallItem,
@@ -52,7 +52,7 @@ from notso.web.api.responses.fields import (
     SchemaFormat,
     SearchCallItem,
     SearchChoice,
-    SpeltOutItem,
+    FullItem,
     WebSearchCallItem,
 )
 from notso.web.api.shared.api_request import ApiRequest
@@ -72,7 +72,7 @@ MAX_REFERENCED_RESPONSES = 256
 MAX_REFERENCED_CHARACTERS = 1 << 22
 """Maximum size of all referenced items together. More text would not fit any context."""
 
-_MARKS = {
+_ID_PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",
@@ -85,7 +85,7 @@ _ITEM_ID = re.compile(r"[a-z]{2,3}_([0-9a-f]{24})(?:in)?[0-9a-f]{2,4}")
 
 def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) -> str:
     """Return an item's id, which contains the response's id."""
-    return f"{_MARKS[kind]}_{response_id.partition('_')[2]}{'in' if is_input else ''}{index:02x}"
+    return f"{_ID_PREFIXES[kind]}_{response_id.partition('_')[2]}{'in' if is_input else ''}{index:02x}"
 
 
 def normalize_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
@@ -94,7 +94,7 @@ def normalize_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]
 
 
 async def load_referenced_items(
-    references: Sequence[Reference], stored: Callable[[str], Awaitable[StoredResponse | None]]
+    references: Sequence[Reference], load: Callable[[str], Awaitable[StoredResponse | None]]
 ) -> dict[str, Item]:
     """Load referenced items by id.
 
@@ -108,12 +108,12 @@ async def load_referenced_items(
         param = f"input.{index}.id"
         if ids.index(id) != len(found):
             raise invalid_field(param, f"{param} refers to an item twice")
-        named = _ITEM_ID.fullmatch(id)
-        response_id = f"resp_{named[1]}" if named else ""
+        match = _ITEM_ID.fullmatch(id)
+        response_id = f"resp_{match[1]}" if match else ""
         if response_id and response_id not in responses:
             if len(responses) == MAX_REFERENCED_RESPONSES:
                 raise invalid_field(param, f"input refers to items of more than {MAX_REFERENCED_RESPONSES} responses")
-            responses[response_id] = _by_id(await stored(response_id))
+            responses[response_id] = _by_id(await load(response_id))
         item = responses.get(response_id, {}).get(id)
         if item is None:
             raise ApiError(404, "not_found", "no stored item has that id (store: false disables storing)", param=param)
@@ -131,21 +131,21 @@ def _by_id(response: StoredResponse | None) -> dict[str, Item]:
 
 def _normalize_item(item: Item, response_id: str, index: int) -> Item:
     kind = item["type"]
-    kept = {name: value for name, value in item.items() if value is not None}
-    kept["id"] = kept.get("id") or item_id(response_id, kind, index, is_input=True)
-    kept.setdefault("status", "completed")
+    normalized = {name: value for name, value in item.items() if value is not None}
+    normalized["id"] = normalized.get("id") or item_id(response_id, kind, index, is_input=True)
+    normalized.setdefault("status", "completed")
     if kind == "reasoning":
-        kept.setdefault("summary", [])
+        normalized.setdefault("summary", [])
     if kind == "message":
         content = item["content"]
         parts = [{"text": content}] if isinstance(content, str) else content
         is_answer = item["role"] == "assistant"
         empty: dict[str, Any] = {"annotations": [], "logprobs": []} if is_answer else {}
         kind_of_part = "output_text" if is_answer else "input_text"
-        kept["content"] = [
+        normalized["content"] = [
             part if part.get("type") == "refusal" else {**empty, **part, "type": kind_of_part} for part in parts
         ]
-    return kept
+    return normalized
 
 
 NAMES = {
@@ -159,7 +159,7 @@ NAMES = {
 SCHEMA = "text.format.schema"
 
 Functions = dict[str, tuple[FunctionTool, NamespaceTool | None]]
-"""Functions with their namespaces, by their name in the prompt."""
+"""Functions and their namespaces, by the functions' names in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class FileSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
-    said: tuple[Message, ...]  # the conversation without the instructions
+    conversation: tuple[Message, ...]  # the conversation without the instructions
     items: tuple[Item, ...]  # input as given
     references: tuple[Reference, ...] = ()  # stored items to load
     namespaces: Mapping[str, str]  # function name in the prompt -> namespace
@@ -190,7 +190,7 @@ class ResponseRequest(ApiRequest):
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     def continue_from(self, earlier: Sequence[Message]) -> ResponseRequest:
-        return replace_conversation(self, (*earlier, *self.said))
+        return replace_conversation(self, (*earlier, *self.conversation))
 
 
 def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
@@ -210,10 +210,10 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     params = create_sampling_params(NAMES, sampling | {"thinking_budget": EFFORT_BUDGETS.get(effort or "")})
     items = [] if isinstance(fields.input, str) else fields.input
     references = tuple((at, item.id) for at, item in enumerate(items) if isinstance(item, ItemReference))
-    spelt_out = [item for item in items if not isinstance(item, ItemReference | SearchCallItem | WebSearchCallItem)]
-    said = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(spelt_out))
+    full_items = [item for item in items if not isinstance(item, ItemReference | SearchCallItem | WebSearchCallItem)]
+    conversation = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(full_items))
     functions = _functions(fields)
-    asked = ResponseRequest(
+    api_request = ResponseRequest(
         model=fields.model,
         prompts=(),
         params=(params,),
@@ -230,10 +230,10 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
             when_full="drop_oldest" if fields.truncation == "auto" else "stop",
         ),
         stream=bool(fields.stream),
-        said=said,
+        conversation=conversation,
         items=_items(typed["input"]),
         references=references,
-        namespaces={name: within.name for name, (_, within) in functions.items() if within is not None},
+        namespaces={name: namespace.name for name, (_, namespace) in functions.items() if namespace is not None},
         instructions=fields.instructions,
         previous_id=fields.previous_response_id or None,
         keep=fields.store is not False,
@@ -241,20 +241,20 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         search=_search(fields),
         echoed=_echoed_fields(fields, body, sampling),
     )
-    return replace_conversation(asked, said)
+    return replace_conversation(api_request, conversation)
 
 
-def replace_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
-    """Replace the conversation. Reasoning is kept only for tool calls after the last user message."""
-    asked_at = max((at for at, message in enumerate(said) if message.role == "user"), default=-1)
-    said = tuple(
-        replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > asked_at))
-        for at, message in enumerate(said)
+def replace_conversation(api_request: ResponseRequest, conversation: tuple[Message, ...]) -> ResponseRequest:
+    """Replace the conversation. Keep reasoning only with tool calls after the last user message."""
+    last_user = max((at for at, message in enumerate(conversation) if message.role == "user"), default=-1)
+    conversation = tuple(
+        replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > last_user))
+        for at, message in enumerate(conversation)
     )
-    before = (Message("system", asked.instructions),) if asked.instructions else ()
-    goes_on = bool(said) and said[-1].role == "assistant" and not said[-1].tool_calls
-    options = replace(asked.options, continue_last=goes_on)
-    return replace(asked, said=said, prompts=((*before, *said),), options=options)
+    instructions = (Message("system", api_request.instructions),) if api_request.instructions else ()
+    continues = bool(conversation) and conversation[-1].role == "assistant" and not conversation[-1].tool_calls
+    options = replace(api_request.options, continue_last=continues)
+    return replace(api_request, conversation=conversation, prompts=((*instructions, *conversation),), options=options)
 
 
 def _add_item_types(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapping[str, Any]:
@@ -270,18 +270,18 @@ def _add_item_type(item: Any, stored: Mapping[str, Item]) -> Any:
         return item
     if "role" in item and "type" not in item:
         return {"type": "message", **item}
-    is_name = item.get("type", "item_reference") in ("item_reference", None) and item.keys() <= {"type", "id"}
-    if not is_name:
+    is_reference = item.get("type", "item_reference") in ("item_reference", None) and item.keys() <= {"type", "id"}
+    if not is_reference:
         return item
     id = item.get("id")
     return stored[id] if isinstance(id, str) and id in stored else {**item, "type": "item_reference"}
 
 
-def _items(given: str | list[Item]) -> tuple[Item, ...]:
-    return ({"type": "message", "role": "user", "content": given},) if isinstance(given, str) else tuple(given)
+def _items(value: str | list[Item]) -> tuple[Item, ...]:
+    return ({"type": "message", "role": "user", "content": value},) if isinstance(value, str) else tuple(value)
 
 
-def _messages(items: Sequence[SpeltOutItem]) -> Iterator[Message]:
+def _messages(items: Sequence[FullItem]) -> Iterator[Message]:
     # Adjacent reasoning, text and calls of the assistant form one message.
     for by_assistant, run in groupby(items, _is_assistant):
         if by_assistant:
@@ -290,11 +290,11 @@ def _messages(items: Sequence[SpeltOutItem]) -> Iterator[Message]:
             yield from map(_message, run)
 
 
-def _is_assistant(item: SpeltOutItem) -> bool:
+def _is_assistant(item: FullItem) -> bool:
     return isinstance(item, ReasoningItem | CallItem) or (isinstance(item, MessageItem) and item.role == "assistant")
 
 
-def _assistant_message(items: Sequence[SpeltOutItem]) -> Message:
+def _assistant_message(items: Sequence[FullItem]) -> Message:
     reasoning = [part.text for item in items if isinstance(item, ReasoningItem) for part in item.content or ()]
     texts = [_text(item.content) for item in items if isinstance(item, MessageItem)]
     calls = tuple(_call(item) for item in items if isinstance(item, CallItem))
@@ -305,7 +305,7 @@ def _call(item: CallItem) -> ToolCall:
     return ToolCall(item.call_id, qualified_name(item.name, item.namespace), item.arguments)
 
 
-def _message(item: SpeltOutItem) -> Message:
+def _message(item: FullItem) -> Message:
     if isinstance(item, CallOutputItem):
         return Message("tool", _text(item.output), tool_call_id=item.call_id)
     if isinstance(item, MessageItem):
@@ -324,11 +324,11 @@ def qualified_name(name: str, namespace: str | None) -> str:
 def _functions(fields: ResponseFields) -> Functions:
     functions: Functions = {}
     for index, tool in enumerate(fields.tools or ()):
-        within = tool if isinstance(tool, NamespaceTool) else None
-        inner = within.tools if within else [tool] if isinstance(tool, FunctionTool) else []
+        namespace = tool if isinstance(tool, NamespaceTool) else None
+        inner = namespace.tools if namespace else [tool] if isinstance(tool, FunctionTool) else []
         for at, function in enumerate(inner):
-            check_depth(f"tools.{index}{f'.tools.{at}' if within else ''}.parameters", function.parameters)
-            functions[qualified_name(function.name, within.name if within else None)] = function, within
+            check_depth(f"tools.{index}{f'.tools.{at}' if namespace else ''}.parameters", function.parameters)
+            functions[qualified_name(function.name, namespace.name if namespace else None)] = function, namespace
     if len(functions) > MAX_TOOLS:
         raise invalid_field("tools", f"tools has more than {MAX_TOOLS} functions")
     return functions
@@ -340,12 +340,12 @@ def _tools(fields: ResponseFields, functions: Functions) -> tuple[Tool, ...] | N
     return tuple(_tool(name, *functions[name]) for name in _allowed_names(fields, functions)) or None
 
 
-def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> Tool:
+def _tool(name: str, function: FunctionTool, namespace: NamespaceTool | None) -> Tool:
     # Each function repeats the description of its namespace, because the prompt lists only functions.
-    told = function.model_dump(exclude_none=True, exclude={"type", "strict"}) | {"name": name}
-    if within is not None and within.description:
-        told["description"] = "\n".join(filter(None, (within.description, function.description)))
-    return {"type": "function", "function": told}
+    definition = function.model_dump(exclude_none=True, exclude={"type", "strict"}) | {"name": name}
+    if namespace is not None and namespace.description:
+        definition["description"] = "\n".join(filter(None, (namespace.description, function.description)))
+    return {"type": "function", "function": definition}
 
 
 def _allowed_names(fields: InputTokenFields, functions: Iterable[str]) -> list[str]:
@@ -388,8 +388,8 @@ def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
 
 
 def _top_logprobs(fields: ResponseFields) -> int | None:
-    wanted = fields.top_logprobs is not None or LOGPROBS in (fields.include or ())
-    return fields.top_logprobs or 0 if wanted else None
+    is_requested = fields.top_logprobs is not None or LOGPROBS in (fields.include or ())
+    return fields.top_logprobs or 0 if is_requested else None
 
 
 def _grammar(fields: ResponseFields) -> Grammar | None:
@@ -424,46 +424,46 @@ def _echoed_fields(fields: ResponseFields, body: Mapping[str, Any], sampling: Ma
 MAX_QUERY_CHARACTERS = 2_000
 
 
-async def insert_passages(services: ApiServices, owner: str, asked: ResponseRequest) -> ResponseRequest:
+async def insert_passages(services: ApiServices, owner: str, api_request: ResponseRequest) -> ResponseRequest:
     """Find passages for the last user message and insert them before its text.
 
     Raises ApiError (404) for an unknown vector store.
     """
-    search, messages = asked.search, asked.messages
+    search, messages = api_request.search, api_request.messages
     at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
     if search is None or at < 0:
-        return replace(asked, search=None)
+        return replace(api_request, search=None)
     tool = search.tool
     names = dict.fromkeys(tool.vector_store_ids)
     param = "tools.vector_store_ids"
     libraries = [await get_library(services, owner, each, param) for each in names]
     query = messages[at].content[:MAX_QUERY_CHARACTERS]
-    most = tool.max_num_results or USUAL_RESULTS
-    hits = await search_libraries(services, owner, libraries, [query], most, tool.ranking_options)
+    limit = tool.max_num_results or DEFAULT_RESULTS
+    hits = await search_libraries(services, owner, libraries, [query], limit, tool.ranking_options)
     file_ids = await map_file_ids(services, owner, (each.document for each in hits))
-    documents, parts, room = RequestDocuments(), list[str](), MAX_PASSAGE_TOKENS
+    documents, parts, remaining_tokens = RequestDocuments(), list[str](), MAX_PASSAGE_TOKENS
     for hit in hits:
-        room -= estimated_tokens(hit.text)
-        if room < 0 and parts:
+        remaining_tokens -= estimated_tokens(hit.text)
+        if remaining_tokens < 0 and parts:
             break
         facts = {"file_id": file_ids[hit.document.id], "filename": hit.document.name}
-        is_quoted = asked.options.grammar is None
+        is_quoted = api_request.options.grammar is None
         parts.append(documents.add(RequestDocument(hit.document.name, hit.text, is_quoted, facts=facts)))
     count = len({each.document.id for each in hits})
-    named = "the document" if count == 1 else f"{count} documents" if count else "the documents"
-    passages = (PASSAGES_FOLLOW if parts else NOTHING_FOUND).format(documents=named)
+    described = "the document" if count == 1 else f"{count} documents" if count else "the documents"
+    passages = (PASSAGES_FOLLOW if parts else NOTHING_FOUND).format(documents=described)
     question = replace(messages[at], content="\n\n".join([passages, *parts, messages[at].content]))
     results = tuple(to_search_result(hit, file_ids[hit.document.id]) for hit in hits[: len(parts)])
-    before: tuple[Message, ...] = (*messages[:at], question, *messages[at + 1 :])
+    with_passages: tuple[Message, ...] = (*messages[:at], question, *messages[at + 1 :])
     return replace(
-        asked,
-        prompts=(documents.with_quotation_request(before),),
-        options=documents.options(asked.options),
+        api_request,
+        prompts=(documents.with_quotation_request(with_passages),),
+        options=documents.options(api_request.options),
         search=replace(search, queries=(query,), results=results, documents=documents),
     )
 
 
-def to_annotation(given: RequestDocuments, mark: QuotedSpan, index: int) -> Mapping[str, Any] | None:
+def to_annotation(documents: RequestDocuments, quotation: QuotedSpan, index: int) -> Mapping[str, Any] | None:
     """Return a quotation as an annotation at character `index` of the text, or None if no passage contains it."""
-    found = given.found(mark.number, mark.words)
+    found = documents.find_quotation(quotation.number, quotation.words)
     return None if found is None else {"type": "file_citation", "index": index, **found[0].facts}

@@ -66,9 +66,9 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     running = _find_running(services, owner, response_id)
     if streams == "true":
         if running is None:
-            if (elsewhere := await services.resumable_streams.remote_answers.find(owner, response_id)) is not None:
+            if (remote_answer := await services.resumable_streams.remote_answers.find(owner, response_id)) is not None:
                 services.reread_streams.opened(owner)
-                events = elsewhere.events(0 if start is None else int(start) + 1, PING)
+                events = remote_answer.events(0 if start is None else int(start) + 1, PING)
                 return EventStream(events, lambda: services.reread_streams.closed(owner))
             await get_response(services, owner, response_id, "response_id")
             raise unsupported_field("stream", "the events of this response are no longer available; use stream: false")
@@ -80,14 +80,14 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
         return EventStream(events, lambda: services.reread_streams.closed(owner))
     if running is not None:
         if running.finished:  # wait until it is stored
-            await asyncio.shield(running.following)
+            await asyncio.shield(running.follow_task)
         return await whole_response(running.live_serializer, headers)
-    if (elsewhere := await _find_unfinished_remote(services, owner, response_id)) is not None:
-        return await large_response(lambda: elsewhere.log.body, headers)
+    if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
+        return await large_response(lambda: remote_answer.log.body, headers)
     if await load_response(services, owner, response_id) is None:
-        left = await services.shared.store.records.unfinished_response(owner, response_id)
-        if left is not None:
-            return JSONResponse(queued_body(left), headers=headers)
+        unfinished = await services.shared.store.records.unfinished_response(owner, response_id)
+        if unfinished is not None:
+            return JSONResponse(queued_body(unfinished), headers=headers)
     stored = await get_response(services, owner, response_id, "response_id")
     return await large_response(lambda: stored.body, headers)
 
@@ -101,7 +101,7 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
     if isinstance(serializer, ReceiptSerializer):
         serializer = serializer.inner
     if isinstance(serializer, ResponseSerializer):
-        items = normalize_input(serializer.asked.items, response_id)
+        items = normalize_input(serializer.request.items, response_id)
     else:
         items = (await get_response(services, owner, response_id, "response_id")).input
     listed = paginate(items, query)
@@ -114,11 +114,11 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
     running = _find_running(services, owner, response_id)
     if running is not None:
         running.running.stop(by_asker=True)
-        await asyncio.shield(running.following)
+        await asyncio.shield(running.follow_task)
         return await whole_response(running.live_serializer)
-    if (elsewhere := await _find_unfinished_remote(services, owner, response_id)) is not None:
-        elsewhere.stop()
-        body = await elsewhere.wait_for_body()
+    if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
+        remote_answer.stop()
+        body = await remote_answer.wait_for_body()
         return await large_response(lambda: body)
     stored = await get_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
@@ -131,13 +131,13 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
     """Delete a stored response and its cached prompt. Responses that continue it are kept."""
     running = _find_running(services, owner, response_id)
     if running is None:
-        if (elsewhere := await _find_unfinished_remote(services, owner, response_id)) is not None:
-            elsewhere.stop()
-            await elsewhere.wait_for_body()
+        if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
+            remote_answer.stop()
+            await remote_answer.wait_for_body()
         await get_response(services, owner, response_id, "response_id")
     else:
         running.running.stop(by_asker=True)
-        await asyncio.shield(running.following)
+        await asyncio.shield(running.follow_task)
         services.resumable_streams.forget(owner, response_id)
     await services.shared.store.records.delete_unfinished_response(owner, response_id)
     await services.shared.store.delete(owner, "response", response_id)
@@ -195,19 +195,19 @@ Parse = Callable[[Mapping[str, Any], Mapping[str, Item] | None], ResponseRequest
 async def create(request: Request, services: Services, owner: Owner) -> Response:
     """Create a response, which may continue a stored one. It is stored unless `store` is false. With `background`,
     return at once; clients poll the response by id."""
-    asked = await _read(request, services, owner, parse_response_request)
-    if asked.keep and services.shared.store.read_only:
+    api_request = await _read(request, services, owner, parse_response_request)
+    if api_request.keep and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
-    left = resumed_response(request)
-    name = new_id("resp", "_") if left is None else left.id
+    unfinished = resumed_response(request)
+    name = new_id("resp", "_") if unfinished is None else unfinished.id
     created = created_ms(request) // 1000
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
         if saved is None:  # every reader of the stream calls `keep`; saving twice would restore a deleted response
-            stored_ms, items = int(1000 * time.time()), normalize_input(asked.items, body["id"])
-            stored = StoredResponse(body["id"], asked.previous_id, body, conversation, stored_ms, items)
+            stored_ms, items = int(1000 * time.time()), normalize_input(api_request.items, body["id"])
+            stored = StoredResponse(body["id"], api_request.previous_id, body, conversation, stored_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
         await asyncio.shield(saved)
 
@@ -215,22 +215,24 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
         request,
         services,
         owner,
-        asked,
-        lambda info: ResponseSerializer(asked, model_id(info), name, keep, created),
+        api_request,
+        lambda info: ResponseSerializer(api_request, model_id(info), name, keep, created),
     )
 
 
 @router.post("/v1/responses/input_tokens", dependencies=[GUARDED])
 async def input_tokens(request: Request, services: Services, owner: Owner) -> Response:
     """Count the prompt's tokens."""
-    asked = await _read(request, services, owner, parse_input_token_request)
-    async with serving(services, asked.model) as model:
-        dropped = find_dropped_parts(model.info, asked, strict=services.shared.settings.strict_fields)
+    api_request = await _read(request, services, owner, parse_input_token_request)
+    async with serving(services, api_request.model) as model:
+        dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
         try:
-            count = await run_prompt_work(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
+            count = await run_prompt_work(
+                request, lambda: model.engine.count_tokens(api_request.messages, api_request.options)
+            )
         except Exception as error:
-            raise as_api_error(error, asked.names) from error
-    headers = await run_prompt_work(request, lambda: ignored_headers(asked, dropped))
+            raise as_api_error(error, api_request.names) from error
+    headers = await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 
 
@@ -241,14 +243,14 @@ async def _read(request: Request, services: ApiServices, owner: str, parse: Pars
         return await read_body_with_files(
             request,
             find_openai_files,
-            lambda body, files: parse_with_files(body, files, lambda given: parse(given, stored)),
+            lambda body, files: parse_with_files(body, files, lambda inlined: parse(inlined, stored)),
         )
 
-    asked = await read()
-    if asked.references:
-        stored |= await load_referenced_items(asked.references, partial(load_response, services, owner))
-        asked = await read()
-    if asked.previous_id is not None:
-        earlier = await get_response(services, owner, asked.previous_id, "previous_response_id")
-        asked = asked.continue_from(earlier.conversation)
-    return asked if asked.search is None else await insert_passages(services, owner, asked)
+    api_request = await read()
+    if api_request.references:
+        stored |= await load_referenced_items(api_request.references, partial(load_response, services, owner))
+        api_request = await read()
+    if api_request.previous_id is not None:
+        earlier = await get_response(services, owner, api_request.previous_id, "previous_response_id")
+        api_request = api_request.continue_from(earlier.conversation)
+    return api_request if api_request.search is None else await insert_passages(services, owner, api_request)

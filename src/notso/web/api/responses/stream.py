@@ -16,7 +16,7 @@ from notso.web.edge.errors import ApiError
 Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 """Function that stores a finished response, and its conversation, which a later response may continue."""
 
-BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
+PRELIMINARY_KINDS = ("queued", "trimmed", "error")
 """Kinds of events that do not start the response."""
 
 
@@ -25,36 +25,37 @@ class ResponseSerializer:
 
     ping = PING
 
-    def __init__(self, asked: ResponseRequest, model: str, id: str, keep: Keep, created: int) -> None:
+    def __init__(self, api_request: ResponseRequest, model: str, id: str, keep: Keep, created: int) -> None:
         self.id = id
-        self.asked = asked
+        self.request = api_request
         self._model = model
         self._keep = keep
         self._created = created
         self._output: list[dict[str, Any]] = []
         self._is_open = self._is_cancelled = False
-        self._status = "queued" if asked.background else "in_progress"
+        self._status = "queued" if api_request.background else "in_progress"
         self._usage: Usage | None = None
         self._error: dict[str, Any] | None = None
         self._logprobs: list[TokenLogprob] = []
         self._calls: list[ToolCall] = []
         self._dropped = 0
         self._sequence = -1
-        self._searches = asked.search is not None
-        self._marks = MarkedQuoteParser() if asked.search is not None and asked.search.documents.has_quotable else None
+        search = api_request.search
+        self._searches = search is not None
+        self._quote_parser = MarkedQuoteParser() if search is not None and search.documents.has_quotable else None
 
     def fresh_copy(self) -> ResponseSerializer:
-        return ResponseSerializer(self.asked, self._model, self.id, self._keep, self._created)
+        return ResponseSerializer(self.request, self._model, self.id, self._keep, self._created)
 
     def initial_events(self) -> Iterator[bytes]:
         yield self._sse_event("response.created", response=self.body())
         yield self._sse_event(f"response.{self._status}", response=self.body())
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
-        if self._status == "queued" and event.kind not in BEFORE_IT_BEGINS:
+        if self._status == "queued" and event.kind not in PRELIMINARY_KINDS:
             self._status = "in_progress"
             yield self._sse_event("response.in_progress", response=self.body())
-        if self._searches and event.kind not in BEFORE_IT_BEGINS:
+        if self._searches and event.kind not in PRELIMINARY_KINDS:
             yield from self._search()
         match event.kind:
             case "reasoning":
@@ -64,10 +65,10 @@ class ResponseSerializer:
             case "text":
                 self._logprobs += event.logprobs
                 logprobs = logprob_entries(event.logprobs)
-                if self._marks is None:
+                if self._quote_parser is None:
                     yield from self._write_text(event.text, logprobs)
                 else:
-                    yield from self._write_cited(self._marks.feed(event.text), logprobs)
+                    yield from self._write_cited(self._quote_parser.feed(event.text), logprobs)
             case "tool_call_part" if event.begun_call is not None:
                 yield from self._write_call(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
@@ -83,11 +84,11 @@ class ResponseSerializer:
                 raise event.error
             case "end":
                 self._logprobs += event.logprobs
-                if self._marks is not None and (rest := self._marks.end()):
+                if self._quote_parser is not None and (rest := self._quote_parser.end()):
                     yield from self._write_cited([rest], [])
                 whole = event.finish_reason not in ("length", "cancelled")
                 self._status = "completed" if whole else "incomplete"
-                self._is_cancelled = self.asked.background and event.finish_reason == "cancelled"
+                self._is_cancelled = self.request.background and event.finish_reason == "cancelled"
                 yield from self._close_item()
 
     def _write_text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
@@ -100,22 +101,22 @@ class ResponseSerializer:
             yield from self._open_item("message")
             text = self._part["text"]
             annotation = None
-            if isinstance(piece, QuotedSpan) and self.asked.search is not None:
-                annotation = to_annotation(self.asked.search.documents, piece, len(text))
+            if isinstance(piece, QuotedSpan) and self.request.search is not None:
+                annotation = to_annotation(self.request.search.documents, piece, len(text))
             if annotation is not None:
                 number = len(self._part["annotations"])
                 self._part["annotations"].append(annotation)
-                told = {"content_index": 0, "annotation_index": number, "annotation": annotation}
-                yield self._item_event("response.output_text.annotation.added", **told)
+                fields = {"content_index": 0, "annotation_index": number, "annotation": annotation}
+                yield self._item_event("response.output_text.annotation.added", **fields)
                 continue
-            said = piece.words if isinstance(piece, QuotedSpan) else piece
-            said = said if text else said.lstrip()
-            if said:
-                yield from self._write_text(said, logprobs)
+            piece_text = piece.words if isinstance(piece, QuotedSpan) else piece
+            piece_text = piece_text if text else piece_text.lstrip()
+            if piece_text:
+                yield from self._write_text(piece_text, logprobs)
                 logprobs = []
 
     def _search(self) -> Iterator[bytes]:
-        self._searches, search = False, self.asked.search
+        self._searches, search = False, self.request.search
         if search is None:
             return
         self._begin({"type": "file_search_call", "queries": list(search.queries), "results": None})
@@ -128,13 +129,12 @@ class ResponseSerializer:
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         # Runs before the last event, so that clients can retrieve the response after that event. Messages that were
         # dropped from the prompt are not stored, so that a chain of responses does not outgrow the context.
-        if self.asked.keep:
-            said = self.asked.said
-            head = 1 if said[0].role == "system" and not self.asked.instructions else 0
+        if self.request.keep:
+            conversation = self.request.conversation
+            head = 1 if conversation[0].role == "system" and not self.request.instructions else 0
             body = await asyncio.to_thread(self.body)
-            await self._keep(
-                body | dict(added or {}), (*said[:head], *said[head + self._dropped :], self._assistant_message())
-            )
+            stored = (*conversation[:head], *conversation[head + self._dropped :], self._assistant_message())
+            await self._keep(body | dict(added or {}), stored)
 
     def closing_events(self) -> Iterator[bytes]:
         yield self._sse_event(f"response.{self._status}", response=self.body())
@@ -157,9 +157,9 @@ class ResponseSerializer:
             "model": self._model,
             "output": [dict(item) for item in self._output],
             "usage": self._usage_body(),
-            "background": self.asked.background,
+            "background": self.request.background,
             "service_tier": "default",
-            **self.asked.echoed,
+            **self.request.echoed,
         }
 
     @property
@@ -225,14 +225,14 @@ class ResponseSerializer:
             yield self._item_event("response.function_call_arguments.delta", delta=text)
 
     def _split_name(self, qualified_name: str) -> dict[str, str]:
-        namespace = self.asked.namespaces.get(qualified_name)
+        namespace = self.request.namespaces.get(qualified_name)
         if namespace is None:
             return {"name": qualified_name}
         return {"name": qualified_name.removeprefix(f"{namespace}."), "namespace": namespace}
 
     def _close_call(self) -> Iterator[bytes]:
-        told = {"arguments": self._item["arguments"], "name": self._item["name"]}
-        yield self._item_event("response.function_call_arguments.done", **told)
+        fields = {"arguments": self._item["arguments"], "name": self._item["name"]}
+        yield self._item_event("response.function_call_arguments.done", **fields)
 
     def _begin(self, item: dict[str, Any]) -> None:
         id = item_id(self.id, item["type"], len(self._output))

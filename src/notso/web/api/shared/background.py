@@ -110,8 +110,8 @@ class BackgroundResponses:
         self._own_ids: set[str] = set()  # ids of the responses that this process is generating
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, app: FastAPI, inside: Any) -> None:
-        self._start_task(self._claim_responses(app, AccessLog(ApiEdge(inside))))
+    def start(self, app: FastAPI, inner_app: Any) -> None:
+        self._start_task(self._claim_responses(app, AccessLog(ApiEdge(inner_app))))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -139,14 +139,14 @@ class BackgroundResponses:
             )
             await self._shared.store.records.add_unfinished_response(unfinished, self._holder)
         self._start_task(self._save_progress(response_id, stream))
-        stream.following.add_done_callback(lambda _: self._start_task(self._on_end(owner, response_id, stream)))
+        stream.follow_task.add_done_callback(lambda _: self._start_task(self._on_end(owner, response_id, stream)))
 
     async def _save_progress(self, response_id: str, stream: ResumableStream) -> None:
         record = stream.record
         if record is None:
             return
         replayed, stored, saved = record.replayed, record.replayed, ("", record.replayed)
-        while not (await asyncio.wait([stream.following], timeout=SAVE_SECONDS))[0]:
+        while not (await asyncio.wait([stream.follow_task], timeout=SAVE_SECONDS))[0]:
             if saved == (record.origin, record.tokens):
                 continue
             now, progress = (record.origin, record.tokens), json.dumps(asdict(record.since(stored)))
@@ -166,7 +166,7 @@ class BackgroundResponses:
                 return
             await asyncio.sleep(SEARCH_SECONDS)
 
-    async def _claim_responses(self, app: FastAPI, inside: Any) -> None:
+    async def _claim_responses(self, app: FastAPI, inner_app: Any) -> None:
         records, is_shared = self._shared.store.records, self._shared.store.is_shared
         while True:
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
@@ -176,42 +176,42 @@ class BackgroundResponses:
                 until = _now_ms() if is_shared else 1 << 62
                 while not self._shared.stopping and (unfinished := await self._claim_next(until)):
                     self._own_ids.add(unfinished.id)
-                    self._start_task(self._continue_claimed(app, inside, unfinished))
+                    self._start_task(self._continue_claimed(app, inner_app, unfinished))
             await asyncio.sleep(SEARCH_SECONDS)
 
     async def _claim_next(self, until_ms: int) -> UnfinishedResponse | None:
         return await self._shared.store.records.claim_unfinished_response(self._holder, sorted(self._own_ids), until_ms)
 
-    async def _continue_claimed(self, app: FastAPI, inside: Any, unfinished: UnfinishedResponse) -> None:
+    async def _continue_claimed(self, app: FastAPI, inner_app: Any, unfinished: UnfinishedResponse) -> None:
         try:
-            await self._continue_response(app, inside, unfinished)
+            await self._continue_response(app, inner_app, unfinished)
         except BaseException:
             self._own_ids.discard(unfinished.id)  # so that it can be claimed again
             raise
 
-    async def _continue_response(self, app: FastAPI, inside: Any, unfinished: UnfinishedResponse) -> None:
+    async def _continue_response(self, app: FastAPI, inner_app: Any, unfinished: UnfinishedResponse) -> None:
         caller = await self._ring.with_current_key(Caller(*json.loads(unfinished.caller)))
         if caller is None:
             return await self._fail(unfinished, ApiError(500, "server_error", "the key was revoked"))
         if unfinished.has_used_all_tries:
             message = "the server stopped several times during this response"
             return await self._fail(unfinished, ApiError(500, "server_error", message))
-        status, error = await self._repeat_request(app, inside, unfinished, caller)
+        status, error = await self._repeat_request(app, inner_app, unfinished, caller)
         if error.get("param") == "replay" and not json.loads(unfinished.body).get("stream"):
             # The tokens cannot be replayed, because the model or the version of the numerical code has changed. Clients
             # have received no part of this response, because it is not streamed, so it can start from the beginning.
-            status, error = await self._repeat_request(app, inside, replace(unfinished, progress=""), caller)
+            status, error = await self._repeat_request(app, inner_app, replace(unfinished, progress=""), caller)
         if status != 200:
             message = str(error.get("message", "the response could not be continued"))
             await self._fail(unfinished, ApiError(500, str(error.get("code", "server_error")), message))
         return None
 
     async def _repeat_request(
-        self, app: FastAPI, inside: Any, unfinished: UnfinishedResponse, caller: Caller
+        self, app: FastAPI, inner_app: Any, unfinished: UnfinishedResponse, caller: Caller
     ) -> tuple[int, Mapping[str, Any]]:
         scope: Scope = {**internal_scope(app, unfinished.path, caller), UNFINISHED: unfinished}
         scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(unfinished.headers).items()]
-        status, answer = await send_internal_with_retry(inside, scope, unfinished.body.encode())
+        status, answer = await send_internal_with_retry(inner_app, scope, unfinished.body.encode())
         return status, json.loads(answer or b"{}").get("error", {}) if status != 200 else {}
 
     async def _fail(self, unfinished: UnfinishedResponse, error: ApiError) -> None:
@@ -250,7 +250,7 @@ def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
 
 
 def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -> Submission:
-    """Return a copy of `submission` that reports token ids and replays the tokens of `left`, if any."""
+    """Return a copy of `submission` that reports token ids and replays the tokens of `unfinished`, if any."""
     submission = with_seed_and_token_ids(submission, unfinished.seed if unfinished is not None else None)
     if unfinished is None or not unfinished.progress:
         return submission

@@ -89,7 +89,7 @@ class RequestDocuments:
     def numbers(self, kind: str) -> list[int]:
         return [number for number, each in enumerate(self._documents, start=1) if each.facts.get("type") == kind]
 
-    def found(self, number: int, words: str) -> tuple[RequestDocument, int, int] | None:
+    def find_quotation(self, number: int, words: str) -> tuple[RequestDocument, int, int] | None:
         if not 0 < number <= len(self._documents) or not self._documents[number - 1].is_quoted:
             return None
         document = self._documents[number - 1]

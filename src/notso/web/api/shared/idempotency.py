@@ -61,7 +61,7 @@ class IdempotencyMiddleware:
     """
 
     def __init__(self, app: ASGIApp, services: ApiServices) -> None:
-        self._app = services.inside = app
+        self._app = services.inner_app = app
         self._services = services
         self._running: dict[tuple[str, str], _Recording] = {}
 

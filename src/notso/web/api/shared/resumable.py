@@ -246,7 +246,7 @@ class ResumableStream:
         self.serializer = serializer  # template: each reader uses a copy made by `fresh_copy`
         self.live_serializer = serializer.fresh_copy()  # receives every event as it is generated
         self.log = log  # published to other replicas; None if there are none
-        self.following = asyncio.create_task(self._follow())
+        self.follow_task = asyncio.create_task(self._follow())
 
     @property
     def finished(self) -> bool:
@@ -326,9 +326,9 @@ class ResumableStreams:
         if log is not None:
             self._exchange.publish(claim_name(owner, conversation), log)
             self._exchange.send("new answer", name=claim_name(owner, conversation))
-        stream.following.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
+        stream.follow_task.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
         loop = asyncio.get_running_loop()  # the timer below holds only names, so that the answer can be freed earlier
-        stream.following.add_done_callback(
+        stream.follow_task.add_done_callback(
             lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), name)
         )
         for key, each in list(self._streams.items()):

@@ -30,7 +30,7 @@ class ApiServices:
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
     wake_library: Callable[[], None] = lambda: None  # starts parsing newly added documents
     background: BackgroundResponses | None = None  # None: background responses do not survive a restart
-    inside: ASGIApp = _not_built  # the application without its middleware, for internal requests
+    inner_app: ASGIApp = _not_built  # the application without its middleware, for internal requests
     reread_streams: StreamLimiter = field(default_factory=lambda: StreamLimiter(MAX_REREAD_STREAMS))
 
 

@@ -57,7 +57,7 @@ async def search_libraries(
     limit: int,
     ranking: RankingOptions | None,
 ) -> list[PassageHit]:
-    """Return the `most` best passages for any of the queries, each passage once."""
+    """Return up to `limit` passages, the best for any of the queries first, each passage once."""
     min_score = ranking.score_threshold or 0.0 if ranking is not None else 0.0
     hits: dict[tuple[str, int], PassageHit] = {}
     for library in libraries:
