@@ -181,7 +181,7 @@ def test_engine_change_listener_is_registered_once(engine: Any) -> None:
         before = host.when_changed.count(ends._on_host_changed)
         host._notify_changed()
         after = host.when_changed.count(ends._on_host_changed)
-        woken = last._stream.news.is_set()
+        woken = last._stream.changed.is_set()
         ends.remove(last)
         assert woken
         return before, after

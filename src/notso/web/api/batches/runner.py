@@ -81,10 +81,10 @@ class BatchRunner:
             self._due.clear()
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 while len(self._running) < MAX_BATCHES:
-                    busy = [owner for owner, _ in self._running.values()]
+                    busy_owners = [owner for owner, _ in self._running.values()]
                     # If no other server shares the store, all leases belong to earlier processes and count as expired.
                     now_ms = _now_ms() if store.is_shared else 1 << 62
-                    batch = await records.claim_batch(self._holder, busy, now_ms)
+                    batch = await records.claim_batch(self._holder, busy_owners, now_ms)
                     if batch is None:
                         break
                     task = asyncio.create_task(self._run(batch))

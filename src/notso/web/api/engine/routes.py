@@ -81,7 +81,7 @@ class _PreparedPrompt:
 class _Stream:
     # State of one connection, replaced when the session reconnects.
 
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     sent: dict[int, int] = field(default_factory=dict)  # answer number -> number of events already sent
     about: Any = None  # latest value sent
     stats: Any = None  # latest value sent
@@ -103,7 +103,7 @@ class FrontEndSession:
         return sum(1 for each in self._answers.values() if each.generation is None or not each.generation.finished)
 
     def wake(self) -> None:
-        self._stream.news.set()
+        self._stream.changed.set()
 
     async def begin(self, number: int, request: EngineRequest, prepared: str | None, off_loop: OffLoop) -> None:
         """Start an answer; idempotent per `number`. Raises the engine's error."""
@@ -161,21 +161,21 @@ class FrontEndSession:
         """
         self._expires.cancel()
         old, self._stream = self._stream, _Stream(sent=dict(read))
-        old.news.set()
+        old.changed.set()
         stream = self._stream
         for number in [each for each in self._answers if each <= up_to and each not in read and each not in pending]:
             self._drop(number)
         try:
             yield self._line(stream, known=[number for number in read if number in self._answers])
             while stream is self._stream:
-                stream.news.clear()
+                stream.changed.clear()
                 line = self._line(stream)
                 yield line
                 if self._front_ends.services.shared.stopping and not self._open_count:
                     return
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
-                        await stream.news.wait()
+                        await stream.changed.wait()
                 except TimeoutError:
                     continue
         finally:
@@ -197,7 +197,7 @@ class FrontEndSession:
                 stream.sent[number] = after + len(events)
                 answers[str(number)] = [after, to_wire(self._close_if_ended(number, answer, events))]
                 if len(events) == MAX_EVENTS_PER_LINE:
-                    stream.news.set()  # there may be more events
+                    stream.changed.set()  # there may be more events
         stats, about = to_wire(self._front_ends.services.shared.engine.stats()), to_wire(self._front_ends.about())
         if stats is not None and stats != stream.stats:
             message["stats"] = stream.stats = stats

@@ -205,7 +205,7 @@ FOUND_TOOL = "The tool {name} was found."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest(ApiRequest):
-    hides_reasoning: bool = False  # report that the model reasons, but not the text
+    hides_reasoning: bool = False  # return reasoning blocks without their text
     management: ContextManagement | None = None  # edits to apply
     applied: Applied = ()  # edits that had an effect
     documents: RequestDocuments = field(default_factory=RequestDocuments)
@@ -374,7 +374,7 @@ class PinnedPrefix:
                 self.characters = len(message.content) - len("\n".join(parts)) + len("\n".join(parts[:number]))
 
     def find_prefix(self, messages: Sequence[Message]) -> FixedPrefix | None:
-        """Return the prefix up to the breakpoint, which the engine pins for the request's owner."""
+        """Return the prefix that the engine pins for the request's owner, if any."""
         at = next((at for at, each in enumerate(messages) if each is self.message), None)
         if at is None or self.characters <= 0:
             return None

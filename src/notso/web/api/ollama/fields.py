@@ -49,7 +49,7 @@ from notso.web.api.request_fields.sampling_fields import (
     with_sampling,
 )
 from notso.web.api.shared.api_request import ApiRequest, Prompt
-from notso.web.api.shared.embedding import EMBEDDED, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest
+from notso.web.api.shared.embedding import EMBEDDING_OPTIONS, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest
 from notso.web.edge.errors import ApiError
 from notso.web.values.durations import parse_duration
 
@@ -351,7 +351,7 @@ def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], t
     return OllamaEmbedding(
         prompts=tuple(texts),
         params=ONE_TOKEN,
-        options=EMBEDDED,
+        options=EMBEDDING_OPTIONS,
         names={"messages": "input", "prompt": "input"},
         hints=find_hints(fields, body),
         requested_name=fields.model,
@@ -409,14 +409,14 @@ def decode_context(context: Sequence[int]) -> tuple[Message, ...]:
             raise ValueError
         data = b"".join(piece[1:] for piece in pieces)
         entries = parse_object(b'{"messages":' + data + b"}")["messages"]
-        fit = all(
+        is_valid = all(
             isinstance(each, list)
             and len(each) == 2
             and each[0] in ("system", "user", "assistant")
             and isinstance(each[1], str)
             for each in entries
         )
-        if not isinstance(entries, list) or not fit or len(entries) > MAX_MESSAGES:
+        if not isinstance(entries, list) or not is_valid or len(entries) > MAX_MESSAGES:
             raise ValueError
     except (ValueError, TypeError, ApiError):
         raise invalid_field("context", "context must come from an earlier response of this server") from None

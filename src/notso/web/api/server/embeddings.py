@@ -29,7 +29,7 @@ from notso.web.api.request_fields.fields import (
 from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS, Whole
 from notso.web.api.shared.api_request import Prompt, ignored_headers
 from notso.web.api.shared.embedding import (
-    EMBEDDED,
+    EMBEDDING_OPTIONS,
     MAX_INPUTS,
     ONE_TOKEN,
     EmbeddingRequest,
@@ -51,7 +51,7 @@ Inputs = (
     | Ids
     | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 )
-ONLY_LENGTH = "embeddings have Euclidean length 1"
+UNIT_LENGTH = "embeddings have Euclidean length 1"
 
 
 class EmbeddingFields(Fields):
@@ -78,7 +78,7 @@ EMBEDDING_NOTES: Notes = {
     "model": works("a name listed by `GET /v1/models`; optional"),
     "encoding_format": works("`float`, or `base64`: 32-bit floats, little-endian"),
     "dimensions": works("the model's own number of dimensions", "the model was not trained for other dimensions"),
-    "embd_normalize": inert(f"2: {ONLY_LENGTH}", ONLY_LENGTH),
+    "embd_normalize": inert(f"2: {UNIT_LENGTH}", UNIT_LENGTH),
     "user": hint("describes the caller"),
     "task": hint("the model does not distinguish tasks of embeddings"),
     "input_type": hint("the model does not distinguish types of input"),
@@ -145,7 +145,7 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
         model=fields.model,
         prompts=prompts,
         params=ONE_TOKEN,
-        options=EMBEDDED,
+        options=EMBEDDING_OPTIONS,
         names={"messages": name, "prompt": name},
         hints=find_hints(fields, body),
         dimensions=fields.dimensions,

@@ -115,8 +115,8 @@ def _resolve_adapter_path(folder: Path | None, name: str) -> Path:
 router = APIRouter()
 
 ANTHROPIC_VERSION = "anthropic-version"
-ANTHROPIC_LIMIT = 20
-ANTHROPIC_MOST = 1000
+ANTHROPIC_DEFAULT_LIMIT = 20
+ANTHROPIC_MAX_LIMIT = 1000
 
 
 @router.get("/v1/models", dependencies=[GUARDED])
@@ -143,9 +143,9 @@ async def show_model(request: Request, services: Services, name: str) -> Respons
 
 def _anthropic_page(entries: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     # Raises ApiError (400).
-    text = query.get("limit", str(ANTHROPIC_LIMIT))
-    if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= ANTHROPIC_MOST):
-        raise invalid_field("limit", f"limit must be an integer from 1 to {ANTHROPIC_MOST}")
+    text = query.get("limit", str(ANTHROPIC_DEFAULT_LIMIT))
+    if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= ANTHROPIC_MAX_LIMIT):
+        raise invalid_field("limit", f"limit must be an integer from 1 to {ANTHROPIC_MAX_LIMIT}")
     ids, limit = [entry["id"] for entry in entries], int(text)
     for name in ("after_id", "before_id"):
         if query.get(name) and query[name] not in ids:

@@ -355,7 +355,7 @@ def components() -> dict[str, Any]:
 
 
 def responses_of(operation: str) -> dict[str, Any]:
-    """Return the successful responses of an operation such as "POST /v1/messages"; empty for REFUSED ones."""
+    """Return the successful responses of an operation such as "POST /v1/messages"; none if it is in REFUSED."""
     if operation in REFUSED:
         return {}
     content: dict[str, Any] = {}
@@ -399,8 +399,8 @@ async def openapi(request: Request) -> Response:
 
 @cache
 def _schemas() -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the reference to each route's body schema, and the schemas."""
-    # Cached, because building the schemas takes half a second. Callers must not modify them.
+    # Returns the reference to each route's body schema, and the schemas. Callers must not modify the schemas. Cached,
+    # because building them takes half a second.
     kinds: list[type[BaseModel]] = [endpoint.fields for endpoint in ENDPOINTS]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True

@@ -158,8 +158,8 @@ class Choice:
         return {"content": text}
 
     def _close_reasoning(self) -> str:
-        was, self.in_raw_reasoning = self.in_raw_reasoning, False
-        return CLOSE_REASONING if was else ""
+        was_open, self.in_raw_reasoning = self.in_raw_reasoning, False
+        return CLOSE_REASONING if was_open else ""
 
 
 def new_choice(*, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
@@ -224,8 +224,8 @@ class Completion:
         }
 
 
-def new_id(kind: str, mark: str = "-") -> str:
-    return f"{kind}{mark}{secrets.token_hex(12)}"
+def new_id(kind: str, separator: str = "-") -> str:
+    return f"{kind}{separator}{secrets.token_hex(12)}"
 
 
 @lru_cache(maxsize=8)

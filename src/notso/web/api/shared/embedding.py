@@ -18,7 +18,7 @@ from notso.web.engine.port import ChatEngine
 MAX_INPUTS = 2048
 """Texts per request, as in OpenAI's API."""
 
-EMBEDDED = RequestOptions(prompt_only=True, embedding=True, is_plain=True, thinking=False)
+EMBEDDING_OPTIONS = RequestOptions(prompt_only=True, embedding=True, is_plain=True, thinking=False)
 ONE_TOKEN = (SamplingParams(max_tokens=1),)
 
 

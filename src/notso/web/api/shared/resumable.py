@@ -29,7 +29,7 @@ from notso.web.replicas.exchange import Body, Exchange, LocalExchange
 FIRST_SECONDS = 0.5
 """If no replica sends an answer's log within this time, the answer is assumed not to exist."""
 SILENT_SECONDS = 2.0
-"""After this time without events, a reader checks that the generating replica is still running."""
+"""After this time without events, a reader checks whether the generating replica is still running."""
 PING_SECONDS = 15.0
 
 
@@ -294,9 +294,9 @@ class ResumableStreams:
         Raises ApiError: 409 if another answer is running in it, 429 if too many are open.
         """
         stream, key = self.find(owner, conversation), (owner, conversation)
-        busy = self._claimed.get(key) or (stream.running.name if stream is not None and not stream.finished else "")
-        if busy:
-            raise ApiError(409, "generation_in_progress", f"a response is already being generated: {busy}")
+        open_name = stream.running.name if stream is not None and not stream.finished else ""
+        if running_name := self._claimed.get(key) or open_name:
+            raise ApiError(409, "generation_in_progress", f"a response is already being generated: {running_name}")
         open_count = sum(not each.finished for each in self._streams.values()) + len(self._claimed)
         if stream is None and open_count >= MAX_RESUMABLE:
             raise ApiError(429, "rate_limited", "too many conversations are active", retry_after_seconds=5)

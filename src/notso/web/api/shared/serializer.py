@@ -41,7 +41,7 @@ class Serializer(Protocol):
     def failure(self, error: ApiError) -> bytes: ...
 
     def body(self) -> Any:
-        """Return the JSON body. Slow if the body has log probabilities."""
+        """Return the JSON body. Slow with log probabilities."""
 
 
 class LargeJSONResponse(JSONResponse):

@@ -92,7 +92,7 @@ async def run_prompt_work(request: Request, work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is kept loaded; `info` has the model name reported to clients."""
+    """A loaded model; `info` has the model name reported to clients."""
 
     engine: ChatEngine
     info: ModelInfo
