@@ -101,7 +101,7 @@ MAX_RESPONSE_FIELDS = 64
 MAX_TEXTS = 1024
 """Limit of prompt texts per request; each is tokenized separately."""
 BANNED = -100.0
-"""Bias of tokens set to `false`, which are never sampled."""
+"""Bias that `false` stands for. It practically excludes a token."""
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Bias = float | Literal[False]
@@ -298,7 +298,7 @@ def _biases(biases: Biases | None) -> Iterator[TokenBias]:
 
 
 NO_SLOT = -1
-"""Value of `id_slot` in all responses, because this server has no slots."""
+"""Value of `id_slot` in all responses, because requests are not assigned to slots."""
 
 
 class NativeSerializer:

@@ -132,8 +132,8 @@ def apply_edits(
 
     `count` returns the prompt tokens of messages; its errors propagate. The messages' `keep_reasoning` must be set.
     """
-    # The caller has applied `clear_thinking` by setting `keep_reasoning`. Only the number of tokens that it saves is
-    # computed here. Several such edits are reported as one, because only the strictest has an effect.
+    # The caller has applied `clear_thinking` by setting `keep_reasoning`. Here, only the number of saved tokens is
+    # computed. Several such edits are reported as one, because only the strictest has an effect.
     applied: list[Mapping[str, Any]] = []
     turns = sum(map(_drops_reasoning, messages[:-1]))
     if turns and management.of_kind(ClearThinking):

@@ -320,7 +320,7 @@ WITHIN_CHAT: Notes = OPTION_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(ApiRequest):
-    only_loads: bool = False  # load the model without answering
+    only_loads: bool = False  # load or unload the model without answering
     returns_context: bool = False  # return the conversation as `context`
     is_chat: bool = True  # answer as /api/chat does, not as /api/generate does
     requested_name: str | None = None  # model name as the client spells it

@@ -209,7 +209,7 @@ refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
 def hint(reason: str, done_text: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
-    """Describe an ignored field and the reason. `done_text` describes the values in `done`, which are not ignored."""
+    """Describe a field that is ignored, except for the values in `done`, which `done_text` describes."""
     return Note("hint", done_text, instead, reason, done)
 
 

@@ -181,7 +181,7 @@ class ResponseRequest(ApiRequest):
     namespaces: Mapping[str, str]  # function name in the prompt -> namespace
     instructions: str | None = None
     previous_id: str | None = None
-    keep: bool = True
+    store: bool = True
     search: FileSearch | None = None
     echoed: Mapping[str, Any]  # fields repeated in the response
 
@@ -236,7 +236,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         namespaces={name: namespace.name for name, (_, namespace) in functions.items() if namespace is not None},
         instructions=fields.instructions,
         previous_id=fields.previous_response_id or None,
-        keep=fields.store is not False,
+        store=fields.store is not False,
         background=bool(fields.background),
         search=_search(fields),
         echoed=_echoed_fields(fields, body, sampling),

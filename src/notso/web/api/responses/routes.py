@@ -196,16 +196,16 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     """Create a response, which may continue a stored one. It is stored unless `store` is false. With `background`,
     return at once; clients poll the response by id."""
     api_request = await _read(request, services, owner, parse_response_request)
-    if api_request.keep and services.shared.store.read_only:
+    if api_request.store and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
     unfinished = resumed_response(request)
     name = new_id("resp", "_") if unfinished is None else unfinished.id
     created = created_ms(request) // 1000
 
-    async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
+    async def save(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
-        if saved is None:  # every reader of the stream calls `keep`; saving twice would restore a deleted response
+        if saved is None:  # every reader of the stream calls `save`; saving twice would restore a deleted response
             stored_ms, items = int(1000 * time.time()), normalize_input(api_request.items, body["id"])
             stored = StoredResponse(body["id"], api_request.previous_id, body, conversation, stored_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
@@ -216,7 +216,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
         services,
         owner,
         api_request,
-        lambda info: ResponseSerializer(api_request, model_id(info), name, keep, created),
+        lambda info: ResponseSerializer(api_request, model_id(info), name, save, created),
     )
 
 

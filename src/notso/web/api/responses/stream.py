@@ -13,7 +13,7 @@ from notso.web.api.shared.completion import logprob_entries
 from notso.web.api.shared.serializer import PING, named_event
 from notso.web.edge.errors import ApiError
 
-Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
+SaveResponse = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 """Function that stores a finished response, and its conversation, which a later response may continue."""
 
 PRELIMINARY_KINDS = ("queued", "trimmed", "error")
@@ -25,11 +25,11 @@ class ResponseSerializer:
 
     ping = PING
 
-    def __init__(self, api_request: ResponseRequest, model: str, id: str, keep: Keep, created: int) -> None:
+    def __init__(self, api_request: ResponseRequest, model: str, id: str, save: SaveResponse, created: int) -> None:
         self.id = id
         self.request = api_request
         self._model = model
-        self._keep = keep
+        self._save = save
         self._created = created
         self._output: list[dict[str, Any]] = []
         self._is_open = self._is_cancelled = False
@@ -45,7 +45,7 @@ class ResponseSerializer:
         self._quote_parser = MarkedQuoteParser() if search is not None and search.documents.has_quotable else None
 
     def fresh_copy(self) -> ResponseSerializer:
-        return ResponseSerializer(self.request, self._model, self.id, self._keep, self._created)
+        return ResponseSerializer(self.request, self._model, self.id, self._save, self._created)
 
     def initial_events(self) -> Iterator[bytes]:
         yield self._sse_event("response.created", response=self.body())
@@ -129,12 +129,12 @@ class ResponseSerializer:
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         # Runs before the last event, so that clients can retrieve the response after that event. Messages that were
         # dropped from the prompt are not stored, so that a chain of responses does not outgrow the context.
-        if self.request.keep:
+        if self.request.store:
             conversation = self.request.conversation
             head = 1 if conversation[0].role == "system" and not self.request.instructions else 0
             body = await asyncio.to_thread(self.body)
             stored = (*conversation[:head], *conversation[head + self._dropped :], self._assistant_message())
-            await self._keep(body | dict(added or {}), stored)
+            await self._save(body | dict(added or {}), stored)
 
     def closing_events(self) -> Iterator[bytes]:
         yield self._sse_event(f"response.{self._status}", response=self.body())

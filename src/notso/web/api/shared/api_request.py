@@ -35,7 +35,7 @@ class ApiRequest:
     options: RequestOptions
     stream: bool = False
     fresh: bool = False  # do not use cached prompts
-    keep: bool = False  # store the answer, so that the client can retrieve and continue it
+    store: bool = False  # store the answer, so that the client can retrieve and continue it
     background: bool = False  # generate without a connection; the client polls by id
     keep_stream: bool = False  # continue the stream after a restart; has an effect only with X-Conversation-Id
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited

@@ -16,7 +16,7 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 MAX_INPUTS = 2048
-"""Texts per request, as in OpenAI's API."""
+"""Maximum texts per request, as in OpenAI's API."""
 
 EMBEDDING_OPTIONS = RequestOptions(prompt_only=True, embedding=True, is_plain=True, thinking=False)
 ONE_TOKEN = (SamplingParams(max_tokens=1),)
@@ -65,7 +65,7 @@ async def compute_embeddings(
 
 def _truncate_prompts(prompts: Sequence[Prompt], engine: ChatEngine) -> tuple[Prompt, ...]:
     max_tokens = engine.info.context_tokens
-    # A token has at least one byte, so a text with at most `most` bytes always fits.
+    # A token has at least one byte, so a text with at most `max_tokens` bytes always fits.
     long = (isinstance(prompt, str) and len(prompt.encode(errors="replace")) > max_tokens for prompt in prompts)
     return tuple(
         tuple(engine.tokenize(str(prompt))[:max_tokens]) if is_long else prompt

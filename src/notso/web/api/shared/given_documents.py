@@ -81,7 +81,7 @@ class RequestDocuments:
         return any(each.is_quoted for each in self._documents)
 
     def add(self, document: RequestDocument, context: str = "") -> str:
-        """Add a document; return its text for the prompt, preceded by `context`. The default name is its number."""
+        """Add a document; return its text for the prompt, preceded by `context`. Its default name is `document N`."""
         name = sanitize_line(document.name, MAX_NAME_CHARACTERS) or f"document {len(self._documents) + 1}"
         self._documents.append(replace(document, name=name))
         return format_for_prompt(name, f"{context}\n\n{document.text}" if context else document.text)
@@ -119,7 +119,7 @@ async def read_body_with_files(
     find_files: Callable[[Mapping[str, Any]], Iterator[RequestFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Parse the files that `find_files` finds in a body, and then the body, like `read_body`.
+    """Parse a body like `read_body`, after parsing the files that `find_files` finds in it.
 
     Also raises ApiError (400) if a file cannot be parsed.
     """

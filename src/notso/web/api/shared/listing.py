@@ -18,7 +18,7 @@ def paginate(
     default_limit: int = 20,
     max_limit: int = 100,
 ) -> dict[str, Any]:
-    """Return a page of `items`, which are sorted oldest first, in the API's format.
+    """Return a page of `items` (oldest first) in the API's format.
 
     `query` has the parameters `limit` (1 to `max_limit`), `order` (default `desc`) and `after` (an item's id). Raises
     ApiError (400) naming the parameter.

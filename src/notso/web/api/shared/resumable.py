@@ -312,7 +312,7 @@ class ResumableStreams:
         finally:
             del self._claimed[key]
 
-    def keep(
+    def follow(
         self,
         owner: str,
         conversation: str,
@@ -350,7 +350,7 @@ class ResumableStreams:
                 stream.running.stop(by_asker=True)
 
     def _forget_old(self, name: str) -> None:
-        # Another replica has started a newer answer in the conversation, which replaces the finished one here.
+        # Another replica has started a newer answer in the conversation. It replaces the finished answer here.
         for key, stream in list(self._streams.items()):
             if stream.finished and claim_name(*key) == name:
                 del self._streams[key]

@@ -34,7 +34,7 @@ class Serializer(Protocol):
         """Return an event's frames. Raises `event.error` if set."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
-        """Run before the closing frames, for example to store the response with the fields `added`."""
+        """Prepare for the closing frames, for example by storing the response with the fields `added`."""
 
     def closing_events(self) -> Iterable[bytes]: ...
 

@@ -216,14 +216,14 @@ async def _response(
             conversation = serializer.id
         cache_owner = secrets.token_hex(16) if api_request.fresh else owner  # a random owner has no cached prompts
         priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
-        stored_id = serializer.id if api_request.keep else None
+        stored_id = serializer.id if api_request.store else None
         options = replace(
             api_request.options, owner=cache_owner, priority=priority, conversation=stored_id, adapter=choice.adapter
         )
 
         submissions = tuple(Submission(prompt, params, options) for prompt, params in api_request.choices)
         unfinished = resumed_response(request)
-        is_stored_background = api_request.background and api_request.keep
+        is_stored_background = api_request.background and api_request.store
         is_stored_stream = api_request.keep_stream and conversation is not None
         survives = is_stored_background or is_stored_stream
         if survives:  # the response continues after a restart, from its recorded tokens
@@ -243,7 +243,8 @@ async def _response(
             async with services.resumable_streams.claim_conversation(owner, conversation, serializer.id):
                 await begin()
                 record = TokenRecord(submissions[0].options.replay) if survives else None
-                stream = services.resumable_streams.keep(owner, conversation, running, serializer.fresh_copy(), record)
+                fresh_copy = serializer.fresh_copy()
+                stream = services.resumable_streams.follow(owner, conversation, running, fresh_copy, record)
             if survives and services.background is not None:
                 seed = submissions[0].params.seed or 0
                 await services.background.persist(request, owner, serializer.id, seed, stream)

@@ -57,7 +57,7 @@ async def search_libraries(
     limit: int,
     ranking: RankingOptions | None,
 ) -> list[PassageHit]:
-    """Return up to `limit` passages, the best for any of the queries first, each passage once."""
+    """Return the best passages for any of the queries, up to `limit`, each passage once."""
     min_score = ranking.score_threshold or 0.0 if ranking is not None else 0.0
     hits: dict[tuple[str, int], PassageHit] = {}
     for library in libraries:
@@ -92,7 +92,7 @@ def store_id_of(library_id: str) -> str:
 
 
 def document_id_of(file_id: str, library_id: str) -> str:
-    """Return the id of the document made from a file in a library."""
+    """Return the id of the document that a library makes from a file."""
     # Derived from both ids, because a file may be in several libraries.
     return str(uuid.uuid5(uuid.UUID(library_id), file_id))
 
