@@ -496,7 +496,8 @@ def _format(fields: ChatFields) -> Grammar | None:
             return Grammar("json_object")
         case RegexFormat(value=expression):
             return Grammar("regex", expression)
-        case ObjectFormat(value=value) | SchemaFormat(value=value) as json_format:
+        case ObjectFormat() | SchemaFormat() as json_format:
+            value = json_format.value
             found = {
                 f"response_format.{name}": schema
                 for name, schema in (
