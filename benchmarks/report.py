@@ -38,7 +38,7 @@ Row = dict[str, Any]
 RATES: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("prefill", lambda r: f"prefill {r['tokens']:,}" + (f", context of {r['depth']:,}" if r["depth"] else "")),
     ("decode", lambda r: f"decode, context of {r['depth']:,}" if r["depth"] else "decode, empty context"),
-    ("batch", lambda r: f"{r['sequences']} sequences"),
+    ("batch", lambda r: f"decode, {r['sequences']} sequences at once"),
 )
 
 
@@ -430,7 +430,7 @@ CHATS = {
 def readme_table() -> str:
     """Return a table of the runs with each peer. notso has a column for each run, because runs are not comparable."""
     runs = [json.loads((RESULTS / f"{name}.json").read_text()) for name in PEERS]
-    head = ["tokens/s"] + [
+    head = ["tokens/s unless stated"] + [
         cell for run in runs for cell in ("notso", f"{run['peer']['name']} {run['peer']['version']}", "ratio")
     ]
     rows = []
@@ -442,7 +442,7 @@ def readme_table() -> str:
                 cells += [f"{run[kind][i]['tok_s']:.3g}", f"{run['peer'][kind][i]['tok_s']:.3g}", ratio]
             rows.append(cells)
     below: tuple[tuple[str, Callable[[Row], str]], ...] = (
-        ("decoding, fraction of the memory-bandwidth limit", lambda run: f"{run['decode'][0]['roofline']:.2f}"),
+        ("decode, fraction of the limit set by memory bandwidth", lambda run: f"{run['decode'][0]['roofline']:.2f}"),
         ("read bandwidth, GB/s", lambda run: f"{run['bandwidth_gb_s']:.1f}"),
         ("resident memory, MB", lambda run: f"{run['memory']['rss_mb']:,.0f}"),
     )
