@@ -45,7 +45,7 @@ def test_streamed_answer_is_unchanged_after_reload(
     page = open_page(serve(demo.load).url)
     page.context.add_init_script(RECORD_GROWTH)
     expect(page.get_by_text("Demo model", exact=True)).to_be_visible()
-    expect(page.get_by_text("Nothing you type leaves it.")).to_be_visible()
+    expect(page.get_by_text("The model runs without any cloud service.")).to_be_visible()
     picture(page, "greeting", dark=True)
     demo.hold("thinking", 3)
     ask(page, "What is 27 + 48?")
