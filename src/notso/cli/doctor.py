@@ -42,7 +42,16 @@ class Finding:
 def doctor(
     port: Annotated[
         int,
-        typer.Option("--port", "-p", envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="Port to check."),
+        typer.Option(
+            "--port",
+            "-p",
+            envvar="NOTSO_PORT",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Port to check [env: NOTSO_PORT].",
+            show_envvar=False,
+        ),
     ] = 3000,
     server: Annotated[
         str | None,

@@ -67,7 +67,8 @@ Context = Annotated[
         envvar="NOTSO_CONTEXT",
         metavar="TOKENS",
         min=16,
-        help="Context length. Default: 8192, or less if memory is short.",
+        help="Context length. Default: 8192, or less if memory is low [env: NOTSO_CONTEXT].",
+        show_envvar=False,
         show_default=False,
     ),
 ]
@@ -79,7 +80,8 @@ Threads = Annotated[
         metavar="N",
         min=1,
         max=MAX_THREADS,
-        help="Number of compute threads. Default: one per core.",
+        help="Number of compute threads. Default: one per core [env: NOTSO_THREADS].",
+        show_envvar=False,
         show_default=False,
     ),
 ]
@@ -128,7 +130,7 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="Weights in memory: mmap (mapped file), packed (repacked copy; old name: hugepages) or auto "
+        help="Keep weights in a mapped file (mmap) or in a repacked copy (packed or hugepages); auto chooses "
         "[env: NOTSO_WEIGHTS].",
         show_envvar=False,
         show_default=False,
@@ -152,7 +154,9 @@ MaxNumSeqs = Annotated[
         metavar="N",
         min=1,
         max=MAX_NUM_SEQS,
-        help="Maximum number of concurrent requests. Default: 16, or fewer if memory is short.",
+        help="Maximum number of concurrent requests. Default: 16, or fewer if memory is low "
+        "[env: NOTSO_MAX_NUM_SEQS].",
+        show_envvar=False,
         show_default=False,
     ),
 ]

@@ -225,8 +225,8 @@ class Settings:
     )
     keep_volatile: bool = _setting(
         False,
-        help="Keep the billing line in Claude Code's system prompts. By default, it is removed, because its changes "
-        "prevent caching.",
+        help="Keep Claude Code's billing line in prompts. It is removed by default, because its changes would defeat "
+        "the prompt cache.",
         after="sign_in",
     )
     strict_fields: bool = _setting(
