@@ -44,7 +44,7 @@ SENTENCES = [
     (OPERATIONS, f"chats, {imports.MAX_MESSAGES:,} messages,"),
     (OPERATIONS, f"can be restored for {app.UNDO_SECONDS:.0f} seconds. Within {app.PURGE_SECONDS:.0f} more"),
     (OPERATIONS, f"port {DEFAULT_PORT} with `/v1`, or on"),
-    (CHAT, f"At most {said(documents.MAX_ATTACHMENTS)} files, with"),
+    (CHAT, f"at most {said(documents.MAX_ATTACHMENTS)} files, with"),
     (CHAT, f"{Settings().max_message_characters:,} characters in total"),
     (CHAT, f"at most {toolbox.MAX_RESULT_CHARACTERS:,} characters of it"),
     (CHAT, f"A response can contain up to {said(tool_calls.MAX_ROUNDS)} rounds"),
