@@ -88,7 +88,7 @@ def test_livez_responds_while_engine_is_busy(start: Start) -> None:
 
 def test_freed_memory_is_returned_repeatedly_by_another_thread(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    monkeypatch.setattr(app, "GIVE_BACK_SECONDS", 0.01)
+    monkeypatch.setattr(app, "TRIM_SECONDS", 0.01)
     monkeypatch.setattr(app, "release_freed_memory", lambda: threads.append(threading.get_ident()))
     server = start(ScriptedEngine()).ready()
     server.wait(lambda: len(threads) >= 3)

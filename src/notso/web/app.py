@@ -126,8 +126,8 @@ def configure_access_store(settings: Settings, store: ChatStore) -> AccessStore 
     """Return the store of keys and usage; None for a single local user."""
     # A shared database always has an access store, because another server may add a key at any time.
     is_shared = settings.database_url is not None
-    is_wanted = is_shared or settings.is_multi_user or SQLiteAccessStore.exists(settings.directory)
-    return create_access_store(settings.directory, settings.database_url, store) if is_wanted else None
+    is_needed = is_shared or settings.is_multi_user or SQLiteAccessStore.exists(settings.directory)
+    return create_access_store(settings.directory, settings.database_url, store) if is_needed else None
 
 
 def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | None:
@@ -150,24 +150,24 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | 
 TEMPORARY_SECONDS = 3600.0  # lifetime of a temporary chat after its last use
 UNDO_SECONDS = 15.0  # the page offers undo for 10 s
 PURGE_SECONDS = 10.0
-GIVE_BACK_SECONDS = 60.0
+TRIM_SECONDS = 60.0
 
 
 async def purge(shared: SharedServices, turns: Turns) -> None:
     """Periodically expire temporary chats and permanently delete chats that can no longer be restored."""
     # Clear a chat's caches in the engine before deleting the chat, so that the next round can retry after a failure.
     store, host = shared.store, shared.engine
-    unforgotten: dict[ConversationKey, None] = {}  # conversations whose caches are not cleared yet
+    uncleared: dict[ConversationKey, None] = {}  # conversations whose caches are not cleared yet
     while True:
         with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread; the next round retries
             now = time.monotonic()
             await _trash_expired_chats(shared, turns)
-            unforgotten.update(dict.fromkeys(await store.conversations_to_purge(UNDO_SECONDS, now)))
-            if unforgotten and not host.loaded():
+            uncleared.update(dict.fromkeys(await store.conversations_to_purge(UNDO_SECONDS, now)))
+            if uncleared and not host.loaded():
                 host.request_load(host.default)
-            for each in list(unforgotten) if host.loaded() else ():
+            for each in list(uncleared) if host.loaded() else ():
                 await host.clear_cache(each.owner, each.first_message_id)
-                del unforgotten[each]
+                del uncleared[each]
             await clear_stale_caches(store, host)
             await store.purge(UNDO_SECONDS, now)
             await store.records.purge(time.time_ns() // 1_000_000)
@@ -185,7 +185,7 @@ async def trim_memory_periodically() -> None:
     """Periodically return freed memory to the system."""
     # The C library keeps an arena for each thread and does not shrink it after a peak. Trimming takes a millisecond.
     while True:
-        await asyncio.sleep(GIVE_BACK_SECONDS)
+        await asyncio.sleep(TRIM_SECONDS)
         with contextlib.suppress(RuntimeError):  # no thread could be started; the next round retries
             await asyncio.to_thread(release_freed_memory)
 
@@ -244,19 +244,19 @@ def create_app(
         parts.batches.start(app)
         parts.background.start(app, parts.api.inner_app)
         library = parts.chat.library
-        works = (
+        jobs = (
             purge(parts.shared, parts.chat.turns),
             trim_memory_periodically(),
             library.run_parser(),
             library.watch_folder(),
         )
-        now_and_then = [asyncio.create_task(each) for each in works]
+        background_tasks = [asyncio.create_task(each) for each in jobs]
         try:
             yield
         finally:
-            for task in now_and_then:
+            for task in background_tasks:
                 task.cancel()
-            await asyncio.gather(*now_and_then, return_exceptions=True)  # also ends the child that parses documents
+            await asyncio.gather(*background_tasks, return_exceptions=True)  # also ends the child that parses documents
             await _shut_down(parts)
 
     app = FastAPI(
@@ -387,8 +387,8 @@ def _create_components(
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(requests, turns), Feed()
-    others: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
-    toolbox = Toolbox(PluginTools(plugins), *others)
+    mcp_sources: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
+    toolbox = Toolbox(PluginTools(plugins), *mcp_sources)
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.schedule_if_needed(turn))
@@ -430,12 +430,12 @@ def _create_components(
 def _make_resume_callback(chat: ChatServices) -> Callable[[Orphan], None]:
     tasks: set[asyncio.Task[None]] = set()
 
-    def begin(left: Orphan) -> None:
-        task = asyncio.create_task(resume_orphan(chat, left))
+    def resume(orphan: Orphan) -> None:
+        task = asyncio.create_task(resume_orphan(chat, orphan))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    return begin
+    return resume
 
 
 async def _shut_down(parts: Components) -> None:

@@ -202,8 +202,8 @@ class ChatServer(uvicorn.Server):
             self.config,
             self.server_state,
             self.lifespan.state,
-            door=self._connection_limiter,
-            lane=self._pipeline,
+            limiter=self._connection_limiter,
+            pipeline=self._pipeline,
             send_seconds=self._notso_app.state.parts.shared.settings.send_timeout_seconds,
         )
 

@@ -69,20 +69,20 @@ class Tracing:
     def on_generation_end(self, owner: str, usage: Usage | None) -> None:
         # The engine reports durations only, so start times are computed backwards from the end.
         end = time.time_ns()
-        lasted = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
+        durations = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
         if usage is not None:
-            lasted = {"queue": usage.queue_ms, "prefill": usage.prompt_ms, "decode": usage.completion_ms}
-        at = end - sum(map(_ns, lasted.values()))
-        whole = self._tracer.start_span("engine", start_time=at, attributes=_usage_attributes(usage))
-        inside = trace.set_span_in_context(whole)
+            durations = {"queue": usage.queue_ms, "prefill": usage.prompt_ms, "decode": usage.completion_ms}
+        at = end - sum(map(_ns, durations.values()))
+        span = self._tracer.start_span("engine", start_time=at, attributes=_usage_attributes(usage))
+        parent = trace.set_span_in_context(span)
         if usage is None:
-            whole.set_status(trace.StatusCode.ERROR)
+            span.set_status(trace.StatusCode.ERROR)
         else:
-            for name, milliseconds in lasted.items():
-                part = self._tracer.start_span(f"engine.{name}", inside, start_time=at)
+            for name, milliseconds in durations.items():
+                part = self._tracer.start_span(f"engine.{name}", parent, start_time=at)
                 at += _ns(milliseconds)
                 part.end(at)
-        whole.end(end)
+        span.end(end)
 
 
 class _Redactor(SpanProcessor):
@@ -97,14 +97,14 @@ def add_trace_ids_to_logs() -> None:
     """Add `trace_id` and `span_id` to log records within a span."""
     make = logging.getLogRecordFactory()
 
-    def made(*arguments: Any, **named: Any) -> logging.LogRecord:
-        record = make(*arguments, **named)
+    def make_with_ids(*arguments: Any, **keywords: Any) -> logging.LogRecord:
+        record = make(*arguments, **keywords)
         span = trace.get_current_span().get_span_context()
         if span.is_valid:
             record.trace_id, record.span_id = f"{span.trace_id:032x}", f"{span.span_id:016x}"
         return record
 
-    logging.setLogRecordFactory(made)
+    logging.setLogRecordFactory(make_with_ids)
 
 
 def _resource() -> Resource:

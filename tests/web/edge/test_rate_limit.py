@@ -12,7 +12,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from notso.web.edge import rate_limit
-from notso.web.edge.rate_limit import ELSEWHERE, RateLimit
+from notso.web.edge.rate_limit import OTHER_ADDRESSES, RateLimit
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
 
@@ -107,7 +107,7 @@ def test_number_of_tracked_addresses_is_limited(monkeypatch: pytest.MonkeyPatch)
     assert len(events) <= 11
     assert asked(limited, "10.0.1.3")[0] == 200, "an address known before the table was full has its own counter"
     assert asked(limited, "10.0.1.99")[0] == 429, "all later addresses share one counter"
-    assert any(ELSEWHERE in key for key in events)
+    assert any(OTHER_ADDRESSES in key for key in events)
 
 
 def test_default_rate_limit_applies_beyond_loopback() -> None:

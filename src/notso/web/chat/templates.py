@@ -192,7 +192,7 @@ class Pages:
         ring: KeyRing = request.app.state.key_ring
         context |= {"nonce": request.state.nonce, "has_key": not ring.open}
         context["may_operate"] = caller_of(request).is_operator
-        context["has_accounts"] = ring.gate is not None and context["may_operate"]
+        context["has_accounts"] = ring.quota_check is not None and context["may_operate"]
         context["chosen_language"] = request.cookies.get(LANGUAGE_COOKIE, "")
         return self._environment.get_template(template).render(context).encode()
 

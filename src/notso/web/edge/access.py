@@ -34,7 +34,7 @@ SESSION_SECONDS = 30 * 86_400.0
 SESSION_IDLE_SECONDS = 7 * 86_400.0
 """Maximum idle time of a session. A cookie unused for longer was probably left behind on a machine or in a backup."""
 SHARE_SECONDS = 3600.0
-"""Minimum interval between updates that tell the other replicas when a session was last used."""
+"""Minimum interval at which the time of a session's last use is shared with the other replicas."""
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
 """Scope key that marks a request with an invalid API key, so that RateLimit can count such requests per address."""
@@ -74,7 +74,7 @@ class Keys(Protocol):
 
     async def by_token(self, token: str) -> Caller | None: ...
 
-    async def found(self, by: str) -> Caller | None: ...
+    async def lookup(self, key_id: str) -> Caller | None: ...
 
 
 class QuotaCheck(Protocol):
@@ -109,7 +109,7 @@ def cookie_name(request: Request, name: str = COOKIE) -> str:
 
 
 class KeyRequiredError(HTTPException):
-    """401: a guarded route was requested without a key."""
+    """401: the request has no valid key or session."""
 
     def __init__(self) -> None:
         super().__init__(401, headers={"WWW-Authenticate": "Bearer"})
@@ -124,7 +124,7 @@ class _Session:
     shared: float  # when the session was last written to the SessionBook
     caller: Caller
 
-    def over(self, now: float) -> bool:
+    def is_expired(self, now: float) -> bool:
         return now - self.began >= SESSION_SECONDS or now - self.used >= SESSION_IDLE_SECONDS
 
 
@@ -145,7 +145,7 @@ class SessionBook(Protocol):
 class KeyRing:
     """Holds the hash of the server's API key, the browser sessions, and the sign-in methods.
 
-    Replicas accept each other's sessions from `book` if their API key and sign-in `rules` are equal.
+    Replicas share sessions in `book`, and accept them if their API key and sign-in `rules` are equal.
     """
 
     def __init__(
@@ -156,27 +156,27 @@ class KeyRing:
         sign_ins: tuple[SignIn, ...] = (),
         book: SessionBook | None = None,
         keys: Keys | None = None,
-        gate: QuotaCheck | None = None,
+        quota_check: QuotaCheck | None = None,
         requires_authentication: bool = False,
         rules: str = "",
     ) -> None:
-        self.gate = gate
+        self.quota_check = quota_check
         self._clock = clock
         self._sign_ins = sign_ins
         self._keys = keys
-        self._asks_who = requires_authentication or bool(sign_ins)
-        self._most_sessions = MAX_SESSIONS_OF_MANY if keys is not None or sign_ins else MAX_BROWSER_SESSIONS
+        self._requires_sign_in = requires_authentication or bool(sign_ins)
+        self._max_sessions = MAX_SESSIONS_OF_MANY if keys is not None or sign_ins else MAX_BROWSER_SESSIONS
         self._digest = _digest(api_key) if api_key is not None else None
         self._signing = _digest(f"{api_key} {rules}")
         self._book = book if api_key is not None else None  # without a key, entries could not be signed
         if self._book is not None:
             self._book.subscribe("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._sessions: dict[bytes, _Session] = {}
-        self._of_owners: dict[str, dict[bytes, None]] = {}  # digests of sessions by owner, oldest first
+        self._digests_by_owner: dict[str, dict[bytes, None]] = {}  # digests of sessions by owner, oldest first
 
     @property
     def open(self) -> bool:
-        return self._digest is None and not self._asks_who
+        return self._digest is None and not self._requires_sign_in
 
     def is_server_key(self, key: str) -> bool:
         # Compare in constant time.
@@ -194,7 +194,7 @@ class KeyRing:
         self._drop(digest)
         if self._book is not None:
             self._book.send("logout", session=digest.hex())
-            await self._book.forget(_named(digest))
+            await self._book.forget(_book_key(digest))
 
     async def caller_with(self, key: str) -> Caller | None:
         if self.is_server_key(key):
@@ -207,22 +207,22 @@ class KeyRing:
         """Return the authenticated sender, or None if access is denied."""
         if (inside := request.scope.get(INSIDE)) is not None:
             return cast(Caller, inside)
-        if shown := _keys_sent(request):
-            caller = await self.caller_with(shown[0])
-            for key in shown[1:]:  # all keys of a request must belong to the same caller
+        if keys := _keys_sent(request):
+            caller = await self.caller_with(keys[0])
+            for key in keys[1:]:  # all keys of a request must belong to the same caller
                 if caller is None or await self.caller_with(key) != caller:
                     caller = None
                     break
             if caller is not None:
                 return caller
-            # Many client libraries cannot omit the key. A server without an API key therefore ignores any key that does
-            # not have the prefix of issued keys.
-            if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in shown)):
+            # Many client libraries cannot omit the key. An open server therefore ignores any key that does not have the
+            # prefix of issued keys.
+            if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in keys)):
                 return None
         if self.open:
             return LOCAL
-        if (known := await self._resume_session(request.cookies.get(cookie_name(request), ""))) is not None:
-            return await self.with_current_key(known)
+        if (session_caller := await self._resume_session(request.cookies.get(cookie_name(request), ""))) is not None:
+            return await self.with_current_key(session_caller)
         for sign_in in self._sign_ins:
             if (caller := await sign_in(request)) is not None:
                 return caller
@@ -230,14 +230,14 @@ class KeyRing:
 
     async def with_current_key(self, caller: Caller) -> Caller | None:
         """Return `caller` with the current settings of its key, or None if the key was revoked."""
-        return caller if not caller.key_id or self._keys is None else await self._keys.found(caller.key_id)
+        return caller if not caller.key_id or self._keys is None else await self._keys.lookup(caller.key_id)
 
     async def _resume_session(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()
         session = self._sessions.get(digest) or (await self._load_session(digest) if token else None)
         if session is None:
             return None
-        if session.over(now):
+        if session.is_expired(now):
             await self.end_session(token)
             return None
         session.used = now
@@ -249,39 +249,39 @@ class KeyRing:
     def _add(self, digest: bytes, session: _Session) -> _Session:
         # At the limit, end the oldest session of the owner with the most sessions, so that one user cannot sign
         # out the others by signing in repeatedly.
-        while len(self._sessions) >= self._most_sessions:
-            most = max(self._of_owners.values(), key=lambda theirs: len(theirs))
-            self._drop(next(iter(most)))
+        while len(self._sessions) >= self._max_sessions:
+            largest = max(self._digests_by_owner.values(), key=lambda digests: len(digests))
+            self._drop(next(iter(largest)))
         self._drop(digest)
         self._sessions[digest] = session
-        self._of_owners.setdefault(session.caller.owner, {})[digest] = None
+        self._digests_by_owner.setdefault(session.caller.owner, {})[digest] = None
         return session
 
     def _drop(self, digest: bytes) -> None:
         session = self._sessions.pop(digest, None)
         if session is not None:
-            theirs = self._of_owners[session.caller.owner]
-            del theirs[digest]
-            if not theirs:
-                del self._of_owners[session.caller.owner]
+            digests = self._digests_by_owner[session.caller.owner]
+            del digests[digest]
+            if not digests:
+                del self._digests_by_owner[session.caller.owner]
 
     async def _share_session(self, digest: bytes, session: _Session) -> None:
         # The entry is signed, so that write access to the shared storage is not enough to forge a session.
         if self._book is not None:
-            left = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
+            seconds = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
             text = json.dumps([session.began, *astuple(session.caller)])
-            await self._book.remember(_named(digest), self._signature(digest, text) + text, left)
+            await self._book.remember(_book_key(digest), self._signature(digest, text) + text, seconds)
 
     async def _load_session(self, digest: bytes) -> _Session | None:
-        found = await self._book.recall(_named(digest)) if self._book is not None else None
-        if found is None or not hmac.compare_digest(found[:64].encode(), self._signature(digest, found[64:]).encode()):
+        entry = await self._book.recall(_book_key(digest)) if self._book is not None else None
+        if entry is None or not hmac.compare_digest(entry[:64].encode(), self._signature(digest, entry[64:]).encode()):
             return None
-        began, *caller = json.loads(found[64:])
+        began, *fields = json.loads(entry[64:])
         try:
-            known = Caller(*caller)
+            caller = Caller(*fields)
         except TypeError:  # written by a release in which Caller has different fields
             return None
-        return self._add(digest, _Session(began, self._clock(), 0.0, known))
+        return self._add(digest, _Session(began, self._clock(), 0.0, caller))
 
     def _signature(self, digest: bytes, text: str) -> str:
         return hmac.new(self._signing, digest + text.encode(), hashlib.sha256).hexdigest()
@@ -308,8 +308,8 @@ class Mark:
         request.state.caller = caller
         if self.operators and not caller.is_operator:
             raise Problem(403, words["error_operator"])
-        if ring.gate is not None:
-            await ring.gate(request, caller)
+        if ring.quota_check is not None:
+            await ring.quota_check(request, caller)
 
 
 def operator_only(audit: str = "") -> Any:
@@ -340,7 +340,7 @@ def audience_of(route: Any) -> str:
 
 def include_marked(app: FastAPI, router: APIRouter) -> None:
     """Register the routes of a router. Raises TypeError for a route without a mark."""
-    # FastAPI.include_router would build every route a second time, which delays an application's first request.
+    # With FastAPI.include_router, the first request would be slow: FastAPI then builds a second copy of every route.
     for route in router.routes:
         audience_of(route)
     app.router.routes.extend(router.routes)
@@ -349,9 +349,9 @@ def include_marked(app: FastAPI, router: APIRouter) -> None:
 async def front_ends_only(request: Request) -> None:
     """Require the engine's key, which only front ends (servers that use this engine remotely) have."""
     ring: KeyRing = request.app.state.engine_ring
-    shown = _keys_sent(request)
-    if not shown or not all(ring.is_server_key(key) for key in shown):
-        request.scope[WRONG_KEY] = bool(shown)
+    keys = _keys_sent(request)
+    if not keys or not all(ring.is_server_key(key) for key in keys):
+        request.scope[WRONG_KEY] = bool(keys)
         raise KeyRequiredError
 
 
@@ -379,7 +379,7 @@ def _keys_sent(request: Request) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def _named(digest: bytes) -> str:
+def _book_key(digest: bytes) -> str:
     return f"session:{digest.hex()}"
 
 

@@ -33,13 +33,13 @@ class AccessLog:
         token = request_id.set(name)
         scope[SCOPE_KEY] = name
         began = time.monotonic()
-        status, sent, ended, left = 0, 0, False, False
+        status, sent, ended, disconnected = 0, 0, False, False
 
         async def receive_noted() -> Message:
-            nonlocal left
+            nonlocal disconnected
             message = await receive()
             if message["type"] == "http.disconnect" and not ended:
-                left = True
+                disconnected = True
             return message
 
         async def send_noted(message: Message) -> None:
@@ -57,7 +57,7 @@ class AccessLog:
         finally:
             route = getattr(scope.get("route"), "path", "none")
             if log.isEnabledFor(logging.INFO) and (route not in _QUIET or status >= 400):
-                how = "" if ended else ", client disconnected" if left else ", incomplete"
-                took = round((time.monotonic() - began) * 1000)
-                log.info("%s %s %s, %d bytes in %d ms%s", scope["method"], route, status or "-", sent, took, how)
+                outcome = "" if ended else ", client disconnected" if disconnected else ", incomplete"
+                took_ms = round((time.monotonic() - began) * 1000)
+                log.info("%s %s %s, %d bytes in %d ms%s", scope["method"], route, status or "-", sent, took_ms, outcome)
             request_id.reset(token)

@@ -61,22 +61,22 @@ class Assets:
     def __init__(self, directory: Path = STATIC_DIRECTORY) -> None:
         self.by_path: dict[str, Asset] = {}
         self._urls: dict[str, str] = {}
-        known = [path for path in sorted(directory.rglob("*")) if path.suffix in _TYPES and path.is_file()]
+        paths = [path for path in sorted(directory.rglob("*")) if path.suffix in _TYPES and path.is_file()]
         # Files with references come last, because the digests of the referenced files become part of their content.
-        for path in sorted(known, key=lambda path: path.suffix in _REFERENCES):
+        for path in sorted(paths, key=lambda path: path.suffix in _REFERENCES):
             name, body = path.relative_to(directory).as_posix(), path.read_bytes()
             if pattern := _REFERENCES.get(path.suffix):
-                body = pattern.sub(lambda found, name=name: self._named(name, found[0]), body)  # type: ignore[misc]
+                body = pattern.sub(lambda match, name=name: self._rewrite(name, match[0]), body)  # type: ignore[misc]
             digest = hashlib.sha256(body).hexdigest()[:16]
             self.by_path[f"{digest}/{name}"] = Asset(body, _TYPES[path.suffix])
             self._urls[name] = f"/static/{digest}/{name}"
 
-    def _named(self, name: str, reference: bytes) -> bytes:
+    def _rewrite(self, name: str, reference: bytes) -> bytes:
         neighbor = posixpath.normpath(posixpath.join(posixpath.dirname(name), reference.decode()))
-        found = self._urls.get(neighbor)
+        url = self._urls.get(neighbor)
         # The rewritten reference is relative to /static, because a proxy may publish the server below a base path.
         up = "../" * (name.count("/") + 1)
-        return (up + found.removeprefix("/static/") if found else reference.decode()).encode()
+        return (up + url.removeprefix("/static/") if url else reference.decode()).encode()
 
     def url(self, name: str) -> str:
         """Return a file's URL. Raises KeyError if it does not exist."""

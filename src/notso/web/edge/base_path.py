@@ -21,7 +21,7 @@ from notso.web.values.settings import is_base_path
 base_path: ContextVar[str] = ContextVar("notso_base_path", default="")
 """Base path of the request being served, without a trailing slash; '' if there is none."""
 
-_HOLD_PATHS = ("location", "hx-redirect", "hx-push-url")
+_PATH_HEADERS = ("location", "hx-redirect", "hx-push-url")
 _COOKIE_PATH = re.compile(r"(?i)(?<=; path=)/")
 
 _ATTRIBUTES = (
@@ -58,18 +58,18 @@ class BasePath:
         if raw == base.encode() or raw.startswith(base.encode() + b"/"):
             scope.update(path=scope["path"][len(base) :] or "/", raw_path=raw[len(base) :] or b"/")
 
-        async def answer(message: Message) -> None:
+        async def send_prefixed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 _prefix_headers(base, MutableHeaders(scope=message))
             await send(message)
 
-        await self._app(scope, receive, answer)
+        await self._app(scope, receive, send_prefixed)
 
     def _base_of(self, scope: Scope) -> str:
         if not self._trusted:
             return self._configured
-        given = Headers(scope=scope).get("x-forwarded-prefix", "").rstrip("/")
-        return given if is_base_path(given) and self._is_trusted(scope[PEER]) else self._configured
+        prefix = Headers(scope=scope).get("x-forwarded-prefix", "").rstrip("/")
+        return prefix if is_base_path(prefix) and self._is_trusted(scope[PEER]) else self._configured
 
     def _is_trusted(self, peer: str) -> bool:
         try:
@@ -80,7 +80,7 @@ class BasePath:
 
 
 def _prefix_headers(base: str, headers: MutableHeaders) -> None:
-    for name in _HOLD_PATHS:
+    for name in _PATH_HEADERS:
         value = headers.get(name, "")
         if value.startswith("/") and not value.startswith("//"):
             headers[name] = base + value

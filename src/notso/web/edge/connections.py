@@ -34,16 +34,16 @@ ONE_ADDRESS_SHARE = 3 / 4
 """Maximum share of the connections that one client address may hold. It is large because all clients have the same
 address if they connect through a proxy or from this machine."""
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
-COMING_IN_AT_ONCE = 32  # maximum connections being accepted at once; low, so that each can send before it is evicted
+MAX_ACCEPTING = 32  # maximum connections being accepted at once; low, so that each can send before it is evicted
 RETRY_SECONDS = 0.002
 """Pause after a failure to accept a connection. Each failure evicts at most half of the connections whose clients have
-yet to send, and the remaining ones can send during the pause. With a shorter pause, waiting clients are admitted
-sooner: with 10 ms, a client waited 500 ms behind 400 silent clients. With 2 ms, a client that sends its request after 5
-ms is still served."""
-EPISODE_SECONDS = 60.0  # minimum interval between warnings about failures to accept
+yet to send, and the remaining ones can send during the pause. A shorter pause admits waiting clients sooner: with 10
+ms, a client waited 500 ms behind 400 silent clients. With 2 ms, a client that sends its request after 5 ms is still
+served."""
+WARNING_SECONDS = 60.0  # minimum interval between warnings about failures to accept
 
 
-class Caller(Protocol):
+class Connection(Protocol):
     def drop(self) -> None: ...
 
 
@@ -56,54 +56,54 @@ class ConnectionLimiter:
     def __init__(self, most: int) -> None:
         self._most = most
         self._most_of_one = max(1, int(most * ONE_ADDRESS_SHARE))
-        self._coming_at_once = min(COMING_IN_AT_ONCE, max(1, most // 4))
-        self._inside: dict[Caller, str] = {}
+        self._max_accepting = min(MAX_ACCEPTING, max(1, most // 4))
+        self._admitted: dict[Connection, str] = {}
         self._by_address: Counter[str] = Counter()
-        self._waiting: dict[Caller, None] = {}  # connections that wait for their client, the longest-waiting first
+        self._waiting: dict[Connection, None] = {}  # connections that wait for their client, the longest-waiting first
         self._listeners: Sequence[socket.socket] = ()
-        self._make: Callable[[], asyncio.Protocol] | None = None
-        self._coming: set[asyncio.Task[object]] = set()
-        self._last_trouble = -EPISODE_SECONDS
+        self._make_protocol: Callable[[], asyncio.Protocol] | None = None
+        self._accepting: set[asyncio.Task[object]] = set()
+        self._last_warning = -WARNING_SECONDS
 
     def __len__(self) -> int:
-        return len(self._inside)
+        return len(self._admitted)
 
-    def enter(self, caller: Caller, host: str) -> bool:
+    def enter(self, connection: Connection, host: str) -> bool:
         """Admit a connection, evicting another if necessary. Return False if none can be evicted."""
         address = network_of(host)
         crowded = self._by_address[address] >= self._most_of_one
-        if (crowded or len(self._inside) >= self._most) and not self.evict_idle(address if crowded else None):
+        if (crowded or len(self._admitted) >= self._most) and not self.evict_idle(address if crowded else None):
             return False
-        self._inside[caller] = address
+        self._admitted[connection] = address
         self._by_address[address] += 1
-        self._waiting[caller] = None
+        self._waiting[connection] = None
         return True
 
     def evict_idle(self, address: str | None = None) -> bool:
         """Evict a connection (from `address`, if given); return whether there was one to evict."""
-        for caller in self._waiting:
-            if address is None or self._inside[caller] == address:
-                caller.drop()
-                self.leave(caller)
+        for connection in self._waiting:
+            if address is None or self._admitted[connection] == address:
+                connection.drop()
+                self.leave(connection)
                 return True
         return False
 
-    def leave(self, caller: Caller) -> None:
-        self._waiting.pop(caller, None)
-        address = self._inside.pop(caller, None)
+    def leave(self, connection: Connection) -> None:
+        self._waiting.pop(connection, None)
+        address = self._admitted.pop(connection, None)
         if address is not None:
             self._by_address[address] -= 1
             if not self._by_address[address]:
                 del self._by_address[address]
 
-    def note(self, caller: Caller, *, waits: bool) -> None:
+    def note(self, connection: Connection, *, waits: bool) -> None:
         if not waits:
-            self._waiting.pop(caller, None)
-        elif caller in self._inside:
-            self._waiting.setdefault(caller)
+            self._waiting.pop(connection, None)
+        elif connection in self._admitted:
+            self._waiting.setdefault(connection)
 
-    def open(self, listeners: Sequence[socket.socket], make: Callable[[], asyncio.Protocol]) -> None:
-        self._listeners, self._make = listeners, make
+    def open(self, listeners: Sequence[socket.socket], make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        self._listeners, self._make_protocol = listeners, make_protocol
         for listener in listeners:
             listener.setblocking(False)
             listener.listen(BACKLOG)
@@ -116,12 +116,12 @@ class ConnectionLimiter:
         self._listeners = ()
 
     def _watch(self, listener: socket.socket) -> None:
-        if listener in self._listeners and self._make is not None:
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener, self._make)
+        if listener in self._listeners and self._make_protocol is not None:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener, self._make_protocol)
 
-    def _accept(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
+    def _accept(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         loop = asyncio.get_running_loop()
-        while len(self._coming) < self._coming_at_once:
+        while len(self._accepting) < self._max_accepting:
             try:
                 client, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -129,25 +129,25 @@ class ConnectionLimiter:
             except OSError as error:  # the process or the system is out of descriptors or memory
                 self._log_accept_error(error)
                 # Evict at most half of the connections that wait for their clients, so that newer ones can still send.
-                for _ in range(min(self._coming_at_once, 1 + len(self._waiting) // 2)):
+                for _ in range(min(self._max_accepting, 1 + len(self._waiting) // 2)):
                     self.evict_idle()
                 loop.remove_reader(listener)
                 loop.call_later(RETRY_SECONDS, self._watch, listener)
                 return
             client.setblocking(False)
-            coming: asyncio.Task[object] = loop.create_task(loop.connect_accepted_socket(make, client))
-            self._coming.add(coming)
-            coming.add_done_callback(self._on_connected)
+            accepting: asyncio.Task[object] = loop.create_task(loop.connect_accepted_socket(make_protocol, client))
+            self._accepting.add(accepting)
+            accepting.add_done_callback(self._on_connected)
 
-    def _on_connected(self, coming: asyncio.Task[object]) -> None:
-        self._coming.discard(coming)
-        if not coming.cancelled() and (error := coming.exception()) is not None:
+    def _on_connected(self, accepting: asyncio.Task[object]) -> None:
+        self._accepting.discard(accepting)
+        if not accepting.cancelled() and (error := accepting.exception()) is not None:
             self._log_accept_error(error)
 
     def _log_accept_error(self, error: BaseException) -> None:
         now = time.monotonic()
-        if now - self._last_trouble >= EPISODE_SECONDS:
-            self._last_trouble = now
+        if now - self._last_warning >= WARNING_SECONDS:
+            self._last_warning = now
             logger.warning("cannot accept connections: %s; retrying", error)
 
 
@@ -174,7 +174,7 @@ MAX_BYTES_AHEAD = 16 * 1024
 """Maximum size of pipelined requests, which a client sends before it has received the previous response. Browsers and
 client libraries do not pipeline."""
 
-LANE_SECONDS = 1.0  # time after which the next pipelined request starts, even if the previous one is still running
+PIPELINE_SECONDS = 1.0  # time after which the next pipelined request starts, even if the previous one is still running
 MAX_UNSENT_BYTES = 64 * 1024
 """Maximum number of unsent response bytes in the kernel. It is so high that clients that read fast never wait."""
 
@@ -202,7 +202,7 @@ class RequestPipeline:
 
     def __init__(self) -> None:
         self._waiting: deque[ClientConnection] = deque()
-        self._at_work: ClientConnection | None = None
+        self._running: ClientConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def join(self, connection: ClientConnection) -> None:
@@ -211,17 +211,17 @@ class RequestPipeline:
         self._start_next()
 
     def leave(self, connection: ClientConnection) -> None:
-        if self._timer is not None and connection is self._at_work:
+        if self._timer is not None and connection is self._running:
             self._timer.cancel()
-            self._at_work = self._timer = None
+            self._running = self._timer = None
             self._start_next()
 
     def _start_next(self) -> None:
-        while self._at_work is None and self._waiting:
+        while self._running is None and self._waiting:
             connection = self._waiting.popleft()
             if not connection.gone:
-                self._at_work = connection
-                self._timer = connection.loop.call_later(LANE_SECONDS, self.leave, connection)
+                self._running = connection
+                self._timer = connection.loop.call_later(PIPELINE_SECONDS, self.leave, connection)
                 connection.loop.call_soon(connection.answer_next)
 
 
@@ -240,13 +240,13 @@ class ClientConnection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        door: ConnectionLimiter,
-        lane: RequestPipeline,
+        limiter: ConnectionLimiter,
+        pipeline: RequestPipeline,
         send_seconds: float,
     ) -> None:
         super().__init__(config, server_state, app_state | {_STATE_KEY: weakref.ref(self)}, _loop)
-        self._door = door
-        self._lane = lane
+        self._limiter = limiter
+        self._pipeline = pipeline
         self._send_seconds = send_seconds
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -259,7 +259,7 @@ class ClientConnection(H11Protocol):
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         transport.set_write_buffer_limits(high=0)  # call pause_writing as soon as one byte cannot be sent
         self._limit_kernel_buffers()
-        if not self._door.enter(self, self.client[0] if self.client else ""):
+        if not self._limiter.enter(self, self.client[0] if self.client else ""):
             transport.write(REFUSAL)
             transport.close()
             return
@@ -276,17 +276,17 @@ class ClientConnection(H11Protocol):
             self._stop_header_timer()
             # The client has just sent data, so the connection loses its place in the queue of waiting connections. If
             # part of a body is still missing, _note_turn appends the connection again.
-            self._door.note(self, waits=False)
+            self._limiter.note(self, waits=False)
         self._note_turn()
 
     def on_response_complete(self) -> None:
-        self._lane.leave(self)
+        self._pipeline.leave(self)
         if self.gone or not self.conn.trailing_data[0]:
             super().on_response_complete()
         elif self.flow.write_paused:
             self._has_sent_ahead = True  # start the next request when the client has read this response
         else:
-            self._lane.join(self)
+            self._pipeline.join(self)
         self._note_turn()
 
     def answer_next(self) -> None:
@@ -294,13 +294,13 @@ class ClientConnection(H11Protocol):
             super().on_response_complete()
             self._note_turn()
         if self._waits_for_headers():  # the data contained only part of the next request, so nothing is running
-            self._lane.leave(self)
+            self._pipeline.leave(self)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self.unread_since = time.monotonic()
         self._send_timer = self.loop.call_later(self._send_seconds, self._drop_unread)
-        self._lane.leave(self)
+        self._pipeline.leave(self)
         self._note_turn()
 
     def resume_writing(self) -> None:
@@ -308,20 +308,20 @@ class ClientConnection(H11Protocol):
         self._stop_send_timer()
         if self._has_sent_ahead:
             self._has_sent_ahead = False
-            self._lane.join(self)
+            self._pipeline.join(self)
         self._note_turn()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         self._stop_send_timer()
         self._unset_keepalive_if_required()  # uvicorn leaves this timer running if a connection is lost
-        self._door.leave(self)
-        self._lane.leave(self)
+        self._limiter.leave(self)
+        self._pipeline.leave(self)
         super().connection_lost(exc)
 
     def drop(self) -> None:
         """Reset the connection and discard unsent data, also in the kernel."""
-        self._door.leave(self)
+        self._limiter.leave(self)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
         self.transport.abort()
 
@@ -339,7 +339,7 @@ class ClientConnection(H11Protocol):
 
     def _note_turn(self) -> None:
         # `ConnectionLimiter` evicts only connections that wait for their client.
-        self._door.note(self, waits=self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body)
+        self._limiter.note(self, waits=self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body)
 
     def _waits_for_headers(self) -> bool:
         # uvicorn creates a `cycle` object for each request and its response once the headers are complete.

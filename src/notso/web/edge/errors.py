@@ -177,10 +177,10 @@ class ApiEdge:
             await self._app(scope, receive, send)
             return
         started: Message | None = None  # start of a plain-text error, held back because its headers will change
-        said = b""
+        text = b""
 
         async def send_as_api(message: Message) -> None:
-            nonlocal started, said
+            nonlocal started, text
             if message["type"] == "http.response.start":
                 if scope["path"].startswith("/v1/messages") and (name := request_id.get()) is not None:
                     MutableHeaders(scope=message)["request-id"] = name  # read by Anthropic's client
@@ -188,10 +188,10 @@ class ApiEdge:
                     started = message
                     return
             elif started is not None:
-                said += message.get("body", b"")
+                text += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                message = {**message, "body": _translated(started, said, scope["path"])}
+                message = {**message, "body": _convert_error(started, text, scope["path"])}
                 await send(started)
                 started = None
             await send(message)
@@ -211,9 +211,9 @@ def _is_plain(message: Message) -> bool:
     return Headers(scope=message).get("content-type", "").startswith("text/plain")
 
 
-def _translated(start: Message, said: bytes, path: str) -> bytes:
+def _convert_error(start: Message, text: bytes, path: str) -> bytes:
     status: int = start["status"]
-    error = ApiError(status, _CODES.get(status, "internal_error"), said.decode("utf-8", "replace").strip())
+    error = ApiError(status, _CODES.get(status, "internal_error"), text.decode("utf-8", "replace").strip())
     body = json.dumps(error.body_for(path), ensure_ascii=False).encode()
     headers = MutableHeaders(scope=start)
     headers["content-type"] = "application/json"

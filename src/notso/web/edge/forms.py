@@ -21,8 +21,8 @@ async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, st
     body = await request.body()
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])
-    line: WorkQueue = request.app.state.forms
-    return await line.run(lambda: parse_form(body, most=most), len(body), owner_of(request))
+    queue: WorkQueue = request.app.state.forms
+    return await queue.run(lambda: parse_form(body, most=most), len(body), owner_of(request))
 
 
 def parse_form(body: bytes, *, most: int = MAX_FIELDS) -> dict[str, str]:

@@ -70,7 +70,7 @@ COST = 12
 """Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and
 stored. A 13 MiB import was measured to peak at nine times its size; the rest is a margin for fragmentation."""
 
-LOOK_SECONDS = 0.1
+MEASURE_SECONDS = 0.1
 """Maximum age in seconds of the measurement of available memory."""
 
 FREE_BYTES = 64 * 1024
@@ -158,11 +158,11 @@ class BodyBudget:
     def __init__(self, most_bytes: int = MOST_BYTES, available: Callable[[], int] = available_bytes) -> None:
         self.free = most_bytes
         self._available = available
-        self._memory, self._looked = 0, float("-inf")
-        self._beyond = most_bytes // SMALL_SHARE
+        self._memory, self._measured_at = 0, float("-inf")
+        self._extra = most_bytes // SMALL_SHARE
         self._held = Counter[str]()
         self._arriving: dict[IncomingBody, None] = {}
-        self._line = asyncio.Lock()
+        self._eviction_lock = asyncio.Lock()
         self._changed = asyncio.Event()
 
     async def hold(self, arrival: IncomingBody, size: int) -> None:
@@ -173,7 +173,7 @@ class BodyBudget:
         if not self._has_room(arrival, size):
             # One waiting body at a time looks for others to evict, because the cost would be quadratic if every waiting
             # body searched all others.
-            async with self._line:
+            async with self._eviction_lock:
                 while not self._has_room(arrival, size):
                     await self._evict_or_wait(arrival)
         self.free -= size - arrival.held
@@ -186,13 +186,13 @@ class BodyBudget:
 
     def _has_room(self, arrival: IncomingBody, size: int) -> bool:
         more = size - arrival.held
-        beyond = self._beyond if self._held[arrival.holder] + more <= self._beyond else 0
-        return more <= min(self.free + beyond, self._memory_left())
+        extra = self._extra if self._held[arrival.holder] + more <= self._extra else 0
+        return more <= min(self.free + extra, self._memory_left())
 
     def _memory_left(self) -> int:
         now = asyncio.get_running_loop().time()
-        if now - self._looked >= LOOK_SECONDS:
-            self._memory, self._looked = self._available() // COST, now
+        if now - self._measured_at >= MEASURE_SECONDS:
+            self._memory, self._measured_at = self._available() // COST, now
         return self._memory
 
     def mark_complete(self, arrival: IncomingBody) -> None:
@@ -214,9 +214,9 @@ class BodyBudget:
         late = [each for each in self._arriving if each.since + FAIR_SECONDS <= now]
         if late:
             # If several holders have the most bytes, max() returns the oldest body.
-            leaves = max(late, key=lambda each: self._held[each.holder])
-            leaves.evict()
-            if leaves is arrival:
+            evicted = max(late, key=lambda each: self._held[each.holder])
+            evicted.evict()
+            if evicted is arrival:
                 raise BodyEvictedError
             return
         first = next(iter(self._arriving))
@@ -353,7 +353,9 @@ class ChunkedBodies:
 
 
 class StrictHttp:
-    """Rejects ambiguous requests and closes the connection, because the next request's start is uncertain."""
+    """Rejects unsupported HTTP versions and ambiguous body lengths, and closes the connection."""
+
+    # The connection cannot be kept, because the start of the next request is uncertain.
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

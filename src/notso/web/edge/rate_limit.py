@@ -21,7 +21,7 @@ MAX_ADDRESSES = 10_000
 # If the wall clock is set forward or back by more than this, the counters are reset. Otherwise, setting it back by an
 # hour would extend the window of one minute by an hour.
 CLOCK_JUMP_SECONDS = 5
-ELSEWHERE = "elsewhere"  # counter shared by all addresses beyond MAX_ADDRESSES
+OTHER_ADDRESSES = "elsewhere"  # counter shared by all addresses beyond MAX_ADDRESSES
 REQUESTS, WRONG_KEYS = "requests", "wrong keys"
 
 
@@ -42,20 +42,20 @@ class LocalCounters:
         self._wall_clock_offset = _wall_clock_offset()
 
     async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        return self._limiter.test(limit, what, self._named(limit, what, who))
+        return self._limiter.test(limit, what, self._counter_name(limit, what, who))
 
     async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        return self._limiter.hit(limit, what, self._named(limit, what, who))
+        return self._limiter.hit(limit, what, self._counter_name(limit, what, who))
 
     async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
-        return self._limiter.get_window_stats(limit, what, self._named(limit, what, who)).reset_time
+        return self._limiter.get_window_stats(limit, what, self._counter_name(limit, what, who)).reset_time
 
-    def _named(self, limit: RateLimitItemPerMinute, what: str, who: str) -> str:
+    def _counter_name(self, limit: RateLimitItemPerMinute, what: str, who: str) -> str:
         if abs(_wall_clock_offset() - self._wall_clock_offset) > CLOCK_JUMP_SECONDS:
             self._storage.reset()
             self._wall_clock_offset = _wall_clock_offset()
-        known = self._storage.events
-        return who if len(known) < MAX_ADDRESSES or limit.key_for(what, who) in known else ELSEWHERE
+        counters = self._storage.events
+        return who if len(counters) < MAX_ADDRESSES or limit.key_for(what, who) in counters else OTHER_ADDRESSES
 
 
 class RateLimit:
@@ -73,7 +73,7 @@ class RateLimit:
             return
         # An address that sent too many invalid keys within a minute is rejected whenever it sends a key, even a valid
         # one, so that keys cannot be guessed by trying.
-        who = network_of((scope.get("client") or ("",))[0]) or ELSEWHERE
+        who = network_of((scope.get("client") or ("",))[0]) or OTHER_ADDRESSES
         if _sends_key(scope) and not await self._counters.test(limit, WRONG_KEYS, who):
             await (await self._refuse(limit, WRONG_KEYS, who))(scope, receive, send)
         elif _is_limited(scope) and not await self._counters.hit(limit, REQUESTS, who):

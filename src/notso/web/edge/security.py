@@ -73,14 +73,14 @@ class CrossOriginAccess:
         if origin is None:
             await self._app(scope, receive, send)
             return
-        asked = {name: value for name, value in scope["headers"] if name.startswith(b"access-control-request-")}
-        if scope["method"] == "OPTIONS" and b"access-control-request-method" in asked:
-            await _preflight(origin, asked)(scope, receive, send)
+        requested = {name: value for name, value in scope["headers"] if name.startswith(b"access-control-request-")}
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in requested:
+            await _preflight(origin, requested)(scope, receive, send)
             return
 
         async def send_readable(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_readable_by(origin) | {"access-control-expose-headers": "*"})
+                MutableHeaders(scope=message).update(_cors_headers(origin) | {"access-control-expose-headers": "*"})
             await send(message)
 
         # Browsers may send a cookie even if they hide the response. The request must not use the cookie's session.
@@ -99,20 +99,20 @@ def _is_readable(scope: Scope) -> bool:
     return is_api(scope) or (scope["path"] == "/" and is_ollama_port(scope))
 
 
-def _preflight(origin: str, asked: dict[bytes, bytes]) -> Response:
-    headers = _readable_by(origin) | {
+def _preflight(origin: str, requested: dict[bytes, bytes]) -> Response:
+    headers = _cors_headers(origin) | {
         "access-control-allow-methods": _METHODS,
         "access-control-max-age": str(PREFLIGHT_SECONDS),
     }
-    names = asked.get(b"access-control-request-headers", b"").decode("latin-1")
+    names = requested.get(b"access-control-request-headers", b"").decode("latin-1")
     if _HEADER_NAMES.fullmatch(names):
         headers["access-control-allow-headers"] = names
-    if asked.get(b"access-control-request-private-network") == b"true":
+    if requested.get(b"access-control-request-private-network") == b"true":
         headers["access-control-allow-private-network"] = "true"
     return Response(status_code=204, headers=headers)
 
 
-def _readable_by(origin: str) -> dict[str, str]:
+def _cors_headers(origin: str) -> dict[str, str]:
     return {"access-control-allow-origin": origin, "vary": "Origin"}
 
 
@@ -131,12 +131,12 @@ class HostGuard:
         self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._known(scope):
+        if scope["type"] != "http" or self._is_known_host(scope):
             await self._app(scope, receive, send)
         else:
             await _refuse(421, "This host name is not allowed.")(scope, receive, send)
 
-    def _known(self, scope: Scope) -> bool:
+    def _is_known_host(self, scope: Scope) -> bool:
         hosts = header_values(scope, b"host")
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         return match is not None and match[1].strip("[]").lower() in self._names

@@ -30,7 +30,7 @@ ABORT_TICKS = 5  # time for the process to exit after SIGABRT: it may have to wr
 
 
 class Watchdog:
-    """Watches the running event loop, on which its methods must be called.
+    """Watches the event loop on which its methods are called.
 
     If the child process cannot be started, the server runs without a watchdog and logs a warning.
     """
@@ -41,7 +41,7 @@ class Watchdog:
         self._command = [sys.executable, "-I", "-S", os.path.abspath(__file__)]  # noqa: PTH100 - without pathlib
         self._arguments = [str(os.getpid()), str(tick_s), str(most)]
         self._child: subprocess.Popen[bytes] | None = None
-        self._asks = self._answers = -1
+        self._pings = self._replies = -1
 
     def start(self) -> None:
         import asyncio
@@ -57,23 +57,23 @@ class Watchdog:
             return
         if child.stdin is None or child.stdout is None:
             raise OSError("a process without pipes")
-        self._child, self._asks, self._answers = child, child.stdout.fileno(), child.stdin.fileno()
-        os.set_blocking(self._answers, False)
+        self._child, self._pings, self._replies = child, child.stdout.fileno(), child.stdin.fileno()
+        os.set_blocking(self._replies, False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._asks, self._answer)
+        self._loop.add_reader(self._pings, self._reply)
 
     def stop(self) -> None:
         """Stop watching. Call before the loop ends, because an ended loop does not reply to pings."""
         child, self._child = self._child, None
         if child is not None:
-            self._loop.remove_reader(self._asks)
+            self._loop.remove_reader(self._pings)
             child.kill()
             child.communicate()
 
-    def _answer(self) -> None:
+    def _reply(self) -> None:
         try:
-            if os.read(self._asks, 4096):
-                os.write(self._answers, b".")
+            if os.read(self._pings, 4096):
+                os.write(self._replies, b".")
                 return
         except BlockingIOError:  # the pipe is full of replies that the child has yet to read, so another is not needed
             return
@@ -82,10 +82,10 @@ class Watchdog:
         self.stop()
         self._warn("its process exited")
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, reason: str) -> None:
         import logging
 
-        logging.getLogger("notso.web").warning("the watchdog is not active: %s", why)
+        logging.getLogger("notso.web").warning("the watchdog is not active: %s", reason)
 
 
 class MissedPings:
@@ -95,9 +95,9 @@ class MissedPings:
         self._most = most
         self._missed = 0
 
-    def is_over(self, answered: bool, is_stopped: bool) -> bool:
+    def is_over(self, replied: bool, is_stopped: bool) -> bool:
         """Count one ping; return whether the limit is exceeded."""
-        if answered:
+        if replied:
             self._missed = 0
         elif not is_stopped:
             self._missed += 1
@@ -113,13 +113,13 @@ def watch(process: int, tick_s: float, most: int) -> None:
         _ping(b".")
         if not _wait_tick(tick_s):
             return
-        answered = bool(select.select([0], [], [], 0)[0])
-        if answered and not os.read(0, 4096):
+        replied = bool(select.select([0], [], [], 0)[0])
+        if replied and not os.read(0, 4096):
             return
-        if silence.is_over(answered, is_stopped(process)):
+        if silence.is_over(replied, is_stopped(process)):
             break
-    said = f"notso: the event loop did not respond {most} times in a row; terminating, with the stacks of all threads\n"
-    sys.stderr.write(said)
+    text = f"notso: the event loop did not respond {most} times in a row; terminating, with the stacks of all threads\n"
+    sys.stderr.write(text)
     sys.stderr.flush()
     for number, ticks in ((DUMP_SIGNAL, DUMP_TICKS), (signal.SIGABRT, ABORT_TICKS), (signal.SIGKILL, 0)):
         os.kill(process, number)

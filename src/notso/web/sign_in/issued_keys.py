@@ -68,27 +68,27 @@ class IssuedKeys:
     def __init__(self, store: AccessStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        self._known: dict[bytes | str, tuple[Caller, float]] = {}
+        self._cache: dict[bytes | str, tuple[Caller, float]] = {}
 
     async def by_token(self, token: str) -> Caller | None:
         """Return the caller of a valid key. Raises StorageError."""
-        return await self.found(digest_of(token))
+        return await self.lookup(digest_of(token))
 
-    async def found(self, by: str | bytes) -> Caller | None:
-        """Return the caller with a key of this id or SHA-256, if valid. Raises StorageError."""
+    async def lookup(self, id_or_digest: str | bytes) -> Caller | None:
+        """Return the caller whose key has this id or digest, if valid. Raises StorageError."""
         try:
-            caller = _caller(await self._store.key(by))
+            caller = _caller(await self._store.key(id_or_digest))
         except StorageError as error:
             _log.warning("keys cannot be looked up: %s", error)
-            known, told = self._known.get(by, (None, 0.0))
-            if known is None or self._clock() - told > KNOWN_SECONDS:
+            cached, cached_at = self._cache.get(id_or_digest, (None, 0.0))
+            if cached is None or self._clock() - cached_at > KNOWN_SECONDS:
                 raise
-            return known
-        self._known.pop(by, None)
+            return cached
+        self._cache.pop(id_or_digest, None)
         if caller is not None:
-            if len(self._known) >= MAX_KNOWN:
-                del self._known[next(iter(self._known))]
-            self._known[by] = caller, self._clock()
+            if len(self._cache) >= MAX_KNOWN:
+                del self._cache[next(iter(self._cache))]
+            self._cache[id_or_digest] = caller, self._clock()
         return caller
 
 

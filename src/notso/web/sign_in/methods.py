@@ -123,7 +123,7 @@ def sign_in_methods(
         sign_ins=tuple(sign_ins),
         book=book,
         keys=IssuedKeys(store) if store is not None else None,
-        gate=accounts,
+        quota_check=accounts,
         requires_authentication=chosen.requires_authentication,
         rules=chosen.rules,
     )
