@@ -21,7 +21,7 @@ Start = Callable[..., Any]
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat every chat as nearly full and the server as idle after a short pause."""
     monkeypatch.setattr(context_gauge, "AFTER_SECONDS", 0.05)
-    monkeypatch.setattr(suggestions, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(suggestions, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(context_gauge, "WARN_PERCENT", 0)
 
 

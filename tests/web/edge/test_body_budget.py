@@ -80,7 +80,7 @@ def test_body_waits_until_budget_is_released() -> None:
         first = arrival(budget)
         await first.gather(sender(b"x" * (FREE_BYTES + MOST)))
         second = asyncio.create_task(arrival(budget).gather(sender(b"y" * (FREE_BYTES + 10))))
-        await settled(lambda: budget._line.locked())
+        await settled(lambda: budget._eviction_lock.locked())
         assert not second.done()
         budget.release(first)
         assert len((await second)["body"]) == FREE_BYTES + 10
@@ -183,7 +183,7 @@ def test_modest_host_keeps_share_beside_greedy_host() -> None:
         budget = BodyBudget(MOST)
         await arrival(budget, "greedy").gather(sender(b"x" * (FREE_BYTES + MOST)))
         more = asyncio.create_task(arrival(budget, "greedy").gather(sender(b"x" * (FREE_BYTES + 1))))
-        await settled(lambda: budget._line.locked())
+        await settled(lambda: budget._eviction_lock.locked())
         modest = await arrival(budget, "modest").gather(sender(b"y" * (FREE_BYTES + MOST // 4)))
         assert len(modest["body"]) == FREE_BYTES + MOST // 4 and not more.done()
         too_much = asyncio.create_task(arrival(budget, "modest").gather(sender(b"y" * (FREE_BYTES + 1))))
@@ -209,7 +209,7 @@ def test_body_budget_is_limited_by_available_memory(monkeypatch: pytest.MonkeyPa
     async def run() -> None:
         budget = BodyBudget(1 << 30, available)
         assert budget.largest_body_allowed() == FREE_BYTES + 90 * KIB
-        monkeypatch.setattr(limits, "LOOK_SECONDS", 3600.0)
+        monkeypatch.setattr(limits, "MEASURE_SECONDS", 3600.0)
         first, task = begun(budget, FREE_BYTES + 60 * KIB)
         await settled(lambda: first.held == 60 * KIB)
         # The first body is evicted, because its holder has reserved more.

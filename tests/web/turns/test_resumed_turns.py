@@ -217,7 +217,7 @@ def test_storage_errors_delay_resuming(
             raise StorageError("the disk is full")
         await save(self, *arguments)
 
-    monkeypatch.setattr(submit, "TAKE_UP_RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(submit, "RESUME_RETRY_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(SQLiteStore, "save_message", full)
     again = start(ScriptedEngine(), data_dir=left).ready()
     assert again.finished(asked).state == "done"

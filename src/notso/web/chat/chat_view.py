@@ -1,7 +1,7 @@
 """Read-only views of a chat, loaded once per request.
 
 A branch (`line`) is the path of messages from the start of a chat to one message; a chat with edited questions or
-regenerated answers has several. The feed notifies open pages of changes, and a revision is a position in it.
+regenerated answers has several. The feed notifies open pages of changes, and a revision is a position in the feed.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class ChatView:
 
 
 def _most_characters(services: ChatServices) -> int:
-    known = [each.info.most_prompt_bytes for each in services.shared.engine.loaded() if each.info is not None]
-    return max(known, default=0) or USUAL_MOST_CHARACTERS
+    limits = [each.info.most_prompt_bytes for each in services.shared.engine.loaded() if each.info is not None]
+    return max(limits, default=0) or USUAL_MOST_CHARACTERS
 
 
 async def read_branch(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView:
@@ -122,11 +122,11 @@ async def read_turn(
 
 async def read_new_turn(services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted) -> ShownView:
     question, answer = accepted.user_message, accepted.assistant_message
-    above = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
-    if accepted.repeated or (above is None and view.above):
+    previous_question = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
+    if accepted.repeated or (previous_question is None and view.above):
         shown = await read_turn(services, owner, accepted, limit=3)  # with the previous turn, to link its question
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
-    path = [ShownMessage(question, (question.id,), above), ShownMessage(answer, (answer.id,), question.id)]
+    path = [ShownMessage(question, (question.id,), previous_question), ShownMessage(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.base, path, 0, view.revision)
 
 
@@ -169,8 +169,8 @@ async def read_shown_if_any(
 async def read_earlier(services: ChatServices, owner: str, chat_id: str, message_id: str) -> ShownView:
     """Load the messages before `message_id`. Raises Problem (404)."""
     revision = services.feed.revision
-    known = is_id(chat_id) and is_id(message_id)
-    found = await services.shared.store.shown_before(owner, chat_id, message_id, NEWEST_MESSAGES) if known else None
+    is_valid = is_id(chat_id) and is_id(message_id)
+    found = await services.shared.store.shown_before(owner, chat_id, message_id, NEWEST_MESSAGES) if is_valid else None
     if found is None:
         raise Problem(404, words["error_unknown_page"])
     return _to_view(found, revision)
@@ -181,8 +181,8 @@ def _to_view(found: ShownChat, revision: str) -> ShownView:
 
 
 def _unlink_missing(path: list[ShownMessage], earlier: int) -> list[ShownMessage]:
-    head = next((at for at, each in enumerate(path) if each.message.role == "user"), None)
-    if earlier and head is not None:
+    first_question = next((at for at, each in enumerate(path) if each.message.role == "user"), None)
+    if earlier and first_question is not None:
         # The previous question is not on the page and cannot be linked.
-        path[head] = replace(path[head], previous_user_message=None)
+        path[first_question] = replace(path[first_question], previous_user_message=None)
     return path

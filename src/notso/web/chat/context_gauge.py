@@ -82,7 +82,7 @@ def measure_context(
 ) -> ContextGauge:
     """Measure the context usage of a branch followed by a draft. Blocking. Raises ModelError."""
 
-    offers = settings.compaction == "ask"
+    offers_summary = settings.compaction == "ask"
 
     def prompt(last: StoredMessage, documents: PromptDocuments = documents) -> tuple[Message, ...]:
         keep_thinking = settings.keep_thinking
@@ -96,13 +96,13 @@ def measure_context(
     except ContextLengthError as error:
         used, total = error.needed_tokens, engine.info.context_of(options)
         parts = dict.fromkeys(PARTS, 0) | {"history": used}
-        return ContextGauge(used, total, parts, used, 0, None, settings.when_full, offers, at_least=True)
+        return ContextGauge(used, total, parts, used, 0, None, settings.when_full, offers_summary, at_least=True)
     used = estimate.prompt_tokens
     # Each part is the difference between two counts, because the template adds tokens around every message.
-    nothing = replace(draft, content="", attachments=())
-    without_text, without_draft = prompt(replace(draft, content="")), prompt(nothing)
+    empty_draft = replace(draft, content="", attachments=())
+    without_text, without_draft = prompt(replace(draft, content="")), prompt(empty_draft)
     alone = (Message("user", ""),)
-    plain_messages = prompt(nothing, PromptDocuments(instructions=documents.instructions))
+    plain_messages = prompt(empty_draft, PromptDocuments(instructions=documents.instructions))
     system = plain_messages[0] if plain_messages[0].role == "system" else None
     reasoning = 0
     if any(each.keep_reasoning for each in messages):
@@ -137,7 +137,7 @@ def measure_context(
         estimate.cached_tokens,
         estimate.seconds,
         settings.when_full,
-        offers,
+        offers_summary,
         tuple(
             dropped_parts(
                 engine.info.template_drops,
@@ -196,10 +196,10 @@ class Compaction:
 
     async def _compact(self, turn: Turn) -> None:
         services, owner, last = self._services, turn.request.options.owner, turn.message
-        begun: list[RunningRequest] = []
+        started_requests: list[RunningRequest] = []
 
-        def started(running: RunningRequest) -> None:
-            begun.append(running)
+        def on_start(running: RunningRequest) -> None:
+            started_requests.append(running)
             self._running.add(running)
 
         with contextlib.suppress(NotsoError, Problem):
@@ -212,9 +212,9 @@ class Compaction:
             request = await summary_request(services, owner, view, choice)
             request = replace(request, options=replace(request.options, priority="background"))
             try:
-                text = await generate_text(services.shared.requests, request, PATIENCE_SECONDS, started)
+                text = await generate_text(services.shared.requests, request, PATIENCE_SECONDS, on_start)
             finally:
-                self._running.difference_update(begun)
+                self._running.difference_update(started_requests)
             if not text or not text.strip():
                 return
             summary = replace(new_summary(view.chat), content=text.strip(), state="done", generation_id=None)

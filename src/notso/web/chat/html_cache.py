@@ -33,14 +33,14 @@ class HtmlCache:
         self._running: dict[str, asyncio.Task[list[StoredMessage]]] = {}
 
     async def path(self, owner: str, path: Sequence[ShownMessage], *, user_messages: bool) -> list[ShownMessage]:
-        wanted = [each.message for each in path if user_messages or each.message.role == "assistant"]
-        made = {message.id: message for message in await self.messages(owner, wanted)}
-        return [replace(each, message=made.get(each.message.id, each.message)) for each in path]
+        selected = [each.message for each in path if user_messages or each.message.role == "assistant"]
+        rendered = {message.id: message for message in await self.messages(owner, selected)}
+        return [replace(each, message=rendered.get(each.message.id, each.message)) for each in path]
 
     async def messages(self, owner: str, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
         stale = [message for message in messages if _is_stale(message)]
-        made = await self._render_stale(owner, stale) if stale else {}
-        return [self._with_partial_html(made.get(each.id, each)) for each in messages]
+        rendered = await self._render_stale(owner, stale) if stale else {}
+        return [self._with_partial_html(rendered.get(each.id, each)) for each in messages]
 
     def _with_partial_html(self, message: StoredMessage) -> StoredMessage:
         # For an answer in progress, use the HTML that was already sent on its stream.
@@ -51,16 +51,16 @@ class HtmlCache:
         return replace(message, answer_html=answer, reasoning_html=reasoning, renderer=RENDERER_VERSION)
 
     async def _render_stale(self, owner: str, stale: list[StoredMessage]) -> dict[str, StoredMessage]:
-        chat_id, made = stale[0].chat_id, dict[str, StoredMessage]()
+        chat_id, rendered = stale[0].chat_id, dict[str, StoredMessage]()
         deadline = time.monotonic() + WAIT_SECONDS
-        while stale and (left := deadline - time.monotonic()) > 0:
+        while stale and (remaining_seconds := deadline - time.monotonic()) > 0:
             work = self._running.get(chat_id) or self._start_rendering(owner, chat_id, stale)
-            await asyncio.wait({work}, timeout=left)
+            await asyncio.wait({work}, timeout=remaining_seconds)
             if work.done():
-                made |= {each.id: each for each in work.result()}
+                rendered |= {each.id: each for each in work.result()}
                 # A message edited while it was rendered must be rendered again.
-                stale = [each for each in stale if each.id not in made or made[each.id].content != each.content]
-        return made
+                stale = [each for each in stale if each.id not in rendered or rendered[each.id].content != each.content]
+        return rendered
 
     def _start_rendering(
         self, owner: str, chat_id: str, stale: list[StoredMessage]
@@ -71,10 +71,10 @@ class HtmlCache:
         return work
 
     async def _render_batch(self, owner: str, stale: list[StoredMessage]) -> list[StoredMessage]:
-        piece = await self._queue.run(owner, lambda: _render_until_deadline(stale))
+        batch = await self._queue.run(owner, lambda: _render_until_deadline(stale))
         with contextlib.suppress(StorageError):  # messages whose HTML is not stored are rendered again when next shown
-            await self._store.keep_html(owner, piece)
-        return piece
+            await self._store.keep_html(owner, batch)
+        return batch
 
 
 def with_html(message: StoredMessage) -> StoredMessage:
@@ -86,13 +86,13 @@ def with_html(message: StoredMessage) -> StoredMessage:
 
 
 def _render_until_deadline(messages: Iterable[StoredMessage]) -> list[StoredMessage]:
-    piece: list[StoredMessage] = []
+    batch: list[StoredMessage] = []
     deadline = Deadline(PIECE_SECONDS)
     for message in messages:
-        piece.append(with_html(message))
+        batch.append(with_html(message))
         if deadline.has_passed:
             break
-    return piece
+    return batch
 
 
 def _is_stale(message: StoredMessage) -> bool:

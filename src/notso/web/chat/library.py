@@ -27,7 +27,7 @@ logger = logging.getLogger("notso.web.library")
 
 MAX_NAME_CHARACTERS = 200
 MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
-LOOK_SECONDS = 5.0  # interval of checks for documents queued by another server and for changes in the folder
+CHECK_SECONDS = 5.0  # interval of checks for documents queued by another server and for changes in the folder
 
 
 class LibraryWorker:
@@ -47,20 +47,20 @@ class LibraryWorker:
     async def run_parser(self) -> None:
         if self._store.read_only:
             return
-        is_new, has_failed = not self._store.is_shared, False
+        must_requeue, has_failed = not self._store.is_shared, False
         while True:
             self._queued.clear()
             try:
-                if is_new:
+                if must_requeue:
                     await self._store.documents.requeue()
                 await self.parse_queued()
-                is_new = has_failed = False
+                must_requeue = has_failed = False
             except (NotsoError, RuntimeError, OSError) as error:  # RuntimeError: no thread is available
                 if not has_failed:
                     logger.warning("documents cannot be parsed at present: %s", error)
                 has_failed = True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._queued.wait(), LOOK_SECONDS)
+                await asyncio.wait_for(self._queued.wait(), CHECK_SECONDS)
 
     async def parse_queued(self) -> None:
         """Parse all queued documents. Raises StorageError."""
@@ -69,7 +69,7 @@ class LibraryWorker:
 
     async def watch_folder(self) -> None:
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
-            return  # a sync would delete the folder library, which may hold another server's documents
+            return  # a sync would delete the folder library, which may contain another server's documents
         has_failed = False
         while True:
             try:
@@ -82,7 +82,7 @@ class LibraryWorker:
                 has_failed = True
             if self._folder.root is None:
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
     async def page_image(self, owner: str, document: StoredDocument, page: int) -> bytes:
         """Return a page of a PDF file as PNG. Raises UnreadableError and StorageError."""
@@ -101,10 +101,10 @@ class LibraryWorker:
             del self._images[key]
 
     async def _parse_one(self) -> bool:
-        taken = await self._store.documents.claim(time.time_ns() // 1_000_000)
-        if taken is None:
+        claimed = await self._store.documents.claim(time.time_ns() // 1_000_000)
+        if claimed is None:
             return False
-        document, data = taken
+        document, data = claimed
         try:
             parsed = await child_work(
                 lambda: DocumentReader(data, document.name, self._unconfined), DocumentReader.read
@@ -142,16 +142,16 @@ class FolderLibrary:
     def __init__(self, store: DocumentStore, root: Path | None) -> None:
         self.root = root
         self._store = store
-        self._known: dict[str, _FileState] = {}
+        self._files: dict[str, _FileState] = {}
 
     async def sync(self) -> bool:
         """Add new documents and delete missing ones; return whether any was added. Raises OSError and StorageError."""
-        wanted = await asyncio.to_thread(self._scan_folder, self.root) if self.root is not None else {}
-        there = {each.sha256: each for each in await self._store.documents(EVERYONE)}
-        for sha256, document in there.items():
-            if sha256 not in wanted:
+        in_folder = await asyncio.to_thread(self._scan_folder, self.root) if self.root is not None else {}
+        stored = {each.sha256: each for each in await self._store.documents(EVERYONE)}
+        for sha256, document in stored.items():
+            if sha256 not in in_folder:
                 await self._store.delete(EVERYONE, document.id)
-        missing = [name for sha256, name in wanted.items() if sha256 not in there]
+        missing = [name for sha256, name in in_folder.items() if sha256 not in stored]
         if not missing or self.root is None:
             return False
         library = await self._store.library(EVERYONE, self.root.name or "/")
@@ -166,20 +166,20 @@ class FolderLibrary:
     def _scan_folder(self, root: Path) -> dict[str, str]:
         root.stat()  # raises if the folder is missing: treating it as empty would delete its documents
         found: dict[str, str] = {}
-        known: dict[str, _FileState] = {}
+        files: dict[str, _FileState] = {}
         for path in find_document_files(root):
             name = str(path.relative_to(root))
             try:
                 status = path.stat()
                 state = (status.st_mtime_ns, status.st_size, status.st_ino)
-                held = self._known.get(name)
-                if held is None or held.state != state:
-                    held = _FileState(state, hashlib.sha256(path.read_bytes()).hexdigest())
+                file = self._files.get(name)
+                if file is None or file.state != state:
+                    file = _FileState(state, hashlib.sha256(path.read_bytes()).hexdigest())
             except OSError:  # deleted in the meantime, or unreadable
                 continue
-            known[name] = held
-            found.setdefault(held.sha256, name)
-        self._known = known
+            files[name] = file
+            found.setdefault(file.sha256, name)
+        self._files = files
         return found
 
 

@@ -105,11 +105,11 @@ def with_tools(
 ) -> dict[str, SettingValue]:
     """Return settings with only the tools `names` enabled. The permissions of other tools, or of all tools if
     `ask_again`, are removed."""
-    chosen = list(names)
-    updated_settings = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
-    kept = [] if ask_again else [each for each in _parse_allowed(settings) if each[0] in chosen]
-    updated_settings.pop(ALLOWED, None)
-    return updated_settings | ({ALLOWED: " ".join(map("=".join, kept))} if kept else {})
+    enabled = list(names)
+    updated = dict(settings) | {"tools": " ".join(enabled) or NO_LIMIT}
+    permissions = [] if ask_again else [each for each in _parse_allowed(settings) if each[0] in enabled]
+    updated.pop(ALLOWED, None)
+    return updated | ({ALLOWED: " ".join(map("=".join, permissions))} if permissions else {})
 
 
 def _parse_allowed(settings: Mapping[str, SettingValue]) -> list[tuple[str, str]]:
@@ -138,7 +138,7 @@ MAX_TITLE_CHARACTERS = 120
 TITLE_WIDTH = 100
 _LEADING_MARK = re.compile(r"(#{1,6}|>|[-*+])\s+")
 MAX_SUMMARY_TOKENS = 512
-TAKE_UP_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+RESUME_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 async def submit_question(
@@ -165,12 +165,12 @@ async def submit_question(
         with _admit(services, owner) as running:
             user_message = replace(_create_message(chat, "user", text), attachments=attachments)
             choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
-            asked = view.with_question(user_message)
-            request, _ = await build_request(services, owner, asked, choice)
+            question_view = view.with_question(user_message)
+            request, _ = await build_request(services, owner, question_view, choice)
             answer = replace(_new_message(chat), model=_model_name(services, choice))
             request = make_replayable(request, answer.generation_id)
-            parts = await _build_parts(services, owner, asked, request) if "every" in fields else ()
-            prepared = None if parts else await _prepare_and_reserve(services, running, request, asked)
+            parts = await _build_parts(services, owner, question_view, request) if "every" in fields else ()
+            prepared = None if parts else await _prepare_and_reserve(services, running, request, question_view)
             trace = AnswerTrace((), view.settings.model, every=bool(parts))
             turn = NewTurn(user_message, answer, _idempotency_key(fields), instead_of, last, trace)
             new = chat if is_new else None
@@ -197,8 +197,8 @@ async def submit_question(
 async def _resolve_attachments(
     services: ChatServices, owner: str, attachments: tuple[Attachment, ...]
 ) -> tuple[Attachment, ...]:
-    asked = {each.document for each in attachments if each.document}
-    documents = await services.shared.store.documents.some(owner, sorted(asked))
+    ids = {each.document for each in attachments if each.document}
+    documents = await services.shared.store.documents.some(owner, sorted(ids))
     for each in documents:
         if each.state == "failed":
             raise Problem(
@@ -206,7 +206,7 @@ async def _resolve_attachments(
             )
         if each.state != "ready":
             raise Problem(409, words["document_unready"].format(name=each.name))
-    if len(documents) < len(asked):
+    if len(documents) < len(ids):
         raise Problem(400, words["document_unknown"])
     return (
         *(Attachment(each.name, "", each.id) for each in documents),
@@ -256,12 +256,12 @@ async def regenerate_answer(
 
 def _version_settings(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
     # Returns None if the form contains no settings.
-    wanted = {name: fields[name] for name in ("temperature", "model") if fields.get(name, "").strip()}
-    settings, problems = updated_settings(view.chat.settings, wanted)
+    changes = {name: fields[name] for name in ("temperature", "model") if fields.get(name, "").strip()}
+    settings, problems = updated_settings(view.chat.settings, changes)
     if problems:
         name, reason = next(iter(problems.items()))
         raise Problem(400, f"{words['set_' + name]}: {reason}")
-    return settings if wanted else None
+    return settings if changes else None
 
 
 def _with_settings(view: ChatView, own: Mapping[str, SettingValue] | None) -> ChatView:
@@ -323,7 +323,7 @@ async def fork(
     run = trace.runs[number]
     closed_at = tuple(each for each in run.closed_at if each < at)
     run = replace(run, ids=(*run.ids[:at], *instead), closed_at=closed_at, tokens=0, reasoning_tokens=0, finish="")
-    begun, key = message_before_run(run, message), _idempotency_key(fields)
+    prefix, key = message_before_run(run, message), _idempotency_key(fields)
     with _admit(services, owner) as running:
         choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
         await services.toolbox.ready(view.settings.tool_names)
@@ -331,9 +331,9 @@ async def fork(
         answer = replace(
             _new_message(view.chat),
             model=message.model,
-            content=begun.content,
-            reasoning=begun.reasoning,
-            tool_uses=begun.tool_uses,
+            content=prefix.content,
+            reasoning=prefix.reasoning,
+            tool_uses=prefix.tool_uses,
         )
         new = NewMessage(answer, message.parent_id, key, forked)
         request, offer = await build_request(services, owner, view, choice)
@@ -348,8 +348,8 @@ async def fork(
             if accepted.repeated:
                 running.close()
                 return accepted, view
-            begun = accepted.assistant_message
-            turn = Turn(begun, request, offer, keep, omitted_messages=view.left_out, model=trace.model, trace=forked)
+            answer = accepted.assistant_message
+            turn = Turn(answer, request, offer, keep, omitted_messages=view.left_out, model=trace.model, trace=forked)
             services.turns.start(turn, running)
     return accepted, view
 
@@ -365,13 +365,13 @@ async def _require_same_prompt(services: ChatServices, request: Request, size: i
 
 async def add_summary(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
     """Append a summary that replaces the messages before it in prompts."""
-    chat, settings, shown = view.chat, view.settings, view.line
-    said = view.above > 0 or any(message.content for message in shown[1:])
-    if not shown or shown[-1].kind == "summary" or not said:
+    chat, settings, line = view.chat, view.settings, view.line
+    has_text = view.above > 0 or any(message.content for message in line[1:])
+    if not line or line[-1].kind == "summary" or not has_text:
         raise Problem(400, words["error_nothing_to_summarize"])
     assistant_message = new_summary(chat)
     trace = AnswerTrace((), settings.model)
-    new = NewMessage(assistant_message, shown[-1].id, _idempotency_key(fields) if "key" in fields else new_id(), trace)
+    new = NewMessage(assistant_message, line[-1].id, _idempotency_key(fields) if "key" in fields else new_id(), trace)
     with _admit(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
         choice = await resolve_model_choice(*engine_and_registry(services), settings.model)
         await services.toolbox.ready(settings.tool_names)
@@ -503,22 +503,22 @@ async def _store_and_start(
     return accepted, view
 
 
-async def resume_orphan(services: ChatServices, left: Orphan) -> None:
+async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
     """Continue an answer that was left unfinished by another process or before a restart.
 
     An answer that cannot be continued is marked as interrupted.
     """
     turns = services.turns
-    if not turns.is_unknown(left.generation_id):  # the answer was started here in the meantime, or its last save failed
-        if (turn := turns.find(left.generation_id)) is not None and turn.log.finished:
+    if not turns.is_unknown(orphan.generation_id):  # started by this process in the meantime, or its last save failed
+        if (turn := turns.find(orphan.generation_id)) is not None and turn.log.finished:
             with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
-                await services.shared.store.save_message(turn.message, left.owner, turn.trace)
+                await services.shared.store.save_message(turn.message, orphan.owner, turn.trace)
         return
-    pauses = chain(TAKE_UP_RETRY_SECONDS, repeat(TAKE_UP_RETRY_SECONDS[-1]))
-    with turns.expecting(left.generation_id):
+    pauses = chain(RESUME_RETRY_SECONDS, repeat(RESUME_RETRY_SECONDS[-1]))
+    with turns.expecting(orphan.generation_id):
         while not services.shared.stopping:
             try:
-                return await _try_resume(services, left)
+                return await _try_resume(services, orphan)
             except Exception as error:
                 if not isinstance(error, StorageError) and not is_thread_shortage(error):
                     raise
@@ -527,10 +527,10 @@ async def resume_orphan(services: ChatServices, left: Orphan) -> None:
                 await asyncio.wait_for(turns.closing.wait(), next(pauses))
 
 
-async def _try_resume(services: ChatServices, left: Orphan) -> None:
-    store, owner = services.shared.store, left.owner
-    message = await store.message(owner, left.chat_id, left.message_id)
-    if message is None or not message.active or message.generation_id != left.generation_id:
+async def _try_resume(services: ChatServices, orphan: Orphan) -> None:
+    store, owner = services.shared.store, orphan.owner
+    message = await store.message(owner, orphan.chat_id, orphan.message_id)
+    if message is None or not message.active or message.generation_id != orphan.generation_id:
         return
     turn = None
     try:
@@ -638,9 +638,9 @@ async def _build_parts(
     documents = await store.documents.some(owner, [each.document for each in question.attachments if each.document])
     today = f"Today is {view.chat.prompt_date.isoformat()}."
     instructions = view.base.project.instructions if view.base.project is not None else ""
-    behind = [each for each in (today, instructions, view.settings.system_prompt.strip(), question.content) if each]
+    context = [each for each in (today, instructions, view.settings.system_prompt.strip(), question.content) if each]
     engine = services.shared.engine.model(request.model).engine
-    parts = await build_part_requests(store, owner, documents, behind, request, engine)
+    parts = await build_part_requests(store, owner, documents, context, request, engine)
     if not 0 < len(parts) <= MAX_PARTS:
         raise Problem(400, words["error_parts"].format(limit=MAX_PARTS))
     return tuple(parts)
@@ -677,7 +677,7 @@ async def _prepare_and_reserve(
 async def _store_once_unlocked(services: ChatServices, owner: str, store: StoreCall) -> TurnAccepted | TurnRefused:
     outcome = await store()
     if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.is_generated_here:
-        # A turn of this process locks the chat, although the turn may have ended: its last save may have failed.
+        # A turn of this process locks the chat. It may have ended without unlocking the chat, if its last save failed.
         await _finish_lost_turn(services, owner, outcome.running)
         outcome = await store()
     return outcome

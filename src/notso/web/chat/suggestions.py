@@ -24,7 +24,7 @@ MIN_SUGGESTIONS = 2
 MAX_TOKENS = 60
 MAX_CHARACTERS = 100
 WAIT_SECONDS = 30.0
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 MAX_REMEMBERED = 64
 
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
@@ -48,10 +48,10 @@ class Suggestions:
     async def wait_until_idle(self, after_seconds: float, patience_seconds: float) -> bool:
         """Wait `after_seconds`, and then until the engine is idle; return False if it stays busy."""
         await asyncio.sleep(after_seconds)
-        for _ in range(int(patience_seconds / LOOK_SECONDS)):
+        for _ in range(int(patience_seconds / POLL_SECONDS)):
             if self.is_idle:
                 return True
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         return False
 
     def cancel(self) -> None:
@@ -119,10 +119,10 @@ class Suggestions:
         messages = (*messages, Message("user", REQUEST))
         request = Request(messages, params, documents.options(messages, options), choice.model)
 
-        def started(running: RunningRequest) -> None:
+        def on_start(running: RunningRequest) -> None:
             self._running = running
 
-        return await generate_text(self._requests, request, WAIT_SECONDS, started)
+        return await generate_text(self._requests, request, WAIT_SECONDS, on_start)
 
 
 def parse_questions(text: str) -> list[str]:
@@ -135,14 +135,14 @@ def parse_questions(text: str) -> list[str]:
 
 
 async def generate_text(
-    requests: RunningRequests, request: Request, seconds: float, started: Callable[[RunningRequest], None]
+    requests: RunningRequests, request: Request, seconds: float, on_start: Callable[[RunningRequest], None]
 ) -> str | None:
     """Return the whole answer, or None if it is stopped, fails or takes longer than `seconds`.
 
-    started: called with the running request, so that the caller can stop it.
+    on_start: called with the running request, so that the caller can stop it.
     """
     running = requests.open(request.options.owner, counts=False)
-    started(running)
+    on_start(running)
     text, finished = "", False
     try:
         async with asyncio.timeout(seconds):

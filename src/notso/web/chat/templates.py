@@ -251,8 +251,8 @@ def tool_brief(use: ToolUse) -> str:
         values = list(json.loads(use.arguments).values())
     except (ValueError, RecursionError, AttributeError):
         values = []
-    asked = str(values[0]) if len(values) == 1 and isinstance(values[0], str | int | float) else ""
-    return " → ".join(filter(None, (_shorten(asked), _shorten(use.result))))
+    argument = str(values[0]) if len(values) == 1 and isinstance(values[0], str | int | float) else ""
+    return " → ".join(filter(None, (_shorten(argument), _shorten(use.result))))
 
 
 def _shorten(text: str) -> str:

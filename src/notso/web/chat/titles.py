@@ -93,8 +93,8 @@ class Titles:
                 owner, chat, messages, cache_conversation_id(line), settings, turn.request, documents
             )
             title = parse_title(text or "")
-            now = await self._store.chat(owner, chat_id)
-            if title and now is not None and now.title == chat.title:  # not renamed in the meantime
+            current = await self._store.chat(owner, chat_id)
+            if title and current is not None and current.title == chat.title:  # not renamed in the meantime
                 await self._store.update_chat(owner, chat_id, title=title)
                 self._feed.announce(owner, chat_id, "", turns=False)
 
@@ -105,7 +105,7 @@ class Titles:
         messages: tuple[Message, ...],
         conversation: str | None,
         settings: ChatSettings,
-        asked: Request,
+        turn_request: Request,
         documents: PromptDocuments,
     ) -> str | None:
         options = RequestOptions(
@@ -117,22 +117,22 @@ class Titles:
             priority="background",
             owner=owner,
             conversation=conversation,
-            adapter=asked.options.adapter,
+            adapter=turn_request.options.adapter,
         )
         messages = (*messages, Message("user", REQUEST))
         params = replace(settings.sampling, temperature=0.0, max_tokens=MAX_TOKENS, thinking_budget=0)
-        request = Request(messages, params, documents.options(messages, options), asked.model)
+        request = Request(messages, params, documents.options(messages, options), turn_request.model)
 
-        begun: list[RunningRequest] = []
+        started_requests: list[RunningRequest] = []
 
-        def started(running: RunningRequest) -> None:
-            begun.append(running)
+        def on_start(running: RunningRequest) -> None:
+            started_requests.append(running)
             self._running.add(running)
 
         try:
-            return await generate_text(self._requests, request, PATIENCE_SECONDS, started)
+            return await generate_text(self._requests, request, PATIENCE_SECONDS, on_start)
         finally:
-            self._running.difference_update(begun)
+            self._running.difference_update(started_requests)
 
 
 def parse_title(text: str) -> str:

@@ -61,11 +61,11 @@ async def load_run_requests(
         raise Problem(503, words["error_stopping"])
     await services.toolbox.ready(view.settings.tool_names)
     if message.kind == "summary":
-        whole = await summary_request(services, owner, view, choice)
+        request = await summary_request(services, owner, view, choice)
     else:
-        whole, _ = await build_request(services, owner, view, choice)
-    keep = view.settings.keep_thinking
-    return engine, [replay_request(run, whole, message, keep_thinking=keep) for run in trace.runs]
+        request, _ = await build_request(services, owner, view, choice)
+    keep_thinking = view.settings.keep_thinking
+    return engine, [replay_request(run, request, message, keep_thinking=keep_thinking) for run in trace.runs]
 
 
 async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[str]:
@@ -93,24 +93,24 @@ async def alternatives(services: ChatServices, request: Request, run: AnswerRun,
     """
     params = replace(request.params, max_tokens=place + 1, min_tokens=0)
     options = replace(request.options, token_ids=False, top_logprobs=ALTERNATIVES, replay=replay_until(run, place))
-    asked = replace(request, params=params, options=options)
+    probe = replace(request, params=params, options=options)
     running = services.shared.requests.open(options.owner, counts=False)
-    found: list[TokenLogprob] = []
+    tokens: list[TokenLogprob] = []
     try:
-        await running.begin(submissions_for(asked), model=request.model)
+        await running.begin(submissions_for(probe), model=request.model)
         async for _, events in running.events():
             for event in events:
                 if event.error is not None:
                     raise event.error
-                found += event.logprobs
+                tokens += event.logprobs
     except ModelError as error:
         raise Problem(409, words["error_fork"]) from error
     finally:
         running.close()
-    if not found or not found[0].top:
+    if not tokens or not tokens[0].top:
         return []
-    known = {each.id: each for each in (*found[0].top, found[0])}
-    ranked = sorted(known.values(), key=lambda each: -each.logprob)
+    candidates = {each.id: each for each in (*tokens[0].top, tokens[0])}
+    ranked = sorted(candidates.values(), key=lambda each: -each.logprob)
     return [Alternative(each.id, each.text, math.exp(each.logprob)) for each in ranked]
 
 
@@ -121,10 +121,10 @@ async def build_receipts(
     trace = await require_trace(services, owner, message)
     engine, requests = await load_run_requests(services, owner, message, trace)
     try:
-        made = [
+        receipts = [
             await asyncio.to_thread(engine.receipt, each.messages, each.params, each.options, sealed=sealed)
             for each in requests
         ]
     except ModelError as error:
         raise Problem(409, words["error_fork"]) from error
-    return made[0] if len(made) == 1 else made
+    return receipts[0] if len(receipts) == 1 else receipts

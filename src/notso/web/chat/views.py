@@ -174,9 +174,9 @@ def sync_context(request: Request, revision: str) -> dict[str, Any]:
 def announce(request: Request, services: ChatServices, owner: str, view: View) -> View:
     """Announce a change to other tabs and advance the view's revision."""
     # If there was a concurrent change, keep the old revision, so that this tab is also notified of that change.
-    nothing_since = services.feed.revision == view.revision
+    is_current = services.feed.revision == view.revision
     services.feed.announce(owner, view.chat.id, request_tab(request))
-    return replace(view, revision=services.feed.revision) if nothing_since else view
+    return replace(view, revision=services.feed.revision) if is_current else view
 
 
 def _just_ended(path: list[ShownMessage]) -> bool:
@@ -291,8 +291,8 @@ async def find_own_project(services: ChatServices, owner: str, project_id: str) 
 
 async def find_message(services: ChatServices, owner: str, chat_id: str, message_id: str) -> StoredMessage:
     """Return a message of a chat. Raises Problem (404)."""
-    known = is_id(chat_id) and is_id(message_id)
-    message = await services.shared.store.message(owner, chat_id, message_id) if known else None
+    is_valid = is_id(chat_id) and is_id(message_id)
+    message = await services.shared.store.message(owner, chat_id, message_id) if is_valid else None
     if message is None:
         raise Problem(404, words["error_unknown_page"])
     return message
@@ -300,8 +300,8 @@ async def find_message(services: ChatServices, owner: str, chat_id: str, message
 
 async def find_generation(services: ChatServices, owner: str, generation_id: str) -> StoredMessage:
     """Return the answer with this generation id. Raises Problem (404)."""
-    known = is_generation_id(generation_id)
-    message = await services.shared.store.generation(owner, generation_id) if known else None
+    is_valid = is_generation_id(generation_id)
+    message = await services.shared.store.generation(owner, generation_id) if is_valid else None
     if message is None:
         raise Problem(404, words["error_unknown_page"])
     return message
