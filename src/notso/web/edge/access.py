@@ -288,7 +288,7 @@ class KeyRing:
 
 
 async def public() -> None:
-    """Mark a route that exposes no user data."""
+    """Mark a route that requires no key or session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def omitted_kind(name: str) -> str:
 def documents(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]:
     """Yield the documents of a file. `left_out` counts an archive's damaged entries and its files other than JSON.
 
-    Raises Unreadable. Damaged entries raise it only if no entry can be read.
+    Raises ImportFormatError; for damaged entries, only if no entry can be read.
     """
     if body.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         yield from _read_archive(body, left_out)
@@ -72,7 +72,7 @@ def documents(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]:
 
 
 def _read_archive(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]:
-    unpacking = _Decompressor()
+    decompressor = _Decompressor()
     problem: ImportFormatError | None = None
     readable = False
     try:
@@ -95,7 +95,7 @@ def _read_archive(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]
             except _DAMAGED:
                 raise ImportFormatError("import_archive") from None
             with file:
-                for document in unpacking.documents(file):
+                for document in decompressor.documents(file):
                     readable = True
                     yield document
         except ImportFormatError as error:
@@ -109,7 +109,7 @@ def _read_archive(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]
 
 class _Decompressor:
     def __init__(self) -> None:
-        self._left = MAX_UNPACKED_BYTES
+        self._remaining_bytes = MAX_UNPACKED_BYTES
 
     def documents(self, file: Any) -> Iterator[JsonDocument]:
         try:
@@ -130,8 +130,8 @@ class _Decompressor:
                     raise ImportFormatError("import_broken", reason="it is not UTF-8 text") from None
                 except _DAMAGED:
                     raise ImportFormatError("import_archive") from None
-                self._left -= len(data)
-                if self._left < 0:
+                self._remaining_bytes -= len(data)
+                if self._remaining_bytes < 0:
                     what = f"more than {MAX_UNPACKED_BYTES:,} bytes when unpacked"
                     raise ImportFormatError("import_too_much", what=what)
                 if not data:
@@ -185,7 +185,7 @@ class _JsonText:
         self._at += 1
 
     def value(self) -> Any:
-        """Return the next value. Raises Unreadable."""
+        """Return the next value. Raises ImportFormatError."""
         self.peek()
         while True:
             try:

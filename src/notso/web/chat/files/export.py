@@ -37,45 +37,46 @@ def _no_documents(line: Line) -> PromptDocuments:
     return NO_DOCUMENTS
 
 
-def load_chats(store: ChatStore, kept: Iterable[tuple[str, str]]) -> Iterator[tuple[ChatSnapshot, DocumentsOf]]:
+def load_chats(store: ChatStore, chats: Iterable[tuple[str, str]]) -> Iterator[tuple[ChatSnapshot, DocumentsOf]]:
     """Open a store and yield the chats with these owners and ids, each with its DocumentsOf. Raises StorageError."""
     with asyncio.Runner() as runner:
         runner.run(store.open())
         try:
-            for owner, chat_id in kept:
-                whole = runner.run(store.chat_snapshot(owner, chat_id))
-                if whole is not None:
-                    asked = partial(prompt_documents, store, owner, whole.chat.prompt_date, project=whole.base.project)
-                    yield whole, lambda line, asked=asked: runner.run(asked(line))  # type: ignore[misc]
+            for owner, chat_id in chats:
+                snapshot = runner.run(store.chat_snapshot(owner, chat_id))
+                if snapshot is not None:
+                    chat, project = snapshot.chat, snapshot.base.project
+                    load = partial(prompt_documents, store, owner, chat.prompt_date, project=project)
+                    yield snapshot, lambda line, load=load: runner.run(load(line))  # type: ignore[misc]
         finally:
             runner.run(store.close())
 
 
-def conversation(whole: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Row | None:
+def conversation(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Row | None:
     """Return a training row of the shown branch, up to its last finished answer that is edited or not rated down.
 
     Returns None if there is no such answer.
     """
-    shown = [each.message for each in shown_path(whole.messages, whole.chat.chosen_root)]
+    shown = [each.message for each in shown_path(snapshot.messages, snapshot.chat.chosen_root)]
     # Stop before an unfinished message.
     cut = next((at for at, message in enumerate(shown) if not _is_finished(message)), len(shown))
     last = next((at for at in reversed(range(cut)) if _is_trainable(shown[at]) and _is_good(shown[at])), None)
     if last is None:
         return None
-    messages = _prompt(whole, shown[: last + 1], documents_of)
+    messages = _prompt(snapshot, shown[: last + 1], documents_of)
     thinking = any(message.reasoning_content for message in messages)
     return {"messages": [_to_row(each, thinking) for each in messages], "chat_template_kwargs": _options(thinking)}
 
 
-def preference_rows(whole: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Iterator[Row]:
+def preference_rows(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Iterator[Row]:
     """Pair the preferred answer to each question with each other finished answer to the question.
 
     The preferred answer is the edited one, or else the one rated highest, the shown one, or the newest. A question is
     skipped if its preferred answer is rated down and not edited.
     """
-    shown = {each.message.id for each in shown_path(whole.messages, whole.chat.chosen_root)}
-    for question in (message for message in whole.messages if message.role == "user"):
-        answers = [each for each in whole.messages if each.parent_id == question.id and _is_trainable(each)]
+    shown = {each.message.id for each in shown_path(snapshot.messages, snapshot.chat.chosen_root)}
+    for question in (message for message in snapshot.messages if message.role == "user"):
+        answers = [each for each in snapshot.messages if each.parent_id == question.id and _is_trainable(each)]
         if len(answers) < 2:
             continue
         chosen = max(
@@ -84,10 +85,10 @@ def preference_rows(whole: ChatSnapshot, documents_of: DocumentsOf = _no_documen
         )
         if chosen.rating < 0 and not chosen.edited:
             continue
-        line = path_to(whole.messages, question.id)
+        line = path_to(snapshot.messages, question.id)
         if not all(_is_finished(message) for message in line):
             continue
-        before = _prompt(whole, line, documents_of)
+        before = _prompt(snapshot, line, documents_of)
         for rejected in answers:
             if rejected.content == chosen.content:
                 continue
@@ -112,8 +113,8 @@ def _is_good(message: StoredMessage) -> bool:
     return message.rating >= 0 or message.edited
 
 
-def _prompt(whole: ChatSnapshot, line: Line, documents_of: DocumentsOf) -> tuple[Message, ...]:
-    settings = merge_settings(whole.base.defaults, whole.chat.settings)
+def _prompt(snapshot: ChatSnapshot, line: Line, documents_of: DocumentsOf) -> tuple[Message, ...]:
+    settings = merge_settings(snapshot.base.defaults, snapshot.chat.settings)
     return prompt_messages(line, settings.system_prompt, keep_thinking=True, documents=documents_of(line))
 
 

@@ -191,11 +191,11 @@ def read_chats(body: bytes, derive_title: TitleOf) -> list[ImportedChat]:
     return validate_chats(entries(body), derive_title).chats
 
 
-def validate_chats(found: Iterable[Entry], derive_title: TitleOf) -> ParsedImport:
+def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImport:
     """Validate chats and assign new ids. Raises Problem, which names the invalid field."""
     chats: list[ImportedChat] = []
     left_out = Counter[str]()
-    for kind, value in found:
+    for kind, value in parsed:
         if kind == "refused":
             raise Problem(400, words[value[0]].format(**value[1]))
         if kind == "left_out":
@@ -212,21 +212,21 @@ def validate_chats(found: Iterable[Entry], derive_title: TitleOf) -> ParsedImpor
     return ParsedImport(chats, left_out)
 
 
-def new_messages(messages: Sequence[StoredMessage], before: EarlierImport) -> list[StoredMessage]:
+def new_messages(messages: Sequence[StoredMessage], earlier: EarlierImport) -> list[StoredMessage]:
     """Return the messages that an earlier import of the same chat did not contain, attached to the stored messages.
 
     Stored messages that were edited keep their text, and deleted ones are not imported again.
     """
-    place: dict[str, str | None] = {}  # id in this import -> id of the stored or new message that represents it
+    new_ids: dict[str, str | None] = {}  # id in this import -> id of the stored or new message that represents it
     new = []
     for message in messages:
-        parent = place[message.parent_id] if message.parent_id is not None else None
-        if message.source in before.messages:
-            known = before.messages[message.source]
-            place[message.id] = known if known is not None else parent
+        parent = new_ids[message.parent_id] if message.parent_id is not None else None
+        if message.source in earlier.messages:
+            stored_id = earlier.messages[message.source]
+            new_ids[message.id] = stored_id if stored_id is not None else parent
             continue
-        place[message.id] = message.id
-        new.append(replace(message, chat_id=before.chat_id, parent_id=parent, chosen_child=None))
+        new_ids[message.id] = message.id
+        new.append(replace(message, chat_id=earlier.chat_id, parent_id=parent, chosen_child=None))
     return new
 
 
@@ -256,9 +256,9 @@ def _to_stored_chat(source: _Chat) -> ImportedChat:
         day = date.fromisoformat(source.prompt_date)
     except ValueError:
         raise Problem(400, words["import_invalid"].format(place="prompt_date", reason="invalid date")) from None
-    wanted = {k: v for k, v in form_values(source.settings).items() if v}
-    wanted.pop("tools", None)  # only users may enable tools; a file must not
-    settings, problems = updated_settings({}, wanted)
+    form = {k: v for k, v in form_values(source.settings).items() if v}
+    form.pop("tools", None)  # only users may enable tools; a file must not
+    settings, problems = updated_settings({}, form)
     if problems:
         place, reason = next(iter(problems.items()))
         raise Problem(400, words["import_invalid"].format(place=f"settings.{place}", reason=reason))
@@ -370,9 +370,9 @@ def _ends_with_calls(message: StoredMessage) -> bool:
     return bool(message.tool_uses) and message.tool_uses[-1].round_end == len(message.content)
 
 
-def _extend_answer(answer: StoredMessage, said: _AssistantMessage) -> StoredMessage:
-    content = "\n\n".join(filter(None, (answer.content, said.content)))
-    reasoning = "\n\n".join(filter(None, (answer.reasoning, said.reasoning_content)))
+def _extend_answer(answer: StoredMessage, message: _AssistantMessage) -> StoredMessage:
+    content = "\n\n".join(filter(None, (answer.content, message.content)))
+    reasoning = "\n\n".join(filter(None, (answer.reasoning, message.reasoning_content)))
     number = answer.tool_uses[-1].round + 1 if answer.tool_uses else 0
     calls = [
         ToolUse(
@@ -386,7 +386,7 @@ def _extend_answer(answer: StoredMessage, said: _AssistantMessage) -> StoredMess
             reasoning_at=len(reasoning),
             round_end=len(content),
         )
-        for call in said.tool_calls or ()
+        for call in message.tool_calls or ()
     ]
     if len(answer.tool_uses) + len(calls) > MAX_TOOL_USES:
         reason = f"a response with more than {MAX_TOOL_USES} calls"
@@ -407,13 +407,13 @@ def _refuse_constant(name: str) -> float:
 def _check_text(data: Any) -> None:
     stack = [data]
     while stack:
-        here = stack.pop()
-        if isinstance(here, str) and _UNFIT.search(here):
+        value = stack.pop()
+        if isinstance(value, str) and _UNFIT.search(value):
             raise Problem(400, words["error_text"])
-        if isinstance(here, dict):
-            stack += [*here.keys(), *here.values()]
-        elif isinstance(here, list):
-            stack += here
+        if isinstance(value, dict):
+            stack += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            stack += value
 
 
 def _validate(model: type[M], data: Any, prefix: str = "") -> M:

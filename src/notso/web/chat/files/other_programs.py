@@ -50,7 +50,7 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
     """Link messages to their nearest shown ancestors and select the branch that ends in `current`.
 
     A message with an unknown parent becomes a root. Answers separated only by tool results are merged. Raises
-    Unreadable for duplicate ids and cycles. Runs in linear time.
+    ImportFormatError for duplicate ids and cycles. Runs in linear time.
     """
     by_id = {node.id: node for node in nodes}
     if len(by_id) != len(nodes):
@@ -60,7 +60,7 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
         below.setdefault(node.parent if node.parent in by_id else None, []).append(node)
     messages: dict[str, JSON] = {}
     shown: dict[str, str | None] = {}  # node -> the message that contains it, or the nearest message above it
-    continues: dict[str, bool] = {}  # node -> whether only tool results are between the node and that message
+    continues: dict[str, bool] = {}  # node -> whether only tool results separate it from its entry in `shown`
     stack = _in_order(below.get(None, ()))
     while stack:
         node = stack.pop()
@@ -152,7 +152,7 @@ class ExportReader:
     def chats(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
         """Yield chats in our export format ("own") and OpenAI message lists ("openai").
 
-        Raises Unreadable if the file has too many messages or no readable chat.
+        Raises ImportFormatError if the file has too many messages or no readable chat.
         """
         found = 0
         for kind, value in self._convert_all(documents):
@@ -451,10 +451,10 @@ def _claude(document: JSON, reader: ExportReader) -> JSON:
 def _open_webui(document: JSON, reader: ExportReader) -> JSON:
     chat = document["chat"]
     history = chat["history"]
-    found: JSON = history.get("messages") or {}
-    ranks = _sibling_ranks(each.get("childrenIds") for each in found.values() if isinstance(each, dict))
+    messages: JSON = history.get("messages") or {}
+    ranks = _sibling_ranks(each.get("childrenIds") for each in messages.values() if isinstance(each, dict))
     nodes = []
-    for at, (key, message) in enumerate(found.items()):
+    for at, (key, message) in enumerate(messages.items()):
         role = message.get("role")
         node = MessageNode(_id(key), _parent(message.get("parentId")), role if role in ("user", "assistant") else "")
         node.rank = ranks.get(key, at)
@@ -506,7 +506,7 @@ def _fill_from_output(node: MessageNode, output: list[JSON], reader: ExportReade
 def _without_details(node: MessageNode, text: str, reader: ExportReader) -> str:
     if node.role != "assistant":
         return text
-    kept, at = [], 0
+    pieces, at = [], 0
     while (begin := text.find(DETAILS, at)) >= 0 and (end := text.find(END_OF_DETAILS, begin)) >= 0:
         kind, _, rest = text[begin + len(DETAILS) : end].partition('"')
         body = rest.partition(">")[2].lstrip()
@@ -519,14 +519,14 @@ def _without_details(node: MessageNode, text: str, reader: ExportReader) -> str:
         elif kind in ("tool_calls", "code_interpreter"):
             reader.left_out["tool_calls"] += 1
         else:
-            kept.append(text[at:after])
+            pieces.append(text[at:after])
             at = after
             continue
-        kept.append(text[at:begin])
+        pieces.append(text[at:begin])
         at = after
         while at < len(text) and text[at].isspace():
             at += 1
-    return "".join(kept) + text[at:]
+    return "".join(pieces) + text[at:]
 
 
 def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
@@ -569,7 +569,7 @@ def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
 def _add_step(node: MessageNode, step: JSON, reader: ExportReader) -> None:
     if step.get("type") not in ("contentBlock", "singleStep"):
         return
-    thinks = (step.get("style") or {}).get("type") == "thinking"
+    is_thinking = (step.get("style") or {}).get("type") == "thinking"
     texts = []
     for part in step.get("content") or []:
         if part.get("type") == "text":
@@ -580,7 +580,7 @@ def _add_step(node: MessageNode, step: JSON, reader: ExportReader) -> None:
             is_picture = part.get("fileType") == "image"
             name = part.get("fileIdentifier")
             reader.count_omitted(node, name, "pictures" if is_picture else omitted_kind(str(name)))
-    name = "reasoning" if thinks else "content"
+    name = "reasoning" if is_thinking else "content"
     setattr(node, name, "\n\n".join(filter(None, (getattr(node, name), "\n".join(texts).strip("\n")))))
     if node.role == "assistant":
         node.model = _name((step.get("genInfo") or {}).get("indexedModelIdentifier")) or node.model
@@ -589,8 +589,8 @@ def _add_step(node: MessageNode, step: JSON, reader: ExportReader) -> None:
 def _librechat(document: JSON, reader: ExportReader) -> JSON:
     options = document.get("options") or {}
     nodes: list[MessageNode] = []
-    found = document.get("messagesTree") or document.get("messages") or []
-    stack: list[tuple[JSON, str | None]] = [(each, None) for each in reversed(found)]  # exports may nest messages
+    messages = document.get("messagesTree") or document.get("messages") or []
+    stack: list[tuple[JSON, str | None]] = [(each, None) for each in reversed(messages)]  # exports may nest messages
     while stack:
         message, above = stack.pop()
         role: Literal["user", "assistant"] = "user" if message.get("isCreatedByUser") else "assistant"
@@ -645,11 +645,11 @@ def _fill_librechat(node: MessageNode, message: JSON, reader: ExportReader) -> N
 
 def _llama_cpp(document: JSON, reader: ExportReader) -> JSON:
     conversation = document["conv"]
-    found = [each for each in document["messages"] if isinstance(each, dict)]
-    ranks = _sibling_ranks(each.get("children") for each in found)
+    messages = [each for each in document["messages"] if isinstance(each, dict)]
+    ranks = _sibling_ranks(each.get("children") for each in messages)
     nodes = []
     system = ""
-    for at, message in enumerate(found):
+    for at, message in enumerate(messages):
         role, is_root = message.get("role"), message.get("type") == "root"
         node = MessageNode(_id(message["id"]), _parent(message.get("parent")), "", rank=ranks.get(message["id"], at))
         node.created_ms = _to_ms(message.get("timestamp"), per_unit=1)
@@ -684,9 +684,9 @@ def _fill_llama_cpp(node: MessageNode, message: JSON, reader: ExportReader) -> N
     thoughts = [reader.text(message.get("reasoningContent") or message.get("thinking"))]
     thoughts += (found.strip() for found in _LLAMA_REASONING.findall(node.content))
     node.content, calls = _LLAMA_CALL.subn("", _LLAMA_REASONING.sub("", node.content))
-    asked = message.get("toolCalls")
-    asked = json.loads(asked) if isinstance(asked, str) and asked else asked
-    reader.left_out["tool_calls"] += calls + (len(asked) if isinstance(asked, list) else 0)
+    tool_calls = message.get("toolCalls")
+    tool_calls = json.loads(tool_calls) if isinstance(tool_calls, str) and tool_calls else tool_calls
+    reader.left_out["tool_calls"] += calls + (len(tool_calls) if isinstance(tool_calls, list) else 0)
     node.reasoning = "\n\n".join(filter(None, thoughts))
     node.model = _name(message.get("model"))
 

@@ -44,10 +44,10 @@ def quoting_rows(name: str, document: DocumentText, most: int) -> Iterator[dict[
     for at, sentence in sentences:
         others = [each for each in range(len(document.passages)) if each != at]
         chosen = sorted([at, *rng.sample(others, min(SHOWN - 1, len(others)))])
-        asked = _question(sentence, rng)
-        if asked is None:
+        pair = _question(sentence, rng)
+        if pair is None:
             continue
-        question, answer = asked
+        question, answer = pair
         answer = f"[[1: {sentence}]]\n\n{answer}"
         if number % ABSENT_EVERY == ABSENT_EVERY - 1 and others:
             chosen = sorted(rng.sample(others, min(SHOWN, len(others))))

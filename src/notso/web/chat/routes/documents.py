@@ -215,21 +215,21 @@ async def page_image(services: Services, owner: Owner, document_id: str, page: i
 async def retry(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
     """Parse a document again after a failure."""
     await read_form(request)
-    where = await _list_url(services, owner, document_id)
+    list_url = await _list_url(services, owner, document_id)
     if not await services.shared.store.documents.retry(owner, document_id):
         raise Problem(404, words["document_unknown"])
     services.library.wake()
-    return RedirectResponse(where, 303)
+    return RedirectResponse(list_url, 303)
 
 
 @router.post("/documents/{document_id}/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
     await read_form(request)
-    where = await _list_url(services, owner, document_id)
+    list_url = await _list_url(services, owner, document_id)
     if not await services.shared.store.documents.delete(owner, document_id):
         raise Problem(404, words["document_unknown"])
     services.library.forget_images(document_id)
-    return RedirectResponse(where, 303)
+    return RedirectResponse(list_url, 303)
 
 
 async def _list_url(services: ChatServices, owner: str, document_id: str) -> str:

@@ -85,10 +85,10 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
     with keep_draft(fields.get("text", "")):
         message = await find_message(services, owner, chat_id, message_id)
     if message.role == "user":
-        kept = {name: value for name, value in _files(message.attachments) if name not in fields}
+        file_fields = {name: value for name, value in _files(message.attachments) if name not in fields}
         with keep_draft(fields.get("text", "")):
             view = await read_branch(services, owner, chat_id, message.parent_id or "")
-        accepted, view = await submit_question(services, owner, view, fields | kept, instead_of=message.id)
+        accepted, view = await submit_question(services, owner, view, fields | file_fields, instead_of=message.id)
         return await _with_turn(request, services, owner, view, accepted)
     content = fields.get("text", "").strip("\n")
     if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
@@ -190,8 +190,8 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
 async def branch(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Copy the branch that ends in this message to a new chat."""
     await read_form(request)
-    known = is_id(chat_id) and is_id(message_id)
-    found = await services.shared.store.branch(owner, chat_id, message_id) if known else None
+    is_valid = is_id(chat_id) and is_id(message_id)
+    found = await services.shared.store.branch(owner, chat_id, message_id) if is_valid else None
     if found is None or not found.line:
         raise Problem(404, words["error_unknown_chat" if found is None else "error_unknown_page"])
     chat, copied = await asyncio.to_thread(copy_branch, found.chat, found.line)

@@ -51,8 +51,8 @@ async def begin_download(request: Request, services: Services) -> Response:
         raise Problem(404, words["error_unknown_model"])
     if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
-    arrived = create_switch_callback(services.shared.engine, services.shared.model_registry, file)
-    if not services.downloads.start(file, arrived):
+    on_complete = create_switch_callback(services.shared.engine, services.shared.model_registry, file)
+    if not services.downloads.start(file, on_complete):
         raise Problem(409, words["error_downloading"])
     return await models_response(request, services)
 
@@ -73,11 +73,11 @@ async def switch_model(request: Request, services: Services) -> Response:
     chosen = inventory.find(name)
     if chosen is None and "command" in fields:
         # A slash command may name a model by an unambiguous part of its name.
-        likely = inventory.search(name)
-        if len(likely) > 1:
-            names = ", ".join(each.model.name for each in likely)
+        matches = inventory.search(name)
+        if len(matches) > 1:
+            names = ", ".join(each.model.name for each in matches)
             raise Problem(400, words["error_models_fit"].format(names=names))
-        chosen = likely[0] if likely else None
+        chosen = matches[0] if matches else None
     if chosen is None or registry is None:
         raise Problem(404, words["error_unknown_model"])
     if services.shared.stopping:

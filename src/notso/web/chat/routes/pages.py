@@ -221,8 +221,8 @@ async def events(
     events = turn_events(message.id, log, parse_last_event_id(last_event_id))
     # The events of /feed are included so that a page needs only one connection.
     if after:
-        others = feed_events(services.feed, after, owner, message.chat_id, tab, numbered=False)
-        events = merge_streams(events, others)
+        feed_changes = feed_events(services.feed, after, owner, message.chat_id, tab, numbered=False)
+        events = merge_streams(events, feed_changes)
     return CountedStream(services.turn_streams, owner, events)
 
 

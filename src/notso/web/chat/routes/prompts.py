@@ -38,8 +38,8 @@ async def save_memory(request: Request, services: Services, owner: Owner) -> Res
     """Add an entry, or replace the text of entry `id`. Empty text deletes the entry."""
     fields = await read_form(request)
     typed, entry_id = fields.get("text", ""), fields.get("id", "")
-    known = {each.id: each for each in await services.shared.store.memories(owner)}
-    if entry_id and (not is_id(entry_id) or entry_id not in known):
+    entry_ids = {each.id for each in await services.shared.store.memories(owner)}
+    if entry_id and (not is_id(entry_id) or entry_id not in entry_ids):
         raise Problem(404, words["error_unknown_page"], draft=typed)
     text = sanitize_line(typed, MAX_MEMORY_ENTRY + 1)
     if not text and entry_id:

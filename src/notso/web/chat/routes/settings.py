@@ -89,8 +89,8 @@ async def change_settings(
         typed = {name: value for name, value in form.items() if name in form_values({})}
         return await _show(request, services, owner, chat, project, typed=typed, problems=problems)
     if not is_fragment(request):
-        of_chat = f"/chats/{chat.id}" if chat is not None else "/"
-        return RedirectResponse(f"/projects/{project.id}" if project is not None else of_chat, 303)
+        chat_url = f"/chats/{chat.id}" if chat is not None else "/"
+        return RedirectResponse(f"/projects/{project.id}" if project is not None else chat_url, 303)
     # A change by a slash command shows no form: report it in a toast.
     toast = {"text": _describe_changes(form, chat), "undo_url": ""} if by_command else None
     thinking = "thinking" in form  # state of the thinking switch on the page of a new chat, which is not stored yet
@@ -150,9 +150,9 @@ async def _show(
     own = await _settings_of(services, owner, chat, project)
     settings, values = merge_settings(base.defaults, own), form_values(own)
     info = services.shared.engine.info
-    of_model = {} if info is None else info.sampling
+    model_sampling = {} if info is None else info.sampling
     is_default = chat is None and project is None
-    own_defaults = form_defaults(ChatSettings() if is_default else merge_settings(base.defaults), of_model)
+    own_defaults = form_defaults(ChatSettings() if is_default else merge_settings(base.defaults), model_sampling)
     return await services.pages.respond(
         request,
         "_settings.html" if is_fragment(request) else "settings.html",
@@ -230,9 +230,9 @@ async def _estimate(
     response = await services.pages.respond(
         request, "_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory()
     )
-    says_something = bool(draft.content.strip() or draft.attachments)
-    wants_prefill = settings.speculative_prefill and says_something and not any(message.active for message in line)
-    if wants_prefill and await services.shared.requests.allows_prompt(owner, gauge.used):
+    has_content = bool(draft.content.strip() or draft.attachments)
+    prefills = settings.speculative_prefill and has_content and not any(message.active for message in line)
+    if prefills and await services.shared.requests.allows_prompt(owner, gauge.used):
         response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options, documents)
     return response
 

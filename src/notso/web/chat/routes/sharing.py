@@ -1,4 +1,4 @@
-"""Routes of shared links, which let anyone read a chat until the link expires or is revoked."""
+"""Routes of shared links, which make a chat public until the link expires or is revoked."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ async def receipt(
 ) -> Response:
     """Download the receipt of an answer, which can be checked with `notso verify --receipt`."""
     message = await find_message(services, owner, chat_id, message_id)
-    told = await build_receipts(services, owner, message, sealed=form == "sealed")
-    text = await asyncio.to_thread(json.dumps, told, indent=1)
+    receipts = await build_receipts(services, owner, message, sealed=form == "sealed")
+    text = await asyncio.to_thread(json.dumps, receipts, indent=1)
     name = f"receipt-{message.id[:8]}-{form}.json"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return Response(text, media_type="application/json", headers=headers)

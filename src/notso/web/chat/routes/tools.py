@@ -57,8 +57,8 @@ async def run_command(request: Request, services: Services, name: str, command: 
     rows = process.offer.get("slash_commands", [])
     if not any(row["name"] == command for row in rows):
         raise Problem(404, words["error_unknown_page"])
-    given = {"name": command, "argument": argument}
-    text = str(await _call_plugin(process, "command", given, f"command {command}", COMMAND_SECONDS))
+    params = {"name": command, "argument": argument}
+    text = str(await _call_plugin(process, "command", params, f"command {command}", COMMAND_SECONDS))
     toast = {"text": text[:MAX_TOAST_CHARACTERS], "undo_url": ""}
     if not is_fragment(request):
         return await services.pages.respond(request, "problem.html", problem=toast["text"])
@@ -72,15 +72,15 @@ async def show_page(request: Request, services: Services, owner: Owner, name: st
     process = _require_plugin(services, name)
     if not any(row["path"] == path for row in process.offer.get("pages", [])):
         raise Problem(404, words["error_unknown_page"])
-    given = {
+    params = {
         "method": request.method,
         "path": path,
         "query": dict(request.query_params),
         "form": form,
         "owner": owner,
     }
-    shown = await _call_plugin(process, "page", given, f"page {path or '/'}", PAGE_SECONDS)
-    body, media_type, status = shown["body"], shown["media_type"], shown["status"]
+    page = await _call_plugin(process, "page", params, f"page {path or '/'}", PAGE_SECONDS)
+    body, media_type, status = page["body"], page["media_type"], page["status"]
     if media_type not in MEDIA_TYPES or not _is_status(status):
         raise Problem(502, words["error_plugin_page"].format(name=name))
     headers = {"Content-Security-Policy": NO_SCRIPTS}
@@ -99,9 +99,9 @@ def _require_plugin(services: ChatServices, name: str) -> PluginProcess:
     return process
 
 
-async def _call_plugin(process: PluginProcess, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
+async def _call_plugin(process: PluginProcess, kind: str, params: Mapping[str, Any], what: str, seconds: float) -> Any:
     try:
-        return await call_plugin(process, kind, given, what, seconds)
+        return await call_plugin(process, kind, params, what, seconds)
     except PluginRefusalError as error:
         raise Problem(422, str(error)) from None
     except PluginError as error:
@@ -128,8 +128,8 @@ async def give_permission(request: Request, services: Services, owner: Owner, ge
     if permission not in PERMISSIONS:
         raise Problem(400, words["error_form"])
     if not services.turns.permit(generation_id, fields.get("call", ""), cast(Permission, permission)):
-        known = any(use.id == fields.get("call") for use in message.tool_uses)
-        if not known:
+        exists = any(use.id == fields.get("call") for use in message.tool_uses)
+        if not exists:
             raise Problem(409, words["error_permission"])
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{message.chat_id}", 303)

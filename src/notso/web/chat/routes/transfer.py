@@ -93,7 +93,7 @@ async def backup(services: Services) -> Response:
         if services.backup_waits or services.backup_reader is None or not has_stalled:
             raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
         services.backup_reader.drop()
-    services.backup_waits = True  # reject further requests, which would have to wait for this whole download
+    services.backup_waits = True  # reject further requests meanwhile: each would have to wait for this download
     try:
         await services.backing_up.acquire()
     finally:
@@ -124,9 +124,9 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
         if kind == FORM_TYPE:
             form = body
             body = await services.importing.work(lambda: parse_form(form).get("json", "").encode())
-        found = await parse_in_child(body)
-        read = await services.importing.work(partial(validate_chats, found, derive_title))
-        report = await _store(services, owner, read)
+        entries = await parse_in_child(body)
+        parsed = await services.importing.work(partial(validate_chats, entries, derive_title))
+        report = await _store(services, owner, parsed)
     for chat_id in report.changed:
         services.feed.announce(owner, chat_id, request_tab(request), turns=False)
     return await _import_response(request, services, owner, report)
@@ -148,41 +148,45 @@ class ImportReport:
 
     @property
     def sentence(self) -> str:
-        known = len(self.chats) - len(self.changed)
-        counts = {"chats": len(self.added), "messages": self.messages, "extended": len(self.extended), "known": known}
+        counts = {
+            "chats": len(self.added),
+            "messages": self.messages,
+            "extended": len(self.extended),
+            "known": len(self.chats) - len(self.changed),
+        }
         parts = [
             words["imported_" + name].format(count=number(count))
             for name, count in counts.items()
             if count or name == "chats"
         ]
-        named = [f"{words['left_out_' + name]} {number(count)}" for name, count in self.left_out.items()]
-        return " ".join(parts) + (" " + words["left_out"].format(what=", ".join(named)) if named else "")
+        omissions = [f"{words['left_out_' + name]} {number(count)}" for name, count in self.left_out.items()]
+        return " ".join(parts) + (" " + words["left_out"].format(what=", ".join(omissions)) if omissions else "")
 
 
-async def _store(services: ChatServices, owner: str, read: ParsedImport) -> ImportReport:
+async def _store(services: ChatServices, owner: str, parsed: ParsedImport) -> ImportReport:
     store = services.shared.store
-    before = await store.earlier_imports(owner, [chat.source for chat, _ in read.chats if chat.source])
+    earlier_imports = await store.earlier_imports(owner, [chat.source for chat, _ in parsed.chats if chat.source])
     new: dict[str, ImportedChat] = {}
     chats, added, extended, messages = [], [], [], 0
-    for chat, brought in read.chats:
-        known = before.get(chat.source)
-        if known is not None:
-            fresh = new_messages(brought, known)
-            if fresh:
-                await store.add_messages(owner, fresh)
-                extended.append(known.chat_id)
-                messages += len(fresh)
-            chats.append(known.chat_id)
+    for chat, chat_messages in parsed.chats:
+        earlier = earlier_imports.get(chat.source)
+        if earlier is not None:
+            added_messages = new_messages(chat_messages, earlier)
+            if added_messages:
+                await store.add_messages(owner, added_messages)
+                extended.append(earlier.chat_id)
+                messages += len(added_messages)
+            chats.append(earlier.chat_id)
             continue
         key = chat.source or chat.id
         if key not in new:  # a file may contain the same chat twice
-            new[key] = chat, brought
+            new[key] = chat, chat_messages
             added.append(chat.id)
-            messages += len(brought)
+            messages += len(chat_messages)
         chats.append(new[key][0].id)
     if new:
         await store.add_chats(owner, list(new.values()))
-    left_out = {name: read.left_out[name] for name in LEFT_OUT if read.left_out[name]}
+    left_out = {name: parsed.left_out[name] for name in LEFT_OUT if parsed.left_out[name]}
     return ImportReport(list(dict.fromkeys(chats)), added, extended, messages, left_out)
 
 
@@ -231,35 +235,35 @@ async def _render_chunks(
     services: ChatServices,
     owner: str,
     chat: Chat,
-    written: Callable[[list[StoredMessage]], Awaitable[bytes]],
+    render: Callable[[list[StoredMessage]], Awaitable[bytes]],
     *,
     shown: bool,
 ) -> AsyncIterator[bytes]:
-    pieces = services.shared.store.message_chunks(owner, chat.id, shown=shown)
+    chunks = services.shared.store.message_chunks(owner, chat.id, shown=shown)
     while True:
         async with services.exporting.turn(owner):
-            messages = await anext(pieces, None)
+            messages = await anext(chunks, None)
             if messages is None:
                 return
-            piece = await written(messages)
+            rendered = await render(messages)
             del messages
-        yield piece
+        yield rendered
 
 
 def _in_export_queue(
-    services: ChatServices, written: Callable[[list[StoredMessage]], bytes]
+    services: ChatServices, render: Callable[[list[StoredMessage]], bytes]
 ) -> Callable[[list[StoredMessage]], Awaitable[bytes]]:
-    return lambda messages: services.exporting.work(partial(written, messages))
+    return lambda messages: services.exporting.work(partial(render, messages))
 
 
 async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
     before = JSON_HEAD
     for at, chat in enumerate(chats):
         before += (b"\n" if at == 0 else b",\n") + json_head(chat)
-        async for piece in _render_chunks(
+        async for rendered in _render_chunks(
             services, owner, chat, _in_export_queue(services, json_messages), shown=False
         ):
-            yield before + piece
+            yield before + rendered
             before = b","
         before = (before if before != b"," else b"") + CHAT_TAIL
     yield before + JSON_TAIL
@@ -274,26 +278,26 @@ async def _as_markdown(services: ChatServices, owner: str, chat: Chat) -> AsyncI
 
 
 async def _as_html(request: Request, services: ChatServices, owner: str, chat: Chat) -> AsyncIterator[bytes]:
-    left = 0  # formulas that could not be converted to MathML
+    unconverted = 0  # formulas that could not be converted to MathML
 
-    async def written(messages: list[StoredMessage]) -> bytes:
-        nonlocal left
+    async def render(messages: list[StoredMessage]) -> bytes:
+        nonlocal unconverted
         answers = [each for each in messages if each.role == "assistant"]
         html = {each.id: each for each in await services.html_cache.messages(owner, answers)}
         line = [html.get(each.id, each) for each in messages]
         page = (await services.pages.html(request, "_export_messages.html", line=line, shared=False)).decode()
         page, failed = await convert_formulas(page)
-        left += failed
+        unconverted += failed
         return page.encode()
 
     css = await asyncio.to_thread(_css)
     page = await services.pages.html(request, "export.html", chat=chat, css=css)
     before, _, after = page.partition(b"<!-- messages -->\n")
-    async for piece in _render_chunks(services, owner, chat, written, shown=True):
-        yield before + piece
+    async for rendered in _render_chunks(services, owner, chat, render, shown=True):
+        yield before + rendered
         before = b""
-    note = words["export_formulas"].format(count=number(left))
-    yield before + (f'<p class="quiet">{escape(note)}</p>\n'.encode() if left else b"") + after
+    note = words["export_formulas"].format(count=number(unconverted))
+    yield before + (f'<p class="quiet">{escape(note)}</p>\n'.encode() if unconverted else b"") + after
 
 
 async def _can_be_read(services: ChatServices, owner: str, chat: Chat) -> bool:
