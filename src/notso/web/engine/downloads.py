@@ -52,8 +52,8 @@ class Download:
 
     @property
     def seconds_left(self) -> float | None:
-        left = self.file.size_bytes - self.done_bytes
-        return left / self.bytes_per_s if self.bytes_per_s else None
+        remaining_bytes = self.file.size_bytes - self.done_bytes
+        return remaining_bytes / self.bytes_per_s if self.bytes_per_s else None
 
 
 class Downloads:
@@ -65,7 +65,7 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
-        # Callback `on_downloaded` of a download that was requested again while stopping, and restarts after the stop.
+        # `on_downloaded` of a download that was requested again while it was stopping: it restarts after the stop.
         self._restart: Callable[[], None] | None = None
 
     @property
@@ -94,10 +94,10 @@ class Downloads:
     def _on_end(self, end: Download) -> None:
         with self._lock:
             self._current = end
-            again, self._restart = self._restart, None
-            if again is not None and end.phase == "stopped":
+            restart, self._restart = self._restart, None
+            if restart is not None and end.phase == "stopped":
                 try:
-                    self._start(end.file, again)
+                    self._start(end.file, restart)
                 except RuntimeError as error:
                     self._current = replace(end, phase="failed", failure=str(error))
 
@@ -182,7 +182,7 @@ def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, fil
     # The callback replaces only the demo model, and only if the file can be loaded.
     loop = asyncio.get_running_loop()
 
-    async def begin(chosen: InstalledModel) -> None:
+    async def switch(chosen: InstalledModel) -> None:
         if registry is not None:
             host.switch_when_loaded(register_installed(host, registry, chosen))
 
@@ -190,7 +190,7 @@ def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, fil
         chosen = _find_replacement(host, registry, file)
         if chosen is not None:
             with contextlib.suppress(RuntimeError, TimeoutError):  # the server is shutting down
-                asyncio.run_coroutine_threadsafe(begin(chosen), loop).result(PATIENCE_SECONDS)
+                asyncio.run_coroutine_threadsafe(switch(chosen), loop).result(PATIENCE_SECONDS)
 
     return on_downloaded
 

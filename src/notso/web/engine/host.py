@@ -77,13 +77,13 @@ class ServedModel:
         engine = load()
         if self.adapters is None:
             return engine
-        wanted, there = {source.name: source for source in self.adapters}, set(engine.adapters.infos)
-        for name in wanted.keys() ^ there:
+        saved, loaded = {source.name: source for source in self.adapters}, set(engine.adapters.infos)
+        for name in saved.keys() ^ loaded:
             try:
-                if name in there:
+                if name in loaded:
                     engine.adapters.remove(name)
                 else:
-                    engine.adapters.add(wanted[name])
+                    engine.adapters.add(saved[name])
             # The model is useful without the adapter, whose file may have been deleted.
             except NotsoError as error:
                 logger.warning("adapter %s was not loaded again: %s", name, error)
@@ -192,7 +192,7 @@ class EngineHost:
         served.name, served.load_beside = name, served.load_beside or load_beside
         return served
 
-    # ---- loading and taking
+    # ---- loading and acquiring
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -333,12 +333,12 @@ class EngineHost:
             served.mark_loaded(engine)
             loads = served.loads
 
-            def lost() -> None:
-                # The engine calls this in its own thread. It must not refer to the engine: a reference cycle would
-                # delay the release of its memory.
+            def on_lost() -> None:
+                # Called by the engine in its own thread. This function must not refer to the engine: a reference cycle
+                # would delay the release of the engine's memory.
                 self._call_on_loop(lambda: self._reload_lost_engine(served, loads))
 
-            engine.when_lost(lost)
+            engine.when_lost(on_lost)
             self._schedule_unload(served)
         self._notify_changed()
 
@@ -357,9 +357,9 @@ class EngineHost:
             await self._evict_one(others, served)
         return None
 
-    async def _evict_one(self, others: list[ServedModel], wanted: ServedModel) -> None:
+    async def _evict_one(self, others: list[ServedModel], served: ServedModel) -> None:
         # Close the engine that has been idle longest, preferably not the default one. If none is idle, wait for one.
-        while wanted.state == "loading":
+        while served.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
                 await self._unload_model(min(idle, key=lambda each: (each is self.default, each.idle_since)))

@@ -28,8 +28,8 @@ class LlamaCppMetrics(Collector):
         stats = self._engine.stats()
         if stats is None:
             return
-        read = stats.prompt_tokens_total - stats.cached_tokens_total
-        yield _llama_cpp_counter("prompt_tokens", "Prompt tokens processed.", read)
+        processed = stats.prompt_tokens_total - stats.cached_tokens_total
+        yield _llama_cpp_counter("prompt_tokens", "Prompt tokens processed.", processed)
         yield _llama_cpp_counter("prompt_tokens_cached", "Prompt tokens found in the cache.", stats.cached_tokens_total)
         yield _llama_cpp_counter("tokens_predicted", "Generated tokens.", stats.generated_tokens_total)
         yield _llama_cpp_counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", stats.drafted_tokens_total)
@@ -191,10 +191,10 @@ class _EngineCollector(Collector):
         yield _gauge("kv_cache_bytes", "Memory reserved for keys and values.", info.kv_bytes)
         used = stats.kv_blocks_used / stats.kv_blocks if stats.kv_blocks else 0
         yield _gauge("kv_cache_usage_perc", "Fraction of the KV cache held by running requests (1: all).", used)
-        computed = stats.prompt_tokens_total
-        yield _counter("prompt_tokens", "Prompt tokens, including cached ones.", computed)
+        prompt_tokens = stats.prompt_tokens_total
+        yield _counter("prompt_tokens", "Prompt tokens, including cached ones.", prompt_tokens)
         yield _counter("generation_tokens", "Generated tokens.", stats.generated_tokens_total)
-        yield _counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", computed)
+        yield _counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", prompt_tokens)
         yield _counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens_total)
         yield _counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", stats.drafted_tokens_total)
         yield _counter(

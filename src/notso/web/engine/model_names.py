@@ -64,20 +64,20 @@ def adapter_names(served: ServedModel) -> list[str]:
     return [source.name for source in served.adapters or ()]
 
 
-async def find_model(host: EngineHost, registry: ModelRegistry | None, wanted: str | None) -> ModelChoice | None:
+async def find_model(host: EngineHost, registry: ModelRegistry | None, requested: str | None) -> ModelChoice | None:
     """Resolve the name of a model, adapter or `model:adapter`. Return None if unknown."""
     # Candidates, in this order: the default model, its adapters, installed files, the family name. An adapter with the
     # name of an installed file is skipped, so that it never hides a model.
-    if wanted is None:
+    if requested is None:
         return ModelChoice()
-    name = wanted.lower()
+    name = requested.lower()
     info = host.default.info
-    own = accepted_names(info) if info is not None else frozenset()
-    if name in own or name.removesuffix(LATEST) in own:
+    default_names = accepted_names(info) if info is not None else frozenset()
+    if name in default_names or name.removesuffix(LATEST) in default_names:
         return ModelChoice()
     name = name.removesuffix(LATEST)
     base, colon, last = name.rpartition(":")
-    if not colon or base == FAMILY or base in own:
+    if not colon or base == FAMILY or base in default_names:
         adapter = _match_adapter(last, adapter_names(host.default))
         if adapter is not None and name != FAMILY and not await _is_installed(host, registry, name):
             # Return the model's key, because None would select the adapter in another model after the default changes.
@@ -117,13 +117,13 @@ async def _find_installed(host: EngineHost, registry: ModelRegistry, name: str) 
 
 def register_installed(host: EngineHost, registry: ModelRegistry, installed: InstalledModel) -> ServedModel:
     """Register an installed file's model, without loading it."""
-    path, beside = installed.path, registry.load_beside
+    path, load_beside = installed.path, registry.load_beside
     name = "-".join(installed.model.name.lower().split())
     return host.add(
         installed.model.path.resolve(),
         name,
         lambda: registry.load(path),
-        None if beside is None else lambda occupied: beside(path, occupied),
+        None if load_beside is None else lambda occupied: load_beside(path, occupied),
     )
 
 
@@ -158,11 +158,11 @@ class ModelFacts:
         """Layers, counted from 1: `every 4th (9 of 36)` or, if unevenly spaced, `2, 3, 7 (3 of 36)`."""
         layers = sorted(layer + 1 for layer in self.info.layers_without_rope)
         steps = {after - before for before, after in itertools.pairwise(layers)}
-        named = ", ".join(map(str, layers))
+        numbers = ", ".join(map(str, layers))
         if len(steps) == 1 and steps == {layers[0]}:
-            named = words["model_every"].format(nth=ordinal(layers[0]))
+            numbers = words["model_every"].format(nth=ordinal(layers[0]))
         share = words["model_share"].format(count=len(layers), total=self.info.num_hidden_layers)
-        return f"{named} ({share})" if layers else ""
+        return f"{numbers} ({share})" if layers else ""
 
     @property
     def cache_percent(self) -> int:

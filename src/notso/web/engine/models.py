@@ -109,9 +109,9 @@ class Inventory:
 
     def search(self, name: str) -> list[InstalledModel]:
         """Return the models with this name, or else the models whose name or key contains it."""
-        wanted = name.casefold().strip()
-        found = [each for each in self.installed if wanted and wanted in f"{each.key} {each.model.name}".casefold()]
-        return [each for each in found if each.model.name.casefold() == wanted] or found
+        query = name.casefold().strip()
+        found = [each for each in self.installed if query and query in f"{each.key} {each.model.name}".casefold()]
+        return [each for each in found if each.model.name.casefold() == query] or found
 
 
 def scan_models(info: ModelInfo | None, folder: Path | None) -> Inventory:
@@ -120,8 +120,8 @@ def scan_models(info: ModelInfo | None, folder: Path | None) -> Inventory:
         models.setdefault(model.path.resolve(), model)  # links in several folders may lead to the same file
     in_use = Path(info.path).resolve() if info is not None and info.path else None
     installed = tuple(InstalledModel(_key(model), model, path == in_use) for path, model in models.items())
-    here = {each.model.name for each in installed if each.model.where == "cache"}
-    missing = [file for file in official_files() if file.name not in here]
+    cached_names = {each.model.name for each in installed if each.model.where == "cache"}
+    missing = [file for file in official_files() if file.name not in cached_names]
     return Inventory(installed, tuple(DownloadableModel(file, plan_download(file)) for file in missing), is_offline())
 
 

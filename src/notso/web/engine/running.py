@@ -38,7 +38,7 @@ class Quotas(Protocol):
 
     def has_quota(self, owner: str) -> bool: ...
 
-    async def reserve(self, owner: str, wanted: Sequence[MaxTokenUse]) -> list[Reservation]:
+    async def reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation]:
         """Reserve the requests' maximum token use. Raises QuotaError or StorageError."""
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
@@ -99,7 +99,7 @@ def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:
 
 access_log = logging.getLogger("notso.access")
 
-Ask = Callable[[ChatEngine], Iterable[Generation]]
+Submitter = Callable[[ChatEngine], Iterable[Generation]]
 """Function that submits to an engine. It may block and raise ModelError. For owners with a quota, it must be a
 Submissions object, from which the number of tokens to reserve is computed."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
@@ -139,11 +139,11 @@ class RunningRequest:
     `on_end` is called once for each generation that has not failed. The code that opens a request must `close` it.
     """
 
-    def __init__(self, among: RunningRequests, name: str, owner: str, choices: int, on_end: OnEnd | None) -> None:
+    def __init__(self, requests: RunningRequests, name: str, owner: str, choices: int, on_end: OnEnd | None) -> None:
         self.name = name
         self.owner = owner
-        self.stopped_by_asker = False
-        self._requests = among
+        self.stopped_by_client = False
+        self._requests = requests
         self._on_end = on_end
         self._choices = choices
         self._generations: list[Generation] = []
@@ -153,11 +153,11 @@ class RunningRequest:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._served: ServedModel | None = None
-        self._wanted = False
+        self._reader_waits = False
         self._readers: set[asyncio.Event] = set()
         self._context = contextvars.copy_context()
         self._reserved: list[Reservation] = []
-        self._within: tuple[Submissions, Submissions] | None = None
+        self._limited_submissions: tuple[Submissions, Submissions] | None = None
         self._submitting = False
 
     @property
@@ -194,20 +194,20 @@ class RunningRequest:
                 await self._waiter
         return self._served.engine if self._served is not None else None
 
-    async def begin(self, ask: Ask, off_loop: OffLoop | None = None, *, model: str | None = None) -> None:
+    async def begin(self, submit: Submitter, off_loop: OffLoop | None = None, *, model: str | None = None) -> None:
         """Submit to the engine of `model`, unless the request is stopped meanwhile.
 
-        Raises the errors of `ask`, `load` and `reserve`.
+        Raises the errors of `submit`, `load` and `reserve`.
         """
         try:
             off_loop = off_loop or self._requests.host.submitters.run
             engine = await self.load(model)
             if engine is not None and not self._stopped:
-                ask = await self.reserve(engine, ask, off_loop)
+                submit = await self.reserve(engine, submit, off_loop)
             if engine is not None and not self._stopped:
                 self._submitting = True
                 context = contextvars.copy_context()  # so that the engine's log records contain the request id
-                await off_loop(lambda: context.run(self._submit, engine, ask))
+                await off_loop(lambda: context.run(self._submit, engine, submit))
         except BaseException:
             self._submitting = False
             self.close()
@@ -218,35 +218,35 @@ class RunningRequest:
         for generation in self._generations:
             generation.subscribe(self._on_write)
 
-    async def reserve(self, engine: ChatEngine, ask: Ask, off_loop: OffLoop | None = None) -> Ask:
-        """Reserve quota until `close`; return `ask` with `max_tokens` limited to the reservation.
+    async def reserve(self, engine: ChatEngine, submit: Submitter, off_loop: OffLoop | None = None) -> Submitter:
+        """Reserve quota until `close`; return `submit` with `max_tokens` limited to the reservation.
 
         Repeated calls reserve once. Raises QuotaError, StorageError or ModelError.
         """
         quotas = self._requests.quotas
         if quotas is None or not quotas.has_quota(self.owner):
-            return ask
-        if not isinstance(ask, Submissions):
+            return submit
+        if not isinstance(submit, Submissions):
             raise EngineError("the cost of this request cannot be determined")
-        if self._within is not None and self._within[0] == ask:
-            return self._within[1]
+        if self._limited_submissions is not None and self._limited_submissions[0] == submit:
+            return self._limited_submissions[1]
         self._release_unused_reservations()
-        wanted: list[MaxTokenUse] = []
+        uses: list[MaxTokenUse] = []
         await (off_loop or self._requests.host.submitters.run)(
-            lambda: wanted.extend(max_token_use(engine, each) for each in ask.each)
+            lambda: uses.extend(max_token_use(engine, each) for each in submit.each)
         )
-        reserved = await quotas.reserve(self.owner, wanted)
+        reserved = await quotas.reserve(self.owner, uses)
         if self._stopped:
             quotas.release(reserved)
-            return ask
+            return submit
         self._reserved = reserved
-        pairs = zip(ask.each, wanted, reserved, strict=True)
-        cut = [
-            each if held.answer_tokens >= most.answer_tokens else each.with_token_limit(held.answer_tokens)
-            for each, most, held in pairs
+        pairs = zip(submit.each, uses, reserved, strict=True)
+        limited = [
+            each if granted.answer_tokens >= use.answer_tokens else each.with_token_limit(granted.answer_tokens)
+            for each, use, granted in pairs
         ]
-        self._within = ask, Submissions(tuple(cut))
-        return self._within[1]
+        self._limited_submissions = submit, Submissions(tuple(limited))
+        return self._limited_submissions[1]
 
     async def events(
         self, *, pace_s: float = 0.0, silence_s: float | None = None
@@ -255,14 +255,14 @@ class RunningRequest:
 
         Batches are at least `pace_s` apart. Several readers may iterate independently.
         """
-        news = asyncio.Event()
-        self._readers.add(news)
+        has_events = asyncio.Event()
+        self._readers.add(has_events)
         read = [0] * len(self._generations)
         due = 0.0
         try:
             while True:
-                news.clear()
-                self._wanted = True  # before reading, so that later events wake this reader
+                has_events.clear()
+                self._reader_waits = True  # before reading, so that later events wake this reader
                 ended = self.finished
                 if ended:
                     self._report_ended_generations()
@@ -278,18 +278,18 @@ class RunningRequest:
                     return
                 try:
                     async with asyncio.timeout(silence_s):
-                        await news.wait()
+                        await has_events.wait()
                 except TimeoutError:
                     yield 0, []
                 if (early := due - self._loop.time()) > 0:
                     await asyncio.sleep(early)
         finally:
-            self._readers.discard(news)
+            self._readers.discard(has_events)
 
-    def stop(self, *, by_asker: bool = False) -> None:
-        """Stop the request. `by_asker`: the client has asked for this, so the text so far counts as the answer."""
-        self.stopped_by_asker = self.stopped_by_asker or by_asker
-        self._stopped = True  # set before the loop below: _submit stops the generations that it adds after this
+    def stop(self, *, by_client: bool = False) -> None:
+        """Stop the request. `by_client`: the client requested the stop, so the text so far is the answer."""
+        self.stopped_by_client = self.stopped_by_client or by_client
+        self._stopped = True  # set before the loop below; `_submit` stops the generations that it adds later
         self._wake_loader()
         for generation in list(self._generations):
             if not generation.finished:
@@ -303,7 +303,7 @@ class RunningRequest:
     def close(self) -> None:
         """Stop the request and release its model and unused quota. `on_end` is still called."""
         self._requests.discard(self)
-        self._wanted = True
+        self._reader_waits = True
         self.stop()
         self._report_ended_generations()
         if not self._submitting:
@@ -311,18 +311,18 @@ class RunningRequest:
         self._release_model()
 
     def _release_unused_reservations(self) -> None:
-        begun = len(self._generations)
-        unbegun, self._reserved = self._reserved[begun:], self._reserved[:begun]
-        if unbegun and self._requests.quotas is not None:
-            self._requests.quotas.release(unbegun)
+        begun_count = len(self._generations)
+        unused, self._reserved = self._reserved[begun_count:], self._reserved[:begun_count]
+        if unused and self._requests.quotas is not None:
+            self._requests.quotas.release(unused)
 
     def _release_model(self) -> None:
         served, self._served = self._served, None
         if served is not None:
             self._requests.host.release(served)
 
-    def _submit(self, engine: ChatEngine, ask: Ask) -> None:
-        for generation in ask(engine):
+    def _submit(self, engine: ChatEngine, submit: Submitter) -> None:
+        for generation in submit(engine):
             # Append before checking the flags, because `stop` sets its flag and then reads the list, in another thread.
             self._generations.append(generation)
             if self._answer_now_requested:
@@ -333,16 +333,16 @@ class RunningRequest:
 
     def _on_write(self) -> None:
         # The engine calls this in its thread after each write. Wake the event loop only if a reader waits for events.
-        if self._wanted:
-            self._wanted = False
+        if self._reader_waits:
+            self._reader_waits = False
             self._requests.wakes.wake(self._loop, self._wake_readers)
 
     def _wake_readers(self) -> None:
         self._report_ended_generations()
-        for news in self._readers:
-            news.set()
+        for has_events in self._readers:
+            has_events.set()
         if not self._readers and not self.finished:
-            self._wanted = True  # there is no reader, but the end of the generation must still be handled
+            self._reader_waits = True  # there is no reader, but the end of the generation must still be handled
 
     def _wake_loader(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -357,24 +357,25 @@ class RunningRequest:
                 reason = next((event.finish_reason for event in events if event.kind == "end"), None)
                 self._context.run(self._log_end, usage, reason)
                 if self._requests.quotas is not None:
-                    held = self._reserved[number] if number < len(self._reserved) else None
-                    self._requests.quotas.ended(self.owner, usage, held)
-                # Use the context in which the request was opened or adopted, which contains its request id.
-                for told in self._requests.at_end:
-                    self._context.run(told, self.owner, usage)
+                    reservation = self._reserved[number] if number < len(self._reserved) else None
+                    self._requests.quotas.ended(self.owner, usage, reservation)
+                # Use the context in which the request was opened, or `use_current_context` was called: it contains the
+                # request id.
+                for callback in self._requests.at_end:
+                    self._context.run(callback, self.owner, usage)
                 if reason is not None and self._on_end is not None:
                     self._on_end(usage, reason)
 
     def _log_end(self, usage: Usage | None, reason: FinishReason | None) -> None:
-        how: str = reason or "failed"
+        outcome: str = reason or "failed"
         if reason == "cancelled":
-            how = "stopped by the client" if self.stopped_by_asker else "cancelled"
+            outcome = "stopped by the client" if self.stopped_by_client else "cancelled"
         if usage is None:
-            access_log.info("generation ended: %s", how)
+            access_log.info("generation ended: %s", outcome)
             return
         access_log.info(
             "generation ended: %s; %d prompt tokens (%d cached), %d generated; queue %d, prefill %d, decode %d ms",
-            how,
+            outcome,
             usage.prompt_tokens,
             usage.cached_tokens,
             usage.completion_tokens,
@@ -396,7 +397,7 @@ class RunningRequests:
         self.quotas: Quotas | None = None  # reserves tokens before each request and counts the tokens used at its end
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
-        self._one_less = asyncio.Event()
+        self._request_closed = asyncio.Event()
 
     @property
     def waiting(self) -> int:
@@ -404,11 +405,11 @@ class RunningRequests:
 
     @property
     def _waiting(self) -> Counter[str]:
-        held = Counter[str]()
+        by_owner = Counter[str]()
         for request, counts in self._open.items():
             if counts and (waiting := request.waiting):
-                held[request.owner] += waiting
-        return held
+                by_owner[request.owner] += waiting
+        return by_owner
 
     def admit(
         self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None
@@ -434,7 +435,7 @@ class RunningRequests:
 
     def discard(self, request: RunningRequest) -> None:
         self._open.pop(request, None)
-        self._one_less.set()
+        self._request_closed.set()
 
     def find(self, name: str, owner: str) -> RunningRequest | None:
         return next((each for each in self._open if each.name == name and each.owner == owner), None)
@@ -452,8 +453,8 @@ class RunningRequests:
 
     async def wait_for_all(self) -> None:
         while self._open:
-            self._one_less.clear()
-            await self._one_less.wait()
+            self._request_closed.clear()
+            await self._request_closed.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from itertools import groupby, zip_longest
 from typing import TypeAlias, cast
 
 from notso.web.engine.port import EngineLostError, Event, FinishReason, InvalidRequestError, Request, Usage
-from notso.web.engine.running import Ask, PreparedRequest, RunningRequest, RunningRequests, submissions_for
+from notso.web.engine.running import PreparedRequest, RunningRequest, RunningRequests, Submitter, submissions_for
 from notso.web.rendering.budget import Budget
 from notso.web.rendering.markdown import RENDERER_VERSION
 from notso.web.rendering.streaming import Rendered, StreamingMarkdown
@@ -277,11 +277,11 @@ class TurnConsumer:
             self._consume_events(self.running, submissions_for(request, prepared), request.model)
         )
 
-    async def _consume_events(self, running: RunningRequest, ask: Ask, model: str | None) -> None:
+    async def _consume_events(self, running: RunningRequest, submit: Submitter, model: str | None) -> None:
         try:
             # Events are taken as they arrive; rendering is paced separately.
             saving = asyncio.create_task(self._save_partial()) if self._recorder is not None else None
-            await running.begin(ask, model=model)
+            await running.begin(submit, model=model)
             if saving is not None:
                 await saving
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):

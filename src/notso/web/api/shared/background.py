@@ -157,7 +157,7 @@ class BackgroundResponses:
 
     async def _on_end(self, owner: str, response_id: str, stream: ResumableStream) -> None:
         is_whole = stream.record is not None and stream.record.finish not in (None, "cancelled")
-        if self._shared.stopping and not is_whole and not stream.running.stopped_by_asker:
+        if self._shared.stopping and not is_whole and not stream.running.stopped_by_client:
             return  # the response stays stored: another process will continue it
         while True:
             with contextlib.suppress(NotsoError):  # the database is unreachable; try again below

@@ -347,7 +347,7 @@ class ResumableStreams:
     def _stop(self, name: str) -> None:
         for key, stream in self._streams.items():
             if claim_name(*key) == name:
-                stream.running.stop(by_asker=True)
+                stream.running.stop(by_client=True)
 
     def _forget_old(self, name: str) -> None:
         # Another replica has started a newer answer in the conversation. It replaces the finished answer here.

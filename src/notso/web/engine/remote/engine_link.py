@@ -133,8 +133,8 @@ class EngineLink:
 
     @property
     def _invalid_message(self) -> Sentence:
-        said = f"{self.name} sent an invalid message: use the same release on both servers"
-        return Sentence(said, "remote_release", name=self.name)
+        message = f"{self.name} sent an invalid message: use the same release on both servers"
+        return Sentence(message, "remote_release", name=self.name)
 
     @property
     def _is_load_finished(self) -> bool:
@@ -180,8 +180,8 @@ class EngineLink:
                 self._steering.put(("answer_now", number))
 
     def _send_steering(self) -> None:
-        while (wanted := self._steering.get()) is not None:
-            kind, number = wanted
+        while (command := self._steering.get()) is not None:
+            kind, number = command
             try:
                 self.call("steer", {"session": self._session, kind: [number]})
             except EngineError as error:  # no retry, because the request that opens the next stream repeats all stops
@@ -207,7 +207,7 @@ class EngineLink:
                 self._in_use.discard(connection)
                 connection = self._connect(CALL_SECONDS)
                 self._send(connection, name, data)
-            told = self._read_response(connection)
+            response = self._read_response(connection)
             self._spare.append((connection, time.monotonic()))
         except FAILURES as error:
             connection.close()
@@ -218,7 +218,7 @@ class EngineLink:
         finally:
             self._in_use.discard(connection)
         try:
-            answer = _parse_object(told)
+            answer = _parse_object(response)
             failure = error_from_wire(answer["error"]) if "error" in answer else None
         except (ValueError, RecursionError):
             raise EngineError(self._invalid_message) from None
@@ -231,16 +231,16 @@ class EngineLink:
 
     def _read_response(self, connection: http.client.HTTPConnection) -> bytes:
         response = connection.getresponse()
-        told, ends = bytearray(), time.monotonic() + CALL_SECONDS
+        body, ends = bytearray(), time.monotonic() + CALL_SECONDS
         while data := response.read1(READ_BYTES):
-            told += data
-            if len(told) > MAX_ANSWER_BYTES:
+            body += data
+            if len(body) > MAX_ANSWER_BYTES:
                 raise EngineError(f"{self.name} sent too much data")
             if time.monotonic() > ends:
                 raise TimeoutError
         response.close()  # read1 does not close it, and the connection is blocked while a response is open
         self._raise_for_status(response)
-        return bytes(told)
+        return bytes(body)
 
     def _acquire_connection(self) -> tuple[http.client.HTTPConnection, bool]:
         while self._spare:
@@ -281,12 +281,12 @@ class EngineLink:
     def _raise_for_status(self, response: http.client.HTTPResponse) -> None:
         if response.status == 200:
             return
-        why = {
+        reason = {
             401: "requires a different key: NOTSO_ENGINE_KEY must be the same on both servers",
             404: "has no engine API: start it with --engine-api, and use the same release on both servers",
             421: f"does not allow this host name: start it with --allow-host {self._parts.hostname}",
         }.get(response.status, f"answers with HTTP {response.status}")
-        raise (FrontEndRefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {why}")
+        raise (FrontEndRefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {reason}")
 
     # ---- the stream, in its thread
 
@@ -311,9 +311,9 @@ class EngineLink:
             broken = broken or time.monotonic()
             if not self._closed:
                 self._record_failure(trouble, is_final or time.monotonic() - broken >= LOST_SECONDS)
-                again = began + (RETRY_SECONDS if self.is_up else LOST_RETRY_SECONDS)
+                retry_at = began + (RETRY_SECONDS if self.is_up else LOST_RETRY_SECONDS)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed, max(0.0, again - time.monotonic()))
+                    self._changed.wait_for(lambda: self._closed, max(0.0, retry_at - time.monotonic()))
 
     def _read_lines(self) -> Iterator[dict[str, Any]]:
         # Open the stream and yield its lines. Raises one of FAILURES, EngineError or ValueError.
@@ -357,14 +357,14 @@ class EngineLink:
             entry = self._open.get(int(number))
             if entry is None:
                 continue
-            news = [_validate_event(from_wire(Event, each)) for each in events]
+            new_events = [_validate_event(from_wire(Event, each)) for each in events]
             if after != entry.events:
                 raise ValueError("events are missing")
-            entry.events += len(news)
-            is_last = bool(news) and news[-1].kind in ("end", "error")
+            entry.events += len(new_events)
+            is_last = bool(new_events) and new_events[-1].kind in ("end", "error")
             if is_last:
                 self._open.pop(int(number), None)
-            entry.generation.write(news, last=is_last)
+            entry.generation.write(new_events, last=is_last)
         if "about" in line:
             self._set_status(from_wire(About, line["about"]))
 
@@ -398,10 +398,10 @@ class EngineLink:
                 lost = f"{self.name} was restarted, and its running responses are lost"
                 _fail_answer(entry, Sentence(lost, "remote_restarted", name=self.name))
 
-    def _end_all_answers(self, why: str) -> None:
+    def _end_all_answers(self, reason: str) -> None:
         for number in list(self._open):
             if (entry := self._open.pop(number, None)) is not None:
-                _fail_answer(entry, why)
+                _fail_answer(entry, reason)
 
 
 def _was_closed(connection: http.client.HTTPConnection) -> bool:
@@ -414,8 +414,8 @@ def _was_closed(connection: http.client.HTTPConnection) -> bool:
         return True
 
 
-def _fail_answer(entry: _OpenAnswer, why: str) -> None:
-    entry.generation.write([Event("error", error=EngineLostError(why))], last=True)
+def _fail_answer(entry: _OpenAnswer, reason: str) -> None:
+    entry.generation.write([Event("error", error=EngineLostError(reason))], last=True)
 
 
 def validate_numbers(value: T) -> T:
@@ -462,10 +462,10 @@ def _parse_object(text: bytes) -> dict[str, Any]:
         check_shape(text, ANSWER_LIMITS)
     except JsonShapeError as error:
         raise ValueError(str(error)) from None
-    told = json.loads(text)
-    if not isinstance(told, dict):
+    value = json.loads(text)
+    if not isinstance(value, dict):
         raise ValueError("not an object")
-    return told
+    return value
 
 
 def _error_reason(error: BaseException) -> str:

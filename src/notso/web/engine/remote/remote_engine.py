@@ -62,16 +62,16 @@ class RemoteSource:
     def _on_link_changed(self) -> None:
         link, about = self._link, self._link.about
         with self._lock:
-            engine, back = self._engine, []
+            engine, callbacks = self._engine, []
             if engine is not None and (not link.is_up or about.has_failed or about.info != engine.info):
                 self._engine = None
             else:
                 engine = None
             if link.is_up and about.can_answer:
-                back, self._when_back = self._when_back, []
+                callbacks, self._when_back = self._when_back, []
         if engine is not None:
             engine.mark_lost()
-        for callback in back:
+        for callback in callbacks:
             callback()
 
 
@@ -95,26 +95,26 @@ class RemoteAdapters:
 
 
 def _remote(
-    method: Callable[Concatenate[Any, P], T], *, check: Callable[[Any], T] = lambda told: told
+    method: Callable[Concatenate[Any, P], T], *, check: Callable[[Any], T] = lambda result: result
 ) -> Callable[Concatenate[RemoteEngine, P], T]:
     # Turns a method of ChatEngine into one that calls the other server's engine.
     name = method.__name__
 
     def call(self: RemoteEngine, /, *args: P.args, **kwargs: P.kwargs) -> T:
         types = types_of(name)
-        told = self._open_link.call("call", {"method": name, "arguments": types.pack(*args, **kwargs)})
+        result = self._open_link.call("call", {"method": name, "arguments": types.pack(*args, **kwargs)})
         try:
-            return check(types.unpack_result(told))
+            return check(types.unpack_result(result))
         except ValueError:
             raise EngineError(f"{self._link.name} returned an invalid result of {name}") from None
 
     return call
 
 
-def _validate_count(told: int) -> int:
-    if not 0 <= told < MAX_NUMBER:
+def _validate_count(count: int) -> int:
+    if not 0 <= count < MAX_NUMBER:
         raise ValueError("not a count")
-    return told
+    return count
 
 
 class RemoteEngine:
@@ -189,5 +189,5 @@ class RemoteEngine:
 
 
 def _body(messages: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> dict[str, Any]:
-    asked = to_wire(options) if options is not None else {}
-    return {"prompt": to_wire(messages), "params": to_wire(params or SamplingParams()), "options": asked}
+    options_json = to_wire(options) if options is not None else {}
+    return {"prompt": to_wire(messages), "params": to_wire(params or SamplingParams()), "options": options_json}

@@ -40,7 +40,7 @@ ERRORS: dict[str, type[NotsoError]] = {
 }
 """Error classes that the receiver restores. Errors of other classes become an error of the nearest base class."""
 # Attributes that are sent with an error, if it has them.
-_TOLD = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
+_ERROR_ATTRIBUTES = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
     {
@@ -57,8 +57,8 @@ def to_wire(value: Any) -> Any:
     if isinstance(value, NotsoError):
         return error_to_wire(value)
     if is_dataclass(value):
-        given = ((name, getattr(value, name), default) for name, default in _defaults(cast(type, type(value))))
-        return {name: to_wire(each) for name, each, default in given if not _is_default(each, default)}
+        field_values = ((name, getattr(value, name), default) for name, default in _defaults(cast(type, type(value))))
+        return {name: to_wire(each) for name, each, default in field_values if not _is_default(each, default)}
     if isinstance(value, Mapping):
         return {str(name): to_wire(each) for name, each in value.items()}
     if isinstance(value, Sequence):
@@ -68,38 +68,38 @@ def to_wire(value: Any) -> Any:
     raise InvalidRequestError(f"a {type(value).__name__} cannot be sent to a remote engine")
 
 
-def from_wire(hint: Any, given: Any) -> Any:
+def from_wire(hint: Any, value: Any) -> Any:
     """Convert JSON values to a type. Raises ValueError, or InvalidRequestError if the type rejects its fields."""
-    return _unpacker(hint)(given)
+    return _unpacker(hint)(value)
 
 
 def error_to_wire(error: NotsoError) -> dict[str, Any]:
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, NotsoError)]
-    told: dict[str, Any] = {"kinds": kinds, "message": str(error)}
+    body: dict[str, Any] = {"kinds": kinds, "message": str(error)}
     if isinstance(error.sentence, Sentence):
-        told |= {"code": error.sentence.code, "values": dict(error.sentence.values)}
-    return told | {n: getattr(error, n) for n in _TOLD if hasattr(error, n)}
+        body |= {"code": error.sentence.code, "values": dict(error.sentence.values)}
+    return body | {n: getattr(error, n) for n in _ERROR_ATTRIBUTES if hasattr(error, n)}
 
 
-def error_from_wire(given: Any) -> NotsoError:
-    """Restore an error. Raises ValueError if `given` is malformed."""
-    if not isinstance(given, dict) or not isinstance(given.get("kinds"), list):
+def error_from_wire(value: Any) -> NotsoError:
+    """Restore an error. Raises ValueError if `value` is malformed."""
+    if not isinstance(value, dict) or not isinstance(value.get("kinds"), list):
         raise ValueError("not an error")
-    kind = next((ERRORS[each] for each in given["kinds"] if each in ERRORS), EngineError)
-    message = str(given.get("message"))
-    if "code" in given:
-        values = given.get("values")
+    kind = next((ERRORS[each] for each in value["kinds"] if each in ERRORS), EngineError)
+    message = str(value.get("message"))
+    if "code" in value:
+        values = value.get("values")
         if not isinstance(values, dict) or not all(isinstance(each, str | int) for each in values.values()):
             raise ValueError("invalid values in a message")
-        message = Sentence(message, str(given["code"]), **values)
-    told = {name: given.get(name) for name in _TOLD}
+        message = Sentence(message, str(value["code"]), **values)
+    attributes = {name: value.get(name) for name in _ERROR_ATTRIBUTES}
     if kind is ContextLengthError:
-        numbers = (from_wire(int, told["needed_tokens"]), from_wire(int, told["context_tokens"]))
-        return ContextLengthError(*numbers, at_least=bool(told["at_least"]))
+        numbers = (from_wire(int, attributes["needed_tokens"]), from_wire(int, attributes["context_tokens"]))
+        return ContextLengthError(*numbers, at_least=bool(attributes["at_least"]))
     if kind is InvalidRequestError:
-        return InvalidRequestError(message, param=from_wire(str | None, told["param"]))
+        return InvalidRequestError(message, param=from_wire(str | None, attributes["param"]))
     if kind is OutOfMemoryError:
-        needed, available = (from_wire(int, told[name]) for name in ("needed_bytes", "available_bytes"))
+        needed, available = (from_wire(int, attributes[name]) for name in ("needed_bytes", "available_bytes"))
         return OutOfMemoryError(message, needed_bytes=needed, available_bytes=available)
     return kind(message)
 
@@ -110,18 +110,18 @@ class MethodTypes:
         self._signature = inspect.signature(method)
         self._hints = get_type_hints(method)
 
-    def pack(self, *arguments: Any, **named: Any) -> dict[str, Any]:
-        given = self._signature.bind(None, *arguments, **named)
-        given.apply_defaults()
-        return {name: to_wire(each) for name, each in given.arguments.items() if name != "self"}
+    def pack(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:
+        bound = self._signature.bind(None, *arguments, **keywords)
+        bound.apply_defaults()
+        return {name: to_wire(each) for name, each in bound.arguments.items() if name != "self"}
 
-    def unpack(self, given: Any) -> dict[str, Any]:
-        if not isinstance(given, dict) or not set(given) <= set(self._hints) - {"return"}:
+    def unpack(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or not set(value) <= set(self._hints) - {"return"}:
             raise ValueError("invalid arguments of this method")
-        return {name: from_wire(self._hints[name], each) for name, each in given.items()}
+        return {name: from_wire(self._hints[name], each) for name, each in value.items()}
 
-    def unpack_result(self, given: Any) -> Any:
-        return from_wire(self._hints["return"], given)
+    def unpack_result(self, value: Any) -> Any:
+        return from_wire(self._hints["return"], value)
 
 
 types_of = cache(MethodTypes)
@@ -146,7 +146,7 @@ def _is_default(value: Any, default: Any) -> bool:
 def _unpacker(hint: Any) -> Unpack:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return lambda given: given
+        return lambda value: value
     if origin in (Union, types.UnionType):
         return _one_of([_unpacker(each) for each in arguments])
     if origin is Literal:
@@ -158,7 +158,7 @@ def _unpacker(hint: Any) -> Unpack:
     if origin is Mapping:
         return _mapping(*map(_unpacker, arguments), is_number=arguments[0] is int)
     if hint is Date:
-        return lambda given: Date.fromisoformat(_exact_type(str)(given))
+        return lambda value: Date.fromisoformat(_exact_type(str)(value))
     if isinstance(hint, type) and issubclass(hint, NotsoError):
         return error_from_wire
     if is_dataclass(hint):
@@ -167,28 +167,28 @@ def _unpacker(hint: Any) -> Unpack:
 
 
 def _exact_type(*kinds: type) -> Unpack:
-    def unpack(given: Any) -> Any:
-        if type(given) not in kinds:
+    def unpack(value: Any) -> Any:
+        if type(value) not in kinds:
             raise ValueError(f"not a valid {kinds[0].__name__}")
-        return given
+        return value
 
     return unpack
 
 
 def _literal(values: frozenset[Any]) -> Unpack:
-    def unpack(given: Any) -> Any:
-        if not isinstance(given, str) or given not in values:
+    def unpack(value: Any) -> Any:
+        if not isinstance(value, str) or value not in values:
             raise ValueError("an unknown value")
-        return given
+        return value
 
     return unpack
 
 
 def _one_of(each: list[Unpack]) -> Unpack:
-    def unpack(given: Any) -> Any:
+    def unpack(value: Any) -> Any:
         for one in each:
             try:
-                return one(given)
+                return one(value)
             except InvalidRequestError:
                 raise
             except ValueError:
@@ -199,33 +199,34 @@ def _one_of(each: list[Unpack]) -> Unpack:
 
 
 def _sequence(item: Unpack, kind: type) -> Unpack:
-    def unpack(given: Any) -> Any:
-        if not isinstance(given, list):
+    def unpack(value: Any) -> Any:
+        if not isinstance(value, list):
             raise ValueError("not a list")
-        return kind(map(item, given))
+        return kind(map(item, value))
 
     return unpack
 
 
 def _mapping(name: Unpack, item: Unpack, *, is_number: bool) -> Unpack:
-    def unpack(given: Any) -> Any:
-        if not isinstance(given, dict):
+    def unpack(value: Any) -> Any:
+        if not isinstance(value, dict):
             raise ValueError("not an object")
-        return {name(int(key) if is_number else key): item(each) for key, each in given.items()}
+        return {name(int(key) if is_number else key): item(each) for key, each in value.items()}
 
     return unpack
 
 
 def _dataclass(kind: type) -> Unpack:
     hints = get_type_hints(kind)
-    known = {field.name: hints[field.name] for field in fields(kind)}
+    field_types = {field.name: hints[field.name] for field in fields(kind)}
 
-    def unpack(given: Any) -> Any:
-        if not isinstance(given, dict) or not given.keys() <= known.keys():
+    def unpack(value: Any) -> Any:
+        if not isinstance(value, dict) or not value.keys() <= field_types.keys():
             raise ValueError(f"not a valid {kind.__name__}")
         try:
-            # Fields are looked up on use, because looking up a type that contains itself would never end.
-            return kind(**{name: _unpacker(known[name])(each) for name, each in given.items()})
+            # Get the converters of fields on use. The converter of a type that contains itself could not be created
+            # otherwise, because it would need itself.
+            return kind(**{name: _unpacker(field_types[name])(each) for name, each in value.items()})
         except TypeError as error:
             raise ValueError(f"not a valid {kind.__name__}") from error
 
