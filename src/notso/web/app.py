@@ -481,7 +481,7 @@ async def _show_problem(request: Request, error: Exception) -> Response:
         sentence = words["error_key"] if problem.status == 401 else problem.sentence
         response: Response = PlainTextResponse(sentence, problem.status)  # ApiEdge converts it to the API's format
     elif problem.status == 401:
-        response = await _ask_for_key(request)
+        response = await _require_sign_in(request)
     elif is_fragment(request):
         response = await services.pages.respond(
             request,
@@ -514,7 +514,7 @@ async def _page_with_draft(request: Request, services: ChatServices, problem: Pr
         return None
 
 
-async def _ask_for_key(request: Request) -> Response:
+async def _require_sign_in(request: Request) -> Response:
     if is_fragment(request):
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     if "text/html" in request.headers.get("accept", ""):

@@ -197,7 +197,7 @@ def test_concurrent_stream_limit_applies_to_bursts(start: Start, what: str, most
 
 
 def test_unread_backup_is_replaced_by_new_backup(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "GIVE_WAY_SECONDS", 0.0)
+    monkeypatch.setattr(transfer, "STALL_SECONDS", 0.0)
     server = start(ScriptedEngine(lambda m, t: say("word " * 100_000, piece=4096)), send_timeout_seconds=600).ready()
     server.finished(server.ask("talk"))
     with unread(server, request(server, "GET /backup HTTP/1.1")):

@@ -26,12 +26,12 @@ REQUESTS, WRONG_KEYS = "requests", "wrong keys"
 
 
 class Counters(Protocol):
-    async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool: ...
+    async def test(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> bool: ...
 
-    async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
+    async def hit(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> bool:
         """Count an event if the limit allows it; return whether it does."""
 
-    async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
+    async def free_at(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> float:
         """Return the wall-clock time in seconds when the oldest event expires."""
 
 
@@ -41,21 +41,21 @@ class LocalCounters:
         self._limiter = MovingWindowRateLimiter(self._storage)
         self._wall_clock_offset = _wall_clock_offset()
 
-    async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        return self._limiter.test(limit, what, self._counter_name(limit, what, who))
+    async def test(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> bool:
+        return self._limiter.test(limit, kind, self._counter_name(limit, kind, client))
 
-    async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        return self._limiter.hit(limit, what, self._counter_name(limit, what, who))
+    async def hit(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> bool:
+        return self._limiter.hit(limit, kind, self._counter_name(limit, kind, client))
 
-    async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
-        return self._limiter.get_window_stats(limit, what, self._counter_name(limit, what, who)).reset_time
+    async def free_at(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> float:
+        return self._limiter.get_window_stats(limit, kind, self._counter_name(limit, kind, client)).reset_time
 
-    def _counter_name(self, limit: RateLimitItemPerMinute, what: str, who: str) -> str:
+    def _counter_name(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> str:
         if abs(_wall_clock_offset() - self._wall_clock_offset) > CLOCK_JUMP_SECONDS:
             self._storage.reset()
             self._wall_clock_offset = _wall_clock_offset()
         counters = self._storage.events
-        return who if len(counters) < MAX_ADDRESSES or limit.key_for(what, who) in counters else OTHER_ADDRESSES
+        return client if len(counters) < MAX_ADDRESSES or limit.key_for(kind, client) in counters else OTHER_ADDRESSES
 
 
 class RateLimit:
@@ -73,20 +73,20 @@ class RateLimit:
             return
         # An address that sent too many invalid keys within a minute is rejected whenever it sends a key, even a valid
         # one, so that keys cannot be guessed by trying.
-        who = network_of((scope.get("client") or ("",))[0]) or OTHER_ADDRESSES
-        if _sends_key(scope) and not await self._counters.test(limit, WRONG_KEYS, who):
-            await (await self._refuse(limit, WRONG_KEYS, who))(scope, receive, send)
-        elif _is_limited(scope) and not await self._counters.hit(limit, REQUESTS, who):
-            await (await self._refuse(limit, REQUESTS, who))(scope, receive, send)
+        client = network_of((scope.get("client") or ("",))[0]) or OTHER_ADDRESSES
+        if _sends_key(scope) and not await self._counters.test(limit, WRONG_KEYS, client):
+            await (await self._refuse(limit, WRONG_KEYS, client))(scope, receive, send)
+        elif _is_limited(scope) and not await self._counters.hit(limit, REQUESTS, client):
+            await (await self._refuse(limit, REQUESTS, client))(scope, receive, send)
         else:
             await self._app(scope, receive, send)
             if scope.get(WRONG_KEY):
-                await self._counters.hit(limit, WRONG_KEYS, who)
+                await self._counters.hit(limit, WRONG_KEYS, client)
 
-    async def _refuse(self, limit: RateLimitItemPerMinute, what: str, who: str) -> PlainTextResponse:
-        free_at = await self._counters.free_at(limit, what, who)
+    async def _refuse(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> PlainTextResponse:
+        free_at = await self._counters.free_at(limit, kind, client)
         seconds = min(WINDOW_SECONDS, max(1, math.ceil(free_at - time.time())))
-        text = f"More than {limit.amount} {what} within a minute; try again in {seconds} s.\n"
+        text = f"More than {limit.amount} {kind} within a minute; try again in {seconds} s.\n"
         return PlainTextResponse(text, 429, {"Retry-After": str(seconds)})
 
 

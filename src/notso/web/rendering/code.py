@@ -39,10 +39,10 @@ class Highlighter:
 
         The HTML is None if the block exceeds BLOCK_SECONDS or the child process cannot be started.
         """
-        asked = {"code": code, "language": language, "seconds": BLOCK_SECONDS}
+        request = {"code": code, "language": language, "seconds": BLOCK_SECONDS}
         with self._lock:
             try:
-                line = self._answer(json.dumps(asked).encode() + b"\n")
+                line = self._answer(json.dumps(request).encode() + b"\n")
             except OSError:
                 line = b""
             if not line:
@@ -142,11 +142,11 @@ def highlight_lines() -> None:
 
     formatter, lexer = HtmlFormatter(nowrap=True), lru_cache(maxsize=64)(get_lexer_by_name)
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
+        request = json.loads(line)
         # SIGVTALRM has no handler: its default action ends the process.
-        signal.setitimer(signal.ITIMER_VIRTUAL, asked["seconds"])
+        signal.setitimer(signal.ITIMER_VIRTUAL, request["seconds"])
         began = time.process_time()
-        html = highlight(asked["code"], lexer(asked["language"], stripnl=False), formatter)
+        html = highlight(request["code"], lexer(request["language"], stripnl=False), formatter)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         answer = {"html": html, "seconds": time.process_time() - began}
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")

@@ -24,7 +24,7 @@ from notso.web.values.wording import language, language_table, words
 
 _SCHEME = re.compile(r"(?:^|[^a-z0-9.+-])(https?)$", re.IGNORECASE)
 _REST = re.compile(r"://[^\s<>\"`|\\^{}]{1,2000}")
-_AFTERWARDS = ".,:;!?'*_~…。，"  # at the end of a URL, these characters belong to the sentence
+_TRAILING_PUNCTUATION = ".,:;!?'*_~…。，"  # at the end of a URL, these characters belong to the sentence
 
 _NOTE = re.compile(r"\[\^([^\s\[\]^]{1,32})\](:?)(?!\()")
 _QUOTATION = re.compile(r"\[\[(?:\d{1,3}: |none(?=\]\]))")
@@ -73,7 +73,7 @@ def _strip_trailing_punctuation(address: str) -> str:
     while address:
         last = address[-1]
         # A closing bracket is part of the address if its opening bracket is.
-        if last not in _AFTERWARDS and not _is_unmatched_bracket(address):
+        if last not in _TRAILING_PUNCTUATION and not _is_unmatched_bracket(address):
             break
         address = address[:-1]
     return address

@@ -33,8 +33,8 @@ def enable_math(parser: MarkdownIt) -> None:
 def formula_html(tex: str, kind: str) -> str:
     """Return an element with TeX source, which a script on the page typesets."""
     tag = "div" if kind == "block" else "span"
-    look = "inline" if kind == "inline" else "display"
-    return f'<{tag} class="math {look}">{escape(tex.strip(), quote=False)}</{tag}>'
+    style = "inline" if kind == "inline" else "display"
+    return f'<{tag} class="math {style}">{escape(tex.strip(), quote=False)}</{tag}>'
 
 
 def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:

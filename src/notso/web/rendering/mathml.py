@@ -44,26 +44,26 @@ _ATTRIBUTES = frozenset(
 async def convert_formulas(html: str) -> tuple[str, int]:
     """Convert formulas in sanitized HTML to MathML; also return the number of formulas that could not be converted."""
     found = list(_FORMULA.finditer(html))
-    made: list[str | None] = []
+    converted: list[str | None] = []
     for at in range(0, len(found), MOST_AT_ONCE):
         part = [[unescape(each[3]), each[2]] for each in found[at : at + MOST_AT_ONCE]]
         try:
-            made += json.loads(await run_confined(_PROGRAM, json.dumps(part).encode(), LIMITS))
+            converted += json.loads(await run_confined(_PROGRAM, json.dumps(part).encode(), LIMITS))
         except ConfinedWorkError:
-            made += [None] * len(part)
+            converted += [None] * len(part)
     pieces, end = [], 0
-    for formula, mathml in zip(found, made, strict=True):
+    for formula, mathml in zip(found, converted, strict=True):
         pieces += [html[end : formula.start()], mathml or formula[0]]
         end = formula.end()
-    return "".join(pieces) + html[end:], made.count(None)
+    return "".join(pieces) + html[end:], converted.count(None)
 
 
-def tex_to_mathml(tex: str, look: str) -> str | None:
-    """Convert TeX to MathML; return None if that fails. look: "inline" or "display"."""
+def tex_to_mathml(tex: str, style: str) -> str | None:
+    """Convert TeX to MathML; return None if that fails. style: "inline" or "display"."""
     from latex2mathml.converter import convert
 
     try:
-        root = ElementTree.fromstring(convert(tex, display="block" if look == "display" else "inline"))
+        root = ElementTree.fromstring(convert(tex, display="block" if style == "display" else "inline"))
     except Exception:  # latex2mathml raises various exceptions, and the timer raises TimeoutError
         return None
     return _sanitize(root, tex)
@@ -83,20 +83,20 @@ def _sanitize(root: ElementTree.Element, tex: str) -> str | None:
 
 
 def _convert(request: bytes) -> bytes:
-    def late(*_: Any) -> None:
+    def on_timeout(*_: Any) -> None:
         raise TimeoutError
 
-    signal.signal(signal.SIGALRM, late)
-    made = []
-    for tex, look in json.loads(request):
+    signal.signal(signal.SIGALRM, on_timeout)
+    converted = []
+    for tex, style in json.loads(request):
         signal.setitimer(signal.ITIMER_REAL, FORMULA_SECONDS)
         try:
-            made.append(tex_to_mathml(tex, look))
+            converted.append(tex_to_mathml(tex, style))
         except TimeoutError:
-            made.append(None)
+            converted.append(None)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    return json.dumps(made).encode()
+    return json.dumps(converted).encode()
 
 
 def main() -> None:

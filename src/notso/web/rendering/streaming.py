@@ -38,22 +38,22 @@ class StreamingMarkdown:
         # only after the text has doubled.
         self._budget = budget or Budget()
         self._text = ""
-        self._held = ""  # a trailing CR, which may be followed by LF
+        self._cr = ""  # a trailing CR, which may be followed by LF
         self._closed_to = 0
         self._tail_is_slow = False
         self._min_search_characters = 0
 
     def feed(self, more: str) -> Rendered:
         """Append text. Blocking: do not call on the event loop."""
-        more = self._held + more
-        self._held = "\r" if more.endswith("\r") else ""
+        more = self._cr + more
+        self._cr = "\r" if more.endswith("\r") else ""
         self._text += more.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
         closed = self._close_plain() if self._budget.is_spent else self._close_blocks(Deadline(TICK_SECONDS))
         return Rendered(closed, self._render_tail())
 
     def finish(self) -> Rendered:
-        rest = self._text[self._closed_to :] + self._held
-        self._text, self._held, self._closed_to = self._text + self._held, "", len(self._text) + len(self._held)
+        rest = self._text[self._closed_to :] + self._cr
+        self._text, self._cr, self._closed_to = self._text + self._cr, "", len(self._text) + len(self._cr)
         return Rendered(render_markdown(rest, budget=self._budget) if rest.strip(" \t\n") else "", "")
 
     def _close_blocks(self, tick: Deadline) -> str:

@@ -25,7 +25,7 @@ from notso.web.values.wording import number, words
 FLUSH_SECONDS = 5.0
 PATIENCE_SECONDS = 10.0
 """Maximum time a request waits for other requests to release their reservations."""
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 """Interval at which a waiting request checks the store for reservations that other servers have released."""
 RETRY_SECONDS = 5
 RENEW_SECONDS = 20.0
@@ -36,7 +36,7 @@ AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
 """For this long after an audit entry, repetitions of the owner's action are only counted; they are then written as one
 entry. SELDOM has other intervals for some actions."""
 KEY_REQUESTS = "requests of keys"
-ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
+MODEL_ROUTES = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
 """Last segments of the page routes that use the model."""
 _log = logging.getLogger("notso.web.access")
 
@@ -44,8 +44,8 @@ _log = logging.getLogger("notso.web.access")
 class Accounts:
     """Records usage and enforces quotas."""
 
-    # Usage is written every few seconds. Before a request of an owner with a quota starts, its maximum token use is
-    # reserved in the store, so that several servers together cannot exceed the quota.
+    # Usage is written every few seconds. If an owner has a quota, the maximum token use of each request is reserved in
+    # the store before the request starts, so that several servers together cannot exceed the quota.
 
     # counters: count requests per key, for all servers together if Valkey is configured. clock: seconds since 1970.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
@@ -87,7 +87,7 @@ class Accounts:
     def has_quota(self, owner: str) -> bool:
         return owner in self._quotas
 
-    async def reserve(self, owner: str, wanted: Sequence[MaxTokenUse]) -> list[Reservation]:
+    async def reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation]:
         """Reserve the requests' maximum use; wait for other requests if necessary. Raises QuotaError or
         StorageError."""
         turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
@@ -96,16 +96,16 @@ class Accounts:
             async with asyncio.timeout_at(deadline):
                 await turn.acquire()
         except TimeoutError:
-            reserved = await self._try_reserve(owner, wanted)
+            reserved = await self._try_reserve(owner, uses)
         else:
             try:
                 while True:
                     self._freed.clear()
-                    reserved = await self._try_reserve(owner, wanted)
+                    reserved = await self._try_reserve(owner, uses)
                     if reserved is not None or clock() >= deadline:
                         break
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout_at(min(deadline, clock() + LOOK_SECONDS)):
+                        async with asyncio.timeout_at(min(deadline, clock() + CHECK_SECONDS)):
                             await self._freed.wait()
             finally:
                 turn.release()
@@ -114,30 +114,30 @@ class Accounts:
             raise QuotaError(message, retry_after_seconds=RETRY_SECONDS)
         return reserved
 
-    async def _try_reserve(self, owner: str, wanted: Sequence[MaxTokenUse]) -> list[Reservation] | None:
+    async def _try_reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation] | None:
         # Return None if the quota is sufficient, but other requests have reserved too much of it. Raises QuotaError if
         # it would be insufficient even without their reservations.
         quota, day = self._quotas[owner], self.today()
-        asked = asyncio.ensure_future(self.store.reserve(day, owner, quota, wanted))
+        future = asyncio.ensure_future(self.store.reserve(day, owner, quota, uses))
         try:
-            found = await asyncio.shield(asked)
+            found = await asyncio.shield(future)
         except asyncio.CancelledError:
-            asked.add_done_callback(self._release_unclaimed)  # the canceled caller will not release the reservations
+            future.add_done_callback(self._release_unclaimed)  # the canceled caller will not release the reservations
             raise
         if isinstance(found, list):
             self._reserved |= {each.id: each for each in found}
             return found
         for wording, amount, least, limit in (
-            (words["error_key_quota"], found.tokens, sum(map(_least_tokens, wanted)), quota.tokens),
-            (words["error_key_requests"], found.requests, len(wanted), quota.requests),
+            (words["error_key_quota"], found.tokens, sum(map(_least_tokens, uses)), quota.tokens),
+            (words["error_key_requests"], found.requests, len(uses), quota.requests),
         ):
             if limit and amount + least > limit:
                 message = wording.format(used=number(amount), limit=number(limit))
                 raise QuotaError(message, retry_after_seconds=self._until_tomorrow())
         return None
 
-    def _release_unclaimed(self, asked: asyncio.Future[list[Reservation] | UsageTotals]) -> None:
-        if not asked.cancelled() and asked.exception() is None and isinstance(found := asked.result(), list):
+    def _release_unclaimed(self, future: asyncio.Future[list[Reservation] | UsageTotals]) -> None:
+        if not future.cancelled() and future.exception() is None and isinstance(found := future.result(), list):
             self.release(found)
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
@@ -165,16 +165,16 @@ class Accounts:
         """Write the collected usage, or keep it for the next call on failure."""
         await self._write_audit()
         async with self._writing:
-            taken, self._pending = self._pending, {}
+            pending, self._pending = self._pending, {}
             ended, self._ended = self._ended, {}
-            if not taken and not ended:
+            if not pending and not ended:
                 return
-            rows = [UsageRow(day, owner, used) for (day, owner), used in taken.items()]
+            rows = [UsageRow(day, owner, used) for (day, owner), used in pending.items()]
             try:
                 await self.store.add_usage(rows, list(ended.values()))
             except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
                 _log.warning("usage cannot be written and is kept for now: %s", error)
-                for key, used in taken.items():
+                for key, used in pending.items():
                     self._pending[key] = self._pending.get(key, UsageTotals()) + used
                 self._ended |= ended
                 return
@@ -260,7 +260,7 @@ class Accounts:
                 return
             if len(self._audited) >= MAX_PENDING:
                 return
-            self._unwritten += self._counted(key)
+            self._unwritten += self._repetitions(key)
             self._audited[key] = time.monotonic(), 0
             if owner == NOBODY.owner:
                 self._unwritten.append(entry)
@@ -270,18 +270,18 @@ class Accounts:
         except StorageError as error:
             _log.warning("the audit log cannot be written: %s", error)
 
-    def _counted(self, key: tuple[str, str]) -> list[AuditEntry]:
+    def _repetitions(self, key: tuple[str, str]) -> list[AuditEntry]:
         _, count = self._audited.pop(key, (0.0, 0))
         return [AuditEntry(int(1000 * self._clock()), *key, count=count)] if count else []
 
     async def _write_audit(self, *, all_of_it: bool = False) -> None:
         now = time.monotonic()
-        over = [
+        expired = [
             key
             for key, (began, _) in self._audited.items()
             if all_of_it or now - began >= SELDOM.get(key[1], AUDIT_SECONDS)
         ]
-        entries = [*self._unwritten, *(each for key in over for each in self._counted(key))]
+        entries = [*self._unwritten, *(each for key in expired for each in self._repetitions(key))]
         self._unwritten = []
         if not entries:
             return
@@ -296,12 +296,12 @@ class Accounts:
         return math.ceil((midnight - now).total_seconds())
 
 
-def _least_tokens(wanted: MaxTokenUse) -> int:
+def _least_tokens(use: MaxTokenUse) -> int:
     # An answer has at least one token.
-    return wanted.prompt_tokens + min(1, wanted.answer_tokens)
+    return use.prompt_tokens + min(1, use.answer_tokens)
 
 
 def _uses_model(request: Request) -> bool:
     if request.method != "POST":
         return False
-    return is_api(request.scope) or request.scope["path"].rstrip("/").rpartition("/")[2] in ASKING
+    return is_api(request.scope) or request.scope["path"].rstrip("/").rpartition("/")[2] in MODEL_ROUTES

@@ -20,9 +20,9 @@ from notso.web.values.errors import SettingsError, StorageError
 SECRET_BYTES = 32
 """Random bytes of a key: so many that a fast hash is safe. A slow hash would delay every request."""
 MAX_NAME_CHARACTERS = 64
-KNOWN_SECONDS = 60.0
+CACHE_SECONDS = 60.0
 """Time for which a key remains valid after it was last found in the store, if the store fails."""
-MAX_KNOWN = 10_000
+MAX_CACHED = 10_000
 _log = logging.getLogger("notso.web.access")
 
 
@@ -35,7 +35,7 @@ def new_key(
     is_operator: bool = False,
 ) -> tuple[str, ApiKey]:
     secret = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-    kept = ApiKey(
+    key = ApiKey(
         secrets.token_hex(8),
         name,
         time.time_ns() // 1_000_000,
@@ -44,7 +44,7 @@ def new_key(
         is_operator,
         requests_per_day=requests_per_day,
     )
-    return secret, kept
+    return secret, key
 
 
 def digest_of(secret: str) -> bytes:
@@ -62,7 +62,7 @@ def owner_of_key(key_id: str) -> str:
 class IssuedKeys:
     """Looks up keys at every request, so that revocation takes effect at once on all servers.
 
-    While the store fails, keys found within the last KNOWN_SECONDS remain valid.
+    While the store fails, keys found within the last CACHE_SECONDS remain valid.
     """
 
     def __init__(self, store: AccessStore, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,12 +81,12 @@ class IssuedKeys:
         except StorageError as error:
             _log.warning("keys cannot be looked up: %s", error)
             cached, cached_at = self._cache.get(id_or_digest, (None, 0.0))
-            if cached is None or self._clock() - cached_at > KNOWN_SECONDS:
+            if cached is None or self._clock() - cached_at > CACHE_SECONDS:
                 raise
             return cached
         self._cache.pop(id_or_digest, None)
         if caller is not None:
-            if len(self._cache) >= MAX_KNOWN:
+            if len(self._cache) >= MAX_CACHED:
                 del self._cache[next(iter(self._cache))]
             self._cache[id_or_digest] = caller, self._clock()
         return caller
@@ -103,10 +103,10 @@ T = TypeVar("T")
 
 
 class KeyManager:
-    """Manages keys synchronously. Each call opens a store created by `make`. Methods raise StorageError."""
+    """Manages keys synchronously. Each call opens a store created by `create_store`. Methods raise StorageError."""
 
-    def __init__(self, make: Callable[[], AccessStore], by: str = "command line") -> None:
-        self._make = make
+    def __init__(self, create_store: Callable[[], AccessStore], by: str = "command line") -> None:
+        self._create_store = create_store
         self._by = by
 
     def all(self) -> list[ApiKey]:
@@ -161,7 +161,7 @@ class KeyManager:
 
     def _with_store(self, work: Callable[[AccessStore], Awaitable[T]]) -> T:
         async def run() -> T:
-            store = self._make()
+            store = self._create_store()
             try:
                 await store.open()
                 return await work(store)

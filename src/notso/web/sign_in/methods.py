@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 SIGN_IN_SECONDS = 5.0
-OTHER_WAYS = frozenset({"key", "proxy", "oidc"})
+OTHER_METHODS = frozenset({"key", "proxy", "oidc"})
 """Owner prefixes of the other sign-in methods. The owner prefix of a sign-in plugin is its name, which must differ from
 these."""
 _NAME = re.compile(r"[\w.@+-]{1,128}")
@@ -42,7 +42,7 @@ class PluginSignIn:
     """
 
     def __init__(self, process: PluginProcess) -> None:
-        if process.name in OTHER_WAYS:
+        if process.name in OTHER_METHODS:
             message = f"a plugin named {process.name} cannot sign in users, because another method has that name"
             raise SettingsError(message, setting="sign_in_plugin")
         self._process = process
@@ -51,9 +51,9 @@ class PluginSignIn:
         headers: dict[str, str] = {}
         for name, value in request.headers.items():  # join repeated headers, so that the plugin gets all their values
             headers[name.lower()] = f"{headers[name.lower()]}, {value}" if name.lower() in headers else value
-        given = {"address": request.client.host if request.client else "", "headers": headers}
+        params = {"address": request.client.host if request.client else "", "headers": headers}
         try:
-            name = await call_plugin(self._process, "sign_in", given, "signing in", SIGN_IN_SECONDS)
+            name = await call_plugin(self._process, "sign_in", params, "signing in", SIGN_IN_SECONDS)
         except PluginError:
             return None
         if not isinstance(name, str) or not _NAME.fullmatch(name):

@@ -57,29 +57,29 @@ class OidcProvider:
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
         # Shared by all requests, because loading the CA certificates is slow.
         self._trusted = httpx2.create_ssl_context(trust_env=False)
-        self._own = secrets.token_bytes(32)
+        self._flow_secret = secrets.token_bytes(32)
         self._ended: dict[str, None] = {}
-        self._facts: dict[str, Any] = {}
+        self._configuration: dict[str, Any] = {}
         self._keys: KeySet | None = None
-        self._keys_read = 0.0
-        self._asking = asyncio.Lock()
+        self._keys_fetched_at = 0.0
+        self._lock = asyncio.Lock()
 
     async def begin(self, browser: str) -> str:
         """Return the provider's URL to which the browser is redirected. Raises SignInError.
 
         `browser`: value of the cookie that identifies the browser when it returns.
         """
-        facts = await self._provider()
+        configuration = await self._provider()
         began = f"{time.monotonic():.0f}"
         address: str = prepare_grant_uri(
-            facts["authorization_endpoint"],
+            configuration["authorization_endpoint"],
             self._settings.client_id,
             "code",
             self._redirect,
             self._settings.scope,
-            f"{began}.{self._complete('state', browser, began)}",
-            nonce=self._complete("nonce", browser, began),
-            code_challenge=create_s256_code_challenge(self._complete("verifier", browser, began)),
+            f"{began}.{self._derive('state', browser, began)}",
+            nonce=self._derive("nonce", browser, began),
+            code_challenge=create_s256_code_challenge(self._derive("verifier", browser, began)),
             code_challenge_method="S256",
         )
         return address
@@ -87,29 +87,29 @@ class OidcProvider:
     async def finish(self, browser: str, state: str, code: str) -> Caller:
         """Complete a sign-in and return the caller. Raises SignInError."""
         began, _, proof = state.partition(".")
-        if not browser or not secrets.compare_digest(proof.encode(), self._complete("state", browser, began).encode()):
+        if not browser or not secrets.compare_digest(proof.encode(), self._derive("state", browser, began).encode()):
             raise SignInError("this sign-in was not started in this browser")
         if state in self._ended or time.monotonic() - float(began) > FLOW_SECONDS:
             raise SignInError("this sign-in took too long or has already ended")
         self._ended[state] = None
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
-        facts = await self._provider()
-        verifier = self._complete("verifier", browser, began)
+        configuration = await self._provider()
+        verifier = self._derive("verifier", browser, began)
         try:
             async with asyncio.timeout(SECONDS), self._client() as client:
                 token = await client.fetch_token(
-                    facts["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=verifier
+                    configuration["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=verifier
                 )
         except Exception as error:  # each library has its own errors for an unreachable provider or a rejected code
             raise SignInError(f"the provider rejected the code ({type(error).__name__})") from None
-        claims = await self._claims(str(token.get("id_token", "")), self._complete("nonce", browser, began))
+        claims = await self._claims(str(token.get("id_token", "")), self._derive("nonce", browser, began))
         return self._caller(claims)
 
-    def _complete(self, what: str, browser: str, began: str) -> str:
+    def _derive(self, what: str, browser: str, began: str) -> str:
         # Derive state, nonce and verifier (64 characters each) from the browser's cookie and a secret, so that sign-ins
         # in progress need not be stored: anyone could start thousands of them.
-        return hmac.new(self._own, f"{what} {began} {browser}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._flow_secret, f"{what} {began} {browser}".encode(), hashlib.sha256).hexdigest()
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
         try:
@@ -123,7 +123,7 @@ class OidcProvider:
         audience = claims.get("aud")
         registry = jwt.JWTClaimsRegistry(
             leeway=LEEWAY_SECONDS,
-            iss={"essential": True, "value": self._facts["issuer"]},
+            iss={"essential": True, "value": self._configuration["issuer"]},
             aud={"essential": True, "value": self._settings.client_id},
             exp={"essential": True},
             iat={"essential": True},
@@ -150,41 +150,42 @@ class OidcProvider:
         return Caller(f"oidc:{name}", name, name in self._operators)
 
     async def _provider(self) -> dict[str, Any]:
-        async with self._asking:
-            if not self._facts:
+        async with self._lock:
+            if not self._configuration:
                 issuer = self._settings.issuer.rstrip("/")
-                facts = await self._fetched(f"{issuer}/.well-known/openid-configuration")
-                if str(facts.get("issuer", "")).rstrip("/") != issuer:
+                configuration = await self._fetch_json(f"{issuer}/.well-known/openid-configuration")
+                if str(configuration.get("issuer", "")).rstrip("/") != issuer:
                     raise SignInError("the provider is not the configured issuer")
-                needed = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
-                if not all(_is_https_or_loopback(facts.get(name)) for name in needed):
+                urls = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
+                if not all(_is_https_or_loopback(configuration.get(name)) for name in urls):
                     raise SignInError("the provider's configuration lacks an https URL")
-                self._facts = facts
-            return self._facts
+                self._configuration = configuration
+            return self._configuration
 
     async def _key_set(self, *, refresh: bool = False) -> KeySet:
-        facts = await self._provider()
-        async with self._asking:
-            age = time.monotonic() - self._keys_read
+        configuration = await self._provider()
+        async with self._lock:
+            age = time.monotonic() - self._keys_fetched_at
             if self._keys is None or age > (KEYS_AGAIN_SECONDS if refresh else KEYS_SECONDS):
+                document = await self._fetch_json(configuration["jwks_uri"])
                 try:
-                    self._keys = KeySet.import_key_set(await self._fetched(facts["jwks_uri"]))  # type: ignore[arg-type]
+                    self._keys = KeySet.import_key_set(document)  # type: ignore[arg-type]
                 except (JoseError, ValueError, KeyError, TypeError):
                     raise SignInError("the provider's keys cannot be read") from None
-                self._keys_read = time.monotonic()
+                self._keys_fetched_at = time.monotonic()
             return self._keys
 
-    async def _fetched(self, address: str) -> dict[str, Any]:
+    async def _fetch_json(self, address: str) -> dict[str, Any]:
         try:
             async with asyncio.timeout(SECONDS), self._bounded_client() as client:
-                answer = await client.get(address, headers={"Accept": "application/json"})
-                answer.raise_for_status()
-            facts = answer.json()
+                response = await client.get(address, headers={"Accept": "application/json"})
+                response.raise_for_status()
+            document = response.json()
         except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, ValueError, RecursionError) as error:
             raise SignInError(f"the provider does not respond ({type(error).__name__})") from None
-        if not isinstance(facts, dict):
+        if not isinstance(document, dict):
             raise SignInError("the provider returned an invalid response")
-        return facts
+        return document
 
     def _client(self) -> AsyncOAuth2Client:
         return AsyncOAuth2Client(
@@ -214,15 +215,15 @@ class _Bounded(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["Accept-Encoding"] = "identity"
-        answer = await self._inner.handle_async_request(request)
-        if answer.headers.get("content-encoding", "identity") != "identity":
-            await answer.aclose()
+        response = await self._inner.handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
             raise httpx2.ReadError("the provider compressed its response although it was not asked to")
         return httpx2.Response(
-            answer.status_code,
-            headers=answer.headers,
-            stream=_BoundedStream(cast(httpx2.AsyncByteStream, answer.stream)),
-            extensions=answer.extensions,
+            response.status_code,
+            headers=response.headers,
+            stream=_BoundedStream(cast(httpx2.AsyncByteStream, response.stream)),
+            extensions=response.extensions,
         )
 
     async def aclose(self) -> None:

@@ -52,10 +52,10 @@ async def user_named(access: AccessStore | None, name: str) -> str:
     return name
 
 
-async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, by: str) -> None:
+async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, removed_by: str) -> None:
     """Permanently delete a user's key, usage and stored data. Raises StorageError.
 
-    Can be repeated after a failure. `by` appears in the audit log.
+    Can be repeated after a failure. `removed_by` appears in the audit log.
     """
     if access is not None:  # delete the key first, so that the user cannot store new data
         await access.remove_owner(owner)
@@ -63,6 +63,6 @@ async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, 
     if access is not None:
         await access.remove_owner(owner)  # again, because requests that were running have added usage
         # The audit log does not name the removed user.
-        shown = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
+        removed = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
         now_ms = time.time_ns() // 1_000_000
-        await access.add_audit(AuditEntry(now_ms, by, f"removed {shown} with all data", by_operator=True))
+        await access.add_audit(AuditEntry(now_ms, removed_by, f"removed {removed} with all data", by_operator=True))

@@ -48,7 +48,7 @@ async def run_confined(program: str, request: bytes, limits: Limits) -> bytes:
     return await child_work(lambda: ConfinedProcess(("-c", program), request, limits), ConfinedProcess.answer)
 
 
-async def call_plugin(process: PluginProcess, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
+async def call_plugin(process: PluginProcess, kind: str, params: Mapping[str, Any], what: str, seconds: float) -> Any:
     """Call a plugin (see `PluginProcess.ask`) and return its result. Raises PluginError."""
-    future = await asyncio.to_thread(process.ask, kind, given, what, seconds)
+    future = await asyncio.to_thread(process.ask, kind, params, what, seconds)
     return await asyncio.wrap_future(future)

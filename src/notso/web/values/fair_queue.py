@@ -12,15 +12,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-BEYOND = 4
+MAX_OVERLOAD = 4
 """When the capacity is used up, owners below an equal share may still add work, up to this multiple of the capacity."""
 
 
-def has_capacity(held: Mapping[str, int], owner: str, most: int) -> bool:
-    """Return whether an owner may hold another place; there are `most` places."""
-    # A single owner may hold all places. When all are taken, owners below an equal share may exceed the capacity.
-    total, share = sum(held.values()), max(1, most // len({*held, owner}))
-    return total < most or (held.get(owner, 0) < share and total < BEYOND * most)
+def has_capacity(taken: Mapping[str, int], owner: str, most: int) -> bool:
+    """Return whether an owner may take another of `most` places."""
+    # `taken` is the number of places of each owner. A single owner may hold all places. When all are taken, owners below
+    # an equal share may exceed the capacity.
+    total, share = sum(taken.values()), max(1, most // len({*taken, owner}))
+    return total < most or (taken.get(owner, 0) < share and total < MAX_OVERLOAD * most)
 
 
 class FairQueue:

@@ -38,13 +38,13 @@ class Reservation:
         return self.prompt_tokens + self.answer_tokens
 
 
-def allocate_tokens(left: int, wanted: Sequence[MaxTokenUse]) -> list[int] | None:
+def allocate_tokens(left: int, uses: Sequence[MaxTokenUse]) -> list[int] | None:
     """Return the tokens for each answer, in equal shares if `left` is too low, or None if an answer would get none."""
-    left -= sum(each.prompt_tokens for each in wanted)
-    if left < sum(1 for each in wanted if each.answer_tokens):
+    left -= sum(each.prompt_tokens for each in uses)
+    if left < sum(1 for each in uses if each.answer_tokens):
         return None
-    shares = [0] * len(wanted)
-    for done, at in enumerate(sorted(range(len(wanted)), key=lambda at: wanted[at].answer_tokens)):
-        shares[at] = min(wanted[at].answer_tokens, left // (len(wanted) - done))
+    shares = [0] * len(uses)
+    for done, at in enumerate(sorted(range(len(uses)), key=lambda at: uses[at].answer_tokens)):
+        shares[at] = min(uses[at].answer_tokens, left // (len(uses) - done))
         left -= shares[at]
     return shares

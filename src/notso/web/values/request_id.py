@@ -8,14 +8,14 @@ from contextvars import ContextVar
 
 HEADER = "x-request-id"
 SCOPE_KEY = "notso.request_id"  # in the ASGI scope, so that a connection's timers can log the id
-_GIVEN = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_PLAIN = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 request_id: ContextVar[str | None] = ContextVar("notso_request_id", default=None)
-"""Id of the request being served; tasks and threads started for it inherit the value. None elsewhere."""
+"""Id of the request being served; tasks and threads started for it inherit the value. None outside of requests."""
 
 
-def resolve_request_id(given: bytes | None) -> str:
+def resolve_request_id(sent: bytes | None) -> str:
     """Return the client's id if it is short and plain, otherwise a new one."""
-    if given is not None and _GIVEN.fullmatch(given):
-        return given.decode()
+    if sent is not None and _PLAIN.fullmatch(sent):
+        return sent.decode()
     return f"req_{secrets.token_hex(12)}"

@@ -33,9 +33,9 @@ class OriginRules:
 
     # No pattern matches "null", which browsers send for pages without an origin.
     def __init__(self, rules: Iterable[str]) -> None:
-        given = tuple(rules)
-        self._any = ANY in given
-        self._patterns = [_pattern(rule) for rule in given if rule != ANY]
+        patterns = tuple(rules)
+        self._any = ANY in patterns
+        self._patterns = [_pattern(rule) for rule in patterns if rule != ANY]
 
     def allow(self, origin: str) -> bool:
         if not _RULE.fullmatch(origin.lower()) or "*" in origin:
@@ -90,8 +90,8 @@ class Option:
         return get_origin(self.kind) is tuple
 
 
-def _setting(default: Any, *, secret: bool = False, **facts: Any) -> Any:
-    return field(default=default, repr=not secret, metadata={"option": Option(default=default, **facts)})
+def _setting(default: Any, *, secret: bool = False, **options: Any) -> Any:
+    return field(default=default, repr=not secret, metadata={"option": Option(default=default, **options)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +247,8 @@ class Settings:
             value, low, high = getattr(self, name), option.low, option.high
             if value is None or low is None or low <= value <= (math.inf if high is None else high):
                 continue
-            wanted = f"at least {low}" if high is None else f"from {low} to {high}"
-            raise SettingsError(f"{name} must be {wanted}", setting=name)
+            expected = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise SettingsError(f"{name} must be {expected}", setting=name)
         if not self.host or any(character.isspace() or character == "/" for character in self.host):
             raise SettingsError("host must be a name or an address", setting="host")
         if not is_loopback(self.host) and not self.requires_authentication:
@@ -320,15 +320,15 @@ OPTIONS: dict[str, Option] = {
     for each in fields(Settings)
     if each.metadata
 }
-"""Settings with metadata, by name."""
+"""Options, by the names of their settings."""
 
 
 def _require_key(key: str | None, name: str) -> None:
-    called = "an API key" if name == "api_key" else "the engine key"
+    label = "an API key" if name == "api_key" else "the engine key"
     if key is not None and (key != key.strip() or not key.isprintable()):
-        raise SettingsError(f"{called} must not begin or end with a space or contain line breaks", setting=name)
+        raise SettingsError(f"{label} must not begin or end with a space or contain line breaks", setting=name)
     if key is not None and len(key) < 16:
-        raise SettingsError(f"{called} needs at least 16 characters", setting=name)
+        raise SettingsError(f"{label} needs at least 16 characters", setting=name)
 
 
 def is_postgres(url: str) -> bool:

@@ -56,10 +56,10 @@ class OidcSettings:
     def __post_init__(self) -> None:
         for name in ("issuer", "public_url"):
             parts = urlsplit(getattr(self, name))
-            is_near = parts.hostname in ("localhost", "127.0.0.1", "::1")
+            is_loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
             is_address = bool(parts.hostname) and not parts.query and not parts.fragment
             _require(is_address, f"[oidc] {name} must be a URL")
-            is_secure = parts.scheme == "https" or (parts.scheme == "http" and is_near)
+            is_secure = parts.scheme == "https" or (parts.scheme == "http" and is_loopback)
             _require(is_secure, f"[oidc] {name} must be an https URL")
         _require(bool(self.client_id), "[oidc] client_id is missing")
         _require("openid" in self.scope.split(), "[oidc] scope must contain openid")
@@ -99,61 +99,61 @@ class SignInSettings:
     def rules(self) -> str:
         """Text that identifies the rules on which sessions depend. It differs if any of these rules is changed."""
         oidc = self.oidc
-        known = (
+        oidc_rules = (
             (oidc.issuer, oidc.client_id, oidc.claim, sorted(oidc.allowed), oidc.assume_email_verified)
             if oidc is not None
             else ()
         )
-        return repr((sorted(self.operators), known))
+        return repr((sorted(self.operators), oidc_rules))
 
 
 def read_sign_in(path: Path) -> SignInSettings:
     """Read a TOML file. Raises SettingsError if invalid."""
     try:
-        given = tomllib.loads(read_text(path, MAX_BYTES))
+        document = tomllib.loads(read_text(path, MAX_BYTES))
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", setting="sign_in") from None
     except NotTextError as error:
         raise SettingsError(f"{path} {error}", setting="sign_in") from None
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
-    oidc = _read_table(OidcSettings, given, "oidc")
+    oidc = _read_table(OidcSettings, document, "oidc")
     # The path of the secret's file is relative to the settings file.
     if oidc is not None and oidc.client_secret_file:
         oidc = replace(oidc, client_secret_file=str(path.parent / oidc.client_secret_file))
-    tables: dict[str, Any] = {"proxy": _read_table(ProxySignIn, given, "proxy"), "oidc": oidc}
-    return _validate_table(SignInSettings, given | tables, "")
+    tables: dict[str, Any] = {"proxy": _read_table(ProxySignIn, document, "proxy"), "oidc": oidc}
+    return _validate_table(SignInSettings, document | tables, "")
 
 
-def _read_table(kind: type[T], given: Mapping[str, Any], name: str) -> T | None:
-    table = given.get(name)
+def _read_table(kind: type[T], document: Mapping[str, Any], name: str) -> T | None:
+    table = document.get(name)
     if table is None:
         return None
     _require(isinstance(table, dict), f"{name} must be a table, [{name}]")
     return _validate_table(kind, table, f"[{name}] ")
 
 
-def _validate_table(kind: type[T], given: Mapping[str, Any], where: str) -> T:
-    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+def _validate_table(kind: type[T], table: Mapping[str, Any], prefix: str) -> T:
+    settings = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
-    for name, value in given.items():
-        _require(name in known, f"{where}{name} is unknown; available: {', '.join(known)}")
-        wanted = str(known[name].type)
-        if wanted.startswith("tuple"):
+    for name, value in table.items():
+        _require(name in settings, f"{prefix}{name} is unknown; available: {', '.join(settings)}")
+        kind_name = str(settings[name].type)
+        if kind_name.startswith("tuple"):
             is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-            _require(is_list, f"{where}{name} must be a list of strings")
+            _require(is_list, f"{prefix}{name} must be a list of strings")
             values[name] = tuple(value)
             continue
-        _require(wanted != "bool" or isinstance(value, bool), f"{where}{name} must be true or false")
+        _require(kind_name != "bool" or isinstance(value, bool), f"{prefix}{name} must be true or false")
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        _require(wanted != "int" or is_count, f"{where}{name} must be an integer, 0 or more")
-        _require(wanted != "str" or isinstance(value, str), f"{where}{name} must be a string")
+        _require(kind_name != "int" or is_count, f"{prefix}{name} must be an integer, 0 or more")
+        _require(kind_name != "str" or isinstance(value, str), f"{prefix}{name} must be a string")
         values[name] = value
     try:
         return kind(**values)
     except TypeError:
-        missing = [name for name, each in known.items() if name not in values and _is_needed(each)]
-        raise SettingsError(f"{where}is missing {', '.join(missing)}", setting="sign_in") from None
+        missing = [name for name, each in settings.items() if name not in values and _is_needed(each)]
+        raise SettingsError(f"{prefix}is missing {', '.join(missing)}", setting="sign_in") from None
 
 
 def _is_needed(field: Any) -> bool:

@@ -77,9 +77,9 @@ def commands_of(place: Place) -> tuple[SlashCommand, ...]:
 class Shortcut(NamedTuple):
     """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
 
-    # `where`: "anywhere", "outside" of text inputs, or in the "empty" message input. Letters and arrow keys without a
-    # modifier must not work anywhere, because they edit text. No combination with a `target` edits text on any system.
-    # (On a Mac, Option with an arrow key or Enter would.)
+    # `where`: "anywhere", "outside" of text inputs, or in the "empty" message input. It must not be "anywhere" for
+    # letters and arrow keys without a modifier, because these edit text. No combination with a `target` edits text on
+    # any system. (On a Mac, Option with an arrow key or Enter would.)
     keys: str
     target: str = ""  # selector whose last match is clicked; '': none, because the text input handles the key
     where: str = "anywhere"

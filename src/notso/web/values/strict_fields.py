@@ -16,21 +16,21 @@ class StrictFields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_first_unknown(cls, given: Any) -> Any:
+    def _keep_first_unknown(cls, data: Any) -> Any:
         # Keep only the first unknown field, which pydantic reports. An error for each further one would cost memory.
         fields = cls.model_fields
-        if not isinstance(given, dict) or len(given) <= len(fields):
-            return given
+        if not isinstance(data, dict) or len(data) <= len(fields):
+            return data
         known = {field.alias or name for name, field in fields.items()}
-        unknown = next(name for name in given if name not in known)
-        return {name: given[name] for name in (*known, unknown) if name in given}
+        unknown = next(name for name in data if name not in known)
+        return {name: data[name] for name in (*known, unknown) if name in data}
 
 
 def limit_entries(entries: int) -> BeforeValidator:
     """Truncate larger objects to `entries` + 1 members, which the length check then rejects."""
 
     # Members beyond this number are never validated.
-    def cut(given: Any) -> Any:
-        return dict(islice(given.items(), entries + 1)) if isinstance(given, dict) else given
+    def truncate(data: Any) -> Any:
+        return dict(islice(data.items(), entries + 1)) if isinstance(data, dict) else data
 
-    return BeforeValidator(cut)
+    return BeforeValidator(truncate)

@@ -89,9 +89,9 @@ class FormattedNumber(str):
     value: float
 
     def __new__(cls, shown: str, value: float) -> FormattedNumber:
-        made = super().__new__(cls, shown)
-        made.value = value
-        return made
+        formatted = super().__new__(cls, shown)
+        formatted.value = value
+        return formatted
 
 
 class _Formatter(string.Formatter):
@@ -132,11 +132,11 @@ class _EnglishString(PluralString):
     __slots__ = ()
 
     def format(self, *args: object, **values: object) -> str:
-        spoken = language.set("en")
+        token = language.set("en")
         try:
             return super().format(*args, **values)
         finally:
-            language.reset(spoken)
+            language.reset(token)
 
 
 class _Translations(Mapping[str, str]):
@@ -163,27 +163,27 @@ words: Mapping[str, str] = _Translations()
 
 def missing_translations(code: str) -> list[str]:
     """Return the strings of the pages that a language lacks; they are shown in English."""
-    known = {name: name for other in LANGUAGES for name in language_table(other)}
+    names = {name: name for other in LANGUAGES for name in language_table(other)}
     return [
         name
-        for name in known
+        for name in names
         if code != "en" and name not in language_table(code) and not name.startswith(FOR_THE_MODEL)
     ]
 
 
-def translated(said: object) -> str:
+def translated(error: object) -> str:
     """Return an error or its sentence in the current language, or in English if there is no translation."""
-    said = getattr(said, "sentence", said)
-    code = getattr(said, "code", "")
+    error = getattr(error, "sentence", error)
+    code = getattr(error, "code", "")
     phrase = language_table(language.get()).get(f"{FAILURE}{code}") if code else None
     if phrase is None:
-        return str(said)
-    values = getattr(said, "values", {})
+        return str(error)
+    values = getattr(error, "values", {})
     shown = {name: number(value) if isinstance(value, int) else value for name, value in values.items()}
     try:
         return PluralString(phrase).format(**shown)
     except KeyError:  # a value that another release or a damaged child process did not send
-        return str(said)
+        return str(error)
 
 
 def localize_number(figure: str) -> str:
@@ -219,10 +219,10 @@ def ordinal(number: int) -> str:
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
 
 
-def select_language(wanted: str, accepted: str) -> str:
+def select_language(chosen: str, accepted: str) -> str:
     """Return the language chosen by the user, or else the best match of Accept-Language, or else English."""
-    if wanted in LANGUAGES:
-        return wanted
+    if chosen in LANGUAGES:
+        return chosen
     ranked: list[tuple[float, int, str]] = []
     for part in accepted[:500].split(","):
         name, _, weight = part.strip().partition(";q=")

@@ -48,7 +48,7 @@ from notso.web.values.wording import number, words
 router = APIRouter()
 
 Kind = Literal["md", "json", "html"]
-GIVE_WAY_SECONDS = 2.0  # a download that has stalled for this long is aborted when another is requested
+STALL_SECONDS = 2.0  # a download that has stalled for this long is aborted when another is requested
 LEFT_OUT = ("pictures", "files", "tool_calls", "references", "texts", "chats", "damaged")
 """Kinds of omitted content that an import counts, in the order in which they are reported."""
 IMPORT_TYPES = (
@@ -89,7 +89,7 @@ async def backup(services: Services) -> Response:
     # One backup at a time, because each copy is as large as the database. A new download aborts a stalled one.
     if services.backup_waits or services.backing_up.locked():
         unread_since = services.backup_reader.unread_since if services.backup_reader is not None else None
-        has_stalled = unread_since is not None and time.monotonic() - unread_since >= GIVE_WAY_SECONDS
+        has_stalled = unread_since is not None and time.monotonic() - unread_since >= STALL_SECONDS
         if services.backup_waits or services.backup_reader is None or not has_stalled:
             raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
         services.backup_reader.drop()
