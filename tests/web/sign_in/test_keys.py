@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.web.edge.access import mark_of
 from notso.web.engine.port import Event, Progress
-from notso.web.sign_in.issued_keys import KNOWN_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
+from notso.web.sign_in.issued_keys import CACHE_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
 from notso.web.store.access import UsageTotals
 from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
 from notso.web.values.errors import SettingsError
@@ -196,7 +196,7 @@ def test_store_failure_keeps_known_keys_valid_and_loses_no_usage(
             assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
         assert server.client.post("/login", data={"api_key": other}).status_code == 503
         server.on_loop(server.shared.accounts.flush)
-        broken.setattr(known, "_clock", lambda: time.monotonic() + KNOWN_SECONDS + 1)
+        broken.setattr(known, "_clock", lambda: time.monotonic() + CACHE_SECONDS + 1)
         assert asked(server, secret).status_code == 503
         assert server.client.get("/backup", headers=bearer(SERVER_KEY)).status_code == 200
     server.on_loop(server.shared.accounts.flush)

@@ -115,7 +115,7 @@ async def read_turn(
     stored = {each.id: each for each in (accepted.user_message, accepted.assistant_message)}
     answer = accepted.assistant_message
     view = await read_shown(services, owner, answer.chat_id, through=answer.id, first=first, limit=limit)
-    # Show the answer as it was when the turn was stored; text generated since then arrives on its stream.
+    # Show the answer as it was when the turn was stored; text generated since then arrives on the answer's stream.
     path = [replace(each, message=stored.get(each.message.id, each.message)) for each in view.path]
     return replace(view, path=path)
 

@@ -1,8 +1,7 @@
 """Measure a chat's context usage and the cost of its draft, and summarize nearly full chats (compaction).
 
-Compaction is an optional setting: before a chat's context is full, the model summarizes the older messages while the
-engine is idle, and the summary replaces them in prompts, as with /summarize. Removing the summary puts the messages
-back into prompts.
+Compaction is an optional setting. While the engine is idle, the model summarizes the older messages of chats whose
+context is nearly full. The summary replaces the messages in prompts, as with /summarize, until it is removed.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class HtmlCache:
 
     async def _render_batch(self, owner: str, stale: list[StoredMessage]) -> list[StoredMessage]:
         batch = await self._queue.run(owner, lambda: _render_until_deadline(stale))
-        with contextlib.suppress(StorageError):  # messages whose HTML is not stored are rendered again when next shown
+        with contextlib.suppress(StorageError):  # without stored HTML, messages are rendered again when they are shown
             await self._store.keep_html(owner, batch)
         return batch
 

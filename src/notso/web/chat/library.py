@@ -164,7 +164,7 @@ class FolderLibrary:
         return True
 
     def _scan_folder(self, root: Path) -> dict[str, str]:
-        root.stat()  # raises if the folder is missing: treating it as empty would delete its documents
+        root.stat()  # raises if the folder is missing, because treating it as empty would delete its documents
         found: dict[str, str] = {}
         files: dict[str, _FileState] = {}
         for path in find_document_files(root):

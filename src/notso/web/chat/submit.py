@@ -114,7 +114,7 @@ def with_tools(
 
 def _parse_allowed(settings: Mapping[str, SettingValue]) -> list[tuple[str, str]]:
     pairs = (each.rpartition("=") for each in str(settings.get(ALLOWED, "")).split())
-    # Permissions stored by older releases have no digest and are ignored, so the user is asked again.
+    # Permissions stored by older releases have no digest and are ignored, so permission is requested again.
     return [(name, digest) for name, _, digest in pairs if name]
 
 

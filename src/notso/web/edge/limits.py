@@ -63,8 +63,8 @@ MOST_BYTES = 64 * MIB
 """Maximum total size of all bodies being received or parsed: four chat imports of maximum size."""
 
 SMALL_SHARE = 4
-"""If the budget is used up, owners that hold at most 1/SMALL_SHARE of it (one import) may together exceed it by
-1/SMALL_SHARE."""
+"""When the budget is used up, owners that hold at most 1/SMALL_SHARE of it (one import) may exceed it, together by at
+most 1/SMALL_SHARE."""
 
 COST = 12
 """Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and

@@ -249,7 +249,7 @@ class Accounts:
         """Record an action in the audit log. Failures are only logged."""
         # Each action of an operator is written at once, to a separate log that other users cannot fill up. Other users'
         # repetitions of an action are counted (see AUDIT_SECONDS). Entries of unauthenticated requests are collected
-        # and written together, because anyone can cause them.
+        # and written together, because any client can cause them.
         address = request.client.host if request.client else ""
         entry = AuditEntry(int(1000 * self._clock()), owner, action, address, by_operator=by_operator)
         if not by_operator:

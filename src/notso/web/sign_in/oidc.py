@@ -108,7 +108,7 @@ class OidcProvider:
 
     def _derive(self, what: str, browser: str, began: str) -> str:
         # Derive state, nonce and verifier (64 characters each) from the browser's cookie and a secret, so that sign-ins
-        # in progress need not be stored: anyone could start thousands of them.
+        # in progress need not be stored: a client could start thousands of them.
         return hmac.new(self._flow_secret, f"{what} {began} {browser}".encode(), hashlib.sha256).hexdigest()
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:

@@ -210,8 +210,8 @@ class _JsonText:
         return ImportFormatError("import_broken", reason=f"syntax error at character {place}")
 
     def _read_more(self) -> None:
-        # Double the buffered text each time: a value that spans chunks is parsed again after each chunk, which would
-        # take quadratic time if all chunks had the same size.
+        # Double the buffered text each time. A value that spans chunks is parsed again after each chunk, which would
+        # take quadratic time with chunks of equal size.
         piece = self._read(max(CHUNK, len(self._text) - self._at))
         self._before += self._at
         self._text = self._text[self._at :] + piece

@@ -307,7 +307,7 @@ def _to_stored_message(chat_id: str, source: _Message, new_ids: dict[str, str]) 
 
 def _to_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
     uses: list[ToolUse] = []
-    # The text is split at these positions, so rounds and positions must never decrease, whatever the file says.
+    # The text is split at these positions, so rounds and positions must not decrease, even if they do in the file.
     number = content_at = reasoning_at = 0
     for each in source.tool_uses:
         number = max(number, each.round)
@@ -379,8 +379,7 @@ def _extend_answer(answer: StoredMessage, message: _AssistantMessage) -> StoredM
             new_tool_use_id(),
             call.function.name,
             call.function.arguments,
-            # The final state of a call whose result is not in the file.
-            "interrupted",
+            "interrupted",  # until the result is found in the file
             number,
             content_at=len(content),
             reasoning_at=len(reasoning),

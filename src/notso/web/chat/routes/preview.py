@@ -1,8 +1,8 @@
 """Sandboxed frames that show model output: one for previews of HTML and SVG, and one for diagrams.
 
 In previews, scripts, forms and network access are disabled: the sanitizer removes scripts and resources that load
-automatically, and the content security policy blocks whatever remains. The frame for diagrams has an opaque origin that
-cannot load the page's files, so its scripts are inlined, and its policy allows only these scripts, by their digests.
+automatically, and the content security policy blocks whatever remains. The frame for diagrams has an opaque origin and
+cannot load the page's files. Therefore, its scripts are inlined, and its policy allows only the digests of the scripts.
 """
 
 from __future__ import annotations

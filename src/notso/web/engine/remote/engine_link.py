@@ -41,8 +41,8 @@ RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
 MAX_LINE_BYTES = MAX_ANSWER_BYTES = 16 * 1024 * 1024
 ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
-"""Limits of a stream's line, which contains all events since the previous line, and of a call's result, which is
-largest if it contains the token ids of a long prompt."""
+"""Limits of a line of the stream, which contains all events since the previous line, and of the result of a call. The
+largest results are the token ids of long prompts."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
@@ -102,7 +102,7 @@ class EngineLink:
         self._closed = False
         self._tried = False
         self.is_up = False
-        self.trouble: str = f"{self.name} has not been connected yet"
+        self.problem: str = f"{self.name} has not been connected yet"
         self.about = About()
         self.stats = EngineStats()
 
@@ -126,7 +126,7 @@ class EngineLink:
             about = self.about
             if self.is_up and about.can_answer:
                 return about
-            raise EngineError(self.trouble if not self.is_up else f"{self.name} cannot answer: {self._failure_reason}")
+            raise EngineError(self.problem if not self.is_up else f"{self.name} cannot answer: {self._failure_reason}")
 
     def _unresponsive_message(self, error: Exception) -> Sentence:
         return Sentence(f"{self.name} does not respond: {_error_reason(error)}", "remote_silent", name=self.name)
@@ -294,23 +294,23 @@ class EngineLink:
         broken = time.monotonic()
         while not self._closed:
             began, is_final = time.monotonic(), False
-            trouble: str = Sentence(f"{self.name} has closed the connection", "remote_closed", name=self.name)
+            problem: str = Sentence(f"{self.name} has closed the connection", "remote_closed", name=self.name)
             try:
                 for line in self._read_lines():
                     self._handle_line(line)
                     broken = 0.0
             except FAILURES as error:
-                trouble = self._unresponsive_message(error)
+                problem = self._unresponsive_message(error)
             except FrontEndRefusedError as error:
-                trouble, is_final = error.sentence, True
+                problem, is_final = error.sentence, True
             except EngineError as error:
-                trouble = error.sentence
+                problem = error.sentence
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 logger.warning("invalid message from %s: %s: %.200s", self.name, type(error).__name__, error)
-                trouble, is_final = self._invalid_message, True
+                problem, is_final = self._invalid_message, True
             broken = broken or time.monotonic()
             if not self._closed:
-                self._record_failure(trouble, is_final or time.monotonic() - broken >= LOST_SECONDS)
+                self._record_failure(problem, is_final or time.monotonic() - broken >= LOST_SECONDS)
                 retry_at = began + (RETRY_SECONDS if self.is_up else LOST_RETRY_SECONDS)
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, max(0.0, retry_at - time.monotonic()))
@@ -376,21 +376,21 @@ class EngineLink:
         if about != before or not was_up:
             self._when_changed()
 
-    def _record_failure(self, trouble: str, is_lost: bool) -> None:
+    def _record_failure(self, problem: str, is_lost: bool) -> None:
         # An interruption of the stream is logged and reported only if it lasts for LOST_SECONDS.
         was_up = self.is_up
-        if trouble != self.trouble and (is_lost or not was_up):
-            logger.warning("%s", trouble)
+        if problem != self.problem and (is_lost or not was_up):
+            logger.warning("%s", problem)
         if is_lost or not was_up:
             with self._changed:
-                self.trouble, self.is_up, self._tried = trouble, False, True
+                self.problem, self.is_up, self._tried = problem, False, True
                 self._changed.notify_all()
         if is_lost and was_up:
             self._abort_calls()
             # Report the loss before ending the answers: code that retries a lost answer must find the engine lost, and
             # wait until it is available again.
             self._when_changed()
-            self._end_all_answers(trouble)
+            self._end_all_answers(problem)
 
     def _end_unknown_answers(self, known: set[int]) -> None:
         for number, entry in list(self._open.items()):
