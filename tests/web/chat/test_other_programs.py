@@ -48,7 +48,7 @@ def told(program: str, count: int) -> list[ToldChat]:
 
 
 def read(body: bytes) -> ParsedImport:
-    return validate_chats(import_process.decode_entries(import_process.parsed(body)), str)
+    return validate_chats(import_process.decode_entries(import_process.encode_entries(body)), str)
 
 
 def compare(chat: ToldChat, arrived: ImportedChat, program: str) -> None:

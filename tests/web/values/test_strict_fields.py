@@ -96,5 +96,5 @@ FILES = [
 @pytest.mark.parametrize(("body", "reason"), FILES, ids=range(len(FILES)))
 def test_import_file_with_too_many_values_is_rejected(body: bytes, reason: str) -> None:
     with pytest.raises(Problem) as refused:
-        validate_chats(import_process.decode_entries(import_process.parsed(body)), str)
+        validate_chats(import_process.decode_entries(import_process.encode_entries(body)), str)
     assert refused.value.status == 400 and reason in refused.value.sentence

@@ -340,7 +340,7 @@ def audience_of(route: Any) -> str:
 
 def include_marked(app: FastAPI, router: APIRouter) -> None:
     """Register the routes of a router. Raises TypeError for a route without a mark."""
-    # With FastAPI.include_router, the first request would be slow: FastAPI then builds a second copy of every route.
+    # FastAPI.include_router would delay the first request, during which FastAPI builds a second copy of every route.
     for route in router.routes:
         audience_of(route)
     app.router.routes.extend(router.routes)
@@ -369,7 +369,7 @@ def owner_of(request: Request) -> str:
 
 
 def _keys_sent(request: Request) -> list[str]:
-    # Return all distinct keys. A request is accepted only if all are valid, so that no header can override another.
+    # Return all distinct keys. They are used only if all are valid, so that no header can override another.
     # Authorization schemes other than Bearer are ignored, because proxies forward their own Basic credentials.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):

@@ -166,7 +166,7 @@ class BodyBudget:
         self._changed = asyncio.Event()
 
     async def hold(self, arrival: IncomingBody, size: int) -> None:
-        """Raise the reservation of a body to `size` bytes. Raises BodyEvictedError if evicted."""
+        """Increase the reservation of a body to `size` bytes. Raises BodyEvictedError if evicted."""
         if arrival not in self._arriving:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()

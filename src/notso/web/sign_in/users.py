@@ -19,7 +19,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner of the active key with this name, or else the owner that signs in with this name, or None."""
+    """Return the owner of the active key with this name, or else of sign-ins with this name, or None."""
     keys = await store.keys() if store is not None else []
     key = next((each for each in keys if each.name == name and not each.revoked_ms), None)
     if key is not None:

@@ -1,4 +1,4 @@
-"""Display of untrusted text: control and invisible characters are spelled out."""
+"""Display of untrusted text: control and invisible characters are escaped or replaced."""
 
 from __future__ import annotations
 

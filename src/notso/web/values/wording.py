@@ -43,7 +43,7 @@ SEPARATORS: dict[str, tuple[str, str]] = {
     "nl": (".", ","),
     "pl": ("\u00a0", ","),
 }
-"""Thousands separator and decimal mark, where they differ from English."""
+"""Thousands separator and decimal mark by language; default: English."""
 
 RIGHT_TO_LEFT = frozenset({"ar"})
 
@@ -63,7 +63,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "en": ("bytes", "kB", "MB", "GB"),
     "fr": ("octets", "ko", "Mo", "Go"),
 }
-"""Units of sizes, where they differ from English."""
+"""Units of sizes by language; default: English."""
 
 
 def separators(code: str) -> tuple[str, str]:

@@ -55,7 +55,7 @@ async def parse_in_child(body: bytes) -> Iterator[Entry]:
 
 
 def decode_entries(answer: bytes) -> Iterator[Entry]:
-    """Yield the entries in the output of `parsed`."""
+    """Yield the entries in the output of `encode_entries`."""
     at = 0
     while at < len(answer):
         end = answer.index(b"\n", at)
@@ -64,7 +64,7 @@ def decode_entries(answer: bytes) -> Iterator[Entry]:
         at = end + 1
 
 
-def parsed(body: bytes) -> bytes:
+def encode_entries(body: bytes) -> bytes:
     answer = bytearray()
     for entry in entries(body):
         # Keep lone surrogates, which the server rejects with an error message.
@@ -88,4 +88,4 @@ def main() -> None:
     # Codecs are loaded on first use, which fails once the child may not open files. Archives use cp437 for names.
     for name in ("cp437", "utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         codecs.lookup(name)
-    serve_confined(parsed, LIMITS)
+    serve_confined(encode_entries, LIMITS)

@@ -28,7 +28,7 @@ router = APIRouter()
 
 @router.get("/models", dependencies=[GUARDED])
 async def models_page(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    """Show the models. After loading one, the page returns to `chat` ("new" or an id), if given."""
+    """Show the models. After a model is loaded, the page returns to `chat` ("new" or an id), if any."""
     sidebar = await sidebar_context(services, owner)
     context = await _context(services) | {"return_to": chat if is_id(chat) else "" if chat == "new" else None}
     return await services.pages.respond(request, "models.html", **sidebar, **context)
@@ -44,7 +44,7 @@ async def show_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/download", dependencies=[operator_only(audit="fetched a model")])
 async def begin_download(request: Request, services: Services) -> Response:
-    """Start or resume a download. The downloaded model then replaces the demo model."""
+    """Start or resume a download. The downloaded model then replaces the demo model, if that is the default."""
     name = (await read_form(request)).get("name", "")
     file = next((file for file in official_files() if file.name == name), None)
     if file is None:
@@ -66,7 +66,7 @@ async def stop_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/switch", dependencies=[operator_only(audit="switched the model")])
 async def switch_model(request: Request, services: Services) -> Response:
-    """Make another model the default. Running answers finish first; new ones wait for the model."""
+    """Make another model the default. Running answers continue; new ones wait for the model."""
     fields = await read_form(request)
     host, registry = services.shared.engine, services.shared.model_registry
     name, inventory = fields.get("model", ""), await _inventory(services)

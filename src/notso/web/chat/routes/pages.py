@@ -162,7 +162,7 @@ async def send_message(request: Request, services: Services, owner: Owner, chat_
 
 @router.post("/chats/{chat_id}/thinking", dependencies=[GUARDED])
 async def set_thinking(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Set whether the model reasons, and its budget."""
+    """Set whether the model reasons, and the reasoning budget."""
     chat = await find_chat(services, owner, chat_id)
     await _save_thinking(services, owner, chat, await read_form(request))
     return done_response(request, f"/chats/{chat.id}")

@@ -51,7 +51,7 @@ FAILURES = (OSError, http.client.HTTPException)
 
 
 class FrontEndRefusedError(EngineError):
-    """The engine rejects this front end, and will do so until a configuration is changed."""
+    """The engine rejects this front end until the configuration of one of them is changed."""
 
 
 @dataclass(frozen=True, slots=True)
