@@ -107,7 +107,7 @@ WRONG = [
 def test_invalid_id_tokens_are_rejected(
     serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oidc_module, "KEYS_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(oidc_module, "KEYS_REFRESH_SECONDS", 0.0)
     client, statuses = browser(serve()), {}
     for wrong in WRONG:
         provider.wrong = wrong
@@ -119,7 +119,7 @@ def test_invalid_id_tokens_are_rejected(
 def test_invalid_id_token_is_rejected(
     serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    monkeypatch.setattr(oidc_module, "KEYS_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(oidc_module, "KEYS_REFRESH_SECONDS", 0.0)
     server = serve()
     client = browser(server)
     provider.wrong = wrong
@@ -192,7 +192,7 @@ def test_expired_or_malformed_sign_in_state_returns_403(
 def test_rotated_provider_keys_are_fetched_again(
     serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oidc_module, "KEYS_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(oidc_module, "KEYS_REFRESH_SECONDS", 0.0)
     server = serve()
     assert sent_back(browser(server)).status_code == 200
     provider.key = KEYS["two"]

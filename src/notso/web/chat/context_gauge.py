@@ -100,7 +100,7 @@ def measure_context(
     # Each part is the difference between two counts, because the template adds tokens around every message.
     empty_draft = replace(draft, content="", attachments=())
     without_text, without_draft = prompt(replace(draft, content="")), prompt(empty_draft)
-    alone = (Message("user", ""),)
+    empty_prompt = (Message("user", ""),)
     plain_messages = prompt(empty_draft, PromptDocuments(instructions=documents.instructions))
     system = plain_messages[0] if plain_messages[0].role == "system" else None
     reasoning = 0
@@ -109,13 +109,15 @@ def measure_context(
     no_draft = count(without_draft) if draft.content or draft.attachments else used
     no_text = count(without_text) if draft.attachments else no_draft
     in_documents = no_draft - count(plain_messages) if documents is not NO_DOCUMENTS else 0
-    bare = count(alone)
-    with_system = count((system, *alone)) if system is not None else bare
+    empty_count = count(empty_prompt)
+    with_system = count((system, *empty_prompt)) if system is not None else empty_count
     summary = 0
     if system is not None and SUMMARY_HEADING in system.content:
         plain = replace(system, content=settings.system_prompt)
-        summary = with_system - (count((plain, *alone)) if settings.system_prompt.strip() else bare)
-    tool_tokens = bare - engine.count_tokens(alone, replace(options, tools=None, prefix=None)) if options.tools else 0
+        summary = with_system - (count((plain, *empty_prompt)) if settings.system_prompt.strip() else empty_count)
+    tool_tokens = 0
+    if options.tools:
+        tool_tokens = empty_count - engine.count_tokens(empty_prompt, replace(options, tools=None, prefix=None))
     words_only = [replace(each, tool_calls=()) for each in without_draft if each.role != "tool"]
     results = no_draft - count(words_only) if len(words_only) < len(without_draft) else 0
     parts = {

@@ -310,10 +310,10 @@ async def fork(
     message: StoredMessage,
     trace: AnswerTrace,
     place: tuple[int, int],
-    instead: tuple[int, ...],
+    replacement: tuple[int, ...],
     fields: dict[str, str],
 ) -> Submitted:
-    """Generate another version of an answer from its tokens before `place` (run, token), followed by `instead`.
+    """Generate another version of an answer from its tokens before `place` (run, token), followed by `replacement`.
 
     Raises Problem (409) if the conversation or the model has changed.
     """
@@ -322,7 +322,7 @@ async def fork(
     number, at = place
     run = trace.runs[number]
     closed_at = tuple(each for each in run.closed_at if each < at)
-    run = replace(run, ids=(*run.ids[:at], *instead), closed_at=closed_at, tokens=0, reasoning_tokens=0, finish="")
+    run = replace(run, ids=(*run.ids[:at], *replacement), closed_at=closed_at, tokens=0, reasoning_tokens=0, finish="")
     prefix, key = message_before_run(run, message), _idempotency_key(fields)
     with _admit(services, owner) as running:
         choice = await resolve_model_choice(*engine_and_registry(services), trace.model)

@@ -201,11 +201,11 @@ class Pages:
 
     def card(self, use: ToolUse) -> Card:
         """Render a tool call. Blocking: do not call on the event loop."""
-        whole, state, result = (
+        card, state, result = (
             self._environment.get_template(name).render(use=use)
             for name in ("_tool_card.html", "_tool_state.html", "_tool_result.html")
         )
-        return Card(whole, state, result)
+        return Card(card, state, result)
 
     def answer_html(self, message: StoredMessage, *, is_exported: bool = False) -> Markup:
         """Return a message as safe HTML with tool calls and citations. Blocking."""
@@ -257,8 +257,8 @@ def tool_brief(use: ToolUse) -> str:
 
 def _shorten(text: str) -> str:
     line = visible(next((line for line in text.splitlines() if line.strip()), "").strip())
-    rest = len(text.strip()) > len(line) or len(line) > BRIEF_CHARACTERS
-    return line[:BRIEF_CHARACTERS] + (" …" if rest else "")
+    is_cut = len(text.strip()) > len(line) or len(line) > BRIEF_CHARACTERS
+    return line[:BRIEF_CHARACTERS] + (" …" if is_cut else "")
 
 
 def tool_duration(milliseconds: float) -> str:

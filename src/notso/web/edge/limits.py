@@ -273,13 +273,13 @@ class RequestLimits:
             limit = min(limit, self._budget.largest_body_allowed())
         deadline = asyncio.get_running_loop().time() + self._body_seconds
         arrival = IncomingBody(self._budget, (scope.get("client") or ("",))[0], limit, deadline)
-        started = whole = False
+        started = received = False
 
-        async def receive_whole() -> Message:
-            nonlocal whole
-            if whole:  # after the body, the client can only disconnect
+        async def receive_body() -> Message:
+            nonlocal received
+            if received:  # after the body, the client can only disconnect
                 return await receive()
-            whole = True
+            received = True
             caller = scope.get("state", {}).get("caller")
             arrival.holder = f"owner {caller.owner}" if caller is not None else arrival.holder
             return await arrival.gather(receive)
@@ -293,7 +293,7 @@ class RequestLimits:
 
         answer: PlainTextResponse | None = None
         try:
-            await self._app(scope, receive_whole, send_noted)
+            await self._app(scope, receive_body, send_noted)
         except RequestTooLargeError:
             answer = _too_large(limit)
         except RequestTooSlowError:

@@ -77,7 +77,7 @@ class Metrics:
         self._token = seconds(
             "inter_token_latency", "Mean time per token after the first token of a request.", _TOKEN_SECONDS
         )
-        self._whole = seconds("e2e_request_latency", "Time from the request's arrival to its end.")
+        self._latency = seconds("e2e_request_latency", "Time from the request's arrival to its end.")
         self._queue = seconds("request_queue_time", "Time in the engine's queue.")
         self._prefill = seconds("request_prefill_time", "Prefill time.")
         self._decode = seconds("request_decode_time", "Decode time.")
@@ -114,7 +114,7 @@ class Metrics:
         self._decode.observe(usage.completion_ms / 1000)
         self._generations += 1
         self._generation_seconds += (usage.prompt_ms + usage.completion_ms) / 1000
-        self._whole.observe((usage.queue_ms + usage.prompt_ms + usage.completion_ms) / 1000)
+        self._latency.observe((usage.queue_ms + usage.prompt_ms + usage.completion_ms) / 1000)
         if usage.completion_tokens:
             self._first_token.observe((usage.queue_ms + usage.prompt_ms) / 1000)
         if usage.completion_tokens > 1:

@@ -58,9 +58,9 @@ def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         lines.append(body)
         line += 1
     tex = "\n".join(lines)
-    whole = bool(found) and not after.strip() and bool(tex.strip()) and len(tex) <= MAX_FORMULA_CHARACTERS
-    token = state.push("formula" if whole else "plain", "", 0)
-    token.content = tex if whole else state.getLines(start, line, state.blkIndent, False)
+    is_formula = bool(found) and not after.strip() and bool(tex.strip()) and len(tex) <= MAX_FORMULA_CHARACTERS
+    token = state.push("formula" if is_formula else "plain", "", 0)
+    token.content = tex if is_formula else state.getLines(start, line, state.blkIndent, False)
     token.map = [start, line]
     state.line = line
     return True
@@ -76,9 +76,9 @@ def _environment(state: StateBlock, start: int, end: int, name: str, silent: boo
         if closing in lines[-1]:
             break
     tex = "\n".join(lines)
-    whole = tex.endswith(closing) and len(tex) <= MAX_FORMULA_CHARACTERS
-    token = state.push("formula" if whole else "plain", "", 0)
-    token.content = tex if whole else state.getLines(start, line, state.blkIndent, False)
+    is_formula = tex.endswith(closing) and len(tex) <= MAX_FORMULA_CHARACTERS
+    token = state.push("formula" if is_formula else "plain", "", 0)
+    token.content = tex if is_formula else state.getLines(start, line, state.blkIndent, False)
     token.map = [start, line]
     state.line = line
     return True

@@ -56,10 +56,10 @@ class Accounts:
         self._quotas: dict[str, Quota] = {}
         self._turns: dict[str, asyncio.Lock] = {}  # make an owner's requests wait for reservations in order of arrival
         self._reserved: dict[str, Reservation] = {}
-        self._ended: dict[str, Reservation] = {}
+        self._released: dict[str, Reservation] = {}
         self._renewed = 0.0
         self._freed = asyncio.Event()
-        self._due = asyncio.Event()
+        self._flush_due = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
@@ -76,8 +76,8 @@ class Accounts:
         while not self._closing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
-                    await self._due.wait()
-            self._due.clear()
+                    await self._flush_due.wait()
+            self._flush_due.clear()
             await self.flush()
             await self._renew()
 
@@ -158,27 +158,27 @@ class Accounts:
             self.release([reservation])
 
     def release(self, reservations: Sequence[Reservation]) -> None:
-        self._ended |= {each.id: each for each in reservations}
-        self._due.set()
+        self._released |= {each.id: each for each in reservations}
+        self._flush_due.set()
 
     async def flush(self) -> None:
         """Write the collected usage, or keep it for the next call on failure."""
         await self._write_audit()
         async with self._writing:
             pending, self._pending = self._pending, {}
-            ended, self._ended = self._ended, {}
-            if not pending and not ended:
+            released, self._released = self._released, {}
+            if not pending and not released:
                 return
             rows = [UsageRow(day, owner, used) for (day, owner), used in pending.items()]
             try:
-                await self.store.add_usage(rows, list(ended.values()))
+                await self.store.add_usage(rows, list(released.values()))
             except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
                 _log.warning("usage cannot be written and is kept for now: %s", error)
                 for key, used in pending.items():
                     self._pending[key] = self._pending.get(key, UsageTotals()) + used
-                self._ended |= ended
+                self._released |= released
                 return
-            for each in ended:
+            for each in released:
                 self._reserved.pop(each, None)
             self._freed.set()
 
@@ -204,7 +204,7 @@ class Accounts:
 
     async def close(self) -> None:
         self._closing = True
-        self._due.set()
+        self._flush_due.set()
         if self._task is not None:  # wait, because canceling the task would lose the usage that it is writing
             await asyncio.wait({self._task})
         await self._write_audit(all_of_it=True)

@@ -32,11 +32,11 @@ SECONDS = 10.0
 MAX_ANSWER_BYTES = 1 << 20
 FLOW_SECONDS = 600.0
 """Time in which a user must complete a sign-in."""
-MAX_ENDED = 10_000
+MAX_COMPLETED = 10_000
 """Maximum number of completed sign-ins that are remembered to reject replays. The oldest are forgotten first."""
 KEYS_SECONDS = 3600.0
 """Age at which the provider's public keys are fetched again."""
-KEYS_AGAIN_SECONDS = 10.0
+KEYS_REFRESH_SECONDS = 10.0
 """Minimum age at which keys that do not verify a token are fetched again. The provider may have new keys."""
 LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -58,7 +58,7 @@ class OidcProvider:
         # Shared by all requests, because loading the CA certificates is slow.
         self._trusted = httpx2.create_ssl_context(trust_env=False)
         self._flow_secret = secrets.token_bytes(32)
-        self._ended: dict[str, None] = {}
+        self._completed: dict[str, None] = {}
         self._configuration: dict[str, Any] = {}
         self._keys: KeySet | None = None
         self._keys_fetched_at = 0.0
@@ -89,11 +89,11 @@ class OidcProvider:
         began, _, proof = state.partition(".")
         if not browser or not secrets.compare_digest(proof.encode(), self._derive("state", browser, began).encode()):
             raise SignInError("this sign-in was not started in this browser")
-        if state in self._ended or time.monotonic() - float(began) > FLOW_SECONDS:
+        if state in self._completed or time.monotonic() - float(began) > FLOW_SECONDS:
             raise SignInError("this sign-in took too long or has already ended")
-        self._ended[state] = None
-        while len(self._ended) > MAX_ENDED:
-            del self._ended[next(iter(self._ended))]
+        self._completed[state] = None
+        while len(self._completed) > MAX_COMPLETED:
+            del self._completed[next(iter(self._completed))]
         configuration = await self._provider()
         verifier = self._derive("verifier", browser, began)
         try:
@@ -166,7 +166,7 @@ class OidcProvider:
         configuration = await self._provider()
         async with self._lock:
             age = time.monotonic() - self._keys_fetched_at
-            if self._keys is None or age > (KEYS_AGAIN_SECONDS if refresh else KEYS_SECONDS):
+            if self._keys is None or age > (KEYS_REFRESH_SECONDS if refresh else KEYS_SECONDS):
                 document = await self._fetch_json(configuration["jwks_uri"])
                 try:
                     self._keys = KeySet.import_key_set(document)  # type: ignore[arg-type]

@@ -19,9 +19,9 @@ def parse_duration(text: str) -> float | None:
     if _BARE.fullmatch(text):
         seconds = float(text)
     else:
-        whole = _WHOLE.fullmatch(text)
-        if whole is None:
+        match = _WHOLE.fullmatch(text)
+        if match is None:
             return None
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(whole[2]))
-        seconds = -seconds if whole[1] else seconds
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(match[2]))
+        seconds = -seconds if match[1] else seconds
     return -1.0 if seconds > MAX_SECONDS else seconds

@@ -88,8 +88,8 @@ class FormattedNumber(str):
 
     value: float
 
-    def __new__(cls, shown: str, value: float) -> FormattedNumber:
-        formatted = super().__new__(cls, shown)
+    def __new__(cls, text: str, value: float) -> FormattedNumber:
+        formatted = super().__new__(cls, text)
         formatted.value = value
         return formatted
 

@@ -313,9 +313,9 @@ def _to_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
         number = max(number, each.round)
         content_at = max(content_at, min(each.content_at, len(source.content)))
         reasoning_at = max(reasoning_at, min(each.reasoning_at, len(source.reasoning)))
-        own = ToolUse(new_tool_use_id(), each.name, each.arguments, each.state, number, each.result, each.duration_ms)
+        use = ToolUse(new_tool_use_id(), each.name, each.arguments, each.state, number, each.result, each.duration_ms)
         end = min(each.round_end, len(source.content))
-        uses.append(replace(own, content_at=content_at, reasoning_at=reasoning_at, round_end=end))
+        uses.append(replace(use, content_at=content_at, reasoning_at=reasoning_at, round_end=end))
     return tuple(uses)
 
 

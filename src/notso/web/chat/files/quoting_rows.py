@@ -51,13 +51,13 @@ def quoting_rows(name: str, document: DocumentText, most: int) -> Iterator[dict[
         answer = f"[[1: {sentence}]]\n\n{answer}"
         if number % ABSENT_EVERY == ABSENT_EVERY - 1 and others:
             chosen = sorted(rng.sample(others, min(SHOWN, len(others))))
-            shown = replace_newlines(" ".join(_passage_texts(document, chosen))).casefold()
+            text = replace_newlines(" ".join(_passage_texts(document, chosen))).casefold()
             subject = _subject(sentence, rng)
-            if subject.casefold() in shown:
+            if subject.casefold() in text:
                 continue
             question, answer = _question_about(subject), f"[[none]]\n\nNothing here mentions “{subject}”."
         number += 1
-        head = _head(name, document, chosen, whole=number % 2 == 0)
+        head = _head(name, document, chosen, as_attachment=number % 2 == 0)
         content = "\n\n".join([head, question, QUOTE_FIRST])
         yield {
             "messages": [{"role": "user", "content": content}, {"role": "assistant", "content": answer}],
@@ -67,13 +67,13 @@ def quoting_rows(name: str, document: DocumentText, most: int) -> Iterator[dict[
             return
 
 
-def _head(name: str, document: DocumentText, chosen: Sequence[int], *, whole: bool) -> str:
-    if whole:
+def _head(name: str, document: DocumentText, chosen: Sequence[int], *, as_attachment: bool) -> str:
+    if as_attachment:
         return prepend_attachments("", (Attachment(name, "\n\n".join(_passage_texts(document, chosen))),))
     parts = []
-    for at, shown in zip(chosen, _passage_texts(document, chosen), strict=True):
+    for at, text in zip(chosen, _passage_texts(document, chosen), strict=True):
         page = f", page {document.passages[at].page}" if len(document.pages) > 1 else ""
-        parts.append(f"[{name}{page}]\n{shown}")
+        parts.append(f"[{name}{page}]\n{text}")
     return "\n\n".join([PASSAGES_FOLLOW.format(documents="the document"), *parts])
 
 

@@ -45,8 +45,8 @@ async def add_link(request: Request, services: Services, owner: Owner, chat_id: 
     share = ShareLink(_digest(secret), owner, chat.id, view.path[-1].message.id, now, now + int(days) * DAY_MS)
     if not await services.shared.store.add_share(owner, share):
         raise Problem(404, words["error_unknown_chat"])
-    here = str(request.base_url).rstrip("/") + base_path.get()
-    return await _page(request, services, owner, chat, link=f"{here}/shared/{secret}")
+    server_url = str(request.base_url).rstrip("/") + base_path.get()
+    return await _page(request, services, owner, chat, link=f"{server_url}/shared/{secret}")
 
 
 @router.post("/chats/{chat_id}/share/{share_id}/delete", dependencies=[audited("revoked a shared link")])

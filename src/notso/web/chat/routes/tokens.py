@@ -99,11 +99,11 @@ async def fork_message(request: Request, services: Services, owner: Owner, chat_
     number = resolve_run(trace, _number(fields, "run"), place)
     if token is None:
         engine, _ = await load_run_requests(services, owner, message, trace)
-        instead = tuple(await asyncio.to_thread(engine.tokenize, typed))
+        replacement = tuple(await asyncio.to_thread(engine.tokenize, typed))
     else:
-        instead = (token,)
+        replacement = (token,)
     view = await read_branch(services, owner, chat_id, message.parent_id or "")
-    accepted, view = await fork(services, owner, view, message, trace, (number, place), instead, fields)
+    accepted, view = await fork(services, owner, view, message, trace, (number, place), replacement, fields)
     view = announce(request, services, owner, view)
     shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
     return await render_turns(request, services, owner, replace(shown, revision=view.revision))

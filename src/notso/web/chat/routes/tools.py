@@ -239,9 +239,9 @@ def _costs(
     # Returns the cost of each tool in tokens, by name, and the cost of all chosen tools together under ''.
     question = (Message("user", ""),)
 
-    def count(some: Sequence[ChatTool]) -> int:
-        definitions = [tool.definition for tool in some] or None
+    def count(subset: Sequence[ChatTool]) -> int:
+        definitions = [tool.definition for tool in subset] or None
         return engine.count_tokens(question, RequestOptions(thinking=thinking, tools=definitions, date=day))
 
-    bare = count(())
-    return {tool.name: count([tool]) - bare for tool in tools} | {"": count(chosen) - bare}
+    base = count(())
+    return {tool.name: count([tool]) - base for tool in tools} | {"": count(chosen) - base}
