@@ -154,8 +154,7 @@ MaxNumSeqs = Annotated[
         metavar="N",
         min=1,
         max=MAX_NUM_SEQS,
-        help="Maximum number of concurrent requests. Default: 16, or fewer if memory is low "
-        "[env: NOTSO_MAX_NUM_SEQS].",
+        help="Maximum number of concurrent requests. Default: 16, or fewer if memory is low [env: NOTSO_MAX_NUM_SEQS].",
         show_envvar=False,
         show_default=False,
     ),

@@ -28,16 +28,17 @@ from notso.web.api.request_fields.sampling_fields import (
     sampling_names,
 )
 from notso.web.api.responses.fields import (
+    DEFAULT_RESULTS,
     INPUT_TOKEN_NOTES,
     LOGPROBS,
     RESPONSE_NOTES,
     SEARCH_RESULTS,
-    DEFAULT_RESULTS,
     WITHIN_RESPONSE,
     AllowedToolsChoice,
     CallItem,
     CallOutputItem,
     FileSearchTool,
+    FullItem,
     FunctionChoice,
     FunctionTool,
     InputTokenFields,
@@ -52,7 +53,6 @@ from notso.web.api.responses.fields import (
     SchemaFormat,
     SearchCallItem,
     SearchChoice,
-    FullItem,
     WebSearchCallItem,
 )
 from notso.web.api.shared.api_request import ApiRequest
