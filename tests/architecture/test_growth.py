@@ -84,7 +84,7 @@ def check_growth(
     itself.
     clock: returns the CPU seconds of the thread or process that does the work.
     """
-    before, shorter = 0.0, ""
+    before, shorter = float("inf"), ""  # the first size has nothing to be compared with, so it has no limit
     for size in sizes:
         text = made(size)
         cost = least_cost(work, text, max(FLOOR_SECONDS, MOST_GROWTH * before, budget_s), clock)
@@ -98,7 +98,7 @@ def check_growth(
                 )
             before = max(before, least_cost(work, shorter, 0.0, clock))
             cost = least_cost(work, text, enough, clock)
-        if MEASURABLE_SECONDS < cost <= MOST_GROWTH * before:  # measurable, and not excused by the budget
+        if shorter and MEASURABLE_SECONDS < cost <= MOST_GROWTH * before:  # measurable, not excused by the budget
             return
         before, shorter = cost, text
 
