@@ -66,19 +66,19 @@ PROGRESS_S = 0.25  # seconds between progress events of a prompt
 
 def notify_queue_positions(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
     """Notify waiting requests of new positions in the queue."""
-    for place, sequence in enumerate(queue, start=1):
+    for position, sequence in enumerate(queue, start=1):
         request = requests[sequence]
         if request.started_at:
             continue  # preempted; `queued` events are sent only until a request has started
-        if request.place != place and (place <= NEAR_PLACES or not request.place):
-            request.place = place
-            request.generation.write([Event("queued", place=place)])
+        if request.queue_position != position and (position <= NEAR_PLACES or not request.queue_position):
+            request.queue_position = position
+            request.generation.write([Event("queued", place=position)])
 
 
 def notify_progress(request: Request, done: int, now: float, s_per_token: float) -> None:
     """Send a progress event unless one was sent recently."""
-    if not request.prefilled_at and now - request.notified_at >= PROGRESS_S:
-        request.notified_at = now
+    if not request.prefilled_at and now - request.progress_sent_at >= PROGRESS_S:
+        request.progress_sent_at = now
         request.generation.write([progress(request, done, s_per_token)])
 
 
@@ -361,8 +361,8 @@ class EngineCore:
         for sequence in decoding:
             request = self._requests[sequence]
             if nothing_to_prefill and request.drafter is not None and sequence.pending == 1:
-                left = min(request.most - request.output.tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
-                sequence.drafts = request.drafter.propose(left, rows)
+                limit = min(request.remaining_tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
+                sequence.drafts = request.drafter.propose(limit, rows)
                 rows += len(sequence.drafts)
         return rows
 
@@ -376,7 +376,7 @@ class EngineCore:
     def _start_request(self, request: Request, chunk: Chunk) -> None:
         if request.started_at:
             return
-        request.started_at = request.notified_at = time.perf_counter()
+        request.started_at = request.progress_sent_at = time.perf_counter()
         # A waiting request has no drafter, because drafters take memory, and thousands of requests may wait.
         if request.create_drafter is not None:
             request.drafter = request.create_drafter()
@@ -398,8 +398,8 @@ class EngineCore:
 
     def _process_chunk(self, request: Request, chunk: Chunk, logits: Floats) -> None:
         now = time.perf_counter()
-        if chunk.scores and request.scores is not None:
-            entries = request.scores.consume(chunk.start, logits[: chunk.count])
+        if chunk.scores and request.prompt_scorer is not None:
+            entries = request.prompt_scorer.consume(chunk.start, logits[: chunk.count])
             request.generation.write([Event("prompt", logprobs=entries)] if entries else [])
             logits = logits[chunk.count - 1 :]
         if not chunk.samples:
@@ -425,7 +425,7 @@ class EngineCore:
             events += new
             if request.is_over:
                 break
-            if request.reasoning_is_over:
+            if request.must_close_reasoning:
                 events += [*request.token_event(before), *request.close_reasoning()]
                 before = len(request.sequence.tokens)
                 break

@@ -111,7 +111,7 @@ class InputProcessor:
         is_structured = structured_output is not None and structured_output.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)
         _check_stop_parameters(params, is_structured, tokenizer.vocab_size)
-        scores = self._scores(prompt.ids, options.prompt_logprobs)
+        prompt_scorer = self._prompt_scorer(prompt.ids, options.prompt_logprobs)
         top, dropped = options.top_logprobs, prompt.dropped_messages
         request = Request(
             sequence=ScheduledSequence(
@@ -140,20 +140,20 @@ class InputProcessor:
                 stop_token_ids=params.stop_token_ids,
                 min_tokens=params.min_tokens,
             ),
-            most=0 if options.prompt_only else min(params.max_tokens or room, room),
+            max_tokens=0 if options.prompt_only else min(params.max_tokens or room, room),
             thinking_budget=params.thinking_budget,
-            closing=self._prompts.end_of_reasoning,
+            end_of_reasoning_ids=self._prompts.end_of_reasoning,
             create_drafter=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
             processors=logits_processors_for(options.logits_processors, self._find_processor),
             structured_output=structured_output,
             answer_end=answer_end_for(params, tokenizer.end_ids),
-            scores=scores,
+            prompt_scorer=prompt_scorer,
             pooling=MeanPooling(len(prompt.ids), self._hidden_size) if options.embedding else None,
-            describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
+            token_logprob=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
             next_ids=None if is_structured or dropped else self._next_ids(prompt_input, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
             reports_ids=options.token_ids,
-            started=prompt.started if prompt.goes_on and not is_plain else None,
+            answer_prefix=prompt.started if prompt.goes_on and not is_plain else None,
             is_plain=is_plain,
             origin=self._origin(prompt.ids, adapter) if options.token_ids or options.replay is not None else "",
         )
@@ -183,7 +183,7 @@ class InputProcessor:
         scoring = self.write(
             whole, SamplingParams(), scoring_options, NO_SALT, adapter, rendered=Prompt(whole, goes_on=True)
         )
-        scoring.scores, scoring.sequence.scored, scoring.sequence.scored_from = verifier, True, len(ids) - 1
+        scoring.prompt_scorer, scoring.sequence.scored, scoring.sequence.scored_from = verifier, True, len(ids) - 1
         return scoring, verifier
 
     def draft(
@@ -214,7 +214,7 @@ class InputProcessor:
         parts = (self._arithmetic, "" if adapter is None else adapter.digest.hex(), ids_digest(ids))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
-    def _scores(self, ids: list[int], alternatives: int | None) -> PromptScores | None:
+    def _prompt_scorer(self, ids: list[int], alternatives: int | None) -> PromptScores | None:
         if alternatives is None:
             return None
         entries = len(ids) * (1 + alternatives)

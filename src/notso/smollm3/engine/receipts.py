@@ -56,7 +56,7 @@ def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str,
     changed = {name: value for name, value in sampling.items() if value != getattr(defaults, name)}
     choice = options.tool_choice
     prompt, ids = list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :]
-    reason = request.output.finish_reason or ("length" if request.output.tokens >= request.most else "cancelled")
+    reason = request.output.finish_reason or ("length" if request.output.tokens >= request.max_tokens else "cancelled")
     record = {
         "notso_receipt": VERSION,
         "form": "open",
@@ -65,9 +65,14 @@ def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str,
         **facts,
         "seed": request.sampler.seed,
         "sampling": changed,
-        "limit": request.most,
+        "limit": request.max_tokens,
         "thinking_budget": request.thinking_budget,
-        "prompt": {"tokens": len(prompt), "sha256": ids_digest(prompt), "ids": prompt, "started": request.started},
+        "prompt": {
+            "tokens": len(prompt),
+            "sha256": ids_digest(prompt),
+            "ids": prompt,
+            "started": request.answer_prefix,
+        },
         "options": {
             "is_plain": request.is_plain,
             "parallel_tool_calls": options.parallel_tool_calls,
@@ -187,7 +192,7 @@ class ReceiptVerifier:
         request, tokens = self._request, len(self._answer.ids)
         if self.found is None:
             reason = request.output.finish_reason or (
-                "length" if request.output.tokens >= request.most else "cancelled"
+                "length" if request.output.tokens >= request.max_tokens else "cancelled"
             )
             if reason != self._finish_reason:
                 problem = f"the answer ends with {reason!r}, not {self._finish_reason!r}"
@@ -220,7 +225,7 @@ class ReceiptVerifier:
         request.consume(token)
         after = request.output.tokens
         if (
-            request.reasoning_is_over
+            request.must_close_reasoning
             and not request.is_over
             and after < len(ids)
             and after not in self._answer.closed_at

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import abc
 from collections.abc import Callable
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import Replay
 
 
-def ids_digest(ids: Tokens[int]) -> str:
+def ids_digest(ids: abc.Sequence[int]) -> str:
     """Return the SHA-256 of token ids as little-endian int32, in hexadecimal."""
     return hashlib.sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()
 
@@ -52,7 +52,7 @@ class MeanPooling:
         return tuple((mean / length if length else mean).astype(np.float32).tolist())
 
 
-class Scores(Protocol):
+class PromptScorer(Protocol):
     """Receives the logits of a scored prompt."""
 
     def consume(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]: ...
@@ -66,35 +66,33 @@ class Request:
     generation: Generation
     sampler: Sampler
     output: OutputProcessor
-    # Maximum generated tokens.
-    most: int
+    max_tokens: int  # maximum number of tokens to generate
     thinking_budget: int | None = None
-    # Tokens that the engine inserts to end the reasoning.
-    closing: tuple[int, ...] = ()
+    end_of_reasoning_ids: tuple[int, ...] = ()  # inserted by the engine to end the reasoning
     # Called when the request starts. None disables speculation.
     create_drafter: Callable[[], NgramDrafter] | None = None
     processors: LogitsProcessors | None = None
     structured_output: StructuredOutput | None = None
     answer_end: AnswerEnd | None = None
-    scores: Scores | None = None
+    prompt_scorer: PromptScorer | None = None
     pooling: MeanPooling | None = None
     # Returns the log probabilities of a token.
-    describe: Callable[[Floats | None, int], TokenLogprob] | None = None
+    token_logprob: Callable[[Floats | None, int], TokenLogprob] | None = None
     # Takes the answer, and returns the token ids with which the next prompt will begin; [] if they would not fit.
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
-    reports_ids: bool = False
+    reports_ids: bool = False  # whether to send `started` and `tokens` events
     origin: str = ""  # see `Event`
-    started: str | None = None  # beginning of the answer, if it is part of the prompt
-    is_plain: bool = False
+    answer_prefix: str | None = None  # the part of the answer that the prompt already contains, if any
+    is_plain: bool = False  # treat the answer as plain text, without reasoning
     closed_at: list[int] = field(default_factory=list)  # answer lengths at which the engine ended the reasoning
     replayed_events: list[Event] = field(default_factory=list)  # events of replayed tokens
     # Times of progress, in `perf_counter` seconds; 0 until then.
     submitted_at: float = 0.0
     started_at: float = 0.0
     prefilled_at: float = 0.0
-    notified_at: float = 0.0  # last progress event
-    place: int = 0  # last reported position in the queue
+    progress_sent_at: float = 0.0  # last progress event
+    queue_position: int = 0  # last reported position in the queue
     drafted: int = 0
     accepted: int = 0
     drafter: NgramDrafter | None = field(init=False, default=None)
@@ -114,18 +112,18 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        return self.output.finish_reason is not None or self.output.tokens >= self.most
+        return self.output.finish_reason is not None or self.output.tokens >= self.max_tokens
 
     @property
-    def left(self) -> int:
-        return self.most - self.output.tokens
+    def remaining_tokens(self) -> int:
+        return self.max_tokens - self.output.tokens
 
     @property
-    def reasoning_is_over(self) -> bool:
+    def must_close_reasoning(self) -> bool:
         if not self.output.in_reasoning:
             return False
         if self.structured_output is not None and self.structured_output.must_end_reasoning(
-            self.left, len(self.closing)
+            self.remaining_tokens, len(self.end_of_reasoning_ids)
         ):
             return True
         budget = self.thinking_budget
@@ -135,7 +133,7 @@ class Request:
     def sample(self, logits: Floats) -> tuple[int, list[Event]]:
         """Sample a token from logits (V,) and append it; return the token and its events."""
         token = self.choose_token(logits)
-        return token, self.consume(token, None if self.describe is None else self.describe(logits, token))
+        return token, self.consume(token, None if self.token_logprob is None else self.token_logprob(logits, token))
 
     def choose_token(self, logits: Floats) -> int:
         sequence, structured_output = self.sequence, self.structured_output
@@ -146,20 +144,22 @@ class Request:
         if self.answer_end is not None:
             restricted = self.answer_end.restrict(restricted, self.output.tokens)
         token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
-        left = self.left - 1
-        while structured_output is not None and not structured_output.permits(token, in_reasoning, left):
-            restricted = structured_output.narrow(restricted, token, left)
+        remaining = self.remaining_tokens - 1
+        while structured_output is not None and not structured_output.permits(token, in_reasoning, remaining):
+            restricted = structured_output.narrow(restricted, token, remaining)
             token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
         return token
 
     def consume(self, token: int, entry: TokenLogprob | None = None) -> list[Event]:
         """Append a sampled token; return its events."""
-        output, structured_output, left = self.output, self.structured_output, self.left - 1
+        output, structured_output, remaining = self.output, self.structured_output, self.remaining_tokens - 1
         self.sequence.tokens.append(token)
-        if structured_output is not None and structured_output.consume(token, output.in_reasoning, left):
+        if structured_output is not None and structured_output.consume(token, output.in_reasoning, remaining):
             output.begin(calls=token == structured_output.call_tag)
         events = list(output.push(token, entry))
-        if structured_output is not None and (structured_output.is_over or (not left and structured_output.is_whole)):
+        if structured_output is not None and (
+            structured_output.is_over or (not remaining and structured_output.is_whole)
+        ):
             output.end()
         return events
 
@@ -189,14 +189,14 @@ class Request:
         if self.output.tokens != len(replay.ids):
             raise InvalidRequestError("replay: some tokens that end the reasoning are missing", param="replay")
         self.reports_ids = reports_ids
-        if self.reasoning_is_over and not self.is_over:  # the reasoning must end after the last replayed token
+        if self.must_close_reasoning and not self.is_over:  # the reasoning must end after the last replayed token
             self.replayed_events += self.close_reasoning()
 
     def first_events(self) -> list[Event]:
         replayed, self.replayed_events = self.replayed_events, []
         if not self.reports_ids:
             return replayed
-        return [Event("started", origin=self.origin, limit=self.most), *replayed]
+        return [Event("started", origin=self.origin, limit=self.max_tokens), *replayed]
 
     def token_event(self, start: int, *, is_forced: bool = False) -> list[Event]:
         """Return a `tokens` event for the tokens from `start` on, if requested."""
@@ -210,11 +210,11 @@ class Request:
         start = len(self.sequence.tokens)
         self.closed_at.append(self.output.tokens)
         self.output.drop_partial_character()
-        for token in self.closing:
+        for token in self.end_of_reasoning_ids:
             if self.is_over:
                 break
             self.sequence.tokens.append(token)
-            events += self.output.push(token, None if self.describe is None else self.describe(None, token))
+            events += self.output.push(token, None if self.token_logprob is None else self.token_logprob(None, token))
         return [*events, *self.token_event(start, is_forced=True)]
 
     def record_acceptance(self, drafted: int, accepted: int) -> None:
