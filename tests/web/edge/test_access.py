@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from scripted_engine import ScriptedEngine
 
 from notso.web.app import create_app
-from notso.web.edge.access import COOKIE, MAX_SESSIONS_OF_MANY, Caller, KeyRing, Mark, cookie_name, public
+from notso.web.edge.access import COOKIE, MAX_SESSIONS_MULTIUSER, AccessMark, Caller, KeyRing, cookie_name, public
 from notso.web.edge.security import content_security_policy
 from notso.web.replicas.exchange import LocalExchange
 from notso.web.values.ids import new_generation_id, new_id
@@ -31,7 +31,7 @@ KEY = "correct horse battery staple"
 def test_every_route_is_marked_public_or_guarded(tmp_path: Path) -> None:
     declared: dict[str, str] = {}
     for path, dependencies in inventory(create_app(ScriptedEngine, Settings(data_dir=tmp_path))):
-        marks = [call for call in dependencies if call is public or isinstance(call, Mark)]
+        marks = [call for call in dependencies if call is public or isinstance(call, AccessMark)]
         assert len(marks) == 1, f"{path} must be public or guarded"
         declared[path] = "public" if marks[0] is public else "guarded"
     assert {path for path, mark in declared.items() if mark == "public"} == {
@@ -313,16 +313,16 @@ def test_sessions_expire_after_idle_week_or_one_month(start: Start) -> None:
         assert server.client.get("/").status_code == status, "a session expires a month after sign-in"
 
 
-class Book(LocalExchange):
+class Storage(LocalExchange):
     """A key-value memory shared by several servers."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
 
-    async def remember(self, name: str, value: str, seconds: float) -> None:
+    async def set_value(self, name: str, value: str, seconds: float) -> None:
         self.values[name] = value
 
-    async def recall(self, name: str) -> str | None:
+    async def get_value(self, name: str) -> str | None:
         return self.values.get(name)
 
 
@@ -334,14 +334,14 @@ def test_changed_access_rules_invalidate_sessions() -> None:
         return await ring.caller(Request({"type": "http", "headers": headers}))
 
     async def scenario() -> None:
-        book, bob = Book(), Caller("oidc:bob", "bob", is_operator=True)
-        cookie = await KeyRing(KEY, book=book, rules="bob may").new_session(bob)
-        assert await known(cookie, KeyRing(KEY, book=book, rules="bob may")) == bob
-        for other in (KeyRing(KEY, book=book), KeyRing("another key", book=book, rules="bob may")):
+        storage, bob = Storage(), Caller("oidc:bob", "bob", is_operator=True)
+        cookie = await KeyRing(KEY, storage=storage, rules="bob may").new_session(bob)
+        assert await known(cookie, KeyRing(KEY, storage=storage, rules="bob may")) == bob
+        for other in (KeyRing(KEY, storage=storage), KeyRing("another key", storage=storage, rules="bob may")):
             assert await known(cookie, other) is None
-        (name, value) = book.values.popitem()
-        book.values[name] = value.replace("bob", "ann")
-        assert await known(cookie, KeyRing(KEY, book=book, rules="bob may")) is None
+        (name, value) = storage.values.popitem()
+        storage.values[name] = value.replace("bob", "ann")
+        assert await known(cookie, KeyRing(KEY, storage=storage, rules="bob may")) is None
 
     asyncio.run(scenario())
 
@@ -361,7 +361,7 @@ def test_session_limit_evicts_owner_with_most_sessions() -> None:
     async def run() -> None:
         ring, modest = KeyRing(KEY, sign_ins=(nobody,)), Caller("modest", "modest")
         kept = [await ring.new_session(modest) for _ in range(3)]
-        greedy = [await ring.new_session(Caller("greedy", "greedy")) for _ in range(MAX_SESSIONS_OF_MANY + 50)]
+        greedy = [await ring.new_session(Caller("greedy", "greedy")) for _ in range(MAX_SESSIONS_MULTIUSER + 50)]
         assert [await ring._resume_session(each) for each in kept] == [modest] * 3
         assert [await ring._resume_session(each) is None for each in greedy[52:54]] == [True, False]
         await ring.end_session(kept[0])

@@ -146,7 +146,7 @@ def test_valkey_outage_loses_no_lines_or_messages(valkey: ValkeyServer) -> None:
             log.add("while it is away")
             here.send("word", value="stop")
             await until(lambda: here.is_unreachable and there.is_unreachable)
-            assert await there.claim("c", "me") == "" and await there.recall("v") is None
+            assert await there.claim("c", "me") == "" and await there.get_value("v") is None
             assert await there.is_claimed("c"), "an unreachable claim counts as held"
             await asyncio.to_thread(valkey.start)  # Valkey restarts with an empty database.
             await until(lambda: copy.lines == log.lines and heard == ["stop"] and bool(gaps))
@@ -194,11 +194,11 @@ def test_claim_is_exclusive_until_released_or_holder_closes(valkey: ValkeyServer
 
 def test_values_are_shared_by_replicas(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
-        assert await there.recall("v") is None
-        await here.remember("v", "1.5", 100)
-        assert await there.recall("v") == "1.5"
-        await there.forget("v")
-        assert await here.recall("v") is None
+        assert await there.get_value("v") is None
+        await here.set_value("v", "1.5", 100)
+        assert await there.get_value("v") == "1.5"
+        await there.delete_value("v")
+        assert await here.get_value("v") is None
 
     together(valkey, play)
 
@@ -243,16 +243,16 @@ def test_silent_valkey_blocks_no_replica(valkey: ValkeyServer, monkeypatch: pyte
     async def play() -> None:
         here, counters = ValkeyExchange(proxy.url), ValkeyCounters(proxy.url)
         here.start()
-        while await here.recall("v") != "1":
-            await here.remember("v", "1", 60)
+        while await here.get_value("v") != "1":
+            await here.set_value("v", "1", 60)
         proxy.silent = True
         await until(lambda: here.is_unreachable)
-        assert await here.claim("c", "me") == "" and await here.recall("v") is None and await here.is_claimed("c")
+        assert await here.claim("c", "me") == "" and await here.get_value("v") is None and await here.is_claimed("c")
         assert await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1")
         assert not await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1"), "this replica counts alone"
         proxy.silent = False
         await until(lambda: not here.is_unreachable)
-        while await here.recall("v") != "1":
+        while await here.get_value("v") != "1":
             pass
         proxy.silent = True
         await here.close()

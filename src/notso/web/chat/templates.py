@@ -190,7 +190,7 @@ class Pages:
 
     def _render(self, request: Request, template: str, context: dict[str, Any]) -> bytes:
         ring: KeyRing = request.app.state.key_ring
-        context |= {"nonce": request.state.nonce, "has_key": not ring.open}
+        context |= {"nonce": request.state.nonce, "has_key": not ring.is_open}
         context["may_operate"] = caller_of(request).is_operator
         context["has_accounts"] = ring.quota_check is not None and context["may_operate"]
         context["chosen_language"] = request.cookies.get(LANGUAGE_COOKIE, "")

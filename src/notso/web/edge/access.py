@@ -25,7 +25,7 @@ from notso.web.values.wording import words
 COOKIE = "notso_session"
 """Base name of the session cookie. `cookie_name` appends the port, because browsers share cookies between all ports of
 a host."""
-MAX_BROWSER_SESSIONS, MAX_SESSIONS_OF_MANY = 64, 10_000
+MAX_SESSIONS_SINGLE_USER, MAX_SESSIONS_MULTIUSER = 64, 10_000
 """Maximum number of browser sessions on a server with one user, and on a server with several users."""
 KEY_PREFIX = "notso-"
 """Prefix of the API keys that an operator issues to users."""
@@ -33,13 +33,13 @@ SESSION_SECONDS = 30 * 86_400.0
 """Maximum session lifetime. It limits how long a stolen cookie can be used."""
 SESSION_IDLE_SECONDS = 7 * 86_400.0
 """Maximum idle time of a session. A cookie unused for longer was probably left behind on a machine or in a backup."""
-SHARE_SECONDS = 3600.0
-"""Minimum interval at which the time of a session's last use is shared with the other replicas."""
+SESSION_RENEWAL_SECONDS = 3600.0
+"""Minimum interval between renewals of a session's expiry in the shared storage."""
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
-"""Scope key that marks a request with an invalid API key, so that RateLimit can count such requests per address."""
-INSIDE = "notso.inside"
-"""Scope key of the Caller of a request that the server sends to itself. Clients cannot set it."""
+"""ASGI scope entry that marks a request with an invalid API key. RateLimit counts such requests per address."""
+INTERNAL_CALLER = "notso.inside"
+"""ASGI scope entry with the Caller of a request that the server sends to itself. Clients cannot set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class SignIn(Protocol):
         """Return the caller, or None if not signed in. Must finish in bounded time and not raise."""
 
 
-class Keys(Protocol):
+class KeyStore(Protocol):
     """Store of issued API keys. Its methods raise StorageError."""
 
     async def by_token(self, token: str) -> Caller | None: ...
@@ -83,7 +83,7 @@ class QuotaCheck(Protocol):
 
 
 PEER = "notso.peer"
-"""Scope key of the address at the other end of the TCP connection, which may be a proxy."""
+"""ASGI scope entry with the address at the other end of the TCP connection, which may be a proxy."""
 
 
 class PeerAddress:
@@ -121,21 +121,21 @@ class _Session:
 
     began: float
     used: float
-    shared: float  # when the session was last written to the SessionBook
+    shared: float  # when the session was last written to the shared storage
     caller: Caller
 
     def is_expired(self, now: float) -> bool:
         return now - self.began >= SESSION_SECONDS or now - self.used >= SESSION_IDLE_SECONDS
 
 
-class SessionBook(Protocol):
-    # Key-value storage and message channel shared by all replicas.
+class SharedStorage(Protocol):
+    # Key-value storage and messages between replicas.
 
-    async def remember(self, name: str, value: str, seconds: float) -> None: ...
+    async def set_value(self, name: str, value: str, seconds: float) -> None: ...
 
-    async def recall(self, name: str) -> str | None: ...
+    async def get_value(self, name: str) -> str | None: ...
 
-    async def forget(self, name: str) -> None: ...
+    async def delete_value(self, name: str) -> None: ...
 
     def send(self, kind: str, **body: Any) -> None: ...
 
@@ -145,7 +145,7 @@ class SessionBook(Protocol):
 class KeyRing:
     """Holds the hash of the server's API key, the browser sessions, and the sign-in methods.
 
-    Replicas share sessions in `book`, and accept them if their API key and sign-in `rules` are equal.
+    Replicas share sessions in `storage`, and accept them if their API key and sign-in `rules` are equal.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class KeyRing:
         clock: Callable[[], float] = time.time,
         *,
         sign_ins: tuple[SignIn, ...] = (),
-        book: SessionBook | None = None,
-        keys: Keys | None = None,
+        storage: SharedStorage | None = None,
+        keys: KeyStore | None = None,
         quota_check: QuotaCheck | None = None,
         requires_authentication: bool = False,
         rules: str = "",
@@ -165,17 +165,17 @@ class KeyRing:
         self._sign_ins = sign_ins
         self._keys = keys
         self._requires_sign_in = requires_authentication or bool(sign_ins)
-        self._max_sessions = MAX_SESSIONS_OF_MANY if keys is not None or sign_ins else MAX_BROWSER_SESSIONS
+        self._max_sessions = MAX_SESSIONS_MULTIUSER if keys is not None or sign_ins else MAX_SESSIONS_SINGLE_USER
         self._digest = _digest(api_key) if api_key is not None else None
-        self._signing = _digest(f"{api_key} {rules}")
-        self._book = book if api_key is not None else None  # without a key, entries could not be signed
-        if self._book is not None:
-            self._book.subscribe("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
+        self._signing_key = _digest(f"{api_key} {rules}")
+        self._storage = storage if api_key is not None else None  # without a key, entries could not be signed
+        if self._storage is not None:
+            self._storage.subscribe("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._sessions: dict[bytes, _Session] = {}
         self._digests_by_owner: dict[str, dict[bytes, None]] = {}  # digests of sessions by owner, oldest first
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._digest is None and not self._requires_sign_in
 
     def is_server_key(self, key: str) -> bool:
@@ -192,11 +192,11 @@ class KeyRing:
         """End the session of a cookie value on all replicas."""
         digest = _digest(token)
         self._drop(digest)
-        if self._book is not None:
-            self._book.send("logout", session=digest.hex())
-            await self._book.forget(_book_key(digest))
+        if self._storage is not None:
+            self._storage.send("logout", session=digest.hex())
+            await self._storage.delete_value(_storage_key(digest))
 
-    async def caller_with(self, key: str) -> Caller | None:
+    async def caller_for_key(self, key: str) -> Caller | None:
         if self.is_server_key(key):
             return LOCAL
         if self._keys is None or not key.startswith(KEY_PREFIX):
@@ -205,21 +205,21 @@ class KeyRing:
 
     async def caller(self, request: Request) -> Caller | None:
         """Return the authenticated sender, or None if access is denied."""
-        if (inside := request.scope.get(INSIDE)) is not None:
-            return cast(Caller, inside)
+        if (internal_caller := request.scope.get(INTERNAL_CALLER)) is not None:
+            return cast(Caller, internal_caller)
         if keys := _keys_sent(request):
-            caller = await self.caller_with(keys[0])
+            caller = await self.caller_for_key(keys[0])
             for key in keys[1:]:  # all keys of a request must belong to the same caller
-                if caller is None or await self.caller_with(key) != caller:
+                if caller is None or await self.caller_for_key(key) != caller:
                     caller = None
                     break
             if caller is not None:
                 return caller
             # Many client libraries cannot omit the key. An open server therefore ignores any key that does not have the
             # prefix of issued keys.
-            if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in keys)):
+            if not self.is_open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in keys)):
                 return None
-        if self.open:
+        if self.is_open:
             return LOCAL
         if (session_caller := await self._resume_session(request.cookies.get(cookie_name(request), ""))) is not None:
             return await self.with_current_key(session_caller)
@@ -241,7 +241,7 @@ class KeyRing:
             await self.end_session(token)
             return None
         session.used = now
-        if now - session.shared >= SHARE_SECONDS:
+        if now - session.shared >= SESSION_RENEWAL_SECONDS:
             session.shared = now
             await self._share_session(digest, session)
         return session.caller
@@ -267,13 +267,13 @@ class KeyRing:
 
     async def _share_session(self, digest: bytes, session: _Session) -> None:
         # The entry is signed, so that write access to the shared storage is not enough to forge a session.
-        if self._book is not None:
+        if self._storage is not None:
             seconds = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
             text = json.dumps([session.began, *astuple(session.caller)])
-            await self._book.remember(_book_key(digest), self._signature(digest, text) + text, seconds)
+            await self._storage.set_value(_storage_key(digest), self._signature(digest, text) + text, seconds)
 
     async def _load_session(self, digest: bytes) -> _Session | None:
-        entry = await self._book.recall(_book_key(digest)) if self._book is not None else None
+        entry = await self._storage.get_value(_storage_key(digest)) if self._storage is not None else None
         if entry is None or not hmac.compare_digest(entry[:64].encode(), self._signature(digest, entry[64:]).encode()):
             return None
         began, *fields = json.loads(entry[64:])
@@ -284,15 +284,15 @@ class KeyRing:
         return self._add(digest, _Session(began, self._clock(), 0.0, caller))
 
     def _signature(self, digest: bytes, text: str) -> str:
-        return hmac.new(self._signing, digest + text.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._signing_key, digest + text.encode(), hashlib.sha256).hexdigest()
 
 
 async def public() -> None:
-    """Mark a route that requires no key or session."""
+    """Do nothing. As a dependency, this function marks a route that requires no key or session."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class AccessMark:
     # Access requirements of a route, and the action that the audit log records for its requests ("": none).
 
     operators: bool = False
@@ -314,17 +314,17 @@ class Mark:
 
 def operator_only(audit: str = "") -> Any:
     """Restrict a route to operators. `audit`: action for the audit log."""
-    return Depends(Mark(operators=True, audit=audit))
+    return Depends(AccessMark(operators=True, audit=audit))
 
 
 def audited(action: str) -> Any:
     """Record a route's requests in the audit log as `action`, which must not contain user data."""
-    return Depends(Mark(audit=action))
+    return Depends(AccessMark(audit=action))
 
 
-def mark_of(route: Any) -> Mark:
+def mark_of(route: Any) -> AccessMark:
     found = (each.dependency for each in getattr(route, "dependencies", ()))
-    return next((each for each in found if isinstance(each, Mark)), Mark())
+    return next((each for each in found if isinstance(each, AccessMark)), AccessMark())
 
 
 def audience_of(route: Any) -> str:
@@ -333,7 +333,7 @@ def audience_of(route: Any) -> str:
     for kind in (public, front_ends_only):
         if kind in found:
             return kind.__name__
-    if not any(isinstance(each, Mark) for each in found):
+    if not any(isinstance(each, AccessMark) for each in found):
         raise TypeError(f"{route.path} has no access mark: use PUBLIC, GUARDED, operator_only() or FRONT_ENDS_ONLY")
     return "operators" if mark_of(route).operators else "guarded"
 
@@ -355,7 +355,7 @@ async def front_ends_only(request: Request) -> None:
         raise KeyRequiredError
 
 
-PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(Mark()), Depends(front_ends_only)
+PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(AccessMark()), Depends(front_ends_only)
 """Access marks for routes that use neither `operator_only` nor `audited`."""
 
 
@@ -370,7 +370,8 @@ def owner_of(request: Request) -> str:
 
 def _keys_sent(request: Request) -> list[str]:
     # Return all distinct keys. They are used only if all are valid, so that no header can override another.
-    # Authorization schemes other than Bearer are ignored, because proxies forward their own Basic credentials.
+    # Authorization schemes other than Bearer are ignored, because proxies may forward the Basic credentials that were
+    # meant for them.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")
@@ -379,7 +380,7 @@ def _keys_sent(request: Request) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def _book_key(digest: bytes) -> str:
+def _storage_key(digest: bytes) -> str:
     return f"session:{digest.hex()}"
 
 

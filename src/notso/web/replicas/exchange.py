@@ -73,13 +73,13 @@ class Exchange(Protocol):
     async def is_claimed(self, name: str) -> bool:
         """Return whether a running replica has claimed the name; True if unknown."""
 
-    async def remember(self, name: str, value: str, seconds: float) -> None:
+    async def set_value(self, name: str, value: str, seconds: float) -> None:
         """Store a value for all replicas, if possible."""
 
-    async def recall(self, name: str) -> str | None:
+    async def get_value(self, name: str) -> str | None:
         """Return a stored value; None if missing or unreachable."""
 
-    async def forget(self, name: str) -> None: ...
+    async def delete_value(self, name: str) -> None: ...
 
     def start(self) -> None: ...
 
@@ -112,12 +112,12 @@ class LocalExchange:
     async def is_claimed(self, name: str) -> bool:
         return False
 
-    async def remember(self, name: str, value: str, seconds: float) -> None: ...
+    async def set_value(self, name: str, value: str, seconds: float) -> None: ...
 
-    async def recall(self, name: str) -> str | None:
+    async def get_value(self, name: str) -> str | None:
         return None
 
-    async def forget(self, name: str) -> None: ...
+    async def delete_value(self, name: str) -> None: ...
 
     def start(self) -> None: ...
 

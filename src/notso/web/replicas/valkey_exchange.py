@@ -159,18 +159,18 @@ class ValkeyExchange:
         except FAILURES:
             return True
 
-    async def remember(self, name: str, value: str, seconds: float) -> None:
+    async def set_value(self, name: str, value: str, seconds: float) -> None:
         with suppress(*FAILURES):
             await self._client.set(f"notso:value:{name}", value, ex=max(1, int(seconds)))
 
-    async def recall(self, name: str) -> str | None:
+    async def get_value(self, name: str) -> str | None:
         try:
             found = await self._client.get(f"notso:value:{name}")
         except FAILURES:
             return None
         return found.decode() if found is not None else None
 
-    async def forget(self, name: str) -> None:
+    async def delete_value(self, name: str) -> None:
         with suppress(*FAILURES):
             await self._client.delete(f"notso:value:{name}")
 

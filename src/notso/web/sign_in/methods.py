@@ -13,7 +13,7 @@ from fastapi import Request
 from notso.extras import install_line
 from notso.plugins.errors import PluginError
 from notso.plugins.process import PluginProcess, Plugins
-from notso.web.edge.access import Caller, KeyRing, SessionBook, SignIn, peer_of
+from notso.web.edge.access import Caller, KeyRing, SharedStorage, SignIn, peer_of
 from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.issued_keys import IssuedKeys
@@ -105,7 +105,7 @@ def sign_in_methods(
     plugins: Plugins,
     store: AccessStore | None,
     counters: Counters,
-    book: SessionBook | None = None,
+    storage: SharedStorage | None = None,
 ) -> SignInMethods:
     """Set up the configured sign-in methods. `counters` count the requests of each key.
 
@@ -121,7 +121,7 @@ def sign_in_methods(
     ring = KeyRing(
         settings.api_key,
         sign_ins=tuple(sign_ins),
-        book=book,
+        storage=storage,
         keys=IssuedKeys(store) if store is not None else None,
         quota_check=accounts,
         requires_authentication=chosen.requires_authentication,

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Scope
 from notso.smollm3 import NotsoError, Replay
 from notso.web.api.shared.receipts import with_seed_and_token_ids
 from notso.web.api.shared.resumable import ResumableStream
-from notso.web.edge.access import INSIDE, Caller, KeyRing, caller_of
+from notso.web.edge.access import INTERNAL_CALLER, Caller, KeyRing, caller_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.errors import ApiEdge, ApiError
 from notso.web.engine.running import Submission
@@ -52,7 +52,7 @@ def internal_scope(app: FastAPI | None, path: str, caller: Caller) -> Scope:
         "server": None,
         "app": app,
         "state": {},
-        INSIDE: caller,
+        INTERNAL_CALLER: caller,
     }
 
 

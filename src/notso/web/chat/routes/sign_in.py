@@ -42,8 +42,8 @@ async def login(request: Request, services: Services) -> Response:
     """Exchange the key for an HttpOnly session cookie."""
     ring: KeyRing = request.app.state.key_ring
     key = (await read_form(request)).get("api_key", "")
-    caller = await ring.caller_with(key)
-    if caller is None and not ring.open:
+    caller = await ring.caller_for_key(key)
+    if caller is None and not ring.is_open:
         await _audit(request, services, NOBODY, "used a wrong key")
         return await _login_response(request, services, 403, words["login_wrong"])
     response = RedirectResponse("/", 303)
@@ -94,7 +94,7 @@ async def logout(request: Request, services: Services) -> Response:
     await read_form(request)
     await ring.end_session(request.cookies.get(cookie_name(request), ""))
     await _audit(request, services, caller_of(request), "signed out")
-    response = RedirectResponse("/" if ring.open else "/login", 303)
+    response = RedirectResponse("/" if ring.is_open else "/login", 303)
     response.delete_cookie(cookie_name(request), httponly=True, samesite="strict", secure=_is_secure(request))
     return response
 
