@@ -56,8 +56,8 @@ from notso.web.engine.remote.wire_values import (
     error_from_wire,
     error_to_wire,
     from_wire,
+    method_types,
     to_wire,
-    types_of,
 )
 from notso.web.values.errors import StorageError
 
@@ -313,7 +313,7 @@ def test_call_types_follow_engine_protocol() -> None:
         assert callable(getattr(ChatEngine, name))
     asked: Sequence[Message] = (Message("user", "x"),)
     options = RequestOptions(date=date(2025, 7, 8))
-    types = types_of("estimate")
+    types = method_types("estimate")
     given_json = json.loads(json.dumps(types.pack(asked, options)))
     assert types.unpack(given_json) == {"messages": list(asked), "options": options}
     assert types.unpack_result(crossed(PromptEstimate(3, 2, None))) == PromptEstimate(3, 2, None)

@@ -31,7 +31,7 @@ from notso.web.engine.port import (
     SamplingParams,
 )
 from notso.web.engine.remote.engine_link import WIRE_PATH, About
-from notso.web.engine.remote.wire_values import METHODS, error_to_wire, from_wire, to_wire, types_of
+from notso.web.engine.remote.wire_values import METHODS, error_to_wire, from_wire, method_types, to_wire
 from notso.web.engine.running import OffLoop, RunningRequest
 from notso.web.values.errors import Problem
 from notso.web.values.json_steps import json_bytes
@@ -441,7 +441,7 @@ def _parse_call(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     name = from_wire(str, fields["method"])
     if name not in METHODS:
         raise ValueError("no method")
-    return name, types_of(name).unpack(fields["arguments"])
+    return name, method_types(name).unpack(fields["arguments"])
 
 
 async def _read(request: Request, sessions: FrontEndSessions, parse: Callable[[dict[str, Any]], T]) -> T:

@@ -44,7 +44,7 @@ from notso.web.engine.model_names import LATEST, accepted_names, model_id, other
 from notso.web.engine.models import InstalledModel
 from notso.web.values.wording import words
 
-NANOSECONDS = 1_000_000  # per millisecond
+NANOSECONDS_PER_MILLISECOND = 1_000_000
 MEDIA_TYPE = "application/x-ndjson"
 
 
@@ -56,7 +56,8 @@ class OllamaSerializer:
         self._choice = new_choice(logprobs=api_request.options.top_logprobs is not None)
         self._last_logprobs: dict[str, Any] = {}
         self.id = new_id("ollama")
-        self.ping = self._line(self._piece())  # an empty piece, because JSON lines have no comments
+        # An empty piece keeps the connection alive, because JSON lines, unlike SSE, have no comments.
+        self.ping = self._line(self._piece())
 
     def fresh_copy(self) -> OllamaSerializer:
         copy = OllamaSerializer(self._request, self._model)
@@ -150,7 +151,7 @@ def _counts(choice: Choice) -> dict[str, int]:
 
 
 def _nanoseconds(milliseconds: float) -> int:
-    return round(milliseconds * NANOSECONDS)
+    return round(milliseconds * NANOSECONDS_PER_MILLISECOND)
 
 
 def _call(index: int, call: ToolCall) -> dict[str, Any]:
@@ -162,7 +163,7 @@ LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
 
 
 def resolve_ollama_name(name: str | None, info: ModelInfo | None) -> str | None:
-    """Convert an Ollama name of the default model to its name in the other APIs. Return other names unchanged."""
+    """Convert an Ollama name of the default model to its name in the other APIs. Return any other name unchanged."""
     if name is None:
         return None
     short = name.lower().removesuffix(LATEST)
@@ -185,7 +186,7 @@ API_VERSION = "0.13.0"
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
 NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
-PLAIN_FORMATS = frozenset({"F32"})  # norms are F32 whatever the format of the other weights, so they do not count
+IGNORED_FORMATS = frozenset({"F32"})  # norms are F32 whatever the format of the other weights
 
 
 @discovery_router.head("/", dependencies=[GUARDED])
@@ -204,7 +205,7 @@ async def version() -> Response:
 @discovery_router.get("/api/tags", dependencies=[GUARDED])
 @discovery_router.head("/api/tags", dependencies=[GUARDED])
 async def tags(services: Services) -> Response:
-    """List models, the default first. Empty until the first load of the default model ends."""
+    """List models, the default first. The list is empty until the first load of the default model ends."""
     host, registry = services.shared.engine, services.shared.model_registry
     info = host.info
     listed = [await asyncio.to_thread(_entry, info)] if info is not None else []
@@ -215,7 +216,7 @@ async def tags(services: Services) -> Response:
 
 
 @discovery_router.get("/api/ps", dependencies=[GUARDED])
-async def loaded(services: Services) -> Response:
+async def running_models(services: Services) -> Response:
     """List loaded models and when they will be unloaded if idle."""
     host, models = services.shared.engine, []
     for served in host.loaded():
@@ -325,7 +326,7 @@ def _modified(info: ModelInfo) -> str:
 
 def _main_format(tensors: Mapping[str, int]) -> str:
     # Returns the format of most weights.
-    weights = {name: count for name, count in tensors.items() if name.upper() not in PLAIN_FORMATS} or tensors
+    weights = {name: count for name, count in tensors.items() if name.upper() not in IGNORED_FORMATS} or tensors
     return max(weights, key=lambda name: weights[name], default="unknown").upper()
 
 
@@ -338,14 +339,14 @@ router = APIRouter()
 
 @router.post("/api/chat", dependencies=[GUARDED])
 async def chat(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a conversation, in Ollama's format. Disconnecting stops the answer."""
+    """Generate the next message of a conversation, in Ollama's format. Generation stops if the client disconnects."""
     api_request = await _read(request, parse_chat)
     return await _answer(request, services, owner, api_request)
 
 
 @router.post("/api/generate", dependencies=[GUARDED])
 async def generate(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a prompt, in Ollama's format. Disconnecting stops the answer."""
+    """Complete a prompt, in Ollama's format. Generation stops if the client disconnects."""
     api_request = await _read(request, parse_generate)
     return await _answer(request, services, owner, api_request)
 
@@ -353,7 +354,7 @@ async def generate(request: Request, services: Services, owner: Owner) -> Respon
 async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaRequest]) -> OllamaRequest:
     if CONVERSATION in request.headers:
         raise unsupported_field(
-            CONVERSATION, "X-Conversation-Id is not supported here, because JSON lines have no event numbers"
+            CONVERSATION, "X-Conversation-Id is not supported here, because a stream of JSON lines cannot be resumed"
         )
     return await read_body(request, parse, of_any_type=True)
 
@@ -392,15 +393,15 @@ async def _answer(request: Request, services: ApiServices, owner: str, api_reque
 
 @router.post("/api/embed", dependencies=[GUARDED])
 async def embed(request: Request, services: Services, owner: Owner) -> Response:
-    """Return an embedding of each text: the normalized mean of its last hidden states."""
+    """Return an embedding of each text: the normalized mean of its last-layer hidden states."""
     api_request = await read_body(request, parse_embed, of_any_type=True)
     found, name = await _embeddings(request, services, owner, api_request)
-    nanoseconds = {
-        "total_duration": round(NANOSECONDS * sum(usage.queue_ms + usage.prompt_ms for usage in found.usages)),
+    counts = {
+        "total_duration": _nanoseconds(sum(usage.queue_ms + usage.prompt_ms for usage in found.usages)),
         "load_duration": 0,
         "prompt_eval_count": found.prompt_tokens,
     }
-    body = {"model": name, "embeddings": found.vectors} | nanoseconds
+    body = {"model": name, "embeddings": found.vectors} | counts
     return await large_response(lambda: body, ignored_headers(api_request))
 
 
@@ -429,4 +430,4 @@ async def _embeddings(
 @router.delete("/api/delete", dependencies=[GUARDED])
 async def manage() -> Response:
     """Not supported: models are managed by the web page and the command line."""
-    raise ApiError(400, "not_supported", "models are not managed by this API: use `notso pull` or the Models page")
+    raise ApiError(400, "not_supported", "this API does not manage models; use `notso pull` or the Models page")

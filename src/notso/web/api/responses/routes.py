@@ -47,7 +47,7 @@ from notso.web.store.protocol import StoredResponse
 
 stored_router = APIRouter()
 
-HINTS = ("include", "include[]", "include_obfuscation")
+IGNORED_PARAMETERS = ("include", "include[]", "include_obfuscation")
 """Ignored query parameters. The `include` field of the original request applies."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -62,7 +62,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     if streams not in ("true", "false"):
         raise invalid_field("stream", "stream must be true or false")
     if start is not None and (streams == "false" or not _NUMBER.fullmatch(start)):
-        raise invalid_field("starting_after", "starting_after must be an event number, and requires stream: true")
+        raise invalid_field("starting_after", "starting_after must be an event number, and requires stream=true")
     running = _find_running(services, owner, response_id)
     if streams == "true":
         if running is None:
@@ -128,7 +128,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
 
 @stored_router.delete("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
-    """Delete a stored response and its cached prompt. Responses that continue it are kept."""
+    """Delete a response and its cached prompt; stop it first if it is running. Responses that continue it are kept."""
     running = _find_running(services, owner, response_id)
     if running is None:
         if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
@@ -153,7 +153,7 @@ async def load_response(services: ApiServices, owner: str, id: str) -> StoredRes
 
 
 async def get_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
-    """Return a response by id. Raises ApiError (404) naming `param` if unknown."""
+    """Return a response by id. If the id is unknown, raises ApiError (404), which names `param`."""
     found = await load_response(services, owner, id)
     if found is None:
         raise ApiError(404, "not_found", "no response with that id is stored", param=param)
@@ -177,9 +177,9 @@ def _parse_query(
 ) -> tuple[Mapping[str, str], dict[str, str]]:
     # Raises ApiError (400) for unknown parameters.
     for name in request.query_params:
-        if name not in names and name not in HINTS:
+        if name not in names and name not in IGNORED_PARAMETERS:
             raise unsupported_field(to_printable(name), "unknown parameter; remove it")
-    hints = [name for name in HINTS if request.query_params.get(name, "false") != "false"]
+    hints = [name for name in IGNORED_PARAMETERS if request.query_params.get(name, "false") != "false"]
     if services.shared.settings.strict_fields:
         reject_hints(RequestHint(name, name, False) for name in hints)
     return request.query_params, {IGNORED: ", ".join(hints)} if hints else {}
@@ -187,7 +187,7 @@ def _parse_query(
 
 router = APIRouter()
 
-Parse = Callable[[Mapping[str, Any], Mapping[str, Item] | None], ResponseRequest]
+RequestParser = Callable[[Mapping[str, Any], Mapping[str, Item] | None], ResponseRequest]
 
 
 @router.post("/responses", dependencies=[GUARDED])
@@ -236,7 +236,7 @@ async def input_tokens(request: Request, services: Services, owner: Owner) -> Re
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 
 
-async def _read(request: Request, services: ApiServices, owner: str, parse: Parse) -> ResponseRequest:
+async def _read(request: Request, services: ApiServices, owner: str, parse: RequestParser) -> ResponseRequest:
     stored: dict[str, Item] = {}
 
     async def read() -> ResponseRequest:
@@ -251,6 +251,6 @@ async def _read(request: Request, services: ApiServices, owner: str, parse: Pars
         stored |= await load_referenced_items(api_request.references, partial(load_response, services, owner))
         api_request = await read()
     if api_request.previous_id is not None:
-        earlier = await get_response(services, owner, api_request.previous_id, "previous_response_id")
-        api_request = api_request.continue_from(earlier.conversation)
+        previous = await get_response(services, owner, api_request.previous_id, "previous_response_id")
+        api_request = api_request.continue_from(previous.conversation)
     return api_request if api_request.search is None else await insert_passages(services, owner, api_request)

@@ -91,7 +91,10 @@ router = APIRouter()
 @router.post("/v1/embeddings", dependencies=[GUARDED])
 @router.post("/embeddings", dependencies=[GUARDED])
 async def embeddings(request: Request, services: Services, owner: Owner) -> Response:
-    """Return each text's embedding: the normalized mean of its last hidden states. SmolLM3 was not trained for this."""
+    """Return each text's embedding: the normalized mean of its last-layer hidden states.
+
+    SmolLM3 was not trained for this.
+    """
 
     def body(found: Embeddings, fields: EmbeddingFields) -> Any:
         encode = base64_of if fields.encoding_format == "base64" else list

@@ -19,7 +19,7 @@ from notso.web.engine.port import (
     SamplingParams,
 )
 from notso.web.engine.remote.engine_link import MAX_NUMBER, EngineLink, validate_numbers
-from notso.web.engine.remote.wire_values import to_wire, types_of
+from notso.web.engine.remote.wire_values import method_types, to_wire
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def _remote(
     name = method.__name__
 
     def call(self: RemoteEngine, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        types = types_of(name)
+        types = method_types(name)
         result = self._open_link.call("call", {"method": name, "arguments": types.pack(*args, **kwargs)})
         try:
             return check(types.unpack_result(result))

@@ -29,7 +29,7 @@ from notso.smollm3 import (
 )
 from notso.web.engine.port import ChatEngine
 
-Unpack = Callable[[Any], Any]
+Converter = Callable[[Any], Any]
 
 ERRORS: dict[str, type[NotsoError]] = {
     kind.__name__: kind
@@ -39,7 +39,7 @@ ERRORS: dict[str, type[NotsoError]] = {
     )
 }
 """Error classes that the receiver restores. Errors of other classes become an error of the nearest base class."""
-# Attributes that are sent with an error, if it has them.
+# Attributes of errors that are sent if an error has them.
 _ERROR_ATTRIBUTES = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
@@ -69,8 +69,11 @@ def to_wire(value: Any) -> Any:
 
 
 def from_wire(hint: Any, value: Any) -> Any:
-    """Convert JSON values to a type. Raises ValueError, or InvalidRequestError if the type rejects its fields."""
-    return _unpacker(hint)(value)
+    """Convert a parsed JSON value to type `hint`.
+
+    Raises ValueError, or InvalidRequestError if the type rejects its fields.
+    """
+    return _converter(hint)(value)
 
 
 def error_to_wire(error: NotsoError) -> dict[str, Any]:
@@ -124,7 +127,7 @@ class MethodTypes:
         return from_wire(self._hints["return"], value)
 
 
-types_of = cache(MethodTypes)
+method_types = cache(MethodTypes)
 
 
 @cache
@@ -143,20 +146,20 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 @cache
-def _unpacker(hint: Any) -> Unpack:
+def _converter(hint: Any) -> Converter:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value
     if origin in (Union, types.UnionType):
-        return _one_of([_unpacker(each) for each in arguments])
+        return _one_of([_converter(each) for each in arguments])
     if origin is Literal:
         return _literal(frozenset(arguments))
     if origin is tuple:
-        return _sequence(_unpacker(arguments[0]), tuple)
+        return _sequence(_converter(arguments[0]), tuple)
     if origin in (list, Sequence):
-        return _sequence(_unpacker(arguments[0]), list)
+        return _sequence(_converter(arguments[0]), list)
     if origin is Mapping:
-        return _mapping(*map(_unpacker, arguments), is_number=arguments[0] is int)
+        return _mapping(*map(_converter, arguments), has_int_keys=arguments[0] is int)
     if hint is Date:
         return lambda value: Date.fromisoformat(_exact_type(str)(value))
     if isinstance(hint, type) and issubclass(hint, NotsoError):
@@ -166,7 +169,7 @@ def _unpacker(hint: Any) -> Unpack:
     return _exact_type(*{float: (float, int), type(None): (type(None),)}.get(hint, (hint,)))
 
 
-def _exact_type(*kinds: type) -> Unpack:
+def _exact_type(*kinds: type) -> Converter:
     def unpack(value: Any) -> Any:
         if type(value) not in kinds:
             raise ValueError(f"not a valid {kinds[0].__name__}")
@@ -175,7 +178,7 @@ def _exact_type(*kinds: type) -> Unpack:
     return unpack
 
 
-def _literal(values: frozenset[Any]) -> Unpack:
+def _literal(values: frozenset[Any]) -> Converter:
     def unpack(value: Any) -> Any:
         if not isinstance(value, str) or value not in values:
             raise ValueError("an unknown value")
@@ -184,11 +187,11 @@ def _literal(values: frozenset[Any]) -> Unpack:
     return unpack
 
 
-def _one_of(each: list[Unpack]) -> Unpack:
+def _one_of(converters: list[Converter]) -> Converter:
     def unpack(value: Any) -> Any:
-        for one in each:
+        for convert in converters:
             try:
-                return one(value)
+                return convert(value)
             except InvalidRequestError:
                 raise
             except ValueError:
@@ -198,25 +201,25 @@ def _one_of(each: list[Unpack]) -> Unpack:
     return unpack
 
 
-def _sequence(item: Unpack, kind: type) -> Unpack:
+def _sequence(convert: Converter, kind: type) -> Converter:
     def unpack(value: Any) -> Any:
         if not isinstance(value, list):
             raise ValueError("not a list")
-        return kind(map(item, value))
+        return kind(map(convert, value))
 
     return unpack
 
 
-def _mapping(name: Unpack, item: Unpack, *, is_number: bool) -> Unpack:
+def _mapping(convert_key: Converter, convert_value: Converter, *, has_int_keys: bool) -> Converter:
     def unpack(value: Any) -> Any:
         if not isinstance(value, dict):
             raise ValueError("not an object")
-        return {name(int(key) if is_number else key): item(each) for key, each in value.items()}
+        return {convert_key(int(key) if has_int_keys else key): convert_value(each) for key, each in value.items()}
 
     return unpack
 
 
-def _dataclass(kind: type) -> Unpack:
+def _dataclass(kind: type) -> Converter:
     hints = get_type_hints(kind)
     field_types = {field.name: hints[field.name] for field in fields(kind)}
 
@@ -226,7 +229,7 @@ def _dataclass(kind: type) -> Unpack:
         try:
             # Get the converters of fields on use. The converter of a type that contains itself could not be created
             # otherwise, because it would need itself.
-            return kind(**{name: _unpacker(field_types[name])(each) for name, each in value.items()})
+            return kind(**{name: _converter(field_types[name])(each) for name, each in value.items()})
         except TypeError as error:
             raise ValueError(f"not a valid {kind.__name__}") from error
 
