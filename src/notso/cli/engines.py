@@ -30,7 +30,7 @@ def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False)
     """Return the GGUF file to run, or None for the demo model.
 
     A model that is not installed is downloaded from the Hugging Face Hub if `fetch` is set or the user agrees. Raises
-    the errors of `resolve_model`, `convert` and `pull`.
+    the errors of `resolve_model`, `find_hub_file`, `pull` and `cached_conversion`.
     """
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.registry import resolve_model
@@ -50,7 +50,9 @@ def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False)
     @contextmanager
     def announce(folder: Path, target: Path) -> Iterator[Callable[[int, int], None]]:
         if not silent:
-            terminal.note(f"Converting {folder} to {MIX} (once; the 3B model takes minutes): {target}")
+            terminal.note(
+                f"Converting {folder} to {MIX} (takes minutes for the 3B model; the result is cached): {target}"
+            )
         with terminal.progress(in_bytes=True, as_json=silent) as report:
             yield lambda done, total: report("writing", done, total)
 
@@ -79,7 +81,10 @@ def _download_missing(name: str, *, silent: bool, fetch: bool, missing: Exceptio
     from notso.smollm3.hub.repository import find_hub_file
 
     can_ask = not silent and terminal.is_terminal(sys.stdin) and terminal.is_terminal(sys.stderr)
-    if is_offline() or not (fetch or can_ask):
+    if is_offline():
+        message = f"{name} is not installed, and model downloads are disabled (HF_HUB_OFFLINE)"
+        raise ModelFileError(message) from missing
+    if not (fetch or can_ask):
         raise ModelFileError(f"{name} is not installed; use `--fetch` to download it") from missing
     file = find_hub_file(name)
     if not fetch:
@@ -123,8 +128,7 @@ def open_engine(
 
 
 def active_adapter(adapters: Sequence[str]) -> str | None:
-    """Return the last adapter's name. Raises InvalidRequestError."""
-    # Answers use the last adapter; the others are only loaded.
+    """Return the name of the last adapter, the one that answers use. Raises InvalidRequestError if it is invalid."""
     from notso.smollm3.values.engine_config import AdapterSource
 
     return AdapterSource.parse(adapters[-1]).name if adapters else None

@@ -33,68 +33,70 @@ def inspect(
     """
     from notso.smollm3.diagnostics.inspection import inspect_file
 
-    found = inspect_file(model_file(file, silent=as_json) or file)
+    info = inspect_file(model_file(file, silent=as_json) or file)
     if as_json:
-        terminal.print_json(found.as_dict(tensors=tensors))
+        terminal.print_json(info.as_dict(tensors=tensors))
     else:
-        for line in describe(found, tensors=tensors):
+        for line in describe(info, tensors=tensors):
             terminal.print_line(line)
-    if found.problem is not None:
-        terminal.warn(f"This file cannot be run: {found.problem}")
+    if info.problem is not None:
+        terminal.warn(f"This file cannot be run: {info.problem}")
         raise typer.Exit(exit_codes.BAD_MODEL)
 
 
-def describe(found: Inspection, *, tensors: bool) -> list[str]:
-    match = f", same size as {found.known_as} (`notso verify` compares the content)" if found.known_as else ""
+def describe(info: Inspection, *, tensors: bool) -> list[str]:
+    same_size_note = f", same size as {info.known_as} (`notso verify` compares the content)" if info.known_as else ""
+    file_size, tensor_size = terminal.gigabytes(info.size_bytes), terminal.gigabytes(info.tensor_bytes)
     lines = [
-        f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}, GGUF {found.gguf_version}{match}",
-        f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {found.bits_per_parameter:.2f} bits each, "
-        f"{terminal.gigabytes(found.tensor_bytes)} from byte {found.data_offset:,} on",
+        f"{terminal.on_one_line(info.path)}: {file_size}, GGUF {info.gguf_version}{same_size_note}",
+        f"{len(info.tensors)} tensors, {info.parameters:,} parameters, {info.bits_per_parameter:.2f} bits per parameter"
+        f"; tensor data: {tensor_size}, starting at byte {info.data_offset:,}",
     ]
-    if found.run is not None:
-        lines += ["", "model", *_indent(_model(found.run))]
+    if info.run is not None:
+        lines += ["", "model", *_indent(_model(info.run))]
     lines += ["", "tensors by type"]
     rows = [
-        [f.format, str(f.tensors), f"{f.parameters:,} values", terminal.gigabytes(f.size_bytes)] for f in found.formats
+        [f.format, str(f.tensors), f"{f.parameters:,} values", terminal.gigabytes(f.size_bytes)] for f in info.formats
     ]
     lines += _indent(terminal.columns(rows, right=(1, 2, 3)))
-    if found.tokenizer is not None:
-        lines += ["", "tokenizer", *_indent(_tokenizer(found.tokenizer))]
-    if found.run is not None:
-        lines += ["", "memory", *_indent(_memory(found.run, found.tensor_bytes))]
+    if info.tokenizer is not None:
+        lines += ["", "tokenizer", *_indent(_tokenizer(info.tokenizer))]
+    if info.run is not None:
+        lines += ["", "memory", *_indent(_memory(info.run, info.tensor_bytes))]
     lines += ["", "metadata"]
-    lines += _indent(terminal.columns([[e.key, e.type, _format_value(e)] for e in found.metadata]))
+    lines += _indent(terminal.columns([[e.key, e.type, _format_value(e)] for e in info.metadata]))
     if tensors:
         rows = [
-            [t.name, t.format, " x ".join(map(str, t.shape)), terminal.gigabytes(t.size_bytes)] for t in found.tensors
+            [t.name, t.format, " x ".join(map(str, t.shape)), terminal.gigabytes(t.size_bytes)] for t in info.tensors
         ]
         lines += ["", "tensors (outputs x inputs)", *_indent(terminal.columns(rows, right=(3,)))]
     return lines
 
 
 def _model(run: RunInfo) -> list[str]:
-    c = run.config
+    config = run.config
     tied = "tied to" if run.tied_embeddings else "separate from"
     return [
-        f"{c['num_hidden_layers']} layers, hidden {c['hidden_size']}, feed-forward {c['intermediate_size']}, "
-        f"{c['num_attention_heads']} query heads, {c['num_key_value_heads']} key-value heads, "
-        f"head dimension {c['head_dim']}",
-        f"vocabulary {c['vocab_size']:,}, output {tied} the embedding, "
-        f"trained on contexts of {c['max_position_embeddings']:,} tokens",
+        f"{config['num_hidden_layers']} layers, hidden {config['hidden_size']}, "
+        f"feed-forward {config['intermediate_size']}, {config['num_attention_heads']} query heads, "
+        f"{config['num_key_value_heads']} key-value heads, head dimension {config['head_dim']}",
+        f"vocabulary {config['vocab_size']:,}, output {tied} the embedding, "
+        f"trained on contexts of {config['max_position_embeddings']:,} tokens",
         f"layers without RoPE (NoPE): {_join_numbers(run.nope_layers)}",
         f"layers with attn_v and ffn_down in Q6_K: {_join_numbers(run.q6_k_layers)}",
     ]
 
 
-def _tokenizer(found: TokenizerInfo) -> list[str]:
+def _tokenizer(tokenizer: TokenizerInfo) -> list[str]:
     template = "none"
-    if found.template_sha256 is not None:
-        which = f"published: {found.template_known}" if found.template_known else "not a published one"
-        template = f"{found.template_bytes:,} bytes, {which}, SHA-256 {found.template_sha256[:16]}..."
+    if tokenizer.template_sha256 is not None:
+        owner = tokenizer.template_known
+        which = f"published template of {owner}" if owner else "not a published template"
+        template = f"{tokenizer.template_bytes:,} bytes, {which}, SHA-256 {tokenizer.template_sha256[:16]}..."
     return [
-        f"{_printable_name(found.kind)}, pre-tokenizer {_printable_name(found.pre)}, {found.tokens:,} tokens, "
-        f"{found.merges:,} merges",
-        f"{found.control_tokens} control tokens, {found.user_defined_tokens} user-defined tokens",
+        f"{_printable_name(tokenizer.kind)}, pre-tokenizer {_printable_name(tokenizer.pre)}, "
+        f"{tokenizer.tokens:,} tokens, {tokenizer.merges:,} merges",
+        f"{tokenizer.control_tokens} control tokens, {tokenizer.user_defined_tokens} user-defined tokens",
         f"chat template: {template}",
     ]
 
@@ -109,7 +111,7 @@ def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
     from notso.smollm3.engine.memory_plan import K8V8_UP_TO_TOKENS
 
     contexts = list(run.cache[0].bytes_at) if run.cache else []
-    head = ["cache", "per token", *(f"{context:,}" for context in contexts), "fits here"]
+    header = ["cache", "per token", *(f"{context:,}" for context in contexts), "fits here"]
     rows = [
         [
             plan.format,
@@ -122,7 +124,7 @@ def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
     return [
         f"weights {terminal.gigabytes(tensor_bytes)}; generating a token reads {run.weight_bytes_per_token:,} bytes",
         f"{terminal.gigabytes(run.available_bytes)} available: {run.available_source}",
-        *terminal.columns([head, *rows], right=range(1, len(head))),
+        *terminal.columns([header, *rows], right=range(1, len(header))),
         f"default KV cache type (--kv overrides it): k8v8 for contexts up to {K8V8_UP_TO_TOKENS:,} tokens, k8v4 for "
         "longer ones, and smaller types if memory is short. For float and 8-bit models: f16 for contexts up to "
         f"{K8V8_UP_TO_TOKENS:,} tokens, k8v8 for longer ones.",

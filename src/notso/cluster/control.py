@@ -21,9 +21,9 @@ from ray.exceptions import RayError
 
 from notso.cluster.plan import APPLICATION, ClusterError
 
-# Size of Ray's object store. It holds little data here, and by default, Ray would reserve 30 % of the memory for it.
+# Size of Ray's object store. It holds little data here, and by default, Ray would reserve 30% of the memory for it.
 OBJECT_STORE_BYTES = 100 * 2**20
-POLL_SECONDS = 0.5
+POLL_INTERVAL_SECONDS = 0.5
 
 
 @contextlib.contextmanager
@@ -56,9 +56,9 @@ def cluster_address() -> str:
 
 
 def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
-    """Deploy, and wait until the replicas are ready or `is_cancelled()` is true; return whether they are ready.
+    """Deploy `config` with Ray Serve, and wait until the replicas are ready or `is_cancelled()` returns true.
 
-    Raises ClusterError.
+    Returns whether they are ready. Raises ClusterError.
     """
     # Serve keeps the running replicas, or replaces them one by one if the configuration requires it.
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
             return True
         if found.state in ("DEPLOY_FAILED", "UNHEALTHY"):
             raise ClusterError(f"the replicas did not start: {_last_error(found.message)}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(POLL_INTERVAL_SECONDS)
     return False
 
 
@@ -113,7 +113,7 @@ def shut_down() -> None:
 
 
 def _last_error(output: str) -> str:
-    # Return the last error in Serve's output, or the last line if there is none.
+    # Return the last error in Serve's output, or its last line if it contains no error.
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
     return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]

@@ -5,14 +5,14 @@ NotsoError
     ├── ModelFileError           the GGUF file is not a supported SmolLM3
     │   └── AdapterFileError     the file is not a supported LoRA adapter
     ├── TemplateError            the chat template failed or rejected the messages
-    ├── InvalidRequestError      a parameter or message is invalid; `param` names it
+    ├── InvalidRequestError      the request is invalid; `param` names the field
     │   ├── ContextLengthError   the prompt does not fit, or leaves no room for an answer
     │   └── UnknownOptionError   no setting has this name; also a TypeError
     ├── OutOfMemoryError         more memory is needed than is available
-    ├── EngineError              the engine failed on this answer
+    ├── EngineError              one answer failed; others are unaffected
     │   └── EngineLostError      the engine was lost; another engine can continue the answer
     └── DownloadError            a download failed or does not match its published hash
-        └── NoSpaceError         the disk is full, or too small for the download
+        └── NoSpaceError         not enough disk space for the download
 """
 
 from __future__ import annotations
@@ -98,4 +98,4 @@ class DownloadError(ModelError):
 
 
 class NoSpaceError(DownloadError):
-    """The disk is too small for a download."""
+    """Not enough disk space for a download."""

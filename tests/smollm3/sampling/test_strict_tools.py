@@ -165,7 +165,7 @@ def test_call_to_an_unknown_tool_is_text() -> None:
     """This model has no token for calls, so names cannot be constrained."""
     written = '<tool_call>\n{"name": "note", "arguments": {}}\n</tool_call>'
     for offered, is_call in ((None, True), ({"note"}, True), ({"weather"}, False), (set(), False)):
-        pieces = ToolCallParser(offered=offered).push(written)
+        pieces = ToolCallParser(tool_names=offered).push(written)
         assert [isinstance(piece, ToolCall) for piece in pieces] == [is_call]
         assert is_call or pieces == [written]
 

@@ -136,7 +136,7 @@ class InputProcessor:
                 one_call=not options.parallel_tool_calls,
                 is_structured=is_structured,
                 calls_are_valid=structured_output is not None and structured_output.constrains_tool_calls,
-                offered=tool_names(options.tools or ()),
+                tool_names=tool_names(options.tools or ()),
                 stop_token_ids=params.stop_token_ids,
                 min_tokens=params.min_tokens,
             ),

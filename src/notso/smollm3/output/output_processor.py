@@ -113,7 +113,7 @@ class OutputProcessor:
         one_call: bool = False,
         is_structured: bool = False,
         calls_are_valid: bool = False,
-        offered: Collection[str] | None = None,
+        tool_names: Collection[str] | None = None,
         stop_token_ids: Sequence[int] = (),
         min_tokens: int = 0,
     ) -> None:
@@ -122,7 +122,7 @@ class OutputProcessor:
         # one_call: the answer ends after its first tool call.
         # is_structured: a grammar constrains the answer, which starts only when `begin` is called.
         # calls_are_valid: a grammar guarantees valid tool calls, so their arguments can be streamed.
-        # offered: names of the tools that can be called; None: any name.
+        # tool_names: names of the tools that can be called; None: any name.
         # stop_token_ids: additional end tokens.
         # min_tokens: stop strings take effect only after this many tokens.
         self._tokenizer = tokenizer
@@ -134,7 +134,7 @@ class OutputProcessor:
             *tags, ends_in_reasoning(prompt, *tags), goes_on or is_plain, explicit_start=is_structured
         )
         self._stops = StopStrings(stop)
-        self._calls = ToolCallParser(calls_are_valid, offered) if find_tool_calls else None
+        self._calls = ToolCallParser(calls_are_valid, tool_names) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
         # Each log probability is emitted once, with the first shown character of its token. Entries of hidden tokens

@@ -36,22 +36,22 @@ class ToolCallPart:
 
 
 class ToolCallParser:
-    """Splits streamed text into text and ToolCalls."""
+    """Splits streamed model output into text, ToolCalls and, with `in_parts`, ToolCallParts."""
 
     # Newlines around calls are dropped. The result does not depend on how the text is divided into chunks.
     #
-    # in_parts: before each ToolCall, return ToolCallParts with its arguments as they arrive. If the text ends before
+    # in_parts: before each ToolCall, return its arguments as ToolCallParts while they arrive. If the text ends before
     # the JSON is complete, no ToolCall follows. Requires a grammar that guarantees valid calls.
-    # offered: names of the available tools; a call to any other tool is returned as text, as it cannot be executed.
+    # tool_names: names of the available tools; a call to any other tool is returned as text, as it cannot be executed.
     # None: accept any name.
-    def __init__(self, in_parts: bool = False, offered: Collection[str] | None = None) -> None:
+    def __init__(self, in_parts: bool = False, tool_names: Collection[str] | None = None) -> None:
         self._in_parts = in_parts
-        self._offered = offered
-        self._arguments: _ArgumentsReader | None = None
+        self._tool_names = tool_names
+        self._arguments_reader: _ArgumentsReader | None = None
         self._lookahead = Lookahead()
         self._in_call = False
         # Offset of the call's body in the lookahead. If the body is not a call, the tag is returned as text, too.
-        self._body = 0
+        self._body_start = 0
         self._after_call = False
 
     def push(self, text: str) -> list[Span | ToolCall | ToolCallPart]:
@@ -64,32 +64,32 @@ class ToolCallParser:
         return pieces
 
     def finish(self) -> list[Span | ToolCall | ToolCallPart]:
-        """Return the rest of the text; a last call may lack its closing tag."""
+        """Return the remaining pieces. The last call may lack its closing tag."""
         pieces: list[Span | ToolCall | ToolCallPart] = []
-        call = self._call(self._lookahead.text[self._body :]) if self._in_call else None
+        call = self._call(self._lookahead.text[self._body_start :]) if self._in_call else None
         rest = self._lookahead.pop_text(len(self._lookahead.text))
-        if call is not None or self._arguments is None:
+        if call is not None or self._arguments_reader is None:
             _append(pieces, call or rest)
         self._in_call = False
         return pieces
 
     def _next_part(self) -> ToolCallPart | None:
-        body = self._lookahead.text[self._body :]
-        if self._arguments is None:
+        body = self._lookahead.text[self._body_start :]
+        if self._arguments_reader is None:
             head = _HEAD.match(body)
             if head is None:
                 return None
-            self._arguments = _ArgumentsReader(_new_id(), json.loads(head[1]), head.end())
-        text = self._arguments.read_more(body)
-        return ToolCallPart(self._arguments.id, self._arguments.name, text) if text else None
+            self._arguments_reader = _ArgumentsReader(_new_id(), json.loads(head[1]), head.end())
+        text = self._arguments_reader.read_more(body)
+        return ToolCallPart(self._arguments_reader.id, self._arguments_reader.name, text) if text else None
 
     def _call(self, body: str) -> ToolCall | None:
         call = parse_call(body)
-        if call is not None and self._offered is not None and call.name not in self._offered:
+        if call is not None and self._tool_names is not None and call.name not in self._tool_names:
             return None
-        if call is None or self._arguments is None:
+        if call is None or self._arguments_reader is None:
             return call
-        return ToolCall(self._arguments.id, call.name, call.arguments)
+        return ToolCall(self._arguments_reader.id, call.name, call.arguments)
 
     def _next_in_text(self) -> Span | None:
         if self._after_call:
@@ -99,22 +99,22 @@ class ToolCallParser:
         before, tag, _ = pending.partition(OPEN)
         if tag:
             text = before.rstrip("\n")
-            self._body, self._in_call, self._arguments = len(before) - len(text) + len(OPEN), True, None
+            self._body_start, self._in_call, self._arguments_reader = len(before) - len(text) + len(OPEN), True, None
             return self._lookahead.pop_text(len(text))
         certain = pending[: len(pending) - pending_length(pending, [OPEN])].rstrip("\n")
         return self._lookahead.pop_text(len(certain)) if certain else None
 
     def _next_in_call(self) -> Span | ToolCall | None:
-        body = self._lookahead.text[self._body :]
-        begins = body.lstrip()
-        if begins and begins[0] != "{":
+        body = self._lookahead.text[self._body_start :]
+        stripped_body = body.lstrip()
+        if stripped_body and stripped_body[0] != "{":
             self._in_call = False
-            return self._lookahead.pop_text(self._body)
+            return self._lookahead.pop_text(self._body_start)
         end = _find_call_end(body)
         if end is None:
             return None
-        call, self._arguments = self._call(body[:end]), None
-        span = self._lookahead.pop_text(self._body + end + len(CLOSE))
+        call, self._arguments_reader = self._call(body[:end]), None
+        span = self._lookahead.pop_text(self._body_start + end + len(CLOSE))
         self._in_call, self._after_call = False, call is not None
         return call or span
 
@@ -141,28 +141,28 @@ class _ArgumentsReader:
     def __init__(self, id: str, name: str, start: int) -> None:
         self.id = id
         self.name = name
-        self._at = start
+        self._position = start
         self._depth = 0
-        self._in_text = False
-        self._over = False
+        self._in_string = False
+        self._finished = False
 
     def read_more(self, body: str) -> str:
-        start = self._at
-        while not self._over and self._at < len(body):
-            character = body[self._at]
-            if self._in_text and character == "\\":
-                if self._at + 1 == len(body):
+        start = self._position
+        while not self._finished and self._position < len(body):
+            character = body[self._position]
+            if self._in_string and character == "\\":
+                if self._position + 1 == len(body):
                     break
-                self._at += 1
+                self._position += 1
             elif character == '"':
-                self._in_text = not self._in_text
-            elif not self._in_text and character in "{[":
+                self._in_string = not self._in_string
+            elif not self._in_string and character in "{[":
                 self._depth += 1
-            elif not self._in_text and character in "}]":
+            elif not self._in_string and character in "}]":
                 self._depth -= 1
-                self._over = self._depth == 0
-            self._at += 1
-        return body[start : self._at]
+                self._finished = self._depth == 0
+            self._position += 1
+        return body[start : self._position]
 
 
 def _find_call_end(text: str) -> int | None:
