@@ -1,8 +1,8 @@
 """Responses that survive a restart: background responses, and streams with X-Conversation-Id and `store`.
 
 Until such a response ends, its request, seed and tokens are stored in the database. If its process stops, another
-process continues the response under the same id: it sends the request again and replays the stored tokens. Clients
-receive the same events as without the interruption.
+process continues the response under the same id: it repeats the request internally and replays the stored tokens.
+Clients receive the same events as without the interruption.
 """
 
 from __future__ import annotations
@@ -145,15 +145,15 @@ class BackgroundResponses:
         record = stream.record
         if record is None:
             return
-        replayed, stored, saved = record.replayed, record.replayed, ("", record.replayed)
+        replayed, stored, saved_state = record.replayed, record.replayed, ("", record.replayed)
         while not (await asyncio.wait([stream.follow_task], timeout=SAVE_SECONDS))[0]:
-            if saved == (record.origin, record.tokens):
+            if saved_state == (record.origin, record.tokens):
                 continue
-            now, progress = (record.origin, record.tokens), json.dumps(asdict(record.since(stored)))
+            state, progress = (record.origin, record.tokens), json.dumps(asdict(record.since(stored)))
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 is_further, records = record.tokens > replayed, self._shared.store.records
                 await records.save_progress(response_id, self._holder, stored, progress, is_further=is_further)
-                saved, stored = now, now[1]
+                saved_state, stored = state, state[1]
 
     async def _on_end(self, owner: str, response_id: str, stream: ResumableStream) -> None:
         is_whole = stream.record is not None and stream.record.finish not in (None, "cancelled")

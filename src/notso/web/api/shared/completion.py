@@ -71,7 +71,7 @@ class Choice:
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
-    begun_call: ToolCall | None = None  # the call whose arguments are being streamed, with the part so far
+    begun_call: ToolCall | None = None  # the call whose arguments are being streamed, with the part received so far
     usage: Usage | None = None
     finish_reason: FinishReason = "stop"
     ended: bool = False
@@ -97,8 +97,8 @@ class Choice:
             case "tool_call_part" if event.begun_call is not None:
                 return self._append_call(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
-                written = "" if self.begun_call is None else self.begun_call.arguments
-                delta = self._append_call(event.tool_call, event.tool_call.arguments[len(written) :])
+                streamed = "" if self.begun_call is None else self.begun_call.arguments
+                delta = self._append_call(event.tool_call, event.tool_call.arguments[len(streamed) :])
                 self.tool_calls.append(event.tool_call)
                 self.begun_call = None
                 return delta
@@ -263,23 +263,23 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
     usage = next(_usages(choices), None)
     if usage is None:
         return {}
-    read = usage.prompt_tokens - usage.cached_tokens
-    return timings_body(usage.cached_tokens, read, usage.prompt_ms, usage.completion_tokens, usage.completion_ms)
+    prefilled = usage.prompt_tokens - usage.cached_tokens
+    return timings_body(usage.cached_tokens, prefilled, usage.prompt_ms, usage.completion_tokens, usage.completion_ms)
 
 
-def timings_body(cached: int, read: int, read_ms: float, written: int, written_ms: float) -> dict[str, Any]:
+def timings_body(cached: int, prefilled: int, prefill_ms: float, decoded: int, decode_ms: float) -> dict[str, Any]:
     # Prefill already produces the first token, so the rates of decoding count one token less.
-    read_ms, written_ms = round(read_ms, 3), round(written_ms, 3)
+    prefill_ms, decode_ms = round(prefill_ms, 3), round(decode_ms, 3)
     return {
         "cache_n": cached,
-        "prompt_n": read,
-        "prompt_ms": read_ms,
-        "prompt_per_token_ms": _per_token_ms(read_ms, read),
-        "prompt_per_second": _rate(read, read_ms),
-        "predicted_n": written,
-        "predicted_ms": written_ms,
-        "predicted_per_token_ms": _per_token_ms(written_ms, written - 1),
-        "predicted_per_second": _rate(written - 1, written_ms),
+        "prompt_n": prefilled,
+        "prompt_ms": prefill_ms,
+        "prompt_per_token_ms": _per_token_ms(prefill_ms, prefilled),
+        "prompt_per_second": _rate(prefilled, prefill_ms),
+        "predicted_n": decoded,
+        "predicted_ms": decode_ms,
+        "predicted_per_token_ms": _per_token_ms(decode_ms, decoded - 1),
+        "predicted_per_second": _rate(decoded - 1, decode_ms),
     }
 
 
@@ -301,19 +301,20 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 class LiveTimings:
     def __init__(self) -> None:
-        self._cached = self._read = 0
-        self._began = self._first = 0.0
+        self._cached = self._prefilled = 0
+        self._started_at = self._first_token_at = 0.0
 
     def feed(self, event: Event) -> dict[str, Any] | None:
         """Return the `timings` so far, or None for events that do not report them."""
         now = time.monotonic()
-        self._began = self._began or now
+        self._started_at = self._started_at or now
         if event.progress is not None:
             self._cached = event.progress.cached_tokens
-            self._read = event.progress.done_tokens - self._cached
-            return timings_body(self._cached, self._read, 1000 * (now - self._began), 0, 0.0)
+            self._prefilled = event.progress.done_tokens - self._cached
+            return timings_body(self._cached, self._prefilled, 1000 * (now - self._started_at), 0, 0.0)
         if event.kind not in ("reasoning", "text"):
             return None
-        self._first = self._first or now
-        reading, writing = 1000 * (self._first - self._began), 1000 * (now - self._first)
-        return timings_body(self._cached, self._read, reading, event.tokens, writing)
+        self._first_token_at = self._first_token_at or now
+        prefill_ms = 1000 * (self._first_token_at - self._started_at)
+        decode_ms = 1000 * (now - self._first_token_at)
+        return timings_body(self._cached, self._prefilled, prefill_ms, event.tokens, decode_ms)

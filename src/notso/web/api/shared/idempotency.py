@@ -96,23 +96,25 @@ class IdempotencyMiddleware:
             await JSONResponse(failure.body_for(scope["path"]), failure.status, headers)(scope, receive, send)
 
     async def _respond(
-        self, scope: Scope, message: Message, receive: Receive, send: Send, name: tuple[str, str]
+        self, scope: Scope, message: Message, receive: Receive, send: Send, owner_and_key: tuple[str, str]
     ) -> None:
         digest = await asyncio.to_thread(_request_digest, scope, message["body"])
-        recording = self._running.get(name)
+        recording = self._running.get(owner_and_key)
         repeated = recording is not None
         if recording is None:
-            recording = self._running[name] = _Recording(digest, AnswerLog(digest.hex()))
-            recording.task = asyncio.create_task(self._record(recording, scope, message, name))
+            recording = self._running[owner_and_key] = _Recording(digest, AnswerLog(digest.hex()))
+            recording.task = asyncio.create_task(self._record(recording, scope, message, owner_and_key))
         if recording.digest != digest:
             raise _key_reused_error()
         await _deliver(recording.log, receive, send, lambda: repeated or recording.replayed)
 
-    async def _record(self, recording: _Recording, scope: Scope, message: Message, name: tuple[str, str]) -> None:
+    async def _record(
+        self, recording: _Recording, scope: Scope, message: Message, owner_and_key: tuple[str, str]
+    ) -> None:
         log = recording.log
         try:
-            if not await self._replay(recording, name):
-                await self._run(recording, scope, message, name)
+            if not await self._replay(recording, owner_and_key):
+                await self._run(recording, scope, message, owner_and_key)
         except Exception as error:
             failure = api_error_of(error)
             if failure.code == "internal_error":
@@ -128,11 +130,11 @@ class IdempotencyMiddleware:
         finally:
             if not log.finished:
                 log.finish({})
-            del self._running[name]
+            del self._running[owner_and_key]
 
-    async def _replay(self, recording: _Recording, name: tuple[str, str]) -> bool:
+    async def _replay(self, recording: _Recording, owner_and_key: tuple[str, str]) -> bool:
         # Returns False if no response is stored yet. Another replica may still be generating it.
-        stored = await self._services.shared.store.records.idempotent_response(*name, _now_ms())
+        stored = await self._services.shared.store.records.idempotent_response(*owner_and_key, _now_ms())
         if stored is None:
             return False
         if stored.digest != recording.digest:
@@ -141,29 +143,29 @@ class IdempotencyMiddleware:
         recording.log.add((_start(stored.status, [list(each) for each in stored.headers]), stored.body))
         return True
 
-    async def _run(self, recording: _Recording, scope: Scope, message: Message, name: tuple[str, str]) -> None:
-        exchange, claim = self._services.shared.exchange, claim_name(*_claim_key(*name))
+    async def _run(self, recording: _Recording, scope: Scope, message: Message, owner_and_key: tuple[str, str]) -> None:
+        exchange, claim = self._services.shared.exchange, claim_name(*_claim_key(*owner_and_key))
         if holder := await exchange.claim(claim, f"{recording.digest.hex()} {secrets.token_hex(8)}"):
             if holder.partition(" ")[0] != recording.digest.hex():
                 raise _key_reused_error()
-            found = await RemoteAnswers(exchange).find(*_claim_key(*name))
+            found = await RemoteAnswers(exchange).find(*_claim_key(*owner_and_key))
             if found is not None:
                 recording.replayed = True
                 await _copy(found, recording.log)
                 return
-            if await self._replay(recording, name):  # the other replica has just finished and stored it
+            if await self._replay(recording, owner_and_key):  # the other replica has just finished and stored it
                 return
             detail = "the first request with this key is being answered"
             raise ApiError(409, "generation_in_progress", detail, retry_after_seconds=1)
         try:
             # Look again: another replica may have stored the response between the first lookup and the claim.
-            if exchange.is_shared and await self._replay(recording, name):
+            if exchange.is_shared and await self._replay(recording, owner_and_key):
                 return
             if exchange.is_shared:
                 exchange.publish(claim, recording.log)
             await self._app(scope, _make_receive(message), self._recording_send(recording))
             if 200 <= recording.started.get("status", 0) < 300 and not scope.get(INCOMPLETE):
-                await self._store_answer(recording, name)
+                await self._store_answer(recording, owner_and_key)
         finally:
             exchange.release(claim)
 
@@ -182,14 +184,14 @@ class IdempotencyMiddleware:
 
         return send
 
-    async def _store_answer(self, recording: _Recording, name: tuple[str, str]) -> None:
+    async def _store_answer(self, recording: _Recording, owner_and_key: tuple[str, str]) -> None:
         if recording.size > MAX_STORED_BYTES:
             return
         start = json.loads(recording.log.sse_events[0])
         headers = tuple((key, value) for key, value in start["headers"])
         answer = IdempotentResponse(recording.digest, start["status"], headers, b"".join(recording.body), _now_ms())
         try:
-            await self._services.shared.store.records.save_idempotent_response(*name, answer)
+            await self._services.shared.store.records.save_idempotent_response(*owner_and_key, answer)
         except NotsoError as error:  # the client still receives the whole response
             _log.warning("a response could not be stored for its idempotency key: %s", error)
 

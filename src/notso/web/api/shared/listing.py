@@ -34,11 +34,11 @@ def paginate(
     if after is not None and after not in ids:
         raise invalid_field("after", "after must be the id of an item of this list")
     start = 0 if after is None else ids.index(after) + 1
-    shown = ordered[start : start + size]
+    page = ordered[start : start + size]
     return {
         "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
         "has_more": start + size < len(ordered),
     }

@@ -27,7 +27,7 @@ FIELD = "notso_receipt"
 
 
 def requested_receipt(request: Request) -> str | None:
-    """Return the requested form of receipt, if any. Raises ApiError (400) if unknown."""
+    """Return the requested form of the receipt, or None. Raises ApiError (400) if the form is unknown."""
     form = request.headers.get(RECEIPT)
     if form not in (None, "open", "sealed"):
         raise ApiError(400, "invalid_value", f"{RECEIPT} must be open or sealed", param=RECEIPT)
@@ -93,11 +93,11 @@ class ReceiptSerializer:
 
     def _receipt(self, submission: Submission, record: TokenRecord) -> Mapping[str, Any]:
         params = submission.params
-        cut = replace(params, max_tokens=record.limit or 1, min_tokens=min(params.min_tokens, record.limit))
+        reduced = replace(params, max_tokens=record.limit or 1, min_tokens=min(params.min_tokens, record.limit))
         options = replace(submission.options, replay=record.replay)
         failure = "the engine has not started this answer"
         # A quota may have lowered max_tokens. Try the requested value first, then the limit that the engine reported.
-        for each in (params, cut):
+        for each in (params, reduced):
             try:
                 receipt = self._engine.receipt(submission.prompt, each, options, sealed=self._form == "sealed")
             except NotsoError as error:

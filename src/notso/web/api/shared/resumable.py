@@ -26,7 +26,7 @@ from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Body, Exchange, LocalExchange
 
-FIRST_SECONDS = 0.5
+FIND_TIMEOUT_SECONDS = 0.5
 """If no replica sends an answer's log within this time, the answer is assumed not to exist."""
 SILENT_SECONDS = 2.0
 """After this time without events, a reader checks whether the generating replica is still running."""
@@ -147,11 +147,11 @@ class RemoteAnswers:
         if not self._exchange.is_shared:
             return None
         answer = RemoteAnswer(self._exchange, owner, conversation)
-        begun, log = asyncio.Event(), answer.log
+        received, log = asyncio.Event(), answer.log
 
         def feed(changes: Body) -> bool:
             applied = log.feed(changes)
-            begun.set()
+            received.set()
             return applied
 
         task = asyncio.create_task(self._copy_until_end(claim_name(owner, conversation), feed, log))
@@ -160,7 +160,7 @@ class RemoteAnswers:
         # Stop copying when `answer` is garbage-collected: its last reader may leave long before the answer ends.
         weakref.finalize(answer, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
-            await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
+            await asyncio.wait_for(received.wait(), FIND_TIMEOUT_SECONDS)
         except BaseException as error:  # including cancellation, which leaves the copy without a reader
             task.cancel()
             if isinstance(error, TimeoutError):
@@ -288,21 +288,21 @@ class ResumableStreams:
         self._claimed: dict[tuple[str, str], str] = {}
 
     @contextlib.asynccontextmanager
-    async def claim_conversation(self, owner: str, conversation: str, name: str) -> AsyncIterator[None]:
-        """Reserve a conversation for the answer with the id `name`.
+    async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
+        """Reserve a conversation for an answer.
 
         Raises ApiError: 409 if another answer is running in it, 429 if too many are open.
         """
         stream, key = self.find(owner, conversation), (owner, conversation)
-        open_name = stream.running.name if stream is not None and not stream.finished else ""
-        if running_name := self._claimed.get(key) or open_name:
-            raise ApiError(409, "generation_in_progress", f"a response is already being generated: {running_name}")
+        open_id = stream.running.name if stream is not None and not stream.finished else ""
+        if running_id := self._claimed.get(key) or open_id:
+            raise ApiError(409, "generation_in_progress", f"a response is already being generated: {running_id}")
         open_count = sum(not each.finished for each in self._streams.values()) + len(self._claimed)
         if stream is None and open_count >= MAX_RESUMABLE:
             raise ApiError(429, "rate_limited", "too many conversations are active", retry_after_seconds=5)
-        self._claimed[key] = name
+        self._claimed[key] = answer_id
         try:
-            if holder := await self._exchange.claim(claim_name(*key), name):
+            if holder := await self._exchange.claim(claim_name(*key), answer_id):
                 raise ApiError(409, "generation_in_progress", f"a response is already being generated: {holder}")
             try:
                 yield
@@ -327,7 +327,7 @@ class ResumableStreams:
             self._exchange.publish(claim_name(owner, conversation), log)
             self._exchange.send("new answer", name=claim_name(owner, conversation))
         stream.follow_task.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
-        loop = asyncio.get_running_loop()  # the timer below holds only names, so that the answer can be freed earlier
+        loop = asyncio.get_running_loop()  # the timer below holds only ids, so that the answer can be freed earlier
         stream.follow_task.add_done_callback(
             lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), name)
         )

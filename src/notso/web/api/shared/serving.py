@@ -156,8 +156,8 @@ async def _load_engine(running: RunningRequest, choice: ModelChoice) -> ChatEngi
     return engine
 
 
-def _model_failed_error(why: str) -> ApiError:
-    return ApiError(503, "model_failed", f"no model is available: {why}", retry_after_seconds=60)
+def _model_failed_error(reason: str) -> ApiError:
+    return ApiError(503, "model_failed", f"no model is available: {reason}", retry_after_seconds=60)
 
 
 def _unusable_model_error(error: Exception) -> ApiError:
@@ -194,7 +194,8 @@ async def _response(
     dropped: list[str],
 ) -> Response:
     host, choice = services.shared.engine, await resolve_model_choice(services, api_request.model)
-    choices, conversation, form = len(list(api_request.choices)), conversation_name(request), requested_receipt(request)
+    choices, conversation = len(list(api_request.choices)), conversation_name(request)
+    receipt_form = requested_receipt(request)
     running = _admit(services, owner, choices)
     try:
         engine = await _load_engine(running, choice)
@@ -225,12 +226,12 @@ async def _response(
         unfinished = resumed_response(request)
         is_stored_background = api_request.background and api_request.store
         is_stored_stream = api_request.keep_stream and conversation is not None
-        survives = is_stored_background or is_stored_stream
-        if survives:  # the response continues after a restart, from its recorded tokens
+        survives_restart = is_stored_background or is_stored_stream
+        if survives_restart:  # the response continues after a restart, from its recorded tokens
             submissions = (with_replay(submissions[0], unfinished),)
-        if form is not None:
+        if receipt_form is not None:
             submissions = tuple(map(with_seed_and_token_ids, submissions))
-            serializer = ReceiptSerializer(serializer, engine, submissions, form)
+            serializer = ReceiptSerializer(serializer, engine, submissions, receipt_form)
         submit = Submissions(submissions)
 
         async def begin() -> None:
@@ -242,10 +243,10 @@ async def _response(
         else:
             async with services.resumable_streams.claim_conversation(owner, conversation, serializer.id):
                 await begin()
-                record = TokenRecord(submissions[0].options.replay) if survives else None
+                record = TokenRecord(submissions[0].options.replay) if survives_restart else None
                 fresh_copy = serializer.fresh_copy()
                 stream = services.resumable_streams.follow(owner, conversation, running, fresh_copy, record)
-            if survives and services.background is not None:
+            if survives_restart and services.background is not None:
                 seed = submissions[0].params.seed or 0
                 await services.background.persist(request, owner, serializer.id, seed, stream)
     except BaseException as error:
@@ -372,10 +373,10 @@ async def _generate_in_groups(
     priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
     options = replace(api_request.options, owner=owner, priority=priority, adapter=choice.adapter)
     submissions = [Submission(prompt, params, options) for prompt, params in api_request.choices]
-    found: list[list[Event]] = []
+    results: list[list[Event]] = []
     async with serving(services, api_request.model) as model:
-        while len(found) < len(submissions):
-            group = submissions[len(found) : len(found) + model.info.max_num_seqs]
+        while len(results) < len(submissions):
+            group = submissions[len(results) : len(results) + model.info.max_num_seqs]
             running = _admit(services, owner, len(group))
             try:
                 await _load_engine(running, choice)
@@ -387,10 +388,10 @@ async def _generate_in_groups(
                         if event.error is not None:
                             raise event.error
                         events[number].append(event)
-                found += events
+                results += events
             finally:
                 running.close()
-        return model.info, found
+        return model.info, results
 
 
 async def _wait_for_disconnect(request: Request) -> None:
