@@ -402,20 +402,23 @@ class Engine:
             raise InvalidRequestError("the receipt is malformed", param="receipt") from error
 
     def _check_receipt(self, receipt: Mapping[str, Any]) -> ReceiptCheck:
-        recorded = receipt.get("adapter")
-        names = [name for name, info in self.adapters.infos.items() if recorded and info.digest == recorded["sha256"]]
-        if recorded and not names:
+        recorded_adapter = receipt.get("adapter")
+        infos = self.adapters.infos if recorded_adapter else {}
+        names = [name for name, info in infos.items() if info.digest == recorded_adapter["sha256"]]
+        if recorded_adapter and not names:
             raise InvalidRequestError("the receipt's adapter is not loaded", param="adapter")
         adapter = self.adapters.of(names[0]) if names else None
         for name, value in self._facts(adapter).items():
             if name != "adapter" or value is not None:
-                theirs, ours = receipt.get(name), value
-                if isinstance(ours, dict):  # only the digests must be equal, not the names
-                    theirs, ours = (theirs or {}).get("sha256"), ours["sha256"]
-                if theirs != ours:
+                recorded, current = receipt.get(name), value
+                if isinstance(current, dict):  # only the digests must be equal, not the names
+                    recorded, current = (recorded or {}).get("sha256"), current["sha256"]
+                if recorded != current:
                     raise InvalidRequestError(f"the receipt belongs to another {name.replace('_', ' ')}", param=name)
         if receipt["arithmetic"] != ARITHMETIC:
-            raise InvalidRequestError("the receipt belongs to another version of the arithmetic", param="arithmetic")
+            raise InvalidRequestError(
+                "the receipt belongs to another version of the numerical code", param="arithmetic"
+            )
         request, check = self._inputs.build_verification(receipt, receipt_options(receipt), adapter)
         if receipt["answer"]["ids"]:
             self._core.submit(request)
@@ -478,17 +481,17 @@ class Engine:
         if isinstance(conversations, str | Mapping | Message):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
         params, options = apply_settings(params, options, settings)
-        begins = [self.prepare(conversation(each), params, options) for each in conversations]
-        begun: list[Generation] = []
+        submits = [self.prepare(conversation(each), params, options) for each in conversations]
+        generations: list[Generation] = []
         try:
-            begun += [begin() for begin in begins[:MAX_BATCHED]]
+            generations += [submit() for submit in submits[:MAX_BATCHED]]
             answers = []
-            for place in range(len(begins)):
-                answers.append(begun[place].result())
-                begun += [begin() for begin in begins[place + MAX_BATCHED : place + MAX_BATCHED + 1]]
+            for index in range(len(submits)):
+                answers.append(generations[index].result())
+                generations += [submit() for submit in submits[index + MAX_BATCHED : index + MAX_BATCHED + 1]]
             return answers
         finally:
-            for generation in begun:
+            for generation in generations:
                 generation.stop()
 
     def continue_text(
@@ -519,19 +522,19 @@ class Engine:
         options = RequestOptions(
             prompt_only=True, embedding=True, thinking=False, owner=owner, adapter=adapter, priority=priority
         )
-        begins = [self.prepare(text, None, options) for text in ([texts] if isinstance(texts, str) else texts)]
-        begun: list[Generation] = []
+        submits = [self.prepare(text, None, options) for text in ([texts] if isinstance(texts, str) else texts)]
+        generations: list[Generation] = []
         try:
             vectors = []
-            for place in range(len(begins)):
-                begun += [begin() for begin in begins[len(begun) : place + MAX_BATCHED]]
-                events = list(begun[place].events())
+            for index in range(len(submits)):
+                generations += [submit() for submit in submits[len(generations) : index + MAX_BATCHED]]
+                events = list(generations[index].events())
                 if events[-1].error is not None:
                     raise events[-1].error
                 vectors.append(next(event.embedding for event in events if event.kind == "embedding"))
             return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
         finally:
-            for generation in begun:
+            for generation in generations:
                 generation.stop()
 
     # Generation
@@ -549,21 +552,19 @@ class Engine:
         """Validate and build a request; return a function that submits it, to be called once."""
         request = self._request(messages, params, options)
 
-        def begin() -> Generation:
+        def submit() -> Generation:
             self._require_open()
             self._core.submit(request)
             return request.generation
 
-        return begin
+        return submit
 
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         """Prefill an unsent prompt while the engine is idle, in place of the owner's previous unsent prompt.
 
-        Nothing is written to disk.
-
-        Raises the same errors as `submit`.
+        Nothing is written to disk. Raises the same errors as `submit`.
         """
         self._require_open()
         options = options or RequestOptions()

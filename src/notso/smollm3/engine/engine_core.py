@@ -59,7 +59,7 @@ class WorkSignal:
 
 # Every waiting request is notified of its queue position once. Only the first requests, up to this position, are also
 # notified of changes; otherwise, each step could send an event to thousands of requests.
-NEAR_PLACES = 16
+NEAR_POSITIONS = 16
 
 PROGRESS_S = 0.25  # seconds between progress events of a prompt
 
@@ -70,7 +70,7 @@ def notify_queue_positions(queue: Iterable[Sequence], requests: Mapping[Sequence
         request = requests[sequence]
         if request.started_at:
             continue  # preempted; `queued` events are sent only until a request has started
-        if request.queue_position != position and (position <= NEAR_PLACES or not request.queue_position):
+        if request.queue_position != position and (position <= NEAR_POSITIONS or not request.queue_position):
             request.queue_position = position
             request.generation.write([Event("queued", place=position)])
 
@@ -136,7 +136,7 @@ class EngineCore:
         offload: KVOffload | None,
         signal: WorkSignal,
         latency: StepLatency,
-        when_lost: Callable[[DeviceLostError], None],
+        on_device_lost: Callable[[DeviceLostError], None],
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -151,7 +151,7 @@ class EngineCore:
         self._inbox_lock = threading.Lock()
         self._closing = self._ended = False
         self._process = os.getpid()
-        self._on_device_lost = when_lost
+        self._on_device_lost = on_device_lost
         self._is_stuck = False  # no request can continue until new work arrives
         self._requests: dict[Sequence, Request] = {}
         self._prompt_s_per_token = 0.0
@@ -280,12 +280,12 @@ class EngineCore:
         self._closing = True
         with self._inbox_lock:
             self._ended = True  # rejects new work from here on
-        last: list[Callable[[], None]] = [
+        final_work: list[Callable[[], None]] = [
             partial(self._finish_request, request, "cancelled") for request in self._requests.values()
         ]
-        last += self._inbox
-        last.append(partial(self._fail_all, EngineError(CLOSED)))
-        for work in last:
+        final_work += self._inbox
+        final_work.append(partial(self._fail_all, EngineError(CLOSED)))
+        for work in final_work:
             try:
                 work()
             except Exception:
@@ -326,11 +326,11 @@ class EngineCore:
             return
         for chunk in plan.chunks:
             self._start_request(self._requests[chunk.sequence], chunk)
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         logits = self.runner.run(plan.chunks, lambda layer: self._should_continue(plan, layer))
         if logits is None:
             return  # cancelled
-        self._record_step(plan, time.perf_counter() - started)
+        self._record_step(plan, time.perf_counter() - started_at)
         self._pool_hidden_states(plan)
         self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks), plan.rows)
         for chunk, rows in zip(plan.chunks, logits, strict=True):
@@ -501,7 +501,7 @@ class EngineCore:
 # for replay, or offloads a block of a finished conversation.
 TICK_S = 0.005
 
-LONGEST_NAP_S = 60.0
+MAX_IDLE_WAIT_S = 60.0
 
 
 class BackgroundWork:
@@ -511,32 +511,32 @@ class BackgroundWork:
         self._runner = runner
         self._cache = runner.cache
         self._offload = offload
-        self._has_memory = False
+        self._memory_is_touched = False
         self._idle_since = time.monotonic()
         self.prefix_warmup = PrefixWarmup(runner, scheduler, offload, mover)
 
     def record_activity(self) -> None:
         """Record activity. Thread-safe."""
         self._idle_since = time.monotonic()
-        self._has_memory = False
+        self._memory_is_touched = False
 
     def idle_wait_s(self, is_idle: bool) -> float:
-        nap = LONGEST_NAP_S
-        if (is_idle and not self._has_memory) or (self._offload is not None and self._offload.has_work):
-            nap = TICK_S
+        wait_s = MAX_IDLE_WAIT_S
+        if (is_idle and not self._memory_is_touched) or (self._offload is not None and self._offload.has_work):
+            wait_s = TICK_S
         if not is_idle:
-            return nap
+            return wait_s
         if not self._runner.has_captured_steps:
-            nap = min(nap, max(TICK_S, QUIET_S - self._idle_s))
-        return min(nap, self.prefix_warmup.due_s(self._idle_s))
+            wait_s = min(wait_s, max(TICK_S, QUIET_S - self._idle_s))
+        return min(wait_s, self.prefix_warmup.due_s(self._idle_s))
 
-    def work(self, go_on: Callable[[], bool]) -> None:
-        """Do one increment of idle work. A prefill polls `go_on`, and stops when it returns False."""
-        if not self._has_memory:
+    def work(self, should_continue: Callable[[], bool]) -> None:
+        """Do one increment of idle work. A prefill polls `should_continue`, and stops when it returns False."""
+        if not self._memory_is_touched:
             blocks = 0 if self._offload is None else self._offload.ready_blocks
-            self._has_memory = not self._cache.touch_idle(blocks)
+            self._memory_is_touched = not self._cache.touch_idle(blocks)
         if not self.prefix_warmup.due_s(self._idle_s):
-            self.prefix_warmup.prefill_next(go_on)
+            self.prefix_warmup.prefill_next(should_continue)
         elif not self._runner.has_captured_steps and self._idle_s >= QUIET_S:
             self._runner.capture_next_step()
 

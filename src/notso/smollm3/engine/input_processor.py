@@ -264,14 +264,14 @@ class InputProcessor:
         if not isinstance(prompt_input[0], Message) or options.continue_last or options.priority == "background":
             return None
         messages = tuple(cast(Sequence[Message], prompt_input))
-        keep = any(message.keep_reasoning for message in messages)
+        keep_reasoning = any(message.keep_reasoning for message in messages)
         reserved = self._reserved_tokens(params, options) if options.when_full == "drop_oldest" else 1
-        most = self.context_of(options) - reserved
+        limit = self.context_of(options) - reserved
 
         def write(answer: Message) -> list[int]:
-            history = [*messages, replace(answer, keep_reasoning=keep)]
+            history = [*messages, replace(answer, keep_reasoning=keep_reasoning)]
             ids = self._prompts.beginning(history, options)
-            return ids if len(ids) < most else []
+            return ids if len(ids) < limit else []
 
         return write
 

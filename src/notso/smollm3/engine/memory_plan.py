@@ -209,15 +209,15 @@ class _Planner:
         return self._with_blocks(plan, min(plan.max_num_seqs * plan.kv_blocks, SHARED_TOKENS // BLOCK_TOKENS))
 
     def with_documents(self, plan: EnginePlan, most_tokens: int) -> EnginePlan:
-        least = self.plan(plan.context_tokens, plan.kv_format, plan.max_num_seqs, reduced=plan.reduced)
-        larger = self._with_blocks(least, max(plan.kv_blocks, most_tokens // BLOCK_TOKENS))
+        minimal = self.plan(plan.context_tokens, plan.kv_format, plan.max_num_seqs, reduced=plan.reduced)
+        larger = self._with_blocks(minimal, max(plan.kv_blocks, most_tokens // BLOCK_TOKENS))
         tokens = min(most_tokens, larger.kv_blocks * BLOCK_TOKENS) // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
         return replace(larger, document_tokens=tokens) if tokens > plan.context_tokens else plan
 
     def _with_blocks(self, plan: EnginePlan, blocks: int) -> EnginePlan:
         # Uses at most half of the remaining memory, and leaves the rest for other programs.
-        left = plan.limit.available_bytes - plan.needed_bytes
-        room = reserved_blocks(plan.kv_blocks) + left // 2 // self._block_bytes(plan.kv_format)
+        remaining = plan.limit.available_bytes - plan.needed_bytes
+        room = reserved_blocks(plan.kv_blocks) + remaining // 2 // self._block_bytes(plan.kv_format)
         blocks = min(blocks, room)
         while reserved_blocks(blocks) > room:
             blocks -= 1

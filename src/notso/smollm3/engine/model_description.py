@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 def sampling_defaults(metadata: Mapping[str, Any]) -> dict[str, float]:
     """Return the sampling parameters that a file recommends. Invalid ones are logged and left out."""
-    found: dict[str, float] = {}
+    defaults: dict[str, float] = {}
     for name, key in ((name, each.gguf) for name, each in PARAMETERS.items() if each.gguf):
         value = metadata.get(f"general.sampling.{key}")
         if value is None:
@@ -38,11 +38,11 @@ def sampling_defaults(metadata: Mapping[str, Any]) -> dict[str, float]:
         except (InvalidRequestError, TypeError, ValueError, OverflowError):
             logger.warning("the model file's general.sampling.%s is ignored: %s", key, one_line(repr(value), 60))
         else:
-            found[name] = value
+            defaults[name] = value
     if metadata.get("general.sampling.penalty_last_n") == 0:  # llama.cpp: no penalties
-        found.pop("repetition_penalty", None)
-        found.pop("penalty_window", None)
-    return found
+        defaults.pop("repetition_penalty", None)
+        defaults.pop("penalty_window", None)
+    return defaults
 
 
 def model_info(
@@ -61,9 +61,10 @@ def model_info(
     arithmetic: str,
 ) -> ModelInfo:
     """Return the description of a model file loaded by an engine."""
-    named = file.metadata.get("general.name")
-    name = one_line(named if named and isinstance(named, str) else file.path.stem, MAX_NAME_CHARACTERS)
-    licensed = file.metadata.get("general.license.name", file.metadata.get("general.license"))
+    stored_name = file.metadata.get("general.name")
+    has_name = isinstance(stored_name, str) and stored_name
+    name = one_line(stored_name if has_name else file.path.stem, MAX_NAME_CHARACTERS)
+    license_name = file.metadata.get("general.license.name", file.metadata.get("general.license"))
     counts: dict[str, int] = {}
     for tensor in file.tensors.values():
         counts[tensor.format.name] = counts.get(tensor.format.name, 0) + 1
@@ -92,5 +93,5 @@ def model_info(
         template_drops=template_drops,
         sampling=sampling,
         arithmetic=arithmetic,
-        license=one_line(licensed, MAX_NAME_CHARACTERS) if isinstance(licensed, str) else "",
+        license=one_line(license_name, MAX_NAME_CHARACTERS) if isinstance(license_name, str) else "",
     )

@@ -57,8 +57,8 @@ class _PendingPrefill:
     # A pending prefill.
     # write: renders the ids to prefill.
     # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft.
-    # first_obsolete: index of the first block of `spent` that becomes obsolete, with all later ones. Blocks that `ids`
-    # also contains do not become obsolete.
+    # first_obsolete: index of the first obsolete block of `spent`. The later blocks are obsolete, too, except those
+    # that `ids` also contains.
     # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
     adapter: Adapter | None
@@ -81,7 +81,7 @@ class PrefixWarmup:
         self._mover = mover
         self._pending: deque[_PendingPrefill] = deque()
         self._steps = 0
-        self._served: dict[bytes, int] = {}  # last step of each owner with pending work
+        self._served: dict[bytes, int] = {}  # owner with pending work -> last step that served it
         self._drafts: OrderedDict[bytes, _PendingPrefill] = OrderedDict()
         # Last draft of each owner, prefilled or not. Owners are identified by their salts.
         self._last_drafts: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
@@ -143,13 +143,13 @@ class PrefixWarmup:
             return 0.0
         return max(0.0, QUIET_S - quiet_s) if self._pending else float("inf")
 
-    def prefill_next(self, go_on: Callable[[], bool]) -> None:
+    def prefill_next(self, should_continue: Callable[[], bool]) -> None:
         prefill = self._next_pending()
         is_over = True  # also after an exception, so that the prefill is not retried
         try:
             prefill.ids = prefill.ids or prefill.write()
             if self._is_worthwhile(prefill):
-                is_over = self._step(prefill, go_on)
+                is_over = self._step(prefill, should_continue)
         finally:
             if is_over and prefill.prompt is None:
                 del self._drafts[prefill.salt.owner]
@@ -166,7 +166,7 @@ class PrefixWarmup:
         self._served[prefill.salt.owner] = self._steps
         return prefill
 
-    def _step(self, prefill: _PendingPrefill, go_on: Callable[[], bool]) -> bool:
+    def _step(self, prefill: _PendingPrefill, should_continue: Callable[[], bool]) -> bool:
         sequence = Sequence(
             prefill.ids,
             salt=prefill.salt,
@@ -182,7 +182,7 @@ class PrefixWarmup:
             self._mover.move(plan)
             for chunk in plan.chunks:
                 chunk.samples = False
-            if plan.chunks and self._runner.run(plan.chunks, lambda _: go_on(), once=True) is not None:
+            if plan.chunks and self._runner.run(plan.chunks, lambda _: should_continue(), once=True) is not None:
                 self._scheduler.advance(plan.chunks[0])
                 self._runner.cache.touch_ahead(sequence.blocks[-1], plan.rows)
                 prefill.tries = 0

@@ -29,7 +29,8 @@ from notso.smollm3.values.sampling_params import SamplingParams
 
 VERSION = 1
 READ_BYTES = 4 << 20
-_SEALED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", "sources")
+# Fields that a sealed receipt omits.
+_OMITTED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", "sources")
 
 
 class ModelDigest:
@@ -99,7 +100,7 @@ def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sealed receipt: the open receipt without the conversation."""
     record = {name: value for name, value in receipt.items() if name != "digest"} | {"form": "sealed"}
     for part in ("prompt", "options", "answer"):
-        record[part] = {name: value for name, value in record[part].items() if name not in _SEALED}
+        record[part] = {name: value for name, value in record[part].items() if name not in _OMITTED}
     return record | {"digest": _hash(record)}
 
 
@@ -179,25 +180,25 @@ class ReceiptVerifier:
         self._request = request
         self._answer = answer
         self._finish_reason = finish_reason
-        self._first = len(request.sequence.prompt) - 1
-        self.found: ReceiptCheck | None = None
+        self._last_prompt_position = len(request.sequence.prompt) - 1
+        self._result: ReceiptCheck | None = None
 
     def consume(self, start: int, logits: Floats) -> tuple[()]:
         for position, row in enumerate(logits, start):
-            if self.found is None and position - self._first == self._request.output.tokens:
+            if self._result is None and position - self._last_prompt_position == self._request.output.tokens:
                 self._check(row)
         return ()
 
     def end(self) -> ReceiptCheck:
         request, tokens = self._request, len(self._answer.ids)
-        if self.found is None:
+        if self._result is None:
             reason = request.output.finish_reason or (
                 "length" if request.output.tokens >= request.max_tokens else "cancelled"
             )
             if reason != self._finish_reason:
                 problem = f"the answer ends with {reason!r}, not {self._finish_reason!r}"
                 return ReceiptCheck(problem, None, tokens)
-        return self.found or ReceiptCheck("", None, tokens)
+        return self._result or ReceiptCheck("", None, tokens)
 
     def _check(self, row: Floats) -> None:
         request, ids = self._request, self._answer.ids
@@ -212,8 +213,8 @@ class ReceiptVerifier:
                     at, f"token {at} is recorded as the end of the reasoning, which had already ended"
                 )
             request.close_reasoning()
-            written = request.sequence.tokens[self._first + 1 + at :]
-            for place, (token, recorded) in enumerate(zip_longest(written, ids[at : at + len(written)]), at):
+            inserted = request.sequence.tokens[self._last_prompt_position + 1 + at :]
+            for place, (token, recorded) in enumerate(zip_longest(inserted, ids[at : at + len(inserted)]), at):
                 if token != recorded:
                     return self._record_mismatch(
                         place, f"token {place} is recorded as the end of the reasoning, but is not"
@@ -234,7 +235,7 @@ class ReceiptVerifier:
         return None
 
     def _record_mismatch(self, at: int, problem: str) -> None:
-        self.found = ReceiptCheck(problem, at, len(self._answer.ids))
+        self._result = ReceiptCheck(problem, at, len(self._answer.ids))
 
 
 def _validate_receipt(receipt: Any, name: str) -> dict[str, Any]:
