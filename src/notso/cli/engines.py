@@ -128,7 +128,7 @@ def open_engine(
 
 
 def active_adapter(adapters: Sequence[str]) -> str | None:
-    """Return the name of the last adapter, the one that answers use. Raises InvalidRequestError if it is invalid."""
+    """Return the name of the last adapter, which answers use. Raises InvalidRequestError."""
     from notso.smollm3.values.engine_config import AdapterSource
 
     return AdapterSource.parse(adapters[-1]).name if adapters else None

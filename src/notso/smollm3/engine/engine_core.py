@@ -65,7 +65,6 @@ PROGRESS_S = 0.25  # seconds between progress events of a prompt
 
 
 def notify_queue_positions(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
-    """Notify waiting requests of new positions in the queue."""
     for position, sequence in enumerate(queue, start=1):
         request = requests[sequence]
         if request.started_at:
@@ -516,7 +515,7 @@ class BackgroundWork:
         self.prefix_warmup = PrefixWarmup(runner, scheduler, offload, mover)
 
     def record_activity(self) -> None:
-        """Record activity. Thread-safe."""
+        # Thread-safe.
         self._idle_since = time.monotonic()
         self._memory_is_touched = False
 

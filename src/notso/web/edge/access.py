@@ -288,7 +288,7 @@ class KeyRing:
 
 
 async def public() -> None:
-    """Do nothing. As a dependency, this function marks a route that requires no key or session."""
+    """Do nothing. As a dependency, marks a route that requires no key or session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ FIELD = "notso_receipt"
 
 
 def requested_receipt(request: Request) -> str | None:
-    """Return the requested form of the receipt, or None. Raises ApiError (400) if the form is unknown."""
+    """Return the requested form of receipt, or None. Raises ApiError (400) if unknown."""
     form = request.headers.get(RECEIPT)
     if form not in (None, "open", "sealed"):
         raise ApiError(400, "invalid_value", f"{RECEIPT} must be open or sealed", param=RECEIPT)
