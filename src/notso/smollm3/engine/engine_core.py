@@ -65,6 +65,7 @@ PROGRESS_S = 0.25  # seconds between progress events of a prompt
 
 
 def notify_queue_positions(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
+    """Notify waiting requests of new queue positions."""
     for position, sequence in enumerate(queue, start=1):
         request = requests[sequence]
         if request.started_at:

@@ -61,6 +61,8 @@ _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
+    """Planned memory of an engine."""
+
     context_tokens: int
     document_tokens: int  # context of prompts with a fixed prefix, such as documents
     kv_format: KVFormat
@@ -86,6 +88,7 @@ class EnginePlan:
 
 
 def longest_context(config: SmolLM3Config) -> int:
+    """Return the longest supported context."""
     return config.max_context_tokens
 
 
@@ -96,6 +99,7 @@ def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
 
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
+    """Return the maximum rows of a step."""
     # With contexts beyond the trained length, memory is scarce. Smaller steps need less of it, and are hardly slower,
     # because attention takes most of the time.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)

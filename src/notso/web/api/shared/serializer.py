@@ -70,7 +70,6 @@ async def serialize_failure(serializer: Serializer, error: ApiError) -> bytes:
 
 
 async def whole_response(serializer: Serializer, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the serializer's current body as a response."""
     return await large_response(serializer.body, headers)
 
 
