@@ -402,7 +402,7 @@ class Engine:
             raise InvalidRequestError("the receipt is malformed", param="receipt") from error
 
     def _check_receipt(self, receipt: Mapping[str, Any]) -> ReceiptCheck:
-        recorded_adapter = receipt.get("adapter")
+        recorded_adapter: Any = receipt.get("adapter")
         infos = self.adapters.infos if recorded_adapter else {}
         names = [name for name, info in infos.items() if info.digest == recorded_adapter["sha256"]]
         if recorded_adapter and not names:

@@ -61,9 +61,8 @@ def model_info(
     arithmetic: str,
 ) -> ModelInfo:
     """Return the description of a model file loaded by an engine."""
-    stored_name = file.metadata.get("general.name")
-    has_name = isinstance(stored_name, str) and stored_name
-    name = one_line(stored_name if has_name else file.path.stem, MAX_NAME_CHARACTERS)
+    stored = file.metadata.get("general.name")
+    name = one_line(stored if stored and isinstance(stored, str) else file.path.stem, MAX_NAME_CHARACTERS)
     license_name = file.metadata.get("general.license.name", file.metadata.get("general.license"))
     counts: dict[str, int] = {}
     for tensor in file.tensors.values():
