@@ -17,8 +17,9 @@ constexpr bool kPacksRows = true, kKeepsRows = false;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
 
-// As in AVX-512: up to this M, packed weights are read in the order of memory, without prefetch.
-inline int64_t in_order_up_to_m() { return __builtin_cpu_is("amdfam19h") ? 2 : 0; }
+// As in AVX-512: up to this M, Zen 4 reads packed weights in the order of memory, without prefetch. Zen 3, which is of
+// the same processor family but has no AVX-512, is up to 1.2 times as fast with prefetch.
+inline int64_t in_order_up_to_m() { return __builtin_cpu_is("amdfam19h") && __builtin_cpu_supports("avx512f") ? 2 : 0; }
 
 }  // namespace
 }  // namespace qtensor
