@@ -92,5 +92,26 @@ def test_report_shows_differing_and_failed_kernel_families(monkeypatch: pytest.M
 
     monkeypatch.setattr(kernel_choice, "available_kernels", lambda: ["generic"] * 3)
     monkeypatch.setattr(doctor, "_benchmark_demo", measured)
-    lines = doctor.report([]).splitlines()
+    text, families_agree = doctor.report([])
+    lines = text.splitlines()
     assert lines[-2] == "FAILED: the families differ" and any("StopIteration" in line for line in lines)
+    assert not families_agree
+
+
+def test_report_fails_if_no_kernel_family_runs(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing() -> dict[str, Any]:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(doctor, "run_checks", lambda port: [])
+    monkeypatch.setattr(doctor, "_benchmark_demo", failing)
+    result = notso("doctor", "--report")
+    assert result.code == 1 and result.out.rstrip().endswith("FAILED: not all families ran\n```")
+
+
+def test_doctor_suggests_another_data_directory(notso: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("NOTSO_DATA_DIR", str(file))
+    findings = json.loads(notso("doctor", "--json").out)
+    (finding,) = (each for each in findings if each["subject"] == "data")
+    assert finding["status"] == "fail" and finding["fix"] == "set NOTSO_DATA_DIR to a writable folder"

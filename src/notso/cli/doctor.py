@@ -66,14 +66,17 @@ def doctor(
 ) -> None:
     """Check this machine and suggest fixes.
 
-    Checks Python, sandboxing of child processes, CPU, kernels, GPU, memory, huge pages, models, disk, port, SQLite,
-    PostgreSQL, plugins, network and versions. Each line begins with ok, warn or fail; exit code 1 if a check fails.
+    Checks Python, sandboxing of child processes, CPU, kernels, GPU, memory, huge pages, models, disk, data directory,
+    port, SQLite, PostgreSQL, plugins, network and versions. Each line begins with ok, warn or fail; exit code 1 if a
+    check fails.
     """
     findings = [_check_server(server)] if server else run_checks(port)
     if as_report:
         with terminal.waiting("measuring the demo model"):
-            block = report([f"{each.status:4}  {each.subject}: {each.message}" for each in findings])
+            block, families_agree = report([f"{each.status:4}  {each.subject}: {each.message}" for each in findings])
         print(block)
+        if not families_agree:
+            raise typer.Exit(exit_codes.FAILED)
     elif as_json:
         terminal.print_json([asdict(finding) for finding in findings])
     else:
@@ -289,7 +292,7 @@ def _data() -> Iterator[Finding]:
     folder = Path(os.environ.get("NOTSO_DATA_DIR") or default_data_dir())
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        yield Finding("fail", "data", f"{folder} is not writable", "set --data-dir to a writable folder")
+        yield Finding("fail", "data", f"{folder} is not writable", "set NOTSO_DATA_DIR to a writable folder")
         return
     size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
     if os.environ.get("DATABASE_URL"):
@@ -374,16 +377,22 @@ def _versions() -> Iterator[Finding]:
 PROMPT_TOKENS, ANSWER_TOKENS = 512, 32
 
 
-def report(checks: Sequence[str]) -> str:
-    """Return the checks, and for each kernel family of this CPU the demo model's fingerprint and throughput."""
-    block = "\n".join(["```", *map(terminal.escape_control, (*checks, "", *_kernel_family_lines())), "```"])
-    return block.replace(str(Path.home()), "~")
+def report(checks: Sequence[str]) -> tuple[str, bool]:
+    """Return the report's text, and whether all kernel families ran and agree.
+
+    The text contains the checks, and for each family of this CPU the demo model's fingerprint and throughput.
+    """
+    lines, families_agree = _compare_kernel_families()
+    block = "\n".join(["```", *map(terminal.escape_control, (*checks, "", *lines)), "```"])
+    return block.replace(str(Path.home()), "~"), families_agree
 
 
-def _kernel_family_lines() -> Iterator[str]:
+def _compare_kernel_families() -> tuple[list[str], bool]:
     from notso.qtensor import kernel_choice
 
-    chosen, rows, fingerprints = kernel_choice.kernels(), [["kernels", "fingerprint", "prompt", "answer"]], set()
+    chosen, rows = kernel_choice.kernels(), [["kernels", "fingerprint", "prompt", "answer"]]
+    fingerprints: set[str] = set()
+    all_ran = True
     try:
         for family in kernel_choice.available_kernels():
             try:
@@ -391,15 +400,18 @@ def _kernel_family_lines() -> Iterator[str]:
                 result = _benchmark_demo()
             except Exception as error:  # a failure is part of the report
                 rows.append([family, f"{type(error).__name__}: {error}", "", ""])
-                fingerprints.add("")
+                all_ran = False
                 continue
             fingerprints.add(result["fingerprint"])
             speeds = [f"{result[kind][0]['tok_s']:,.0f} tokens/s" for kind in ("prefill", "decode")]
             rows.append([family, result["fingerprint"], *speeds])
     finally:
         kernel_choice.use_kernels(chosen)
-    yield from terminal.columns(rows, right=(2, 3))
-    yield "all families agree" if len(fingerprints) == 1 else "FAILED: the families differ"
+    if len(fingerprints) > 1:
+        verdict = "FAILED: the families differ"
+    else:
+        verdict = "all families agree" if all_ran else "FAILED: not all families ran"
+    return [*terminal.columns(rows, right=(2, 3)), verdict], all_ran and len(fingerprints) == 1
 
 
 def _benchmark_demo() -> dict[str, Any]:
