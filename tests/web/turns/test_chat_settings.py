@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import pytest
 from scripted_engine import ScriptedEngine
 
-from notso.web.turns.chat_settings import SETTING_NAMES, ChatSettings, form_values, merge_settings, updated_settings
+from notso.web.store.protocol import Chat, ChatDefaults
+from notso.web.turns.chat_settings import (
+    SETTING_NAMES,
+    ChatSettings,
+    effective_settings,
+    form_values,
+    merge_settings,
+    updated_settings,
+)
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -78,6 +87,16 @@ def test_chat_settings_override_defaults() -> None:
     settings = merge_settings({"temperature": 0.9, "max_tokens": 50, "seed": 3}, {"max_tokens": "none", "unknown": 1})
     sampling = settings.sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.seed, sampling.top_p) == (0.9, None, 3, 0.95)
+
+
+def test_none_is_an_ordinary_system_prompt_and_model_name() -> None:
+    settings = merge_settings({"system_prompt": "none", "model": "none", "tools": "none", "seed": "none"})
+    assert (settings.system_prompt, settings.model) == ("none", "none")
+    assert (settings.tools, settings.sampling.seed) == (None, None)
+    with_memory = effective_settings(
+        ChatDefaults({"system_prompt": "none"}, memories=("Tea.",)), Chat("c", "", False, date(2026, 1, 1), 0, 0)
+    )
+    assert with_memory.system_prompt == "The user wants you to remember:\n- Tea.\n\nnone"
 
 
 def test_missing_setting_is_kept_and_empty_one_is_removed() -> None:

@@ -32,7 +32,8 @@ NUMERIC = sorted(
 """Sampling parameters that the page shows as a field."""
 MEMORY_HEADING = "The user wants you to remember:"
 NO_LIMIT = "none"
-"""Value that removes the limit of a numeric setting, even if the default is a limit."""
+"""Value of a numeric setting without a limit, even if the default has one. As the value of `tools`: no tools."""
+_CAN_BE_NONE = frozenset((*(each.name for each in NUMERIC if each.kind is int), "tools"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ChatSettings:
     speculative_prefill: bool = True  # when idle, prefill the message that is being typed
     memory: bool = True  # insert the owner's memory (facts to remember) into prompts
     when_full: WhenFull = "stop"
-    compaction: Literal["off", "ask", "automatic"] = "ask"  # summarize older messages near the limit
+    compaction: Literal["off", "ask", "automatic"] = "ask"  # near the context limit, summarize older messages
     tools: str | None = None  # names separated by spaces
     model: str | None = None  # None: the default model
 
@@ -65,7 +66,7 @@ def merge_settings(*layers: Mapping[str, SettingValue]) -> ChatSettings:
     for layer in layers:
         for name, value in layer.items():
             if name in SETTING_NAMES:
-                merged[name] = None if value == NO_LIMIT else value
+                merged[name] = None if value == NO_LIMIT and name in _CAN_BE_NONE else value
     sampling = {each.name: merged.pop(each.name) for each in NUMERIC if each.name in merged}
     return ChatSettings(**merged, sampling=SamplingParams(**sampling, given=tuple(sampling)))
 
