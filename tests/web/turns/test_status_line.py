@@ -41,8 +41,19 @@ def test_status_line_reports_dropped_messages() -> None:
 
 
 def test_continued_reasoning_includes_its_earlier_time() -> None:
-    status_line = StatusLine(0.0, reasoning_before_s=7.0)
+    status_line = StatusLine(0.0, reasoning_before_s=7.0, reasoning_tokens_before=20)
     status_line.consume(Event("reasoning", text="hm", tokens=1), 1.0)
-    assert status_line.status(3.0).reasoning_label == "Thinking, 9 s, 1 token"
+    assert status_line.status(3.0).reasoning_label == "Thinking, 9 s, 21 tokens"
     status_line.end_reasoning(4.0)
     assert status_line.thinking_s == 10.0
+
+
+def test_thinking_figures_include_the_reasoning_before_tool_calls() -> None:
+    first = StatusLine(0.0)
+    first.consume(Event("reasoning", text="hm", tokens=30), 1.0)
+    first.consume(Event("text", text="So", tokens=40), 4.0)
+    second = first.next_round(5.0)
+    second.consume(Event("reasoning", text="hm", tokens=12), 6.0)
+    stats = second.stats(8.0, budget=100)
+    assert (stats.thinking_tokens, stats.thinking_s) == (42, 5.0)
+    assert dict(stats.rows)["thinking"] == "42 tokens in 5.0 s, 58 left of 100"

@@ -1,4 +1,4 @@
-"""Status of an answer in progress (phase, badge label, figures), and the figures in the badge's details."""
+"""The badge of an answer in progress: its phase and label, and the figures shown when it is expanded."""
 
 from __future__ import annotations
 
@@ -88,12 +88,20 @@ SHOWN_AFTER_S = 1.0
 
 
 class StatusLine:
-    def __init__(self, requested_at: float, *, reasoning_before_s: float = 0.0, omitted_messages: int = 0) -> None:
+    def __init__(
+        self,
+        requested_at: float,
+        *,
+        reasoning_before_s: float = 0.0,
+        reasoning_tokens_before: int = 0,
+        omitted_messages: int = 0,
+    ) -> None:
         self.first_token_s = 0.0
         self.dropped_messages = 0
         self._omitted_messages = omitted_messages  # messages omitted from the request; the engine may drop more
         self._requested_at = requested_at
-        self._reasoning_before = reasoning_before_s
+        # Reasoning of earlier requests of the same answer.
+        self._reasoning_before_s, self._reasoning_tokens_before = reasoning_before_s, reasoning_tokens_before
         self._queue_place = 0
         self._prefill_eta = PrefillEta()
         self._prefill: PrefillProgress | None = None
@@ -101,12 +109,12 @@ class StatusLine:
         self._writing_since = 0.0
         self._thinking_since = self._thinking_until = 0.0
         self._has_answer_text = False
-        self._tokens = self._reasoning_tokens = self._reasoning_tokens_before = 0
+        self._tokens = self._reasoning_tokens = 0
 
     @property
     def thinking_s(self) -> float:
         until = self._thinking_until
-        return self._reasoning_before + (until - self._thinking_since if until else 0.0)
+        return self._reasoning_before_s + (until - self._thinking_since if until else 0.0)
 
     @property
     def _all_reasoning_tokens(self) -> int:
@@ -114,9 +122,13 @@ class StatusLine:
 
     def next_round(self, now: float) -> StatusLine:
         # Count the reasoning before the tool calls, too.
-        after = StatusLine(now, reasoning_before_s=self.thinking_s, omitted_messages=self._omitted_messages)
-        after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
-        after.first_token_s = self.first_token_s
+        after = StatusLine(
+            now,
+            reasoning_before_s=self.thinking_s,
+            reasoning_tokens_before=self._all_reasoning_tokens,
+            omitted_messages=self._omitted_messages,
+        )
+        after.dropped_messages, after.first_token_s = self.dropped_messages, self.first_token_s
         return after
 
     def consume(self, event: Event, now: float) -> None:
@@ -171,8 +183,8 @@ class StatusLine:
             cached_tokens=prefill.cached_tokens if prefill else 0,
             prefill_tokens=prefill.new_tokens_done if prefill else 0,
             prefill_s=(wrote_from or now) - self._prefill_since if self._prefill_since else 0.0,
-            thinking_tokens=self._reasoning_tokens,
-            thinking_s=self._reasoning_before + thinking_until - self._thinking_since,
+            thinking_tokens=self._all_reasoning_tokens,
+            thinking_s=self._reasoning_before_s + thinking_until - self._thinking_since,
             budget=budget,
             written_tokens=self._tokens,
             writing_s=now - wrote_from if wrote_from else 0.0,
@@ -182,7 +194,7 @@ class StatusLine:
     def _reasoning_label(self, now: float) -> str:
         if not self._thinking_since:
             return ""
-        seconds = self._reasoning_before + (self._thinking_until or now) - self._thinking_since
+        seconds = self._reasoning_before_s + (self._thinking_until or now) - self._thinking_since
         name = "reasoning_for" if self._thinking_until else "phase_thinking_for"
         return words[name].format(seconds=int(seconds)) + words["reasoning_tokens"].format(
             tokens=number(self._all_reasoning_tokens)

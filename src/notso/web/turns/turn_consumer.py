@@ -79,6 +79,7 @@ class TurnConsumer:
         self._status_line = StatusLine(
             time.monotonic(),
             reasoning_before_s=self._earlier_stats.thinking_ms / 1000,
+            reasoning_tokens_before=self._earlier_stats.reasoning_tokens,
             omitted_messages=turn.omitted_messages,
         )
         self._note = ""
