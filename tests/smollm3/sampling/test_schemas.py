@@ -228,6 +228,8 @@ def test_keywords_without_effect_are_reported() -> None:
             "is not supported for this schema",
         ),
         ({"properties": {f"p{n}": {} for n in range(40)}, "minProperties": 20, "type": "object"}, "minProperties"),
+        ({"properties": {f"p{n}": {} for n in range(65)}, "minProperties": 1}, "require more than 64 alternatives"),
+        ({"properties": {"a": {}}, "minProperties": 2}, "above the number of declared properties"),
     ],
 )
 def test_hostile_schemas_are_refused(grammars: GrammarCompiler, schema: dict[str, Any], told: str) -> None:

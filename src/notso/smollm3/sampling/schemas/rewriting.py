@@ -610,8 +610,12 @@ class SchemaRewriter:
             rewritten.pop("minProperties", None)
         elif least > 1 or optional:
             del rewritten["minProperties"]
-            if math.comb(len(optional), more) > MAX_OPTIONS or (more > len(optional) and least > 1):
-                raise self._refusal(f"{pointer}/minProperties above 1 is not supported; use required")
+            if more > len(optional) and least > 1:
+                raise self._refusal(f"{pointer}/minProperties above the number of declared properties is not supported")
+            if math.comb(len(optional), more) > MAX_OPTIONS:
+                raise self._refusal(
+                    f"{pointer}/minProperties would require more than {MAX_OPTIONS} alternatives; use required"
+                )
             objects: list[dict[str, Any]] = [
                 {"type": "object", "required": list(chosen)} for chosen in itertools.combinations(optional, more)
             ]
