@@ -189,8 +189,8 @@ class Negation:
         """Return, for each option of a `oneOf`, schemas that exclude the options that overlap with it. Return None if
         such a schema cannot be expressed.
 
-        is_exact: every value that matches exactly one option must be allowed. common: a schema that all values match.
-        closings: for each option, a schema that its values also match.
+        is_exact: every value that matches exactly one option must remain allowed. common: a schema that all values
+        must match as well. closings: for each option, a schema that its values must match as well.
         """
         found: list[list[Schema]] = []
         for number, option in enumerate(options):
@@ -350,6 +350,6 @@ _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 def has_unwritable_characters(text: str) -> bool:
-    """Return whether the text has control characters that JSON writes only as numeric escapes."""
-    # The grammar has no such escapes, and the library would leave the characters out.
+    """Return whether the text has control characters that the grammar cannot express."""
+    # The library would omit them: it supports neither numeric escapes nor DEL, which JSON does not escape.
     return _UNWRITABLE.search(text) is not None

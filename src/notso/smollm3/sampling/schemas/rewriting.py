@@ -1,11 +1,11 @@
-"""Rewriting of a JSON schema in the few keywords that the library (llguidance) supports.
+"""Rewrites a JSON schema to use only the few keywords that the library (llguidance) supports.
 
-The result never allows a value that the schema forbids. It allows fewer values than the schema where a grammar cannot
-express more: properties must be in the order of the schema, `contains` applies to the first few items, and
-`unevaluatedProperties` allows the names of a single branch.
+Apart from unknown keywords and formats, which are ignored, the result allows only values that the schema allows. It
+allows fewer where a grammar cannot express more: properties must be in the order of the schema, `contains` applies to
+the first few items, and `unevaluatedProperties` allows the names of a single branch.
 
-Constraints on whole arrays become alternatives with one schema per item. References (pointers, anchors and ids) are
-resolved within the document.
+`contains` and `uniqueItems` become alternative arrays with a schema for each item. References (pointers, anchors and
+ids) are resolved within the document.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def remaining_items(schema: dict[str, Any], rest: Schema) -> Schema:
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
-"""Maximum steps of rewriting and comparing. These take a second on a slow machine."""
+"""Maximum steps of rewriting and comparing, which take about a second on a slow machine."""
 
 SHOWN_PATTERN = 200
 """Maximum characters of a pattern in an error message."""
@@ -235,7 +235,7 @@ _ANY_NAME = ""
 """A pattern that matches every name."""
 
 _Case = tuple[dict[str, Any], Schema]
-"""Names that a branch evaluates, by keyword, and the constraints of the branch."""
+"""Property names that a branch evaluates, by keyword, and a schema of the values that match the branch."""
 
 
 class SchemaRewriter:
@@ -254,14 +254,14 @@ class SchemaRewriter:
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._count_steps)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
-        self._overlapping: dict[int, str] = {}  # JSON pointers of `oneOf`s whose options may overlap, by id of the list
+        self._overlapping: dict[int, str] = {}  # by id() of a `oneOf` list: its pointer, if its options may overlap
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
         self.ignored: dict[str, None] = {}
 
     def rewrite_document(self) -> tuple[Schema, dict[str, Schema]]:
-        """Return the schema, and the definitions by the NAME in its references `#/$defs/NAME`."""
+        """Return the schema, and its definitions: those referenced as `#/$defs/NAME`, by NAME."""
         schema = self._schema(self._document, "", 1)
         while self._pending:
             self._define(self._pending[-1])
@@ -381,7 +381,7 @@ class SchemaRewriter:
 
     def _checked(self, value: Any, is_valid: bool, path: str) -> Any:
         if not is_valid:
-            raise self._refusal(f"{path} has the wrong type")
+            raise self._refusal(f"{path} has an invalid value")
         return value
 
     def _inner(self, schema: dict[str, Any], keyword: str, value: Any, path: str, depth: int) -> dict[str, Any]:
@@ -444,7 +444,8 @@ class SchemaRewriter:
             case "unevaluatedItems":
                 if {"allOf", "anyOf", "oneOf", "$ref", "if", "not", "contains"} & schema.keys():
                     raise self._refusal(
-                        f"the schema's keyword {path} is not supported together with others that apply to items"
+                        f"the schema's keyword {path} is not supported together with contains, references or keywords "
+                        "that combine schemas"
                     )
                 return remaining_items(schema, inner(value))
         return True  # `_unique_items` handles uniqueItems, because it needs the rewritten items
@@ -552,7 +553,7 @@ class SchemaRewriter:
     def _evaluated(self, schema: Any, path: str, depth: int) -> Iterator[_Case]:
         self._count_steps()
         if depth > MAX_DEPTH:
-            raise self._refusal(f"the schema's keyword {path} is a circular reference")
+            raise self._refusal(f"the schema's keyword {path} has a circular reference, or is nested too deeply")
         own: dict[str, dict[str, Any]] = {"properties": {}, "patternProperties": {}}
         parts: list[list[_Case]] = []
         for keyword, value in schema.items() if isinstance(schema, dict) else ():
