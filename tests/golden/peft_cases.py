@@ -97,7 +97,7 @@ REFUSED = [
     Case("OLoRA", {"init_lora_weights": "olora"}, "init_lora_weights: 'olora'"),
     Case("CorDA", {"init_lora_weights": "corda"}, "init_lora_weights: 'corda'"),
     Case("LoftQ", {"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}, "init_lora_weights: 'loftq'"),
-    Case("an initialization of tomorrow", {"init_lora_weights": "new"}, "init_lora_weights: 'new'"),
+    Case("an initialization of tomorrow", {"init_lora_weights": "new"}, "init_lora_weights: 'new' is not supported$"),
     Case("activated LoRA", {"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens: activated LoRA"),
     Case("replicated layers", {"layer_replication": [[0, 3], [1, 4]]}, "layer_replication: layer replication"),
     Case("DoRA", {"use_dora": True}, "use_dora: DoRA"),

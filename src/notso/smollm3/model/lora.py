@@ -5,8 +5,8 @@ Adapters are not merged into W, so that W stays quantized and a step can compute
 Adapters are read from llama.cpp's GGUF files and PEFT folders. An unsupported setting that would change the results
 raises an error that names the setting. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
 
-The settings in PEFT's `adapter_config.json` are checked against an allow-list. An allowed setting is either applied as
-PEFT applies it at load time, or has a value that does not affect inference. All others are rejected. Source: PEFT
+The settings in PEFT's `adapter_config.json` are checked against an allow-list. A setting is allowed if it is applied
+here as PEFT applies it at load time, or if its value does not affect inference. All others are rejected. Source: PEFT
 0.21.2, LoraConfig, tuners_utils.check_target_module_exists and LoraLayer.update_layer;
 `tests/smollm3/tuning/test_peft_settings.py` compares the list with the installed PEFT.
 """
@@ -119,14 +119,16 @@ REFUSED: Mapping[str, str] = {
     "megatron_config": "Megatron",
 }
 
-# Accepted values, with which the update is the plain product B A. Of the rejected values of init_lora_weights,
-# PiSSA, OLoRA, CorDA and LoftQ also change the base model.
+# Accepted values: with these, the update is the plain product B A.
 CHOICES: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": (None, "CAUSAL_LM"),
     "bias": (None, "none"),
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva", "mica", "lora_ga"),
 }
+
+# Beginnings of the rejected values of init_lora_weights with which PEFT also changes the base model.
+_CHANGES_BASE_MODEL = ("pissa", "olora", "corda", "loftq")
 
 # Values of init_lora_weights with which PEFT initializes missing tensors at random.
 _RANDOM = (None, False)
@@ -189,7 +191,7 @@ def _reject_unknown(settings: Mapping[str, Any]) -> None:
             if not any(
                 normalized is choice or (isinstance(choice, str) and normalized == choice) for choice in CHOICES[key]
             ):
-                raise ModelFileError(f"{key}: {quoted(value)} is not supported{_unsupported_hint(key)}")
+                raise ModelFileError(f"{key}: {quoted(value)} is not supported{_unsupported_hint(key, normalized)}")
         elif key in REFUSED:
             if value not in _OFF:
                 raise ModelFileError(f"{key}: {REFUSED[key]} is not supported")
@@ -197,8 +199,8 @@ def _reject_unknown(settings: Mapping[str, Any]) -> None:
             raise ModelFileError(f"{quoted(key)}: unknown setting, which could change the results")
 
 
-def _unsupported_hint(key: str) -> str:
-    if key != "init_lora_weights":
+def _unsupported_hint(key: str, value: Any) -> str:
+    if key != "init_lora_weights" or not isinstance(value, str) or not value.startswith(_CHANGES_BASE_MODEL):
         return ""
     return ": it changes the base model; save the adapter as plain LoRA, with path_initial_model_for_weight_conversion"
 
@@ -239,7 +241,8 @@ def _matches_layer_list(pattern: Any) -> bool:
 
 
 def _module_matcher(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
-    # `value` is a list of names or suffixes, or a regular expression for whole names. `none`: result if it is empty.
+    # `value` is a list of names or suffixes, or a regular expression for whole names. `none`: result if it is not
+    # set.
     if value is None or (key == "exclude_modules" and value in _OFF):
         return lambda module: none
     if isinstance(value, str):
@@ -260,7 +263,8 @@ def _compile_patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Calla
 
 
 def _compile_expression(key: str, pattern: str) -> Callable[[str], bool]:
-    # Nested character sets are rejected because Rust interprets them and Python, which PEFT uses, does not.
+    # Reject nested character sets and operations on sets: Rust's expressions have them, but Python's, which PEFT uses,
+    # do not.
     if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
     from pydantic import StringConstraints, TypeAdapter  # imported only if needed: this is slow
@@ -337,7 +341,7 @@ def _adapter_error(path: Path, message: str) -> AdapterFileError:
 
 @dataclass(slots=True)
 class _TensorCollector:
-    # Tensors are checked before they are copied, because a sparse file can declare more than the available memory.
+    # Checks each tensor before it is copied, because a sparse file can declare more than the available memory.
     name: str
     config: SmolLM3Config
     found: dict[Place, QTensor]
