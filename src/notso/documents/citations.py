@@ -37,7 +37,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class QuotedSpan:
-    """A quotation at characters `start` to `end` of an answer. `number`: document number; 0: [[none]] or a claim."""
+    """A quotation at characters `start` to `end` of an answer. `number`: its document; 0 for [[none]] and claims."""
 
     start: int
     end: int
@@ -67,7 +67,7 @@ def find_marked_quotes(answer: str) -> Iterator[QuotedSpan]:
         if found[1] is None:
             yield QuotedSpan(found.start(), at, 0, "")
             continue
-        if close <= at:  # otherwise, the `]]` found for an earlier mark is still ahead
+        if close <= at:  # otherwise, use the `]]` found for an earlier mark
             close = answer.find("]]", at + 1)
         if close < 0:
             return
@@ -77,7 +77,8 @@ def find_marked_quotes(answer: str) -> Iterator[QuotedSpan]:
 
 
 def find_claims(answer: str) -> Iterator[QuotedSpan]:
-    """Yield claims: texts of five or more words in ordinary quotation marks, outside of code and marked quotations."""
+    """Yield claims: texts of five or more words (or twelve characters of a script without spaces) in ordinary quotation
+    marks, outside of code and marked quotations."""
     blanked = _CODE.sub(lambda found: " " * len(found[0]), answer)
     parts, at = list[str](), 0
     for mark in find_marked_quotes(blanked):

@@ -46,9 +46,9 @@ class LogitsProcessor:
 
     name: str
     does: str
-    # Takes the tokens of prompt and answer, int32 (L,), and logits, float32 (V,), which it may modify. Returns logits,
-    # float32 (V,), each finite or -inf. The result must depend only on the arguments, because otherwise a seed does not
-    # reproduce an answer.
+    # Called with two arrays: the tokens of prompt and answer, int32 (L,), and the logits, float32 (V,), which may be
+    # modified. Returns logits, float32 (V,), each finite or -inf. The result must depend only on the arguments;
+    # otherwise, a seed does not reproduce an answer.
     process: Rows
 
 

@@ -76,13 +76,14 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     """Return x (M, K) @ weight.T, bit-identical to the kernels. Raises OperandError if the format is a float format or
     K is not a multiple of 256."""
     # Activations are quantized in blocks of 256 (`quantize_q8k`, scale dx), or in blocks of 32 if the weight's blocks
-    # have 32 values (`quantize_q8x32`). Integer products are summed exactly; floats are combined once per block, in
-    # block order:
+    # have 32 values (`quantize_q8x32`). Integer products are summed exactly; for each block in order, the sums are
+    # combined in float:
     #
     #   Q4_K, Q5_K   f = float(sum q sc x) * d;  f = fma(-float(sum m bsum), dmin, f);  acc = fma(f, dx, acc)
     #   Q6_K         f = float(sum q sc x) * d;  acc = fma(f, dx, acc)
-    #   Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d * dx, f);  acc = acc + f
-    #   Q4_1         like Q8_0, but f = fma(float(sum x) * dx, m, f) is added after each 32
+    #   Q8_0, Q4_0   for each group of eight blocks (256 values): f = 0;
+    #                for each block: f = fma(float(sum q x), d * dx, f);  then acc = acc + f
+    #   Q4_1         like Q8_0, with a second step per block: f = fma(float(sum x) * dx, m, f)
     #   others       Q2_K like Q4_K, Q5_1 like Q4_1, the rest like Q6_K (blocks of 256 values) or Q8_0 (blocks of 32);
     #                `unpacked_blocks.py` unpacks them
     _check_matmul(x, weight)

@@ -1,4 +1,4 @@
-"""Block formats without dedicated kernels, unpacked to signed integers, integer scales, and the block's scale d.
+"""Block formats that `blocks.py` does not unpack, unpacked to signed integers, integer scales and the scale d.
 
 This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes)
 uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
@@ -157,7 +157,7 @@ LEVELS_MXFP4 = np.array(
 class Unpacked256(NamedTuple):
     """256-value block: value = d * scales[j] * q - dmin * mins[j] for 16-value group j."""
 
-    d: Floats  # (n,): the file's number, divided by a power of two if necessary to make scales and q integers
+    d: Floats  # (n,): d of the file, divided by a power of two if scales or q would not be integers otherwise
     dmin: Floats  # (n,); zero except in Q2_K
     scales: Integers  # (n, 16) int32
     mins: Integers  # (n, 16) int32

@@ -34,7 +34,7 @@ def has_more_bits(layer: int, layers: int) -> bool:
 
 
 def format_in(mix: str, name: str, dimensions: int, layers: int, *, is_tied: bool) -> Format:
-    """Return a tensor's format in a mix; `name`: without `.weight`; `dimensions`: their number."""
+    """Return the format of a tensor (`name` without `.weight`) with `dimensions` dimensions in a mix."""
     if dimensions == 1:
         return F32
     if mix not in MIXED:
@@ -107,7 +107,7 @@ class SmolLM3Weights:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, QTensor], config: SmolLM3Config) -> SmolLM3Weights:
-        """Assign tensors to roles. Raises ModelFileError if one is missing, misshapen or unused."""
+        """Assign tensors to roles. Raises ModelFileError if one is missing, unused or of the wrong shape."""
         unused = dict(tensors)
         hidden = config.hidden_size
 

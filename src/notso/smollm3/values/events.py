@@ -82,15 +82,15 @@ class Event:
     Fields set for each kind:
 
     queued: `place` (1 is next).
-    started: `origin`, a digest of the prompt's ids, the model, the adapter, the KV format and the version of the
-        numerical code; `limit`, the maximum tokens of the answer.
+    started: `origin` (a digest of the prompt's ids, the model, the adapter, the KV format and the version of the
+        numerical code); `limit` (maximum tokens of the answer).
     trimmed: `dropped_messages`.
     reasoning, text: `text`; `tokens` so far, including reasoning; `logprobs` if requested.
     tool_call: `tool_call`.
-    tool_call_part: `text`, the next part of the arguments of `begun_call`; sent only if a grammar constrains calls. The
-        tool_call with the same id follows unless the answer is cut off.
-    tokens: `token_ids` since the last `tokens` event, sent after the events with their text; `is_forced` if the engine
-        inserted them to end the reasoning.
+    tool_call_part: `text` (next part of the arguments of `begun_call`); `tokens` so far. Sent only if a grammar
+        constrains calls. The tool_call with the same id follows unless the answer is cut off.
+    tokens: `token_ids` since the last `tokens` event, sent after the events with their text; `tokens` so far;
+        `is_forced` if the engine inserted them to end the reasoning.
     prompt: `logprobs`.
     end: `finish_reason`; `stop`, the matched stop string; `logprobs` of tokens without visible text.
     progress, embedding, usage, error: the field with this name.

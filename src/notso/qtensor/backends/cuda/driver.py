@@ -13,10 +13,10 @@ import numpy.typing as npt
 from notso.qtensor import _native as native
 from notso.qtensor.errors import DeviceError, DeviceLostError, DeviceMemoryError
 
-# The CUDA driver's library, which is loaded when a GPU is requested.
+# The CUDA driver's library, loaded only when a GPU is requested or the driver is looked for.
 LIBRARY = "libcuda.so.1"
 
-# Passed to the native module in place of machine code, to use the code compiled into this build.
+# Empty machine code: the native module then uses the code compiled into this build.
 NO_CODE = np.empty(0, np.uint8)
 
 T = TypeVar("T")
