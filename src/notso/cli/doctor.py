@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import shutil
@@ -191,8 +192,8 @@ def _kernels() -> Iterator[Finding]:
         yield Finding(
             "warn",
             "speed",
-            "this CPU has no AVX2: answers will be slow",
-            "use a CPU with AVX2, which most CPUs since 2015 have",
+            "no optimized kernels for this CPU: answers will be slow",
+            "use an x86 CPU with AVX2, as most have since 2015, or a 64-bit ARM CPU",
         )
 
 
@@ -308,9 +309,8 @@ def _port(port: int) -> Iterator[Finding]:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            yield Finding(
-                "warn", "port", f"{port}: {error.strerror}", "stop the program that uses it, or choose another --port"
-            )
+            stop = "stop the program that uses it, or " if error.errno == errno.EADDRINUSE else ""
+            yield Finding("warn", "port", f"{port}: {error.strerror}", f"{stop}choose another --port")
             return
     yield Finding("ok", "port", f"{port} is free")
 
