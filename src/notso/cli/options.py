@@ -80,7 +80,7 @@ Threads = Annotated[
         metavar="N",
         min=1,
         max=MAX_THREADS,
-        help="Number of compute threads. Default: one per core [env: NOTSO_THREADS].",
+        help="Compute threads. Default: one per physical core [env: NOTSO_THREADS].",
         show_envvar=False,
         show_default=False,
     ),

@@ -145,16 +145,16 @@ class NativeFields(GrammarFields):
 
 NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
-        'a text, a list of token ids and texts, or `{"prompt_string": text}`; or a list of up to '
-        f"{MAX_PROMPTS} of these, each of which is answered; with up to {MAX_TEXTS:,} texts in total. "
-        "Control tokens in the text are recognized"
+        f"one prompt, or a list of up to {MAX_PROMPTS} prompts, each answered separately. A prompt is a text, "
+        '`{"prompt_string": text}`, or a list of token ids and texts. At most '
+        f"{MAX_TEXTS:,} texts per request. Control tokens in texts are recognized"
     ),
     "max_tokens": works("alias of `n_predict`"),
     "n_predict": works("maximum tokens; if omitted or -1: as many as fit; 0 only processes the prompt"),
     "n_cmpl": works("alias of `n`"),
     "logit_bias": works(
-        "up to 1,024 pairs of a token and its bias, or an object that maps tokens to biases. A token is an id, or a "
-        "text that sets the bias of each of its tokens; a bias is -100 to 100, or false for -100"
+        "up to 1,024 pairs of a token and its bias, or an object that maps tokens to biases. Give a token as its "
+        "id, or give a text to bias every token in it; a bias is -100 to 100, or false for -100"
     ),
     "n_probs": works("the 0 to 20 most likely tokens at each position, before temperature and filters"),
     "return_tokens": works("true: return token ids; always included in streams"),
@@ -206,9 +206,11 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     check_stream_options(fields)
     pieces = tuple(_pieces(fields.prompt))
     if len(pieces) > MAX_PROMPTS:
-        raise invalid_field("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
+        raise invalid_field("prompt", f"prompt may contain at most {MAX_PROMPTS} prompts")
     if sum(isinstance(piece, str) for prompt in pieces for piece in prompt) > MAX_TEXTS:
-        raise invalid_field("prompt", f"prompt is limited to {MAX_TEXTS:,} texts: join adjacent ones")
+        raise invalid_field(
+            "prompt", f"the prompts may contain at most {MAX_TEXTS:,} texts in total: join adjacent ones"
+        )
     grammar, grammar_field = read_grammar(fields)
     max_tokens = get_by_alias(fields, "n_predict", "max_tokens", "max_new_tokens")
     n_probs = fields.n_probs or 0
@@ -302,7 +304,7 @@ NO_SLOT = -1
 
 
 class NativeSerializer:
-    """Writes an event for each piece of text, and one with `stop` after each choice. There is no end marker."""
+    """Writes an event for each piece of text, and one with `stop` at the end of each choice; no end marker follows."""
 
     ping = PING
 
