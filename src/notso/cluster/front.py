@@ -89,7 +89,7 @@ class ReplicaMiddleware:
             async with limit:
                 await self._app(scope, receive, send_and_track)
         except TimeoutError:
-            if not (limit.expired() and started):  # the application raised the error, not `limit`
+            if not (limit.expired() and started):  # the application raised the error, or nothing was sent
                 raise
             if not ended:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -116,7 +116,7 @@ _COOKIE = re.compile(rb"(?:^|;\s*)notso_replica=([0-9a-f]{16})(?:;|$)")
 
 
 def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
-    """Return a hash that is equal for all requests of a client. `headers`: as in ASGI."""
+    """Return a hash of what identifies the client: a header, the cookie or the address. `headers`: as in ASGI."""
     found = dict(headers)
     if is_api_path(path):
         client = found.get(b"x-conversation-id") or found.get(b"authorization") or found.get(b"x-api-key")

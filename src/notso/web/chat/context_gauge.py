@@ -1,7 +1,7 @@
-"""Measure a chat's context usage and the cost of its draft, and summarize nearly full chats (compaction).
+"""Measure a chat's context usage and the cost of its draft, and summarize long chats (compaction).
 
-Compaction is an optional setting. While the engine is idle, the model summarizes the older messages of chats whose
-context is nearly full. The summary replaces the messages in prompts, as with /summarize, until it is removed.
+Compaction is an optional setting. While the engine is idle, the model summarizes the older messages of chats that use
+at least 70% of their context. The summary replaces the messages in prompts, as with /summarize, until it is removed.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ PATIENCE_SECONDS = 300.0  # time limit for waiting until the engine is idle, and
 
 
 class Compaction:
-    """Summarizes nearly full chats while the engine is idle; a new turn cancels the summary. Runs on the event loop."""
+    """Summarizes long chats while the engine is idle; a new turn cancels the summary. Runs on the event loop."""
 
     def __init__(self, services: ChatServices) -> None:
         self._services = services
@@ -180,7 +180,7 @@ class Compaction:
         services.turns.at_start.append(lambda turn: self._cancel())
 
     def schedule_if_needed(self, turn: Turn, usage: Usage | None) -> None:
-        """Schedule a summary of a finished turn's chat if it is nearly full and compaction is automatic."""
+        """Schedule a summary of a finished turn's chat if it is long. It is skipped if compaction is not automatic."""
         engine = self._services.shared.engine.model(turn.request.model).engine
         if usage is None or engine is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
             return

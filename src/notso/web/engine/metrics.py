@@ -1,5 +1,5 @@
-"""Prometheus metrics under vLLM's names with the prefix `notso`, and under llama.cpp's names, so that existing
-dashboards can be reused.
+"""Prometheus metrics, named as in vLLM (but with the prefix `notso`) and as in llama.cpp, so that existing dashboards
+can be reused.
 
 Labels have values from fixed sets only: no addresses, user names or user text.
 """
@@ -101,7 +101,7 @@ class Metrics:
         )
 
     def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """Record the end of an answer, unless it failed (an argument is None)."""
+        """Record a finished answer. For a failed one, an argument is None, and nothing is recorded."""
         if usage is None or finish_reason is None:
             return
         if finish_reason == "cancelled":

@@ -106,7 +106,7 @@ OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
 
 MOST_AT_ONCE = 32
-"""Maximum events per batch. Other tasks run between the batches when a reader that joined late catches up."""
+"""Maximum events per batch, so that a reader that catches up does not block the event loop."""
 BEFORE_THE_FIRST_STEP = ("queued", "trimmed")
 
 
@@ -221,7 +221,7 @@ class RunningRequest:
     async def reserve(self, engine: ChatEngine, submit: Submitter, off_loop: OffLoop | None = None) -> Submitter:
         """Reserve quota until `close`; return `submit` with `max_tokens` limited to the reservation.
 
-        Repeated calls reserve once. Raises QuotaError, StorageError or ModelError.
+        Repeated calls for the same submissions reserve once. Raises QuotaError, StorageError or ModelError.
         """
         quotas = self._requests.quotas
         if quotas is None or not quotas.has_quota(self.owner):
@@ -253,7 +253,7 @@ class RunningRequest:
     ) -> AsyncIterator[tuple[int, list[Event]]]:
         """Yield (choice number, new events) until the end, and (0, []) whenever `silence_s` pass without events.
 
-        Batches are at least `pace_s` apart. Several readers may iterate independently.
+        Events are read at most once in `pace_s`; one read can yield several batches. Several readers may iterate.
         """
         has_events = asyncio.Event()
         self._readers.add(has_events)
@@ -359,7 +359,7 @@ class RunningRequest:
                 if self._requests.quotas is not None:
                     reservation = self._reserved[number] if number < len(self._reserved) else None
                     self._requests.quotas.ended(self.owner, usage, reservation)
-                # Use the context in which the request was opened, or `use_current_context` was called: it contains the
+                # Run in the context saved when the request was opened (or by `use_current_context`): it contains the
                 # request id.
                 for callback in self._requests.at_end:
                     self._context.run(callback, self.owner, usage)
@@ -394,7 +394,7 @@ class RunningRequests:
         self.at_end: list[
             Callable[[str, Usage | None], None]
         ] = []  # called with the owner and usage of each generation
-        self.quotas: Quotas | None = None  # reserves tokens before each request and counts the tokens used at its end
+        self.quotas: Quotas | None = None  # reserves tokens for each request, and counts those that it used
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
         self._request_closed = asyncio.Event()

@@ -1,6 +1,6 @@
 """Keyboard shortcuts of the page, and slash commands of the page and of `notso chat`.
 
-`notso chat` runs a function for each command; the page performs the action `act` on one of its elements.
+`notso chat` runs a function for each command; the page performs the action `act`.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def commands_of(place: Place) -> tuple[SlashCommand, ...]:
 class Shortcut(NamedTuple):
     """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
 
-    # `where`: "anywhere", "outside" of text inputs, or in the "empty" message input. It must not be "anywhere" for
-    # letters and arrow keys without a modifier, because these edit text. No combination with a `target` edits text on
-    # any system. (On a Mac, Option with an arrow key or Enter would.)
+    # `where` is "anywhere", "outside" (not in a text input) or "empty" (in the message input while it is empty).
+    # Letters and arrow keys without a modifier must not be "anywhere", because these edit text. A shortcut with a
+    # `target` must not use a combination that edits text on some system, such as Option+Enter on a Mac.
     keys: str
     target: str = ""  # selector whose last match is clicked; '': none, because the text input handles the key
     where: str = "anywhere"

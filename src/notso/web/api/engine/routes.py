@@ -154,7 +154,8 @@ class FrontEndSession:
                 answer.running.answer_now()
 
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
-        """Yield lines of new events until a newer connection replaces this one or a stopping server is idle.
+        """Yield lines of new events until a newer connection replaces this one, or until this server is stopping and no
+        answers are open.
 
         `read` maps answer numbers to the counts of events that the front end has received; answers in `pending` are
         being submitted. All other answers up to number `up_to` are stopped.
@@ -261,7 +262,7 @@ class FrontEndSessions:
         """Return a session. Raises EngineError if unknown."""
         session = self._sessions.get(name)
         if session is None:
-            raise EngineError("the engine was restarted; send the request again")
+            raise EngineError("the connection to the engine was lost; send the request again")
         return session
 
     def remove(self, session: FrontEndSession) -> None:
@@ -465,7 +466,8 @@ def _json(body: dict[str, Any], status: int = 200) -> Response:
 
 
 async def _respond(answer: Callable[[], Awaitable[Response]]) -> Response:
-    # Engine errors are sent in the body with status 200. Another status means that the servers' protocols differ.
+    # Engine errors are sent in the body with status 200. Another status means that the request was not understood, for
+    # example because the servers' protocols differ.
     try:
         return await answer()
     except NotsoError as error:

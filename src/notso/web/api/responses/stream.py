@@ -127,8 +127,8 @@ class ResponseSerializer:
         yield from self._finish_item("completed")
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
-        # Runs before the last event, so that clients can retrieve the response after that event. Messages that were
-        # dropped from the prompt are not stored, so that a chain of responses does not outgrow the context.
+        # Runs before the last event is sent, so that a client can retrieve the response when it receives that event.
+        # Messages that were dropped from the prompt are not stored; a chain of responses would outgrow the context.
         if self.request.store:
             conversation = self.request.conversation
             head = 1 if conversation[0].role == "system" and not self.request.instructions else 0

@@ -40,11 +40,11 @@ class ApiRequest:
     keep_stream: bool = False  # continue the stream after a restart; has an effect only with X-Conversation-Id
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # engine's field name -> this API's, for errors
-    ignored: tuple[str, ...] = ()  # ignored names not in `hints`, such as lines removed from the prompt
+    ignored: tuple[str, ...] = ()  # other ignored parts, such as lines removed from the prompt
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
-        """Return the request without the hint `store`, which has an effect with X-Conversation-Id."""
+        """If `keep_stream`, do not report `store` as ignored: with X-Conversation-Id, it has an effect."""
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     @property
@@ -58,7 +58,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool) -> list[str]:
-    """Return the message parts that the chat template drops. If `strict`, raise ApiError (400) instead."""
+    """Return the message parts that the chat template drops. If there are any and `strict`, raise ApiError (400)."""
     found: dict[str, None] = {}
     for prompt in api_request.prompts:
         messages = [each for each in prompt if isinstance(each, Message)] if info.template_drops else []

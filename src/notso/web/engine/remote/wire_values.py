@@ -48,7 +48,7 @@ METHODS = frozenset(
         *("speculative_prefill", "clear_cache", "forget_reading", "receipt"),
     }
 )
-"""ChatEngine methods that front ends may call."""
+"""ChatEngine methods that front ends may call through /call."""
 
 
 def to_wire(value: Any) -> Any:
@@ -227,8 +227,8 @@ def _dataclass(kind: type) -> Converter:
         if not isinstance(value, dict) or not value.keys() <= field_types.keys():
             raise ValueError(f"not a valid {kind.__name__}")
         try:
-            # Get the converters of fields on use. The converter of a type that contains itself could not be created
-            # otherwise, because it would need itself.
+            # Look up field converters lazily: a recursive type's converter would otherwise have to exist before it is
+            # created.
             return kind(**{name: _converter(field_types[name])(each) for name, each in value.items()})
         except TypeError as error:
             raise ValueError(f"not a valid {kind.__name__}") from error
