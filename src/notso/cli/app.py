@@ -195,6 +195,11 @@ def _usage_line(error: typer.TyperException) -> str:
     if nearest:
         message = f"{error.message.rstrip('.')}. Did you mean {nearest[0]}?"
     command = context.command_path if context is not None else "notso"
+    parameter: Any = getattr(error, "param", None)
+    if context is not None and parameter is not None:
+        source = context.get_parameter_source(parameter.name)
+        if source is not None and source.name == "ENVIRONMENT" and parameter.envvar not in message:
+            message += f" [env: {parameter.envvar}]"
     return f"{' '.join(message.split())} (`{command} --help` shows the options)"
 
 
