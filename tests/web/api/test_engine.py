@@ -97,10 +97,10 @@ def test_out_of_range_parameter_is_named_in_error(engine: Any) -> None:
     assert answer.status_code == 200 and answer.json()["error"]["param"] == "top_p"
 
 
-def test_unknown_session_reports_engine_restart(engine: Any) -> None:
+def test_unknown_session_reports_lost_connection(engine: Any) -> None:
     for name, body in (("submit", {**QUESTION, "session": "s", "number": 1}), ("steer", {"session": "s", "stop": [1]})):
         told = engine.client.post(f"{WIRE_PATH}/{name}", json=body, headers=SHOWN).json()
-        assert "restarted" in told["error"]["message"]
+        assert "connection to the engine was lost" in told["error"]["message"]
 
 
 def test_clear_cache_reaches_unloaded_engine(start: Start) -> None:
