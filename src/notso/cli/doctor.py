@@ -378,10 +378,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 512, 32
 
 
 def report(checks: Sequence[str]) -> tuple[str, bool]:
-    """Return the report's text, and whether all kernel families ran and agree.
-
-    The text contains the checks, and for each family of this CPU the demo model's fingerprint and throughput.
-    """
+    """Return a report with the demo model's results for each kernel family, and whether all families agree."""
     lines, families_agree = _compare_kernel_families()
     block = "\n".join(["```", *map(terminal.escape_control, (*checks, "", *lines)), "```"])
     return block.replace(str(Path.home()), "~"), families_agree

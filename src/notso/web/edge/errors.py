@@ -1,6 +1,6 @@
 """API errors: an HTTP status and the error object of the requested API, without a traceback or the client's input.
 
-Middleware answers rejected requests with a plain-text error, which ApiEdge converts to the API's error object.
+Middleware rejects requests with a plain-text error, which ApiEdge converts to the error object.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Metrics:
         )
 
     def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """Record a finished answer. For a failed one, an argument is None, and nothing is recorded."""
+        """Record a finished answer; not a failed one, for which an argument is None."""
         if usage is None or finish_reason is None:
             return
         if finish_reason == "cancelled":

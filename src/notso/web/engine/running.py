@@ -221,7 +221,7 @@ class RunningRequest:
     async def reserve(self, engine: ChatEngine, submit: Submitter, off_loop: OffLoop | None = None) -> Submitter:
         """Reserve quota until `close`; return `submit` with `max_tokens` limited to the reservation.
 
-        Repeated calls for the same submissions reserve once. Raises QuotaError, StorageError or ModelError.
+        Equal submissions are reserved once. Raises QuotaError, StorageError or ModelError.
         """
         quotas = self._requests.quotas
         if quotas is None or not quotas.has_quota(self.owner):
@@ -253,7 +253,7 @@ class RunningRequest:
     ) -> AsyncIterator[tuple[int, list[Event]]]:
         """Yield (choice number, new events) until the end, and (0, []) whenever `silence_s` pass without events.
 
-        Events are read at most once in `pace_s`; one read can yield several batches. Several readers may iterate.
+        Reads are at least `pace_s` apart; each can yield several batches. Several readers may iterate.
         """
         has_events = asyncio.Event()
         self._readers.add(has_events)

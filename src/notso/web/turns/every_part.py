@@ -117,8 +117,8 @@ async def answer_parts(
 ) -> AsyncIterator[Event]:
     """Send the requests, AT_ONCE at a time, and yield the events of the joined answer.
 
-    If there are several parts and every answer begins with a number, the sum of the numbers follows. `opened` receives
-    each request, so that it can be stopped. Raises the errors of the requests.
+    If all of several answers begin with a number, the sum of these numbers follows. `opened` receives each request, so
+    that it can be stopped. Raises the errors of the requests.
     """
     room = asyncio.Semaphore(AT_ONCE)
     arrived: asyncio.Queue[tuple[int, list[Event]]] = asyncio.Queue()
