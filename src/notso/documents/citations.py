@@ -77,8 +77,8 @@ def find_marked_quotes(answer: str) -> Iterator[QuotedSpan]:
 
 
 def find_claims(answer: str) -> Iterator[QuotedSpan]:
-    """Yield claims: texts of five or more words (or twelve characters of a script without spaces) in ordinary quotation
-    marks, outside of code and marked quotations."""
+    """Yield claims: long texts in ordinary quotation marks, outside of code and marked quotations."""
+    # Long: at least five words, or twelve characters of scripts without spaces.
     blanked = _CODE.sub(lambda found: " " * len(found[0]), answer)
     parts, at = list[str](), 0
     for mark in find_marked_quotes(blanked):

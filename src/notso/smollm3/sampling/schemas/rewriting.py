@@ -1,8 +1,8 @@
 """Rewrites a JSON schema to use only the few keywords that the library (llguidance) supports.
 
-Apart from unknown keywords and formats, which are ignored, the result allows only values that the schema allows. It
-allows fewer where a grammar cannot express more: properties must be in the order of the schema, `contains` applies to
-the first few items, and `unevaluatedProperties` allows the names of a single branch.
+Apart from ignored keywords and formats, the result allows only values that the schema allows, and fewer where a grammar
+cannot express more: properties must be in the order of the schema, `contains` applies to the first few items, and
+`unevaluatedProperties` allows the names of a single branch.
 
 `contains` and `uniqueItems` become alternative arrays with a schema for each item. References (pointers, anchors and
 ids) are resolved within the document.

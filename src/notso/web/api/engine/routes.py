@@ -154,8 +154,7 @@ class FrontEndSession:
                 answer.running.answer_now()
 
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
-        """Yield lines of new events until a newer connection replaces this one, or until this server is stopping and no
-        answers are open.
+        """Yield lines of new events until a newer connection replaces this one, or this server is stopping and idle.
 
         `read` maps answer numbers to the counts of events that the front end has received; answers in `pending` are
         being submitted. All other answers up to number `up_to` are stopped.
