@@ -348,7 +348,7 @@ def test_doctor_reports_problems(notso: Run, small_model: Path, monkeypatch: pyt
         line.startswith("fail  model: missing.gguf is neither a model file nor the name of an installed model")
         for line in lines
     )
-    assert any(line.startswith("fail  data: ") and "--data-dir" in line for line in lines)
+    assert any(line.startswith("fail  data: ") and "set NOTSO_DATA_DIR" in line for line in lines)
     assert any("model downloads are disabled (HF_HUB_OFFLINE)" in line for line in lines)
 
 
