@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from notso.cli import doctor
 from notso.qtensor import kernel_choice
 from notso.smollm3.diagnostics import benchmark
+from notso.smollm3.hub import registry
 
 Run = Callable[..., Any]
 Answers = Callable[[int, bytes], str]
@@ -115,3 +118,11 @@ def test_doctor_suggests_another_data_directory(notso: Run, monkeypatch: pytest.
     findings = json.loads(notso("doctor", "--json").out)
     (finding,) = (each for each in findings if each["subject"] == "data")
     assert finding["status"] == "fail" and finding["fix"] == "set NOTSO_DATA_DIR to a writable folder"
+
+
+def test_doctor_names_the_missing_disk_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = registry.KNOWN_FILES[0].size_bytes
+    monkeypatch.setattr(registry, "find_local", lambda _file: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=needed - 500_000_000))
+    (finding,) = doctor._disk()
+    assert finding.status == "warn" and finding.fix.startswith("free up another 500.0 MB, ")

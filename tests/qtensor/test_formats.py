@@ -14,6 +14,7 @@ from notso.qtensor.formats import (
     UNSUPPORTED_NAMES,
     Format,
     format_name,
+    kv_block_bytes,
     row_bytes,
 )
 
@@ -43,3 +44,16 @@ def test_row_bytes_requires_whole_blocks() -> None:
 def test_lookup_by_name_and_bits() -> None:
     assert FORMATS_BY_NAME["Q4_K"] is Q4_K
     assert Q4_K.bits_per_value == 4.5 and not Q4_K.is_float
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "message"),
+    [
+        (0, 64, "cannot have 0 heads"),
+        (4, 0, "must be a positive multiple of 16"),
+        (4, 72, "head size of 72 is not supported"),
+    ],
+)
+def test_unsupported_cache_heads_are_refused(heads: int, dim: int, message: str) -> None:
+    with pytest.raises(OperandError, match=message):
+        kv_block_bytes("k8v8", heads, dim)

@@ -68,8 +68,8 @@ def doctor(
     """Check this machine and suggest fixes.
 
     Checks Python, sandboxing of child processes, CPU, kernels, GPU, memory, huge pages, models, disk, data directory,
-    port, SQLite, PostgreSQL, plugins, network and versions. Each line begins with ok, warn or fail; exit code 1 if a
-    check fails.
+    port, SQLite, PostgreSQL, plugins, network and versions. Without --json, each result is a
+    line that begins with ok, warn or fail. The exit code is 1 if a check fails.
     """
     findings = [_check_server(server)] if server else run_checks(port)
     if as_report:
@@ -193,7 +193,7 @@ def _kernels() -> Iterator[Finding]:
             "warn",
             "speed",
             "no optimized kernels for this CPU: answers will be slow",
-            "use an x86 CPU with AVX2, as most have since 2015, or a 64-bit ARM CPU",
+            "use an x86 CPU with AVX2 (most since 2015 have it) or a 64-bit ARM CPU",
         )
 
 
@@ -282,7 +282,8 @@ def _disk() -> Iterator[Finding]:
     if not os.access(existing, os.W_OK):
         yield Finding("warn", "disk", f"{folder} is not writable", "set HF_HOME to a writable folder")
     elif free < needed and registry.find_local(registry.KNOWN_FILES[0]) is None:
-        yield Finding("warn", "disk", message, f"free up {terminal.gigabytes(needed)}, or set HF_HOME to a larger disk")
+        missing = terminal.gigabytes(needed - free)
+        yield Finding("warn", "disk", message, f"free up another {missing}, or set HF_HOME to a larger disk")
     else:
         yield Finding("ok", "disk", message)
 

@@ -22,7 +22,8 @@ from notso.web.values.settings import OPTIONS, Option, Settings
 
 
 def _store_in_environment(variable: str) -> Callable[[bool], bool]:
-    # The flag is stored in an environment variable, because the error handler reads it after the command has ended.
+    # Both flags are read outside the command: NOTSO_DEBUG by the error handler, after the command has ended, and
+    # NOTSO_PLAIN by `terminal`.
     def store(value: bool) -> bool:
         if value:
             os.environ[variable] = "1"

@@ -1,4 +1,4 @@
-"""Supported block formats, names of unsupported ones, and KV cache formats. No other Python module lists them.
+"""Supported block formats, names of unsupported ones, and KV cache formats.
 
 Rows consist of blocks of `block_values` values in `block_bytes` bytes. `reference/blocks.py` (readable) and
 `native/blocks.h` (fast) define the layouts.
@@ -18,7 +18,7 @@ from notso.qtensor.errors import OperandError
 
 KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 
-TILE_POSITIONS = 128  # positions per block of a KV cache; a sequence's positions in one block are a tile
+TILE_POSITIONS = 128  # positions per KV cache block; a tile is the part of a sequence that one block holds
 
 # Up to this head dimension, integer sums are exact for all KV formats other than f16.
 MAX_BYTE_DIM = 1024
@@ -59,8 +59,10 @@ def kv_block_bytes(format: KVFormat, kv_heads: int, head_dim: int) -> int:
     """Return a block's size in bytes. Raises OperandError for an unknown format or unsupported heads."""
     if format not in KV_FORMATS:
         raise OperandError(f"unknown KV format {format!r}; choices: {', '.join(KV_FORMATS)}")
-    if kv_heads < 1 or head_dim < 1 or head_dim % 16:
-        raise OperandError(f"a cache cannot have {kv_heads} heads of size {head_dim} (must be a multiple of 16)")
+    if kv_heads < 1:
+        raise OperandError(f"a cache cannot have {kv_heads} heads")
+    if head_dim < 1 or head_dim % 16:
+        raise OperandError(f"a head size of {head_dim} is not supported; it must be a positive multiple of 16")
     if format != "f16" and head_dim > MAX_BYTE_DIM:
         raise OperandError(f"KV format {format} supports head sizes up to {MAX_BYTE_DIM}, not {head_dim}")
     return kv_heads * TILE_POSITIONS * KV_FORMATS[format].pair_bytes(head_dim)

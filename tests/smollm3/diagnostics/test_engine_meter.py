@@ -52,7 +52,7 @@ def test_prefill_is_timed(meter: EngineMeter) -> None:
 
 
 def test_batch_larger_than_max_num_seqs_is_refused(meter: EngineMeter) -> None:
-    with pytest.raises(EngineError, match="max_num_seqs"):
+    with pytest.raises(EngineError, match="choose a smaller --batch"):
         meter.measure(("batch", 6, 5))
 
 

@@ -109,6 +109,7 @@ def test_too_little_free_disk_space_disables_writing(opened: Open, caplog: pytes
     files.put(key(1), TOKENS, content(1))
     assert files.flush(60) and not files.is_writing and not files.has(key(1))
     assert len(caplog.records) == 1 and "MiB left" in caplog.text
+    assert "no more blocks are written to the disk cache" in caplog.text
 
 
 def test_unusable_folder_disables_the_store_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.documents.citations import QUOTE_FIRST
 from notso.smollm3 import Event, Message
+from notso.web.api.batches import vector_stores
 
 Start = Callable[..., Any]
 STORKS = "Storks nest on the chimneys of old houses."
@@ -97,6 +98,19 @@ def test_invalid_vector_store_is_rejected_and_not_created(start: Start, given: d
     with pytest.raises(openai.APIStatusError, match=said):
         client.vector_stores.create(**given)
     assert not list(client.vector_stores.list()), "nothing may remain in the store list"
+
+
+def test_taken_names_are_numbered_up_to_a_limit_and_refused_when_renaming(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(start(ScriptedEngine(citing)).ready())
+    monkeypatch.setattr(vector_stores, "MAX_FILES_AT_ONCE", 2)
+    assert [client.vector_stores.create(name="Birds").name for _ in range(2)] == ["Birds", "Birds (2)"]
+    with pytest.raises(openai.RateLimitError, match="too many with this name"):
+        client.vector_stores.create(name="Birds")
+    other = client.vector_stores.create(name="Fish").id
+    with pytest.raises(openai.ConflictError, match="already exists"):
+        client.vector_stores.update(other, name="Birds")
 
 
 def test_unreadable_file_fails_with_error(start: Start) -> None:

@@ -86,7 +86,7 @@ class EngineMeter:
         return self._decode(tokens, last) if kind == "decode" else self._batch(last, tokens)
 
     def first_token_s(self, depth: int) -> float:
-        """Return the seconds to the first token of a prompt with `depth` cached and 16 new tokens."""
+        """Return the seconds to the first token of a prompt: `depth` tokens of context, then 16 new tokens."""
         prompt = self.prompt(depth, NEW_TURN_TOKENS)  # fills the cache if necessary
         started = time.perf_counter()
         return self.run_watched(prompt, 1).times[0] - started
@@ -116,7 +116,7 @@ class EngineMeter:
 
     def _prefill(self, tokens: int, depth: int) -> float:
         usage = self.run_watched(self.prompt(depth, tokens), 1).usage
-        # Tokens of `depth` that were not cached were prefilled as well, so the time is scaled to `tokens`.
+        # If part of the context was not cached, it was prefilled too, so the time is scaled down to `tokens` tokens.
         return usage.prompt_ms / 1000 * tokens / max(1, usage.prompt_tokens - usage.cached_tokens)
 
     def _decode(self, tokens: int, depth: int) -> list[float]:
@@ -124,24 +124,24 @@ class EngineMeter:
         return self.run_watched(prompt, tokens + 1).steps[:tokens]
 
     def _batch(self, sequences: int, tokens: int) -> list[float]:
-        # Only the steps of the last sequence to start are timed, while all the others run.
+        # Only the steps of `latest`, the last sequence to start, are timed, while all the others run.
         prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
         params = self.params(max_tokens=tokens + LATE_TOKENS)
         # All prompts are submitted between two steps. Otherwise, the first sequence might end before the last starts.
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        # Wait for one more token than is timed. Sequences are notified of a step one after another, so a sequence may
-        # get its last timed token slightly before `last` does. Without the additional token, the check below would
-        # conclude that the sequence had ended early.
+        # Wait for one more token than is timed. Within a step, sequences receive their tokens one after another, so
+        # another sequence's token of the final timed step may arrive just before `latest`'s, and the check below would
+        # take that sequence for one that ended early.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
             watch.stop()
-        last = max(watches, key=lambda watch: watch.times[0] if watch.times else math.inf)
-        if len(last.times) <= tokens or any(watch.times[-1] < last.times[tokens] for watch in watches):
-            raise EngineError(f"{sequences} sequences did not run concurrently: increase max_num_seqs")
-        return last.steps[:tokens]
+        latest = max(watches, key=lambda watch: watch.times[0] if watch.times else math.inf)
+        if len(latest.times) <= tokens or any(watch.times[-1] < latest.times[tokens] for watch in watches):
+            raise EngineError(f"{sequences} sequences did not run concurrently: choose a smaller --batch")
+        return latest.steps[:tokens]
 
     def run_watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
         watch = GenerationWatch(self._engine.submit(prompt, self.params(max_tokens=tokens)))
@@ -292,8 +292,8 @@ PROBE_BYTES = 1 << 30
 PROBE_READS = 3  # number of timed reads; the fastest is the ceiling
 WAIT_SECONDS = 120.0
 
-# Pause after the memory of the bandwidth measurement is freed. A virtual machine may return it to the host seconds
-# later, which delays a step or two by 0.1 s.
+# Pause after the memory of the bandwidth measurement is freed. Seconds after memory is freed, a virtual machine may
+# return it to the host, which delays a step or two by 0.1 s.
 CALM_SECONDS = 3.0
 
 METHOD = (
@@ -464,6 +464,7 @@ class _BenchmarkRun:
         return found
 
     def first_token_rows(self) -> list[dict[str, Any]]:
+        # `cached` is the length of the context. In the first round, contexts of fewer than 384 tokens are not cached.
         return [{"tokens": NEW_TURN_TOKENS, "cached": d, **s.summary("ms")} for d, s in self.first_token.items()]
 
     def comparison(self, peer: PeerProcess) -> dict[str, Any]:

@@ -9,7 +9,8 @@ A low-priority thread writes each file under a temporary name, fsyncs it and ren
 leaves a name without its data. The folder is synced when the queue is empty. At shutdown, files are written without
 fsync; the checksum detects lost data. The least recently read file is evicted first.
 
-CRC-32 detects accidental damage at a fifth of the cost of a cryptographic hash (4 GB/s, compared with 0.9 for BLAKE2b).
+CRC-32 detects accidental damage at less than a quarter of the cost of a cryptographic hash (4 GB/s, compared with
+0.9 for BLAKE2b).
 It does not detect manipulation, but a program that can write to the folder could replace the model as well.
 """
 
@@ -67,7 +68,8 @@ class _QueuedBlock:
 class DiskStore:
     """Blocks on disk, of one cache version and of compatible earlier versions. Thread-safe.
 
-    A disk error disables the store with one warning. While another engine writes to the folder, the store only reads.
+    An error while writing stops further writes, with one warning; blocks on disk can still be read. If another engine
+    writes to the folder, the store only reads.
     budget_bytes: limit for the files of all models. evicts: if there is no room for a block, remove the least recently
     read files (True) or reject the block (False).
     """
@@ -105,7 +107,9 @@ class DiskStore:
             return
         self._start_writer()
         if not self._folder.is_writer:
-            _log.warning("the cache in %s is read-only for this engine until the engine that writes to it ends", folder)
+            _log.warning(
+                "another engine is writing to the cache in %s; until it ends, this engine only reads the cache", folder
+            )
 
     def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
         """Write blocks of this cache version from now on, and also use those of `earlier` versions."""
@@ -180,7 +184,9 @@ class DiskStore:
         tag: bytes = b"",
         conversations: Collection[bytes] = (ANONYMOUS,),
     ) -> bool:
-        """Queue a block; return False if there is no room now. A partial block replaces one with equal `hash`.
+        """Queue a block; return False if there is no room now or `is_writing` is false.
+
+        A partial block replaces one with equal `hash`.
 
         hash: 16 bytes; for a partial block, the hash of its parent. tokens: up to 128. content: must not be changed
         later. tag: up to 8 bytes, for `remove`. conversations: 8 bytes each.
@@ -395,7 +401,7 @@ class DiskStore:
             first, self._problem = self._problem is None, str(error)
             self._queue.clear()
         if first:
-            _log.warning("the disk cache is disabled: %s", error)
+            _log.warning("no more blocks are written to the disk cache: %s", error)
 
 
 def lower_priority() -> None:

@@ -117,15 +117,21 @@ class SearchFields(Fields):
     filters: None = None
 
 
+_NAME = "the name of the store, and of its project on the page"
+
 STORE_NOTES: Notes = {
-    "name": works("the name of the store, and of its project on the page; a number is appended if the name is taken"),
+    "name": works(f"{_NAME}; if it is taken, a number is appended"),
     "description": hint("not stored", "an empty string"),
     "file_ids": works(f"up to {MAX_FILES_AT_ONCE} files, uploaded with purpose `assistants` or `user_data`"),
     "chunking_strategy": hint("passages have about 220 tokens and do not cross pages", "`auto`"),
     "metadata": hint("not stored", "an empty object"),
     "expires_after": inert("null", "delete the vector store when it is no longer needed"),
 }
-CHANGED_NOTES: Notes = {name: STORE_NOTES[name] for name in ("name", "metadata", "expires_after")}
+CHANGED_NOTES: Notes = {
+    "name": works(f"{_NAME}; status 409 if it is taken"),
+    "metadata": STORE_NOTES["metadata"],
+    "expires_after": STORE_NOTES["expires_after"],
+}
 FILE_NOTES: Notes = {
     "file_id": works("a file uploaded with purpose `assistants` or `user_data`"),
     "attributes": hint("not stored, because searches cannot be filtered", "an empty object"),
@@ -154,7 +160,10 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     while (library := await services.shared.store.documents.new_library(owner, _numbered_name(name, number))) is None:
         number += 1
         if number > MAX_FILES_AT_ONCE:
-            raise ApiError(429, "too_many", "there are too many vector stores; delete some", param="name")
+            message = (
+                "there are too many vector stores, or too many with this name: delete some, or choose another name"
+            )
+            raise ApiError(429, "too_many", message, param="name")
     for file_id in file_ids:
         await _add(services, owner, library, file_id, "file_ids")
     return JSONResponse(await _store_object(services, owner, library), headers=headers)

@@ -1,8 +1,7 @@
 """Generate training rows that teach a model to quote a document before it answers.
 
-Prompts have the form of chats with documents: they contain a part of the document, or passages like search results.
-Answers quote a sentence of the document and then use it, or say that the document does not mention the subject of the
-question.
+Prompts have the form of chats with documents: they contain a part of the document, or passages formatted like search
+results. Answers quote a sentence of this text and then use it, or say that it does not mention the subject of the question.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from notso.web.turns.documents import PASSAGES_FOLLOW, prepend_attachments
 LEAST_WORDS, MOST_WORDS = 6, 40
 """Length of a quoted sentence in words; the engine limits quotations to 60 words."""
 SHOWN = 3
-"""Number of passages in a prompt."""
+"""Maximum number of passages in a prompt."""
 ABSENT_EVERY = 5
-"""One of this many questions asks about something that is not in the passages."""
+"""One question in ABSENT_EVERY asks about something that is not in the passages."""
 GAP = "____"
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\n+")

@@ -1,4 +1,4 @@
-"""Routes of chat pages and their assets, sending messages, and streaming answers.
+"""Routes that serve chat pages and their assets, accept messages, and stream answers.
 
 Pages and forms also work without JavaScript, but answers are then shown only after a reload.
 """
@@ -213,9 +213,10 @@ async def events(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """Stream an answer as server-sent events: a snapshot or the events after Last-Event-ID, updates, then `done`.
+    """Stream an answer as server-sent events: first a snapshot (or, with Last-Event-ID, the events after it), then
+    updates, finally `done`.
 
-    With `after`, the stream includes the events of /feed since that revision.
+    With `after` (a revision of the feed), the stream also includes the events of /feed since then.
     """
     message, log = target
     events = turn_events(message.id, log, parse_last_event_id(last_event_id))
@@ -235,7 +236,8 @@ async def feed(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """Stream changes in other tabs as events: `chats` (the list) and `turns` (messages of `chat`)."""
+    """Report changes as server-sent events: `chats` (the list of chats changed) and `turns` (messages of the chat
+    `chat` changed in another tab)."""
     shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
     if shown is not None:  # the chat's answer may have ended, unread, before the page connected
         await _mark_read(services, owner, shown)

@@ -92,7 +92,7 @@ async def show_prompts(request: Request, services: Services, owner: Owner) -> Re
 
 @router.post("/prompts", dependencies=[GUARDED])
 async def save_prompt(request: Request, services: Services, owner: Owner) -> Response:
-    """Add or replace a prompt, or rename the prompt `was`."""
+    """Add or replace a prompt. If the form field `was` names another prompt, that prompt is renamed."""
     fields = await read_form(request)
     name, kind, text = fields.get("name", "").strip(), fields.get("kind", ""), fields.get("text", "").strip("\n")
     typed = SavedPrompt(name, cast(PromptKind, kind if kind in KINDS else "message"), text)
