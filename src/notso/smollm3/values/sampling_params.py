@@ -75,7 +75,8 @@ _NONE: Mapping[str, str] = {}
 _OPENAI_AND_OLLAMA: Mapping[str, Any] = {"responses": _NONE, "anthropic": _NONE}
 _OPENAI_ONLY: Mapping[str, Any] = {**_OPENAI_AND_OLLAMA, "ollama": _NONE}
 # In the APIs, as in llama.cpp, 0 means no tokens. In `penalty_window`, 0 means all tokens.
-_WINDOW = "tokens considered by the penalties; default 256; -1: all; 0: none"
+_WINDOW = "number of recent tokens that the penalties consider; default 256; -1: all; 0: none"
+_AMONG_RECENT = "among the last `repeat_last_n` tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class SamplingParams:
         low=1,
         openai=_NONE,  # handled separately, because the name differs between OpenAI's APIs
         responses={
-            "max_output_tokens": "maximum tokens, including reasoning; if omitted or too large: as many as fit in the "
-            "context"
+            "max_output_tokens": "maximum tokens, including reasoning; if it is omitted or larger than the remaining "
+            "context, as many as fit"
         },
         anthropic=_NONE,  # handled separately, because it is required
         ollama={"num_predict": "maximum tokens, including reasoning; 0 or less: as many as fit in the context"},
@@ -151,17 +152,17 @@ class SamplingParams:
     top_k: int = _parameter(
         0,
         help="Sample only from the N most likely tokens; 0 is off.",
-        text="0 is off",
-        openai={"top_k": "0 or -1 is off"},
+        text="number of most likely tokens to choose from; 0: all",
+        openai={"top_k": "number of most likely tokens to choose from; 0 or -1: all"},
         responses=_NONE,
-        ollama={"top_k": "0 or less is off"},
+        ollama={"top_k": "number of most likely tokens to choose from; 0 or less: all"},
         gguf="top_k",
     )
     min_p: float = _parameter(
         0.0,
         help="Ignore tokens less likely than this fraction of the most likely one.",
         high=1,
-        text="0 to 1, relative to the most likely token; 0 is off",
+        text="minimum probability relative to that of the most likely token, 0 to 1; 0 is off",
         gguf="min_p",
         page=OnPage(
             label="Min P", hint="Ignore tokens less likely than this fraction of the most likely one.", place=3
@@ -175,10 +176,10 @@ class SamplingParams:
         low=0.01,
         high=10,
         openai={
-            "repeat_penalty": "over the last 256 tokens; 1 is off",
+            "repeat_penalty": f"penalty on tokens that occur {_AMONG_RECENT}, 0.01 to 10; 1 is off",
             "repetition_penalty": "alias of `repeat_penalty`",
         },
-        ollama={"repeat_penalty": "1 is off"},
+        ollama={"repeat_penalty": f"penalty on tokens that occur {_AMONG_RECENT}, 0.01 to 10; 1 is off"},
         gguf="penalty_repeat",
         **_OPENAI_AND_OLLAMA,
     )
@@ -187,8 +188,7 @@ class SamplingParams:
         help="Penalty on tokens that have already occurred.",
         low=-2,
         high=2,
-        text="-2 to 2",
-        openai={"presence_penalty": "-2 to 2, over the last 256 tokens"},
+        text=f"penalty on tokens that occur {_AMONG_RECENT}, -2 to 2",
         **_OPENAI_AND_OLLAMA,
     )
     frequency_penalty: float = _parameter(
@@ -196,8 +196,7 @@ class SamplingParams:
         help="Penalty on tokens in proportion to how often they have occurred.",
         low=-2,
         high=2,
-        text="-2 to 2",
-        openai={"frequency_penalty": "-2 to 2, over the last 256 tokens"},
+        text=f"penalty in proportion to how often a token occurs {_AMONG_RECENT}, -2 to 2",
         **_OPENAI_AND_OLLAMA,
     )
     penalty_window: int = _parameter(
@@ -213,8 +212,8 @@ class SamplingParams:
         help="Random seed; the same seed gives the same answer.",
         low=-(1 << 63),
         high=(1 << 64) - 1,
-        text="64 bits; the same seed and input give the same text",
-        ollama={"seed": "64 bits; -1: random"},
+        text="64-bit integer; the same seed and input give the same text",
+        ollama={"seed": "64-bit integer; the same seed and input give the same text; -1: random"},
         page=OnPage(
             label="Seed",
             hint="The same seed, settings and messages give the same response.",
@@ -231,7 +230,8 @@ class SamplingParams:
                 low=-100,
                 high=100,
                 most=MAX_LOGIT_BIAS,
-                text="maps up to 1,024 token ids to values from -100 to 100",
+                text="an object that maps up to 1,024 token ids to values from -100 to 100, which are added to the "
+                "logits",
                 **_OPENAI_ONLY,
             )
         },
@@ -274,16 +274,15 @@ class SamplingParams:
         help="Locally typical sampling; 1 is off.",
         high=1,
         above=True,
-        text="more than 0, at most 1; 1 is off",
-        openai={"typical_p": "more than 0, at most 1; 1 is off; applied after `top_k` and before `top_p`"},
+        text="locally typical sampling: more than 0, at most 1; 1 is off; applied after `top_k` and before `top_p`",
         **_OPENAI_AND_OLLAMA,
     )
     xtc_probability: float = _parameter(
         0.0,
         help="Probability of removing all but the least likely of the tokens above the XTC threshold.",
         high=1,
-        text="0 to 1; 0 is off; probability of removing all but the least likely of the tokens above "
-        "`xtc_threshold`, after the other filters",
+        text="probability, after the other filters, of removing all but the least likely of the tokens above "
+        "`xtc_threshold`; 0 to 1; 0 is off",
         gguf="xtc_probability",
         **_OPENAI_ONLY,
     )
@@ -291,7 +290,7 @@ class SamplingParams:
         0.1,
         help="Probability above which XTC may remove a token.",
         high=1,
-        text="0 to 1; default 0.1; above 0.5, nothing is removed",
+        text="0 to 1; default 0.1; above 0.5, XTC removes nothing",
         gguf="xtc_threshold",
         **_OPENAI_ONLY,
     )
@@ -307,20 +306,20 @@ class SamplingParams:
         help="Factor by which the DRY penalty grows with each repeated token.",
         low=1,
         high=100,
-        text="1 to 100; default 1.75",
+        text="factor by which the DRY penalty grows with each repeated token; 1 to 100; default 1.75",
         **_OPENAI_ONLY,
     )
     dry_allowed_length: int = _parameter(
         2,
         help="Repeated sequences up to this length have no DRY penalty.",
-        text="repetitions up to this length are not penalized; default 2",
+        text="repetitions of up to this many tokens are not penalized; default 2",
         **_OPENAI_ONLY,
     )
     dry_penalty_last_n: int = _parameter(
         -1,
         help="Number of recent tokens that DRY searches for repetitions; -1: all.",
         low=-1,
-        text="number of recent tokens searched for repetitions; default -1: all; 0 is off",
+        text="number of recent tokens that DRY searches for repetitions; -1 (default): all; 0 is off",
         **_OPENAI_ONLY,
     )
     dry_sequence_breakers: tuple[str, ...] = _parameter(

@@ -142,8 +142,8 @@ SEARCH_NOTES: Notes = {
         f"up to {MAX_QUERY_CHARACTERS:,} characters, or a list of up to {MAX_QUERIES} queries; finds passages that "
         "contain words of the queries"
     ),
-    "max_num_results": works(f"1 to {MAX_RESULTS}; default {DEFAULT_RESULTS}"),
-    "ranking_options": works("`score_threshold`"),
+    "max_num_results": works(f"maximum passages to return, 1 to {MAX_RESULTS}; default {DEFAULT_RESULTS}"),
+    "ranking_options": works("an object with `score_threshold`"),
     "rewrite_query": hint("queries are used unchanged", "false"),
     "filters": inert("null", "use a separate vector store for each set of files to search"),
 }

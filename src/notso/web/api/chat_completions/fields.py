@@ -65,7 +65,7 @@ from notso.web.api.request_fields.sampling_fields import (
 from notso.web.api.shared.api_request import ApiRequest
 
 NO_BUDGET = -1
-"""Value of `thinking_budget` that does not limit the reasoning, as in llama.cpp."""
+"""Value of `thinking_budget` that counts as omitted, so that limits set by other fields apply."""
 
 AnswerPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
@@ -112,7 +112,7 @@ class AssistantMessage(Fields):
     reasoning: Text | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     refusal: Text | None = None
-    # Fields of an answer that client libraries send back with it; they have no effect.
+    # The following fields of responses have no effect. Client libraries send them back with the message.
     name: Annotated[Name | None, Hint()] = None
     annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
     reasoning_details: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -274,12 +274,12 @@ class ChatFields(GrammarFields):
     metadata: Annotated[dict[str, Any] | None, Hint(done=({},), describes_caller=True)] = None
     verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
     prediction: Annotated[dict[str, Any] | None, Hint()] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     # Accepted only with values that have no effect.
     modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
     include_reasoning: Literal[True] | None = None
     separate_reasoning: Literal[True] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
     audio: None = None
@@ -289,34 +289,45 @@ class ChatFields(GrammarFields):
 
 CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "messages": works(
-        "1 to 2,048; roles system, developer, user, assistant, tool; content is text, or parts of type text. "
-        "A final assistant message is continued"
+        "1 to 2,048 messages with the roles system, developer, user, assistant and tool; `content` is a text, or a "
+        "list of parts of type text or file. A final assistant message is continued"
     ),
-    "max_tokens": works("maximum tokens, including reasoning; if omitted, -1 or too large: as many as fit"),
+    "max_tokens": works(
+        "maximum tokens, including reasoning; if it is omitted, -1, or larger than the remaining context, as many as "
+        "fit"
+    ),
     "max_completion_tokens": works("newer name for `max_tokens`"),
-    "logprobs": works("raw log probabilities of the generated tokens, before temperature and filters"),
-    "top_logprobs": works("the 0 to 20 most likely tokens at each position; requires `logprobs`"),
+    "logprobs": works("true: return the log probabilities of the generated tokens, before temperature and filters"),
+    "top_logprobs": works("number of most likely tokens to return at each position, 0 to 20; requires `logprobs`"),
     "response_format": works(
-        "`text`, `json_object` (with `schema`, as in llama.cpp) or `json_schema` (with `json_schema` or `schema`); "
-        "TGI's `json` and `regex` with `value`; enforced after the reasoning, regardless of `strict`: see "
-        "structured-output.md"
+        "`text`; `json_object`, optionally with `schema`, as in llama.cpp; `json_schema`, with `json_schema` or "
+        "`schema`; or TGI's `json` and `regex`, with `value`. Enforced after the reasoning, even if `strict` is false: "
+        "see structured-output.md"
     ),
     "tools": works("up to 128 functions with schemas of up to 32 levels"),
     "tool_choice": works(
-        "`none`, `auto`, `required` (`any`), one function, or `allowed_tools`",
+        "`none`, `auto`, `required` or its alias `any`, one function, or `allowed_tools`",
         "use none, auto, required or the name of a function",
     ),
-    "parallel_tool_calls": works("false: at most one call"),
-    "chat_template_kwargs": works("`enable_thinking` or `thinking`, true or false, and `reasoning_effort`"),
+    "parallel_tool_calls": works("false: at most one call per response"),
+    "chat_template_kwargs": works("`enable_thinking` or its alias `thinking` (true or false), and `reasoning_effort`"),
     "reasoning_effort": works(
         f"`none` disables thinking; {EFFORTS}",
         f"{EFFORT_ADVICE}, or thinking_budget in tokens",
     ),
     "enable_thinking": works("alias of `chat_template_kwargs.enable_thinking`"),
-    "thinking": works("true or false, or `type` `enabled`, `disabled`, `adaptive` with `budget_tokens`"),
-    "think": works("true or false, or an effort as in `reasoning_effort`"),
-    "reasoning": works("`effort` as in `reasoning_effort`, `max_tokens` as `thinking_budget`, `enabled`"),
-    "thinking_budget": works("maximum reasoning tokens; overrides `reasoning_effort`, unless it is -1"),
+    "thinking": works(
+        "true, false, or an object with `type` (`enabled`, `disabled` or `adaptive`) and optionally `budget_tokens`"
+    ),
+    "think": works("true, false, or an effort, as in `reasoning_effort`"),
+    "reasoning": works(
+        "an object with `enabled` (true or false); `effort`, like `reasoning_effort`; and `max_tokens`, like "
+        "`thinking_budget`"
+    ),
+    "thinking_budget": works(
+        "maximum reasoning tokens; overrides limits set by other fields, but does not enable disabled reasoning. -1 "
+        "counts as omitted"
+    ),
     "thinking_token_budget": works("vLLM's name for `thinking_budget`"),
     "thinking_budget_tokens": works("llama.cpp's name for `thinking_budget`"),
     "reasoning_budget_tokens": works("llama.cpp's newer name for `thinking_budget`"),
@@ -324,13 +335,13 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
     ),
     "store": hint(
-        "chat completions are not stored, but /v1/responses are; with X-Conversation-Id, true lets the stream continue "
-        "after a restart",
+        "chat completions are not stored (responses of /v1/responses are); if the request has an X-Conversation-Id "
+        "header, `store: true` lets the stream continue after a restart",
         "false",
     ),
     "service_tier": hint("there is only one tier", "`auto`, `default`"),
     "safety_identifier": hint("describes the caller"),
-    "prompt_cache_key": works("prompts are always cached"),
+    "prompt_cache_key": works("no effect: prompts are always cached"),
     "prompt_cache_retention": hint("prompts are cached as long as there is space"),
     "prompt_cache_options": hint("prompts are cached as long as there is space"),
     "metadata": hint("describes the caller; returned by /v1/responses only"),
@@ -344,11 +355,16 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "echo": refused("available in /v1/completions only"),
     "input_ids": refused("send the tokens as the prompt of /v1/completions"),
     "response_prefix": refused("send it as a final assistant message, which is continued"),
-    "add_generation_prompt": works("false: a final assistant message is continued"),
-    "continue_final_message": works("false: a final assistant message is not continued, but followed by another"),
+    "add_generation_prompt": works(
+        "false: the last message must be from the assistant, and is continued; true has no effect"
+    ),
+    "continue_final_message": works(
+        "true: the last message must be from the assistant, and is continued; false: a final assistant message is not "
+        "continued, but followed by another"
+    ),
     "functions": inert("an empty list", "use tools"),
     "function_call": inert(
-        "`none` or `auto`, because there are no `functions`", "use tool_choice and, in messages, tool_calls"
+        "`none` or `auto`; no effect, because `functions` must be empty", "use tool_choice and, in messages, tool_calls"
     ),
     "audio": inert("null", "the model reads and writes text only"),
     "moderation": inert("null", "moderation is not available; remove this field"),
@@ -363,8 +379,11 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
         "with `filename`; replaced by the text of the file",
         "send file_data with a filename, or file_id",
     ),
-    "name": hint("in messages: the model's template has no names; mention the name in the text"),
-    "refusal": works("in assistant messages: used as the content if `content` is missing; as a part, as its text"),
+    "name": hint("in messages: the model's template ignores names; mention the name in the text"),
+    "refusal": works(
+        "in assistant messages: used as the content if `content` is missing; a content part of type `refusal` counts "
+        "as text"
+    ),
     "reasoning_details": hint("in assistant messages: earlier reasoning is left out of the prompt"),
     "annotations": hint("in assistant messages: annotations only mark parts of the text", "an empty list"),
     "provider_specific_fields": hint("in assistant messages: only the server that added these fields uses them"),

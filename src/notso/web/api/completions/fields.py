@@ -81,17 +81,19 @@ class TextFields(GrammarFields):
 
 TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
-        f"a text without control tokens, or a list of token ids; or up to {MAX_PROMPTS} texts or lists, each of which "
-        "is continued"
+        f"a text, a list of token ids, or a list of up to {MAX_PROMPTS} texts or lists of token ids, each of which is "
+        "continued; control tokens in texts are not recognized"
     ),
     "max_tokens": works(
-        "maximum tokens; default 16, as in OpenAI's API; 0 processes the prompt and generates nothing; -1 or too "
-        "large: as many as fit"
+        "maximum tokens; default 16, as in OpenAI's API; 0: only process the prompt; if it is -1 or larger than the "
+        "remaining context, as many as fit"
     ),
     "echo": works(
         "true: return the prompt before the answer, with the log probabilities of its tokens if `logprobs` is set"
     ),
-    "logprobs": works("the 0 to 20 most likely tokens at each position, as the four lists of OpenAI's completions"),
+    "logprobs": works(
+        "number of most likely tokens to return at each position, 0 to 20, in the four lists of OpenAI's completions"
+    ),
     "suffix": inert(
         "an empty string",
         "the model was not trained to fill in the middle; use a chat completion",

@@ -150,18 +150,23 @@ NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
         f"{MAX_TEXTS:,} texts per request. Control tokens in texts are recognized"
     ),
     "max_tokens": works("alias of `n_predict`"),
-    "n_predict": works("maximum tokens; if omitted or -1: as many as fit; 0 only processes the prompt"),
+    "n_predict": works("maximum tokens; if it is omitted or -1, as many as fit; 0: only process the prompt"),
     "n_cmpl": works("alias of `n`"),
     "logit_bias": works(
         "up to 1,024 pairs of a token and its bias, or an object that maps tokens to biases. Give a token as its "
         "id, or give a text to bias every token in it; a bias is -100 to 100, or false for -100"
     ),
-    "n_probs": works("the 0 to 20 most likely tokens at each position, before temperature and filters"),
-    "return_tokens": works("true: return token ids; always included in streams"),
+    "n_probs": works(
+        "number of most likely tokens to return at each position, 0 to 20, with their probabilities before temperature "
+        "and filters"
+    ),
+    "return_tokens": works("true: return token ids; streams always contain them"),
     "response_fields": works(
         "names of the fields to return, if the response is not streamed; slashes separate the names of nested fields"
     ),
-    "post_sampling_probs": inert("false", "only raw probabilities are available; use n_probs"),
+    "post_sampling_probs": inert(
+        "false", "only probabilities before temperature and filters are available; use n_probs"
+    ),
     "speculative.n_max": hint("draft tokens do not change responses"),
     "speculative.n_min": hint("draft tokens do not change responses"),
     "speculative.p_min": hint("draft tokens do not change responses"),

@@ -481,32 +481,35 @@ class MessageFields(CountFields):
 
 COUNT_NOTES: Notes = {
     "messages": works(
-        "1 to 2,048; roles user, assistant and system; content is text, or blocks of type text, document (text, "
-        "content, PDF as base64, or a stored file), search_result, tool_use, tool_result and thinking. A final "
-        "assistant message is continued"
+        "1 to 2,048 messages with the roles user, assistant and system; `content` is a text, or a list of blocks of "
+        "type text, document (text, content, PDF as base64, or a stored file), search_result, tool_use, tool_result "
+        "and thinking. A final assistant message is continued"
     ),
     "model": works("a name listed by `GET /v1/models`; optional"),
-    "system": works("text, or blocks of text"),
+    "system": works("a text, or a list of text blocks"),
     "thinking": works(
-        "`enabled` with `budget_tokens`, below `max_tokens`; `adaptive`; `disabled` (default). "
-        "`display` `omitted` leaves the block empty, `summarized` returns the unchanged reasoning",
+        "`type`: `enabled`, with a `budget_tokens` of less than `max_tokens`; `adaptive`; or `disabled` (default). "
+        "`display`: `omitted` leaves the thinking block empty; `summarized` returns the full reasoning",
         "use enabled, adaptive or disabled",
     ),
     "tools": works("up to 128 functions with schemas of up to 32 levels"),
-    "tool_choice": works("`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use`: at most one call"),
+    "tool_choice": works(
+        "`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use` true: at most one call per response"
+    ),
     "output_config": works(
-        "`format`: the JSON schema of the answer after the reasoning; `effort`: limits adaptive thinking, see below"
+        "`format`: a JSON schema that the answer after the reasoning matches; `effort`: limits adaptive thinking, see "
+        "below"
     ),
     "output_format": works("older name for `output_config.format`"),
     "cache_control": works(
         "prompts are always cached; a `ttl` of `1h` in a text or document pins the prompt up to that block on disk"
     ),
-    "speed": hint("there is only one speed", "`standard`", "remove it"),
+    "speed": hint("there is only one speed", "`standard`", "remove this field"),
     "user_profile_id": hint("describes the caller"),
     "workspace_id": hint("describes the caller"),
     "mcp_servers": refused("connect to MCP servers in the client, and pass their tools as functions"),
     "context_management": works(
-        "`edits`: clear old tool results and reasoning as requested; the response reports what was cleared"
+        "`edits` that clear old tool results and reasoning from the prompt; the response reports what was cleared"
     ),
 }
 
@@ -519,7 +522,9 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
     "stream": works("true: stream this API's events"),
     "metadata": hint("describes the caller"),
     "diagnostics": hint("usage and cached tokens are always reported"),
-    "service_tier": inert("auto or standard_only: there is only one tier", "there is only one tier; remove this field"),
+    "service_tier": inert(
+        "`auto` or `standard_only`; there is only one tier", "there is only one tier; remove this field"
+    ),
     "container": inert("null", "code execution is not available"),
     "thread": refused(THREAD_ADVICE),
     "inference_geo": inert("`global`", "responses are generated on the server's machine; remove this field"),
@@ -529,10 +534,10 @@ WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
     "url": refused("URLs are not fetched; send the document as base64 or as text"),
     "media_type": works("in documents: application/pdf or text/plain", "send a PDF or plain text"),
-    "thinking": works("stays in the prompt until the next user message without tool results"),
-    "redacted_thinking": works("left out of the prompt, because it is encrypted"),
+    "thinking": works("in messages: reasoning stays in the prompt until the next user message without tool results"),
+    "redacted_thinking": works("in messages: left out of the prompt, because it is encrypted"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
-    "caller": hint("only the model calls tools", "`direct`"),
+    "caller": hint("in tool calls: only the model calls tools", "`direct`"),
     "strict": works(
         "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
     ),
@@ -540,10 +545,12 @@ WITHIN_MESSAGE: Notes = {
     "citations": works(
         "in documents and search results: with `enabled`, the answer quotes them verbatim; every citation is verified"
     ),
-    "input_examples": works("part of the tool's schema in the prompt, as `examples`"),
-    "defer_loading": works("true: the prompt omits the tool until a `tool_reference` in a tool result names it"),
-    "allowed_callers": works("a list that contains `direct`, because only the model calls tools"),
-    "clear_tool_uses_20250919": works(f"the results of all but the newest calls become `{CLEARED}`"),
+    "input_examples": works("in tools: added to the tool's schema in the prompt, as `examples`"),
+    "defer_loading": works(
+        "in tools: true omits the tool from the prompt until a `tool_reference` in a tool result names it"
+    ),
+    "allowed_callers": works("in tools: a list that contains `direct`, because only the model calls tools"),
+    "clear_tool_uses_20250919": works(f"results of all but the newest tool calls are replaced by `{CLEARED}`"),
     "clear_thinking_20251015": works("`keep`: the number of responses whose reasoning stays in the prompt, or `all`"),
     "compact_20260112": hint("conversations are not summarized; prompts that do not fit are refused"),
     "eager_input_streaming": hint(

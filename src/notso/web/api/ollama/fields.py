@@ -92,7 +92,7 @@ class OptionFields(Fields):
     mirostat_eta: Ignored = None
 
 
-_SET_UP = "the server is already configured"
+_SET_UP = "fixed when the server starts"
 _OFF = "remove this field; use top_p, top_k or min_p"
 
 OPTION_NOTES: Notes = {
@@ -102,8 +102,8 @@ OPTION_NOTES: Notes = {
     "penalize_newline": inert("true: a newline is penalized like any other token", "remove this field"),
     "num_ctx": hint("the server sets the context length (`--context`)"),
     "num_keep": hint("prompts are never truncated"),
-    "mirostat_tau": hint("mirostat is off"),
-    "mirostat_eta": hint("mirostat is off"),
+    "mirostat_tau": hint("no effect, because mirostat is not available"),
+    "mirostat_eta": hint("no effect, because mirostat is not available"),
 } | dict.fromkeys(
     (
         *("num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "f16_kv"),
@@ -249,41 +249,43 @@ _NO_IMAGES = inert("an empty list", "the model reads text only")
 
 ANSWER_NOTES: Notes = {
     "model": works("a name listed by `GET /api/tags` or `GET /v1/models`, with or without `:latest`; optional"),
-    "stream": works("default true: JSON lines"),
+    "stream": works("true (default): stream the response as JSON lines"),
     "think": works(
-        "default true; `low`, `medium`, `high` limit the reasoning to 256, 1,024, 4,096 tokens; `max`: no limit",
+        "true (default), false, or an effort: `low`, `medium`, `high` limit the reasoning to 256, 1,024, 4,096 tokens; "
+        "`max`: no limit",
         "use true, false, low, medium, high or max",
     ),
     "format": works('`"json"` or a JSON schema; enforced after the reasoning'),
     "options": works("see below"),
-    "logprobs": works("true: raw log probabilities of the tokens, before temperature and filters"),
-    "top_logprobs": works("the 0 to 20 most likely tokens at each position; requires `logprobs`"),
+    "logprobs": works("true: return the log probabilities of the generated tokens, before temperature and filters"),
+    "top_logprobs": works("number of most likely tokens to return at each position, 0 to 20; requires `logprobs`"),
     "keep_alive": works(
-        "how long the model stays loaded after this response, in seconds or as `5m`, `1h30m` (ignored unless the "
-        "caller is an operator); 0: unload when idle (without messages or a prompt: only unload); negative: never "
-        "unload; default: the server's `--keep-alive`",
+        "how long the model stays loaded after this response: seconds, or a duration such as `5m` or `1h30m`; default: "
+        "the server's `--keep-alive`. 0: unload when idle; a request without messages or a prompt then only unloads. "
+        "Negative: never unload. For operators only; for other callers, it is ignored, and unloading is refused",
     ),
     "truncate": hint("prompts that do not fit are refused"),
-    "shift": hint("a response ends where the context ends"),
+    "shift": hint("a response ends when the context is full"),
 }
 
 CHAT_NOTES: Notes = ANSWER_NOTES | {
     "messages": works(
-        "up to 2,048, roles system, user, assistant, tool; without messages, the model is loaded. A final "
-        "assistant message is continued"
+        "up to 2,048 messages with the roles system, user, assistant and tool; a request without messages only loads "
+        "the model. A final assistant message is continued"
     ),
     "tools": works("up to 128 functions with schemas of up to 32 levels"),
 }
 
 GENERATE_NOTES: Notes = ANSWER_NOTES | {
-    "prompt": works("the user's message; without it, the model is loaded"),
+    "prompt": works("the user's message; a request without it only loads the model"),
     "system": works("system prompt; cannot be combined with `raw`"),
-    "raw": works("true: continue the prompt, without template or control tokens"),
+    "raw": works("true: continue the prompt as it is, without the template; control tokens in it are not recognized"),
     "images": _NO_IMAGES,
     "suffix": inert("an empty string", "the model was not trained to fill in the middle; use a chat"),
     "template": inert("an empty string", "the model file's own template is used"),
     "context": works(
-        "the `context` of an earlier response: the conversation so far; not with `raw`", "it must come from a response"
+        "the `context` of an earlier response, which contains the conversation so far; cannot be combined with `raw`",
+        "it must come from a response",
     ),
 }
 
@@ -295,9 +297,9 @@ EMBEDDING_NOTES: Notes = {
 }
 
 EMBED_NOTES: Notes = {
-    "input": works(f"a text, or up to {MAX_INPUTS:,} texts; without one, the model is loaded"),
+    "input": works(f"a text, or a list of up to {MAX_INPUTS:,} texts; a request without it only loads the model"),
     "truncate": works(
-        "default true: the end of a text that does not fit the context is cut off; false: the text is refused"
+        "true (default): the end of a text that does not fit the context is cut off; false: the text is refused"
     ),
     "dimensions": works("the model's own number of dimensions", "the model was not trained for other dimensions"),
 } | {name: note for name, note in EMBEDDING_NOTES.items() if name != "prompt"}
@@ -312,8 +314,8 @@ WITHIN_ANSWER: Notes = OPTION_NOTES
 """Notes on nested fields."""
 
 WITHIN_CHAT: Notes = OPTION_NOTES | {
-    "thinking": works("in messages: accepted and left out of the prompt"),
-    "tool_name": inert("in tool messages: no effect, because the call contains the name"),
+    "thinking": works("in messages: earlier reasoning, which is left out of the prompt"),
+    "tool_name": inert("in tool messages: no effect, because the tool call contains the name"),
     "images": refused("the model reads text only"),
 }
 

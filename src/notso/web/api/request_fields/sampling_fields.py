@@ -55,7 +55,7 @@ Whole = Annotated[int, BeforeValidator(to_integer)]
 Number = int | float
 
 
-_ORDER = "the order is penalties, temperature, top_k, typical_p, top_p, min_p, xtc"
+_ORDER = "the order is fixed: penalties, temperature, top_k, typical_p, top_p, min_p, xtc"
 MIROSTAT_ADVICE = (
     "it makes tokens depend on the probabilities of earlier ones, which would break reproducibility; use min_p, "
     "typical_p or top_p"
@@ -68,32 +68,36 @@ class UnsupportedSamplerFields(Fields):
     tfs_z: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
     top_a: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
     dynatemp_range: Annotated[Off0 | None, inert("0: off", "use temperature")] = None
-    dynatemp_exponent: Annotated[Number | None, hint("dynatemp_range is 0", "1", done=(1,))] = None
-    mirostat_tau: Annotated[Number | None, hint("mirostat is off")] = None
-    mirostat_eta: Annotated[Number | None, hint("mirostat is off")] = None
+    dynatemp_exponent: Annotated[Number | None, hint("no effect, because dynatemp_range must be 0", "1", done=(1,))] = (
+        None
+    )
+    mirostat_tau: Annotated[Number | None, hint("no effect, because mirostat is not available")] = None
+    mirostat_eta: Annotated[Number | None, hint("no effect, because mirostat is not available")] = None
     smoothing_factor: Annotated[Off0 | None, inert("0: off", "use temperature or min_p")] = None
     guidance_scale: Annotated[Off1 | None, inert("1: off", "describe in the messages what to avoid")] = None
     length_penalty: Annotated[Off1 | None, inert("1: off", "use max_tokens")] = None
     no_repeat_ngram_size: Annotated[Off0 | None, inert("0: off", "use repeat_penalty or dry_multiplier")] = None
     top_n_sigma: Annotated[Off | None, inert("0 or -1: off", "use top_k, top_p or min_p")] = None
     adaptive_target: Annotated[OffBelow0 | None, inert("-1: off", "use temperature, top_p or min_p")] = None
-    adaptive_decay: Annotated[Number | None, hint("adaptive_target is off")] = None
+    adaptive_decay: Annotated[Number | None, hint("no effect, because adaptive_target must be -1")] = None
     min_keep: Annotated[Off0 | None, inert("0: off", "remove this field")] = None
     n_indent: Annotated[Off0 | None, inert("0: off", "remove this field")] = None
     t_max_predict_ms: Annotated[
         Off | None, inert("0 or -1: off", "responses must not depend on the machine's speed; use max_tokens")
     ] = None
-    id_slot: Annotated[int | None, hint("the cache is shared by all slots", "-1", done=(-1,))] = None
+    id_slot: Annotated[
+        int | None, hint("requests are not assigned to slots; they share one cache", "-1", done=(-1,))
+    ] = None
     n_keep: Annotated[int | None, hint("prompts are never truncated", "0", done=(0,))] = None
     n_discard: Annotated[int | None, hint("prompts are never truncated", "0", done=(0,))] = None
-    n_cache_reuse: Annotated[int | None, hint("the cache is automatic", "0", done=(0,))] = None
+    n_cache_reuse: Annotated[int | None, hint("cached tokens are reused automatically", "0", done=(0,))] = None
     sse_ping_interval: Annotated[Number | None, hint("a comment is sent after 15 s without output")] = None
     backend_sampling: Annotated[bool | None, hint("there is only one sampler", "false", done=(False,))] = None
     samplers: Annotated[Any, hint(_ORDER)] = None
     sampler_order: Annotated[Any, hint(_ORDER)] = None
     sampler_priority: Annotated[Any, hint(_ORDER)] = None
     temperature_last: Annotated[bool | None, hint(_ORDER, "false", done=(False,))] = None
-    smoothing_curve: Annotated[Number | None, hint("smoothing_factor is 0")] = None
+    smoothing_curve: Annotated[Number | None, hint("no effect, because smoothing_factor must be 0")] = None
     skew: Annotated[Off0 | None, inert("0: off", "use top_p or min_p")] = None
     typical: Annotated[Off1 | None, inert("1: off", "use typical_p")] = None
     epsilon_cutoff: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
@@ -109,7 +113,8 @@ class UnsupportedSamplerFields(Fields):
         bool | None, hint("control tokens are never returned", "true", done=(True,))
     ] = None
     include_stop_str_in_output: Annotated[
-        Literal[False] | None, inert("false", "the event or field `stop` reports the stop string")
+        Literal[False] | None,
+        inert("false", "append the stop string in the client; /completion reports it as `stopping_word`"),
     ] = None
     add_bos_token: Annotated[bool | None, hint("the model has no begin-of-text token")] = None
     ban_eos_token: Annotated[Literal[False] | None, inert("false", "use ignore_eos")] = None
@@ -120,7 +125,8 @@ class UnsupportedSamplerFields(Fields):
     tfs: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
     dynamic_temperature: Annotated[Literal[False] | None, inert("false", "use temperature")] = None
     no_stop_trim: Annotated[
-        Literal[False] | None, inert("false", "the event or field `stop` reports the stop string")
+        Literal[False] | None,
+        inert("false", "append the stop string in the client; /completion reports it as `stopping_word`"),
     ] = None
 
 
@@ -235,14 +241,15 @@ SAMPLING_NOTES: Notes = {
     "model": works("a name listed by `GET /v1/models`; optional"),
     **sampling_notes("openai"),
     "n": works(
-        "number of choices, at most the server's limit of concurrent responses; with a seed, choice i uses seed + i"
+        "number of choices, at most the server's limit of concurrent responses; with a seed, choice i (from 0) uses "
+        "seed + i"
     ),
     "stream": works("true: stream the response in chunks"),
     "stream_options": works("`include_usage` adds a final chunk with token counts"),
-    "return_progress": works("true: chunks with `prompt_progress` during prefill"),
+    "return_progress": works("true: stream chunks with `prompt_progress` while the prompt is processed"),
     "timings_per_token": works("true: each chunk contains the `timings` so far"),
-    "cache_prompt": works("false: process the whole prompt again"),
-    "logits_processors": works("up to 8 names of plugins' logits processors, applied in this order"),
+    "cache_prompt": works("false: process the whole prompt, even if it is cached"),
+    "logits_processors": works("names of up to 8 logits processors of plugins, applied in this order"),
     "user": hint("describes the caller"),
     **UNSUPPORTED_NOTES,
     "n_predict": works("llama.cpp's name for `max_tokens`"),
@@ -375,7 +382,9 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
     "guided_grammar": works("vLLM's name for `grammar`"),
     "ebnf": works("SGLang's name for `grammar`"),
     "grammar_string": works("text-generation-webui's name for `grammar`"),
-    "structured_outputs": works("as in vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`"),
+    "structured_outputs": works(
+        "as in vLLM: an object with one of `json`, `regex`, `choice`, `grammar` or `json_object`"
+    ),
     "guided_decoding_backend": hint("there is only one backend"),
     "grammar_lazy": refused("remove it: a grammar applies from the first token of the answer"),
     "grammar_triggers": refused("remove it: a grammar applies from the first token of the answer"),

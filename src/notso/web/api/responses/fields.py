@@ -314,19 +314,23 @@ class ResponseFields(InputTokenFields):
 
 
 INPUT_TOKEN_NOTES: Notes = {
-    "input": works("text, or a list of messages, calls, outputs, reasoning, and ids of stored items"),
+    "input": works(
+        "a text, or a list of messages, tool calls, outputs of tools, reasoning, and references to stored items"
+    ),
     "model": works("a name listed by `GET /v1/models`; optional"),
-    "instructions": works("system prompt; not carried over to the next response"),
-    "previous_response_id": works("continues a stored response with the whole earlier conversation"),
+    "instructions": works("the system prompt of this response; it does not apply to the following ones"),
+    "previous_response_id": works("id of a stored response; `input` continues its conversation"),
     "tools": works("up to 128 functions with schemas of up to 32 levels, and `file_search`"),
     "tool_choice": works(
         "`none`, `auto`, `required`, one function, `file_search`, or `allowed_tools`",
         "use none, auto, required or the name of a function",
     ),
-    "parallel_tool_calls": works("false: at most one call"),
-    "text": works("`format`: text, json_object or json_schema"),
-    "reasoning": works("`effort`: limits the reasoning, see below"),
-    "truncation": works("`disabled` refuses a prompt that does not fit; `auto` drops whole turns, oldest first"),
+    "parallel_tool_calls": works("false: at most one call per response"),
+    "text": works("an object with `format`: `text`, `json_object` or `json_schema`"),
+    "reasoning": works("an object with `effort`, which limits the reasoning: see below"),
+    "truncation": works(
+        "`disabled`: a prompt that does not fit is refused; `auto`: its oldest turns are dropped until it fits"
+    ),
     "conversation": inert("null", "use previous_response_id"),
     "personality": refused("ask for it in the instructions"),
 }
@@ -334,31 +338,35 @@ INPUT_TOKEN_NOTES: Notes = {
 RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     **sampling_notes("responses"),
     "top_logprobs": works(
-        "the 0 to 20 most likely tokens at each position; without it, `include` with `message.output_text.logprobs` "
-        "returns the log probabilities of the generated tokens"
+        "number of most likely tokens to return at each position, 0 to 20; if it is omitted, `include` with "
+        "`message.output_text.logprobs` returns the log probabilities of the generated tokens only"
     ),
     "include": Note(
         "hint",
         f"`{LOGPROBS}`, `{SEARCH_RESULTS}`",
         f"{LOGPROBS}, {SEARCH_RESULTS} and reasoning.encrypted_content can be included",
-        "reasoning is not encrypted, and the other values concern unavailable tools",
+        "reasoning is not encrypted, and the other values belong to tools that are not available",
     ),
-    "store": works("default true: stored until deleted or followed by 1,000 newer responses; false: not stored"),
+    "store": works(
+        "true (default): the response is stored until it is deleted or 1,000 newer ones are stored; false: not stored"
+    ),
     "stream": works("true: stream this API's events"),
     "stream_options": inert("no effect"),
     "metadata": works("returned with the response"),
     "background": works(
-        "true: generated in the background, retrieved by its id; requires `store`; continues after a restart"
+        "true: the response is generated in the background, even across restarts, and can be retrieved by its id; "
+        "requires `store`"
     ),
     "service_tier": hint("there is only one tier", "`auto`, `default`"),
     "user": hint("describes the caller"),
     "safety_identifier": hint("describes the caller"),
     "client_metadata": hint("describes the caller"),
-    "prompt_cache_key": works("prompts are always cached"),
+    "prompt_cache_key": works("no effect: prompts are always cached"),
     "prompt_cache_retention": hint("prompts are cached as long as there is space"),
     "prompt_cache_options": hint("prompts are cached as long as there is space"),
     "max_tool_calls": works(
-        "1 or more: limits calls of `file_search`, at most one of which happens per response, but not of functions",
+        "1 or more; no effect, because `file_search` runs at most once per response and calls of functions are not "
+        "limited",
         "use 1 or more",
     ),
     "prompt": inert("null", "stored prompts are not available; use instructions"),
@@ -380,7 +388,7 @@ WITHIN_RESPONSE: Notes = {
         "with `filename`; replaced by the text of the file",
         "send file_data with a filename, or file_id: URLs are not fetched",
     ),
-    "item_reference": works("the stored input or output item with that `id`"),
+    "item_reference": works("in `input`: stands for the stored input or output item with this `id`"),
     "effort": works(f"`none` disables thinking; {EFFORTS}", EFFORT_ADVICE),
     "summary": hint("reasoning is returned in full, as content of reasoning items", "an empty list", "use auto"),
     "generate_summary": hint("reasoning is returned in full, as content of reasoning items", instead="use auto"),
@@ -397,13 +405,15 @@ WITHIN_RESPONSE: Notes = {
     ),
     "type": Note(
         "hint",
-        "in tools: `function`, `namespace` with functions, or `file_search`, which runs for each question",
+        "in tools: `function`, `namespace` (a group of functions), or `file_search`, which runs once per response",
         "of tools, only functions and file_search are available; of content, only text and files",
-        "`web_search`: not available, and left out",
+        "`web_search` is not available, and is omitted from the tools",
     ),
     "vector_store_ids": works(f"1 to {MAX_VECTOR_STORES} ids from `GET /v1/vector_stores`"),
-    "max_num_results": works(f"1 to {MAX_RESULTS}, fewer if they do not fit; default {DEFAULT_RESULTS}"),
-    "ranking_options": works("`score_threshold`"),
+    "max_num_results": works(
+        f"maximum passages in the prompt, 1 to {MAX_RESULTS}; default {DEFAULT_RESULTS}; fewer if they are long"
+    ),
+    "ranking_options": works("an object with `score_threshold`"),
     "filters": inert("null", "use a separate vector store for each set of files to search"),
     **RANKING_NOTES,
     "include_obfuscation": hint("streams are not padded", "false"),

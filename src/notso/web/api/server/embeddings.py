@@ -71,8 +71,8 @@ class EmbeddingFields(Fields):
 
 EMBEDDING_NOTES: Notes = {
     "input": works(
-        f"a text, without control tokens, or a list of token ids; or up to {MAX_INPUTS:,} of either. Each must fit the "
-        "context"
+        f"a text, a list of token ids, or a list of up to {MAX_INPUTS:,} texts or lists of token ids, each of which "
+        "must fit the context; control tokens in texts are not recognized"
     ),
     "content": works("llama-server's name for `input`"),
     "model": works("a name listed by `GET /v1/models`; optional"),

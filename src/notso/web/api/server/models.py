@@ -48,7 +48,7 @@ LOAD_NOTES: Notes = {
     "lora_name": works("the adapter's name in requests: `model: smollm3:NAME`"),
     "lora_path": works("a GGUF file or PEFT folder in the folder given with `--adapter-dir`"),
     "scale": works("multiplies the adapter's own scale; default 1"),
-    "base_model_name": works("the adapter's base model, as in `model`; default: the default model"),
+    "base_model_name": works("name of the adapter's base model; default: the default model"),
 }
 
 

@@ -46,11 +46,13 @@ class TokenizeFields(Fields):
 TOKENIZE_NOTES: Notes = {
     "content": works("the text"),
     "prompt": works("vLLM's name for `content`; the response then also has `count` and `max_model_len`"),
-    "parse_special": works("true: recognize control tokens in the text; default: true with `prompt`, as in vLLM"),
+    "parse_special": works(
+        "true: recognize control tokens in the text; default: true with `prompt`, as in vLLM, otherwise false"
+    ),
     "with_pieces": works("true: return each token with its text"),
     "add_special_tokens": works("accepted; the tokenizer adds no special tokens"),
     "add_special": works("accepted; the tokenizer adds no special tokens"),
-    "model": works("the model; default: the default model"),
+    "model": works("a name listed by `GET /v1/models`; optional"),
     "messages": works(
         "a conversation whose prompt is tokenized, as in vLLM; cannot be combined with `content` or `prompt`"
     ),
@@ -69,7 +71,7 @@ class DetokenizeFields(Fields):
     tokens: Annotated[list[int], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
-DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
+DETOKENIZE_NOTES: Notes = {"tokens": works("a list of up to 262,144 token ids")}
 
 
 @router.post("/tokenize", dependencies=[GUARDED])

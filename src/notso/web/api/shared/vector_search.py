@@ -28,7 +28,7 @@ class RankingOptions(Fields):
 
 RANKING_NOTES: Notes = {
     "ranker": hint("documents are ranked by BM25", "`auto`, `none`"),
-    "score_threshold": works("0 to 1; a BM25 score s counts as s / (s + 8)"),
+    "score_threshold": works("minimum score of a passage, 0 to 1; a BM25 score s counts as s / (s + 8)"),
     "hybrid_search": hint("there are no embeddings; documents are ranked by BM25"),
 }
 

@@ -1,7 +1,8 @@
 """Generate training rows that teach a model to quote a document before it answers.
 
 Prompts have the form of chats with documents: they contain a part of the document, or passages formatted like search
-results. Answers quote a sentence of this text and then use it, or say that it does not mention the subject of the question.
+results. Answers quote a sentence of this text and then use it, or say that it does not mention the subject of the
+question.
 """
 
 from __future__ import annotations
