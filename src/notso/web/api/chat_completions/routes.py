@@ -69,7 +69,7 @@ async def chat_completions(request: Request, services: Services, owner: Owner) -
 
 @router.post("/v1/chat/completions/control", dependencies=[GUARDED])
 async def control(request: Request, services: Services, owner: Owner) -> Response:
-    """Control a running answer: `reasoning_end` ends its reasoning."""
+    """Control a running answer. The action `reasoning_end` ends its reasoning."""
     fields = await read_body(request, lambda body: read_fields(ControlFields, body, {}))
     running = services.shared.requests.find(fields.id, owner)
     if running is None:
@@ -80,7 +80,7 @@ async def control(request: Request, services: Services, owner: Owner) -> Respons
 
 @router.get("/v1/stream", dependencies=[GUARDED])
 async def resume(request: Request, services: Services, owner: Owner) -> Response:
-    """Resume the stream of a conversation's latest answer from event number `from`."""
+    """Resume the stream of a conversation's latest answer, beginning with event number `from`."""
     stream = await _find_stream(request, services, owner)
     last = request.headers.get("last-event-id")
     requested = request.query_params.get("from", "0")

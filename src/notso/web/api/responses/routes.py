@@ -55,8 +55,8 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @stored_router.get("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
-    """Return a stored response, or the current state of a background response. With `stream`, stream the events
-    after number `starting_after`."""
+    """Return a stored response, or the current state of a background response. If `stream` is true,
+    stream its events after event number `starting_after`."""
     query, headers = _parse_query(request, services, ("stream", "starting_after"))
     streams, start = query.get("stream", "false"), query.get("starting_after")
     if streams not in ("true", "false"):
@@ -193,8 +193,8 @@ RequestParser = Callable[[Mapping[str, Any], Mapping[str, Item] | None], Respons
 @router.post("/responses", dependencies=[GUARDED])
 @router.post("/v1/responses", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
-    """Create a response, which may continue a stored one. It is stored unless `store` is false. With `background`,
-    return at once; clients poll the response by id."""
+    """Create a response, which may continue a stored one. It is stored unless `store` is false. If `background` is
+    true, return at once; clients poll the response by id."""
     api_request = await _read(request, services, owner, parse_response_request)
     if api_request.store and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")

@@ -70,7 +70,8 @@ async def show_archive(
     count: str = "",
     undo: str = "",
 ) -> Response:
-    """Show a page of the list of all chats; `did`, `count` and `undo` describe the action before the redirect."""
+    """Show a page of the list of all chats."""
+    # After a redirect, `did`, `count` and `undo` describe the last action.
     toast = None
     if did in ACTIONS and count.isdecimal() and len(count) < 9:
         toast = {"text": words[ACTIONS[did]].format(count=int(count)), "undo_url": ""}
@@ -173,7 +174,7 @@ _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
 async def list_chats(
     request: Request, services: Services, owner: Owner, current: str = "", count: str = ""
 ) -> Response:
-    """Show the first `count` chats in the sidebar. `current` is the open chat."""
+    """Show the first `count` chats in the sidebar. `current` is the id of the open chat."""
     if not is_fragment(request):
         return RedirectResponse("/", 303)
     chat = await services.shared.store.chat(owner, current) if is_id(current) else None

@@ -80,10 +80,8 @@ async def library_page(
     q: Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)] = "",
     chat: str = "",
 ) -> Response:
-    """Show the user's documents outside of projects, or search all documents for `q`.
-
-    Selected documents are attached to a question in `chat`, or in a new chat.
-    """
+    """Show the user's documents outside of projects, or search all documents for the query `q`."""
+    # Selected documents are attached to a question in the chat with the id `chat`, or in a new chat.
     context = await documents_context(services, owner)
     context |= {
         "query": q,
@@ -156,10 +154,8 @@ async def show_document(
     end: int = -1,
     revision: str = "",
 ) -> Response:
-    """Show the text of a page, or of the page that contains character `at`.
-
-    Characters `at` to `end` are highlighted if the document still has the given `revision`.
-    """
+    """Show the text of page number `page`, or of the page that contains the character with index `at`."""
+    # The characters from `at` to `end` are highlighted if the document still has the given `revision`.
     document = await _require_document(services, owner, document_id)
     text = await services.shared.store.documents.text(owner, document.id)
     before, quoted, shown, pages = "", "", "", text.pages if text is not None else ()

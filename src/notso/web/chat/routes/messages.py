@@ -62,11 +62,11 @@ async def show_message(
 
 @router.get("/text", dependencies=[GUARDED])
 async def text(services: Services, owner: Owner, chat_id: str, message_id: str, part: Part = "answer") -> Response:
-    """Return a part of a message as plain text. The part `note` is the error message."""
+    """Return a part of a message as plain text."""
     message = await find_message(services, owner, chat_id, message_id)
     reasoning = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
     texts = {"answer": message.content, "reasoning": message.reasoning, "all": reasoning + message.content}
-    texts["note"] = message.note
+    texts["note"] = message.note  # the error message
     return PlainTextResponse(texts[part])
 
 
@@ -113,7 +113,7 @@ async def regenerate(request: Request, services: Services, owner: Owner, chat_id
 async def continue_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str
 ) -> Response:
-    """Continue an answer. Mode `answer` ends its reasoning first."""
+    """Continue an answer. If the form field `mode` is `answer`, end its reasoning first."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     if (
@@ -157,7 +157,7 @@ async def regenerate_form(
 
 @router.post("/rate", dependencies=[GUARDED])
 async def rate(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Rate an answer: mode `up`, `down`, or `none` to remove the rating."""
+    """Rate an answer, or remove its rating."""
     ratings: dict[str, Rating] = {"up": 1, "down": -1, "none": 0}
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)

@@ -28,7 +28,7 @@ router = APIRouter()
 
 @router.get("/models", dependencies=[GUARDED])
 async def models_page(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    """Show the models. After a model is loaded, the page returns to `chat` ("new" or an id), if any."""
+    """Show the models. After a model is loaded, the page returns to `chat` (an id, or "new"), if given."""
     sidebar = await sidebar_context(services, owner)
     context = await _context(services) | {"return_to": chat if is_id(chat) else "" if chat == "new" else None}
     return await services.pages.respond(request, "models.html", **sidebar, **context)

@@ -214,13 +214,11 @@ async def events(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
     """Stream an answer as server-sent events: first a snapshot (or, with Last-Event-ID, the events after it), then
-    updates, finally `done`.
-
-    With `after` (a revision of the feed), the stream also includes the events of /feed since then.
-    """
+    updates, finally `done`."""
     message, log = target
     events = turn_events(message.id, log, parse_last_event_id(last_event_id))
-    # The events of /feed are included so that a page needs only one connection.
+    # With `after` (a revision of the feed), the stream also includes the events of /feed since then, so that a page
+    # needs only one connection.
     if after:
         feed_changes = feed_events(services.feed, after, owner, message.chat_id, tab, numbered=False)
         events = merge_streams(events, feed_changes)

@@ -35,7 +35,7 @@ async def show_memory(request: Request, services: Services, owner: Owner) -> Res
 
 @memory_router.post("/memory", dependencies=[GUARDED])
 async def save_memory(request: Request, services: Services, owner: Owner) -> Response:
-    """Add an entry, or replace the text of entry `id`. Empty text deletes the entry."""
+    """Add a memory. If the form field `id` is set, replace that memory's text, or delete it if the text is empty."""
     fields = await read_form(request)
     typed, entry_id = fields.get("text", ""), fields.get("id", "")
     entry_ids = {each.id for each in await services.shared.store.memories(owner)}

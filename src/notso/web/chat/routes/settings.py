@@ -119,7 +119,7 @@ async def estimate(request: Request, services: Services, owner: Owner, chat_id: 
 
 @router.post("/language", dependencies=[GUARDED])
 async def choose_language(request: Request) -> Response:
-    """Set the page language for this browser. Empty selects the browser's default."""
+    """Set the page language for this browser. An empty value selects the browser's default."""
     chosen = (await read_form(request)).get("language", "")
     if chosen and chosen not in LANGUAGES:
         raise Problem(400, words["error_form"])

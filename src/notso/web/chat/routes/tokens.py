@@ -56,9 +56,9 @@ async def show_tokens(
 ) -> Response:
     """Show an answer's tokens and, if `at` is given, the alternatives at that position.
 
-    Returns JSON to clients that do not accept HTML. Tool calls divide an answer into runs, numbered from 0; the default
-    is the last run.
+    Returns JSON to clients that do not accept HTML.
     """
+    # Tool calls divide an answer into runs, numbered from 0; the default of `run` is the last one.
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
     trace = await require_trace(services, owner, message)
@@ -89,7 +89,8 @@ async def show_tokens(
 
 @router.post("/fork", dependencies=[GUARDED])
 async def fork_message(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Generate another version of an answer, in which a `token` id or `text` replaces token `at` of `run`."""
+    """Generate another version of an answer, in which a token id (`token`) or text (`text`) replaces the token at
+    position `at` of the run numbered `run`."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     trace = await require_trace(services, owner, message)
