@@ -6,8 +6,8 @@ Rows consist of blocks of `block_values` values in `block_bytes` bytes. `referen
 native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with this table.
 """
 
-# The names of KV formats give the bits per number of a key and of a value: k8v4 has 8 and 4. Every format but f16 also
-# stores a half-precision scale per head vector, so k8v8 takes 8.125 bits per number for heads of size 128.
+# The name of a KV format gives the bits per element: k8v4 stores keys in 8 bits and values in 4. Every format but f16
+# also stores a half-precision scale per head vector, so k8v8 takes 8.125 bits per element for heads of size 128.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCALE_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class KVBits:
-    """Bits per value of keys and of values, without scales."""
+    """Bits per element of keys and of values, without scales."""
 
     key: int
     value: int

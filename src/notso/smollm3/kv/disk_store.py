@@ -366,7 +366,8 @@ class DiskStore:
                 del self._queue[at]
             if size:
                 self._folder.add(queued.name, size)
-                # During the write, conversations may have been added, or an older file and its records removed.
+                # During the write, conversations may have been added, or an older file may have been removed together
+                # with its records. So all are added again.
                 for conversation in queued.conversations:
                     self._folder.log.add(queued.name, conversation)
             elif str(queued.name) not in self._folder.files:
