@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from smollm3.engine.test_replay import OPTIONS, PARAMS, Written, asked, write
+from smollm3.engine.test_replay import OPTIONS, PARAMS, Written, asked, cut, write
 
 from notso.smollm3 import Engine, InvalidRequestError, Message, ModelError, RequestOptions, SamplingParams
 from notso.smollm3.engine.receipts import ReceiptCheck, _hash, sealed
 from notso.smollm3.engine.request import ids_digest
+from notso.smollm3.values.request_options import Grammar
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,35 @@ def test_receipt_of_a_stopped_answer_is_reproduced(engine: Engine) -> None:
     stopped = replace(written.replay, ids=written.replay.ids[:30], closed_at=())
     receipt = engine.receipt(messages, params, RequestOptions(replay=stopped))
     assert receipt["answer"]["finish_reason"] == "cancelled" and engine.check_receipt(receipt).problem == ""
+
+
+STEERED = {
+    "reasoning": (RequestOptions(grammar=Grammar("choice", '["a"]')), 1024),
+    "cut off": (replace(OPTIONS["json"], thinking=False), 7),
+}
+
+
+@pytest.mark.parametrize(("options", "tokens"), STEERED.values(), ids=STEERED)
+def test_receipt_is_reproduced_by_an_engine_with_a_smaller_context(
+    engine: Engine, options: RequestOptions, tokens: int
+) -> None:
+    """The recorded limit determines where a grammar ends an answer, whatever the context of the checking engine."""
+    params = SamplingParams(seed=0, temperature=1.2)
+    replay = cut(write(engine, asked(options), params, options).replay, tokens)
+    receipt = engine.receipt(asked(options), params, replace(options, replay=replay))
+    needed = receipt["prompt"]["tokens"] + receipt["answer"]["tokens"] + 1
+    assert needed < receipt["limit"]
+    with Engine.load(None, threads=1, context_tokens=needed) as small:
+        assert small.check_receipt(receipt).problem == ""
+
+
+def test_receipt_with_min_tokens_above_the_limit_is_reproduced(engine: Engine) -> None:
+    messages, params = [Message("user", "word " * 900)], SamplingParams(seed=2, min_tokens=5000, stop=("e",))
+    options = RequestOptions(thinking=False)
+    replay = write(engine, messages, params, options).replay
+    receipt = engine.receipt(messages, params, replace(options, replay=replay))
+    assert receipt["answer"]["tokens"] == receipt["limit"] < receipt["sampling"]["min_tokens"]
+    assert engine.check_receipt(json.loads(json.dumps(receipt))).problem == ""
 
 
 def test_changed_token_is_detected_at_its_position(engine: Engine) -> None:

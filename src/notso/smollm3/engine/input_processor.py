@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from notso.smollm3.engine.engine_core import WorkSignal
-from notso.smollm3.engine.receipts import ReceiptVerifier, receipt_params, receipt_replay
+from notso.smollm3.engine.receipts import ReceiptVerifier, receipt_limit, receipt_params, receipt_replay
 from notso.smollm3.engine.request import MeanPooling, Request, ids_digest
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.model.lora import Adapter
@@ -178,6 +178,8 @@ class InputProcessor:
         goes_on = started is not None or options.is_plain
         prompt = Prompt(ids, goes_on, started=started or "", may_think=not goes_on and self._prompts.may_think(ids))
         request = self.write(ids, receipt_params(receipt), options, NO_SALT, adapter, rendered=prompt)
+        # The limit determines where grammars end answers and reasoning, so this engine's context must not reduce it.
+        request.max_tokens = receipt_limit(receipt)
         verifier = ReceiptVerifier(request, answer, receipt["answer"]["finish_reason"])
         scoring_options = RequestOptions(prompt_only=True, is_plain=True, priority="background")
         scoring = self.write(

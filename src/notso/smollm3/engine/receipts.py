@@ -20,12 +20,12 @@ from typing import Any
 
 from notso.qtensor import GGUFFile
 from notso.smollm3.engine.request import Request, ids_digest
-from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.errors import InvalidRequestError, require
 from notso.smollm3.kv.model_identity import ARITHMETIC
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import Grammar, QuoteSource, Replay, RequestOptions, ToolName
-from notso.smollm3.values.sampling_params import SamplingParams
+from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams
 
 VERSION = 1
 READ_BYTES = 4 << 20
@@ -150,10 +150,18 @@ def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(value)
-    values |= {"seed": receipt["seed"], "max_tokens": receipt["limit"], "thinking_budget": receipt["thinking_budget"]}
+    # The limit is no parameter here, because it can be below `min_tokens`: see `receipt_limit`.
+    values |= {"seed": receipt["seed"], "max_tokens": None, "thinking_budget": receipt["thinking_budget"]}
     # All parameters are marked as given, so that the model file's defaults, which the receipt includes, are not applied
     # again.
     return SamplingParams(**values, given=tuple(names - {"given"}))
+
+
+def receipt_limit(receipt: Mapping[str, Any]) -> int:
+    """Return the maximum number of tokens that an open receipt records. Raises InvalidRequestError."""
+    limit, most = receipt["limit"], PARAMETERS["max_tokens"].high
+    require(type(limit) is int and 0 <= limit <= most, "limit", f"an integer from 0 to {most}")
+    return int(limit)
 
 
 def receipt_options(receipt: Mapping[str, Any]) -> RequestOptions:
