@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from notso.smollm3 import Engine, Replay, RequestOptions, SamplingParams
 from notso.smollm3.engine.receipts import _hash, sealed
 from notso.smollm3.engine.request import ids_digest
 
@@ -39,6 +43,23 @@ def test_receipt_is_written_and_verified(notso: Run, tmp_path: Path) -> None:
     several.write_text(json.dumps([whole, json.loads(path.read_text())]))
     found = notso("verify", "--receipt", str(several))
     assert found.code == 1 and "receipt 2: token 3 is " in found.err
+
+
+@pytest.mark.parametrize(("context", "prompt_tokens"), [(4096, 4076), (4097, 500)])
+def test_receipt_is_verified_with_the_rope_scaling_that_it_records(
+    notso: Run, tmp_path: Path, context: int, prompt_tokens: int
+) -> None:
+    """The demo model uses YaRN if the context is above 4,096 tokens, whatever the length of prompt and answer."""
+    prompt = [random.Random(at).randrange(5, 900) for at in range(prompt_tokens)]
+    params = SamplingParams(seed=1, max_tokens=20, temperature=1.5, ignore_eos=True)
+    with Engine.load(None, threads=1, context_tokens=context) as engine:
+        events = list(engine.submit(prompt, params, RequestOptions(token_ids=True)).events())
+        ids = tuple(token for event in events for token in event.token_ids)
+        receipt = engine.receipt(prompt, params, RequestOptions(replay=Replay(ids)))
+    assert receipt["answer"]["tokens"] == 20
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(receipt))
+    assert notso("verify", "--receipt", str(path)).code == 0
 
 
 def test_invalid_receipts_are_refused(notso: Run, tmp_path: Path) -> None:

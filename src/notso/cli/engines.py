@@ -184,6 +184,20 @@ def check_model(path: Path | None) -> None:
         SmolLM3Weights.from_tensors(file.tensors, SmolLM3Config.from_metadata(file.metadata))
 
 
+def context_with_yarn(path: Path | None, context_tokens: int) -> int:
+    """Return the smallest context, at least `context_tokens`, to which YaRN applies. path: None: the demo model.
+
+    Raises GGUFError, ModelFileError or OSError.
+    """
+    from notso.qtensor import GGUFFile
+    from notso.smollm3.config import SmolLM3Config
+    from notso.smollm3.hub.registry import demo_path
+
+    with GGUFFile.open(path or demo_path()) as file:
+        config = SmolLM3Config.from_metadata(file.metadata)
+    return context_tokens if config.uses_yarn(context_tokens) else config.max_position_embeddings + 1
+
+
 def describe_model(info: ModelInfo) -> str:
     threads = f"{info.threads} thread{'s' if info.threads != 1 else ''}"
     return (

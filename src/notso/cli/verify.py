@@ -138,14 +138,18 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
         raise typer.BadParameter(
             f"{transcript} has {len(transcripts)} receipts, not {len(receipts)}", param_hint="--transcript"
         )
-    kv_format = receipts[0].get("kv_format") if isinstance(receipts[0], dict) else None
+    first = receipts[0] if isinstance(receipts[0], dict) else {}
     # Unknown cache formats and receipts without tokens need no check here, because `engine.check_receipt` refuses them.
-    kv: KVChoice = next((each for each in KV_CHOICES if each == kv_format), "auto")
-    context = max(512, 1 + max(map(_count_tokens, receipts)))
+    kv: KVChoice = next((each for each in KV_CHOICES if each == first.get("kv_format")), "auto")
+    # Not more than prompt and answer, because YaRN applies to contexts beyond the trained length.
+    context = max(512, *map(_count_tokens, receipts))
     problem, place, tokens, start = "", None, 0, time.perf_counter()
     try:
+        file = model_file(model, silent=True)
+        if first.get("rope_scaling") == "yarn":
+            context = engines.context_with_yarn(file, context)
         with (
-            engines.open_engine(model, context, None, kv=kv, silent=True, adapters=adapters) as engine,
+            engines.open_engine(file, context, None, kv=kv, silent=True, adapters=adapters) as engine,
             terminal.waiting("generating the answer again", silent=as_json),
         ):
             start = time.perf_counter()

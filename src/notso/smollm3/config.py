@@ -149,16 +149,21 @@ class SmolLM3Config:
         factor, original = self.yarn_of_file
         return max(self.max_position_embeddings, int(factor * original))
 
+    def uses_yarn(self, context_tokens: int) -> bool:
+        """Return whether YaRN applies to an engine with this context."""
+        # Within the trained context, the frequencies are theta^(-2i/D). If the file specifies YaRN, it applies at every
+        # length, as in transformers and llama.cpp.
+        return self.yarn_of_file is not None or context_tokens > self.max_position_embeddings
+
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
         """Return each pair's rotation per position in radians, and the factor for cosine and sine."""
         half = self.head_dim // 2
         plain = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(half)]
         factor, original = self.yarn_of_file or (YARN_FACTOR, self.max_position_embeddings)
-        # Within the trained context, the frequencies are theta^(-2i/D). For longer contexts, YaRN with factor 2 halves
-        # the low frequencies (transformers' _compute_yarn_parameters; Peng et al. 2023, section 3.2). If the file
-        # specifies YaRN, it applies at every length, as in transformers and llama.cpp.
-        if self.yarn_of_file is None and context_tokens <= original:
+        if not self.uses_yarn(context_tokens):
             return plain, 1.0
+        # YaRN with factor 2 halves the low frequencies (transformers' _compute_yarn_parameters; Peng et al. 2023,
+        # section 3.2).
         yarn = self.yarn_ramp
         low: float = self._pair_with_turns(yarn.beta_fast, original)
         high: float = self._pair_with_turns(yarn.beta_slow, original)

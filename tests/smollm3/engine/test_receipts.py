@@ -99,6 +99,37 @@ def test_receipt_with_min_tokens_above_the_limit_is_reproduced(engine: Engine) -
     assert engine.check_receipt(json.loads(json.dumps(receipt))).problem == ""
 
 
+def without(receipt: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a valid receipt that lacks a field, like one of an earlier version."""
+    rest = {key: value for key, value in receipt.items() if key not in (name, "digest")}
+    return rest | {"digest": _hash(rest)}
+
+
+def test_receipt_is_refused_by_an_engine_without_its_rope_scaling(engine: Engine) -> None:
+    trained = engine.config.max_position_embeddings
+    with Engine.load(None, threads=1, context_tokens=trained + 1) as long:
+        receipt = receipt_of(long, SamplingParams(seed=3, max_tokens=20), RequestOptions())
+        assert receipt["rope_scaling"] == "yarn" and long.check_receipt(receipt).problem == ""
+        with pytest.raises(InvalidRequestError, match=r"another rope scaling; .* above 4,096 tokens") as refused:
+            engine.check_receipt(receipt)
+        assert refused.value.param == "rope_scaling"
+        short = receipt_of(engine, SamplingParams(seed=3, max_tokens=20), RequestOptions())
+        assert short["rope_scaling"] == "none"
+        with pytest.raises(InvalidRequestError, match=r"another rope scaling; .* up to 4,096 tokens"):
+            long.check_receipt(short)
+
+
+def test_receipt_that_does_not_record_the_rope_scaling_is_reproduced(engine: Engine) -> None:
+    receipt = receipt_of(engine, SamplingParams(seed=3, max_tokens=20), RequestOptions())
+    old = without(receipt, "rope_scaling")
+    assert engine.check_receipt(old).problem == ""
+    for transcript in (old, receipt):
+        assert engine.check_receipt(sealed(old), transcript).problem == ""
+    false = signed_again(copy.deepcopy(receipt) | {"rope_scaling": "yarn"})
+    with pytest.raises(InvalidRequestError, match="rope scaling"):
+        engine.check_receipt(sealed(false), old)
+
+
 def test_changed_token_is_detected_at_its_position(engine: Engine) -> None:
     rng = random.Random(1)
     receipt = receipt_of(engine, SamplingParams(seed=3, temperature=1.2, max_tokens=60), RequestOptions())
@@ -118,6 +149,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "template": lambda told: told["template"].update(sha256="0" * 64),
     "adapter": lambda told: told.update(adapter={"name": "none", "sha256": "0" * 64}),
     "arithmetic": lambda told: told.update(arithmetic=told["arithmetic"] + 1),
+    "rope_scaling": lambda told: told.update(rope_scaling="yarn"),
     "kv_format": lambda told: told.update(kv_format="q8_0" if told["kv_format"] != "q8_0" else "f16"),
     "finish": lambda told: told["answer"].update(finish_reason="length"),
 }

@@ -28,7 +28,14 @@ from notso.smollm3.engine.engine_core import CLOSED, ContextLogits, EngineCore, 
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, plan_file, step_rows, store_kv_format_choice
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
-from notso.smollm3.engine.receipts import ModelDigest, ReceiptCheck, build_receipt, open_receipt, receipt_options
+from notso.smollm3.engine.receipts import (
+    OPTIONAL_FACTS,
+    ModelDigest,
+    ReceiptCheck,
+    build_receipt,
+    open_receipt,
+    receipt_options,
+)
 from notso.smollm3.engine.receipts import sealed as seal
 from notso.smollm3.engine.request import Request
 from notso.smollm3.errors import (
@@ -390,8 +397,8 @@ class Engine:
         """Prefill a receipt's prompt and answer, and sample every token again.
 
         transcript: an open receipt of the answer, required if `receipt` is sealed. Raises InvalidRequestError for a
-        receipt that is malformed, was changed, or belongs to another model, adapter, template, KV format or version of
-        the numerical code; `param` names the part.
+        receipt that is malformed, was changed, or belongs to another model, adapter, template, KV format, RoPE scaling
+        or version of the numerical code; `param` names the part.
         """
         self._require_open()
         try:
@@ -409,12 +416,17 @@ class Engine:
             raise InvalidRequestError("the receipt's adapter is not loaded", param="adapter")
         adapter = self.adapters.of(names[0]) if names else None
         for name, value in self._facts(adapter).items():
-            if name != "adapter" or value is not None:
+            is_recorded = name in receipt or name not in OPTIONAL_FACTS
+            if is_recorded and (name != "adapter" or value is not None):
                 recorded, current = receipt.get(name), value
                 if isinstance(current, dict):  # only the digests must be equal, not the names
                     recorded, current = (recorded or {}).get("sha256"), current["sha256"]
                 if recorded != current:
-                    raise InvalidRequestError(f"the receipt belongs to another {name.replace('_', ' ')}", param=name)
+                    message = f"the receipt belongs to another {name.replace('_', ' ')}"
+                    if name == "rope_scaling":
+                        bound, trained = "up to" if current == "yarn" else "above", self.config.max_position_embeddings
+                        message += f"; load the model with a context {bound} {trained:,} tokens"
+                    raise InvalidRequestError(message, param=name)
         if receipt["arithmetic"] != ARITHMETIC:
             raise InvalidRequestError(
                 "the receipt belongs to another version of the numerical code", param="arithmetic"
@@ -431,6 +443,7 @@ class Engine:
             "adapter": None if adapter is None else {"name": adapter.name, "sha256": adapter.digest.hex()},
             "template": {"sha256": hashlib.sha256(self._prompts.template_source.encode()).hexdigest()},
             "kv_format": self.info.kv_format,
+            "rope_scaling": "yarn" if self.config.uses_yarn(self._context_tokens) else "none",
         }
 
     # Answers

@@ -29,6 +29,8 @@ from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams
 
 VERSION = 1
 READ_BYTES = 4 << 20
+# Facts that receipts of earlier versions lack.
+OPTIONAL_FACTS = ("rope_scaling",)
 # Fields that a sealed receipt omits.
 _OMITTED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", "sources")
 
@@ -51,7 +53,8 @@ class ModelDigest:
 
 
 def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the open receipt of an answer that `request` replayed; `facts`: model, adapter, template, KV format."""
+    """Return the open receipt of an answer that `request` replayed; `facts`: model, adapter, template, KV format and
+    RoPE scaling."""
     params, defaults = request.sampler.params, SamplingParams()
     sampling = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
     changed = {name: value for name, value in sampling.items() if value != getattr(defaults, name)}
@@ -126,9 +129,10 @@ def open_receipt(receipt: Any, transcript: Any = None) -> dict[str, Any]:
         if whole["form"] != "open":
             raise InvalidRequestError("the transcript must be an open receipt of the answer", param="transcript")
         for name, value in sealed(whole).items():
-            if name != "digest" and value != record.get(name):
+            is_recorded = name in record or name not in OPTIONAL_FACTS
+            if name != "digest" and is_recorded and value != record.get(name):
                 raise InvalidRequestError(f"the transcript's {name} differs from the receipt's", param="transcript")
-        record = whole
+        record = whole | {name: record[name] for name in OPTIONAL_FACTS if name in record}
     for part in ("prompt", "answer"):
         ids, tokens, digest = (record[part][name] for name in ("ids", "tokens", "sha256"))
         if len(ids) != tokens or ids_digest(ids) != digest:
