@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from conftest import FakeHub
 from notso.smollm3.errors import DownloadError, InvalidRequestError
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.download import pull
-from notso.smollm3.hub.repository import find_hub_file
+from notso.smollm3.hub.repository import find_cached, find_hub_file
 
 COMMIT = "ab" * 20
 
@@ -131,3 +132,32 @@ def test_other_repositories_require_a_network(own_home: Path, monkeypatch: pytes
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DownloadError, match="cannot be reached"):
         find_hub_file("somebody/My-GGUF")
+
+
+def cache(own_home: Path, commit: str, filename: str, at: int) -> Path:
+    """Add a cached file to a snapshot, as a link that was created at a given second."""
+    repository = own_home / "hf/hub/models--somebody--My-GGUF"
+    blob, link = repository / "blobs" / f"{commit}-{filename}", repository / "snapshots" / commit / filename
+    for path in (blob, link):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(b"GGUF")
+    link.symlink_to(blob)
+    os.utime(link, (at, at), follow_symlinks=False)
+    return link
+
+
+def test_latest_download_of_a_repository_is_selected(own_home: Path) -> None:
+    old, new = cache(own_home, "f" * 40, "My-Q4_K_M.gguf", 1000), cache(own_home, "0" * 40, "My-Q4_K_M.gguf", 2000)
+    other = cache(own_home, "f" * 40, "My-Q6_K.gguf", 1000)
+    assert find_cached("somebody/My-GGUF") == find_cached("somebody/My-GGUF:q4_k_m") == new
+    assert find_cached("somebody/My-GGUF:Q6_K") == other, "only the older revision has this file"
+
+    # huggingface_hub writes this file when the commit of `main` has changed, even if its files were already there.
+    main = own_home / "hf/hub/models--somebody--My-GGUF/refs/main"
+    main.parent.mkdir()
+    main.write_text("f" * 40)
+    for at, selected in ((3000, old), (1500, new)):
+        os.utime(main, (at, at))
+        assert find_cached("somebody/My-GGUF") == selected
+    main.write_bytes(b"\xff" * 500)
+    assert find_cached("somebody/My-GGUF") == new

@@ -223,9 +223,20 @@ def blob_path(file: KnownFile) -> Path:
 
 
 def cached_files(repository: str) -> list[Path]:
-    """Return the GGUF files in a repository's cache folder."""
+    """Return the GGUF files in a repository's cache folder, those of the latest download last."""
     folder = hub_cache() / ("models--" + repository.replace("/", "--"))
-    return sorted(path for path in folder.glob("snapshots/*/**/*.gguf") if path.is_file())
+    main, main_at = b"", 0
+    with contextlib.suppress(OSError):  # `notso pull` does not write this file
+        main, main_at = read_regular(folder / "refs/main", 64), (folder / "refs/main").stat().st_mtime_ns
+
+    def downloaded_at(path: Path) -> int:
+        # The time of the link, because revisions with the same content share a blob. A download by huggingface_hub of
+        # files that were already there only writes the commit to refs/main.
+        is_main = path.relative_to(folder).parts[1].encode() == main.strip()
+        return max(path.lstat().st_mtime_ns, main_at if is_main else 0)
+
+    files = [path for path in folder.glob("snapshots/*/**/*.gguf") if path.is_file()]
+    return sorted(files, key=lambda path: (downloaded_at(path), path))
 
 
 def snapshot_path(file: KnownFile) -> Path:
