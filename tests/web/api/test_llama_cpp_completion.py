@@ -159,6 +159,7 @@ REFUSED = [
     ({"n_predict": 4, "max_tokens": 5}, "invalid_value", "max_tokens"),
     ({"n_predict": -3}, "invalid_value", "n_predict"),
     ({"n_probs": 21}, "invalid_value", "n_probs"),
+    ({"n_cmpl": 65}, "invalid_value", "n_cmpl"),
     ({"logit_bias": [[10**6, 1]]}, "invalid_value", "logit_bias"),
     ({"logit_bias": [[5, 101]]}, "invalid_value", "logit_bias"),
     ({"logit_bias": [[5, True]]}, "invalid_value", "logit_bias"),

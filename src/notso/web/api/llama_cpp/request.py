@@ -38,6 +38,7 @@ from notso.web.api.request_fields.fields import (
 )
 from notso.web.api.request_fields.sampling_fields import (
     GRAMMAR_NOTES,
+    MAX_CHOICES,
     MAX_PROMPT_IDS,
     MAX_PROMPTS,
     WITHIN_SAMPLING,
@@ -132,7 +133,7 @@ class NativeFields(GrammarFields):
     """The body of POST /completion."""
 
     prompt: PromptField
-    n_cmpl: Annotated[Whole, Field(ge=1)] | None = None
+    n_cmpl: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
     logit_bias: Biases | None = None  # type: ignore[assignment]  # more forms than the inherited field
     n_probs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_tokens: bool | None = None
