@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message
+from notso.web.values.errors import Problem
 
 Start = Callable[..., Any]
 URL = "/v1/completions"
@@ -148,3 +150,27 @@ def test_engine_failure_ends_stream_with_one_error(start: Start) -> None:
         r"^data: (.*)$", server.client.post(URL, json={"prompt": "x", "stream": True}).text, re.MULTILINE
     )
     assert "[DONE]" not in lines and json.loads(lines[-1])["error"]["code"] == "engine_error"
+
+
+def test_full_queue_after_submission_closes_request(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ScriptedEngine(tricky)
+    engine.gate.clear()
+    server = start(engine).ready()
+    queue, begun = server.shared.large_work, threading.Event()
+    submit, run = engine.prepare, queue.run
+
+    def recorded(*given: Any) -> Any:
+        begun.set()
+        return submit(*given)
+
+    async def full_once_begun(*given: Any) -> Any:
+        if begun.is_set():
+            raise Problem(429, "full", retry_after_seconds=5)
+        return await run(*given)
+
+    monkeypatch.setattr(engine, "prepare", recorded)
+    monkeypatch.setattr(queue, "run", full_once_begun)
+    answer = server.client.post(URL, json={"prompt": "x", "stream": True})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full") and begun.is_set()
+    assert server.on_loop(lambda: len(server.shared.requests._open)) == 0
+    engine.gate.set()

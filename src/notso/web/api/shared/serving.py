@@ -179,9 +179,9 @@ async def respond(
 
     A disconnect stops the generation, except for background requests and those with X-Conversation-Id.
     """
-    dropped: list[str] = []  # message parts that the chat template drops; reported in the header for ignored fields
-    response = await _response(request, services, owner, api_request, serializer_of, dropped)
-    response.headers.update(await run_prompt_work(request, lambda: ignored_headers(api_request, dropped)))
+    headers: dict[str, str] = {}
+    response = await _response(request, services, owner, api_request, serializer_of, headers)
+    response.headers.update(headers)
     return response
 
 
@@ -191,8 +191,9 @@ async def _response(
     owner: str,
     api_request: ApiRequest,
     serializer_of: Callable[[ModelInfo], Serializer],
-    dropped: list[str],
+    headers: dict[str, str],
 ) -> Response:
+    # Adds the response's headers to `headers`.
     host, choice = services.shared.engine, await resolve_model_choice(services, api_request.model)
     choices, conversation = len(list(api_request.choices)), conversation_name(request)
     receipt_form = requested_receipt(request)
@@ -200,7 +201,7 @@ async def _response(
     try:
         engine = await _load_engine(running, choice)
         info = reported_model_info(host, choice, engine.info)
-        dropped += find_dropped_parts(info, api_request, strict=services.shared.settings.strict_fields)
+        dropped = find_dropped_parts(info, api_request, strict=services.shared.settings.strict_fields)
         if api_request.keep_alive_s is not None:
             host.keep(host.model(choice.model), api_request.keep_alive_s)
         if choices > info.max_num_seqs:
@@ -237,6 +238,9 @@ async def _response(
         async def begin() -> None:
             # Rejects invalid requests now, because the status code cannot change after the first byte.
             await running.begin(submit, lambda work: run_prompt_work(request, work))
+            # After the engine, whose errors name the field of an invalid schema. The queue may be full, so this must
+            # happen while an error still closes `running`.
+            headers.update(await run_prompt_work(request, lambda: ignored_headers(api_request, dropped)))
 
         if conversation is None:
             await begin()
