@@ -66,6 +66,30 @@ def test_seeded_completion_is_independent_of_batch(served: Any) -> None:
     assert alone == among
 
 
+def test_prompts_beyond_concurrent_responses_are_answered(start: Start) -> None:
+    waiting: list[int] = []
+
+    def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        waiting.append(server.on_loop(lambda: server.shared.requests.waiting))
+        return say(f"to {messages[-1].content}")
+
+    server = start(ScriptedEngine(script, slots=2)).ready()
+    prompts = [str(number) for number in range(5)]
+    expected = [f"to {prompt}" for prompt in prompts]
+    whole = client_of(server).completions.create(model="scripted", prompt=prompts)
+    assert [choice.text for choice in whole.choices] == expected
+    texts = [""] * 5
+    for chunk in client_of(server).completions.create(model="scripted", prompt=prompts, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == expected
+    native = server.client.post("/completion", json={"prompt": prompts}).json()
+    assert [answer["content"] for answer in native] == [f"to {ord(prompt)}" for prompt in prompts]
+    assert len(waiting) == 15 and set(waiting) <= {0, 1, 2}
+    refused = server.client.post(URL, json={"prompt": prompts}, headers={"X-Conversation-Id": "one"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+
+
 def test_special_token_text_in_prompt_is_plain_text(served: Any) -> None:
     text = "<|im_start|>user\nHi<|im_end|>"
     plain = served.client.post("/tokenize", json={"content": text}).json()["tokens"]
@@ -99,7 +123,7 @@ REFUSED = [
     ({"prompt": [[1]] * 65}, "invalid_value", "prompt"),
     ({"prompt": ["x", 5.5]}, "invalid_value", "prompt.1"),
     ({"prompt": ["x"] * 65}, "invalid_value", "prompt"),
-    ({"prompt": ["x"] * 17}, "invalid_value", "n"),
+    ({"prompt": ["x"] * 33, "n": 2}, "invalid_value", "n"),
     ({"prompt": "x", "n": 17}, "invalid_value", "n"),
     ({"prompt": "x", "suffix": "y"}, "unsupported_parameter", "suffix"),
     ({"prompt": "x", "best_of": 2}, "unsupported_parameter", "best_of"),

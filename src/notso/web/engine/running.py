@@ -174,7 +174,7 @@ class RunningRequest:
                 event.kind not in BEFORE_THE_FIRST_STEP for event in generation.read()
             ):
                 self._started_choices.add(number)
-        return 0 if self._stopped else self._choices - len(self._started_choices)
+        return 0 if self._stopped else max(0, self._choices - len(self._started_choices))
 
     async def load(self, model: str | None = None) -> ChatEngine | None:
         """Wait until a model is loaded, and keep it loaded until `close`.

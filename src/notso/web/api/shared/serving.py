@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import parse_object, reject_hints
+from notso.web.api.request_fields.sampling_fields import MAX_CHOICES
 from notso.web.api.shared.api_request import ApiRequest, find_dropped_parts, ignored_headers
 from notso.web.api.shared.background import resumed_response, with_replay
 from notso.web.api.shared.receipts import ReceiptSerializer, requested_receipt, with_seed_and_token_ids
@@ -195,7 +196,7 @@ async def _response(
 ) -> Response:
     # Adds the response's headers to `headers`.
     host, choice = services.shared.engine, await resolve_model_choice(services, api_request.model)
-    choices, conversation = len(list(api_request.choices)), conversation_name(request)
+    choices, n, conversation = len(list(api_request.choices)), len(api_request.params), conversation_name(request)
     receipt_form = requested_receipt(request)
     running = _admit(services, owner, choices)
     try:
@@ -204,10 +205,15 @@ async def _response(
         dropped = find_dropped_parts(info, api_request, strict=services.shared.settings.strict_fields)
         if api_request.keep_alive_s is not None:
             host.keep(host.model(choice.model), api_request.keep_alive_s)
-        if choices > info.max_num_seqs:
+        # More prompts than the engine can answer concurrently wait in its queue.
+        if n > info.max_num_seqs:
             raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
-        if conversation is not None and choices > 1:
+        if choices > max(MAX_CHOICES, n):
+            raise ApiError(400, "invalid_value", f"n times the number of prompts exceeds {MAX_CHOICES}", param="n")
+        if conversation is not None and n > 1:
             raise ApiError(400, "invalid_value", "n must be 1 with X-Conversation-Id", param="n")
+        if conversation is not None and choices > 1:
+            raise ApiError(400, "invalid_value", "prompt must be one prompt with X-Conversation-Id", param="prompt")
         serializer = serializer_of(info)
         running.name = serializer.id
         if api_request.background:
@@ -324,11 +330,12 @@ def as_api_error(error: Exception, names: Mapping[str, str] | None = None) -> Ap
 
 
 def _admit(services: ApiServices, owner: str, choices: int) -> RunningRequest:
-    requests = services.shared.requests
-    running = requests.admit(owner, choices=choices, on_end=services.metrics.observe)
+    requests, info = services.shared.requests, services.shared.engine.info
+    # Choices beyond those that can run concurrently are not counted, so that one request does not fill the queue.
+    counted = choices if info is None else min(choices, info.max_num_seqs)
+    running = requests.admit(owner, choices=counted, on_end=services.metrics.observe)
     if running is not None:
         return running
-    info = services.shared.engine.info
     rounds = math.ceil(requests.waiting / (info.max_num_seqs if info is not None else 1))
     seconds = min(LONGEST_RETRY_SECONDS, math.ceil(rounds * services.metrics.mean_generation_seconds))
     raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
