@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import (
     ContextLengthError,
@@ -21,6 +24,7 @@ from notso.smollm3 import (
 )
 from notso.web.api.chat_completions.fields import CHAT_NOTES, ChatFields, ChatRequest, parse_chat_request
 from notso.web.api.request_fields.fields import MAX_DEPTH, parse_object
+from notso.web.api.shared.api_request import check_work
 from notso.web.edge.errors import ApiError, api_error_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -222,9 +226,7 @@ INVALID = [
     ({"top_logprobs": 5}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 20, "max_tokens": 200_000, "n": 2}, "max_tokens"),
     ({"max_tokens": -2}, "max_tokens"),
-    ({"n": 64, "max_tokens": 62_501}, "max_tokens"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [TOOL]}, "tool_choice"),
     ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "reasoning_effort"),
@@ -236,6 +238,23 @@ INVALID = [
 def test_invalid_value_error_names_field(fields: dict[str, Any], param: str) -> None:
     error = refusal({"messages": HELLO} | fields)
     assert (error.code, error.param) == ("invalid_value", param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "context", "fits"),
+    [
+        ({"n": 4, "max_tokens": 65_536, "logprobs": True, "top_logprobs": 20}, 8192, True),
+        ({"n": 4, "max_tokens": 65_536, "logprobs": True, "top_logprobs": 20}, 65_536, False),
+        ({"n": 4, "logprobs": True, "top_logprobs": 20}, 65_536, False),
+        ({"n": 4, "max_tokens": 100, "logprobs": True, "top_logprobs": 20}, 65_536, True),
+        ({"n": 64}, 65_536, True),
+        ({"n": 64}, 65_537, False),
+    ],
+)
+def test_size_of_response_is_limited(fields: dict[str, Any], context: int, fits: bool) -> None:
+    info = replace(ScriptedEngine().info, context_tokens=context)
+    with contextlib.nullcontext() if fits else pytest.raises(ApiError, match="max_tokens x n"):
+        check_work(info, ask(**fields))
 
 
 def test_error_uses_field_name_from_request() -> None:

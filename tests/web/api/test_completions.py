@@ -130,6 +130,7 @@ REFUSED = [
     ({"prompt": "x" * 600_000, "echo": True, "logprobs": 1}, "invalid_value", "logprobs"),
     ({"prompt": "x", "logprobs": 21}, "invalid_value", "logprobs"),
     ({"prompt": "x", "logprobs": True}, "invalid_value", "logprobs"),
+    ({"prompt": ["x"] * 64, "max_tokens": -1, "logprobs": 20}, "invalid_value", "max_tokens"),
     ({"prompt": "x", "max_tokens": -2}, "invalid_value", "max_tokens"),
     ({"prompt": "x " * 5000}, "context_length_exceeded", "prompt"),
     ({"prompt": "x", "messages": [{}]}, "unsupported_parameter", "messages"),

@@ -426,7 +426,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     return ChatRequest(
         model=fields.model,
         prompts=(messages,),
-        params=to_sampling_params(fields, max_tokens, budget, top_logprobs),
+        params=to_sampling_params(fields, max_tokens, budget),
         options=RequestOptions(
             thinking=thinking,
             tools=tools,

@@ -134,7 +134,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
         model=fields.model,
         prompts=prompts,
         texts=tuple(prompt if isinstance(prompt, str) else "" for prompt in prompts),
-        params=to_sampling_params(fields, max_tokens or 1, None, fields.logprobs),
+        params=to_sampling_params(fields, max_tokens or 1),
         hints=find_hints(fields, body),
         names={
             **{"messages": "prompt", "top_logprobs": "logprobs", "prompt_logprobs": "logprobs"},

@@ -230,7 +230,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
             "logit_bias": None,
         }
     )
-    params = to_sampling_params(plain, max_tokens or 1 if max_tokens is not None else None, None, n_probs)
+    params = to_sampling_params(plain, max_tokens or 1 if max_tokens is not None else None)
     return NativeRequest(
         model=fields.model,
         prompts=(),

@@ -11,7 +11,6 @@ from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from notso.smollm3 import (
     MAX_BREAKERS,
-    MAX_CONTEXT,
     MAX_LOGIT_BIAS,
     MAX_STOP_TOKENS,
     PARAMETERS,
@@ -194,8 +193,6 @@ def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
 
 MAX_CHOICES = 64
 MAX_PROCESSORS = 8
-MAX_WORK = 4_000_000
-"""Limit of n x max_tokens x log probabilities per token. It bounds the size of the response to a small request."""
 ANY_LENGTH = -1
 """Value of `max_tokens` that allows as many tokens as fit the context, as in llama.cpp and LM Studio."""
 
@@ -270,7 +267,7 @@ WITHIN_SAMPLING: Notes = {
 
 
 def to_sampling_params(
-    fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None, top_logprobs: int | None = None
+    fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None
 ) -> tuple[SamplingParams, ...]:
     """Return the parameters of each choice; they differ only in the seed. Raises ApiError (400) naming the field."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
@@ -284,11 +281,6 @@ def to_sampling_params(
     if values["logit_bias"]:
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     choices = fields.n or 1
-    work = choices * min(max_tokens or 1, MAX_CONTEXT) * (1 + (top_logprobs or 0))
-    if work > MAX_WORK:
-        raise invalid_field(
-            "max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}; the maximum is {MAX_WORK:,}"
-        )
     # Each choice has its own seed, because equal seeds would give equal choices. Seeds beyond 64 bits wrap around.
     seeds = [None if fields.seed is None else _wrap_seed(fields.seed + index) for index in range(choices)]
     names = sampling_names("openai") | ({} if fields.n_predict is None else {"max_tokens": "n_predict"})

@@ -55,6 +55,8 @@ class ApiRequest:
 IGNORED = "x-notso-ignored"
 MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
+MAX_WORK = 64 * 65_536
+"""Maximum tokens and alternatives (top_logprobs) of a response. It bounds the response to a small request."""
 
 
 def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool) -> list[str]:
@@ -70,6 +72,17 @@ def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool
         message += ", which --strict-fields refuses"
         raise ApiError(400, "unsupported_value", message, param="messages")
     return list(found)
+
+
+def check_work(info: ModelInfo, api_request: ApiRequest) -> None:
+    """Raise ApiError (400) if the response could have more than MAX_WORK tokens and alternatives."""
+    context = info.context_of(api_request.options)
+    tokens = sum(min(params.max_tokens or context, context) for _, params in api_request.choices)
+    work = tokens * (1 + (api_request.options.top_logprobs or 0))
+    if work > MAX_WORK:
+        formula = "max_tokens x n x prompts x (1 + top_logprobs)"
+        message = f"{formula} is {work:,}; the maximum is {MAX_WORK:,}"
+        raise ApiError(400, "invalid_value", message, param="max_tokens")
 
 
 def ignored_headers(api_request: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:

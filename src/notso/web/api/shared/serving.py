@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import parse_object, reject_hints
 from notso.web.api.request_fields.sampling_fields import MAX_CHOICES
-from notso.web.api.shared.api_request import ApiRequest, find_dropped_parts, ignored_headers
+from notso.web.api.shared.api_request import ApiRequest, check_work, find_dropped_parts, ignored_headers
 from notso.web.api.shared.background import resumed_response, with_replay
 from notso.web.api.shared.receipts import ReceiptSerializer, requested_receipt, with_seed_and_token_ids
 from notso.web.api.shared.resumable import TokenRecord, number_events
@@ -210,6 +210,7 @@ async def _response(
             raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
         if choices > max(MAX_CHOICES, n):
             raise ApiError(400, "invalid_value", f"n times the number of prompts exceeds {MAX_CHOICES}", param="n")
+        check_work(info, api_request)
         if conversation is not None and n > 1:
             raise ApiError(400, "invalid_value", "n must be 1 with X-Conversation-Id", param="n")
         if conversation is not None and choices > 1:
