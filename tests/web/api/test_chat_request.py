@@ -128,7 +128,8 @@ def test_reasoning_fields_set_thinking_and_budget(fields: dict[str, Any], thinki
 def test_each_choice_gets_next_seed() -> None:
     assert [params.seed for params in ask(n=3, seed=5).params] == [5, 6, 7]
     assert [params.seed for params in ask(n=2, seed=2**64 - 1).params] == [2**64 - 1, 0]
-    assert [params.seed for params in ask(n=2).params] == [None, None]
+    for random in ({}, {"seed": -1}, {"seed": -1.0}):
+        assert [params.seed for params in ask(n=2, **random).params] == [None, None]
 
 
 def test_tools_are_passed_unchanged() -> None:

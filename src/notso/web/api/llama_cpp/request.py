@@ -184,8 +184,6 @@ WITHIN_NATIVE: Notes = WITHIN_SAMPLING | {
 """Notes on nested fields."""
 
 
-RANDOM_SEED = -1
-
 Piece = int | str
 TokenBias = tuple[Piece, float]
 
@@ -225,7 +223,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     plain = fields.model_copy(
         update={
             "n": get_by_alias(fields, "n", "n_cmpl"),
-            "seed": None if fields.seed in (RANDOM_SEED, SHOWN_RANDOM_SEED) else fields.seed,
+            "seed": None if fields.seed == SHOWN_RANDOM_SEED else fields.seed,
             "stop": [each for each in stops or () if each] or None,  # llama.cpp ignores empty strings
             "logit_bias": None,
         }

@@ -53,7 +53,6 @@ from notso.web.api.shared.embedding import EMBEDDING_OPTIONS, MAX_INPUTS, ONE_TO
 from notso.web.edge.errors import ApiError
 from notso.web.values.durations import parse_duration
 
-RANDOM_SEED = -1
 MAX_OPTION_TEXT = 256
 MAX_CONTEXT = 1 << 18
 CONTEXT_MARK = 0x6E6F7401
@@ -124,8 +123,6 @@ def to_sampling_params(options: OptionFields, thinking_budget: int | None) -> Sa
         values["max_tokens"] = None
     if values["top_k"] is not None:
         values["top_k"] = max(0, values["top_k"])
-    if values["seed"] == RANDOM_SEED:
-        values["seed"] = None
     return create_sampling_params(PARAMS, values)
 
 

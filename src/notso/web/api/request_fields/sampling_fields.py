@@ -188,6 +188,8 @@ def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
         values |= dict.fromkeys(("penalty_window", "repetition_penalty", "frequency_penalty", "presence_penalty"))
     elif values.get("penalty_window") == -1:  # in requests, -1 means all tokens; in the engine, 0 does
         values["penalty_window"] = 0
+    if values.get("seed") == RANDOM_SEED:
+        values["seed"] = None
     return values
 
 
@@ -195,6 +197,8 @@ MAX_CHOICES = 64
 MAX_PROCESSORS = 8
 ANY_LENGTH = -1
 """Value of `max_tokens` that allows as many tokens as fit the context, as in llama.cpp and LM Studio."""
+RANDOM_SEED = -1
+"""Value of `seed` that gives a random seed, as in llama.cpp, vLLM and Ollama."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -282,7 +286,8 @@ def to_sampling_params(
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     choices = fields.n or 1
     # Each choice has its own seed, because equal seeds would give equal choices. Seeds beyond 64 bits wrap around.
-    seeds = [None if fields.seed is None else _wrap_seed(fields.seed + index) for index in range(choices)]
+    seed = values["seed"]
+    seeds = [None if seed is None else _wrap_seed(seed + index) for index in range(choices)]
     names = sampling_names("openai") | ({} if fields.n_predict is None else {"max_tokens": "n_predict"})
     return tuple(create_sampling_params(names, values | {"seed": seed}) for seed in seeds)
 
