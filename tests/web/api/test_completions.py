@@ -13,6 +13,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message
+from notso.web.api.completions.fields import parse_text_request
 from notso.web.values.errors import Problem
 
 Start = Callable[..., Any]
@@ -127,6 +128,7 @@ REFUSED = [
     ({"prompt": "x", "n": 17}, "invalid_value", "n"),
     ({"prompt": "x", "suffix": "y"}, "unsupported_parameter", "suffix"),
     ({"prompt": "x", "best_of": 2}, "unsupported_parameter", "best_of"),
+    ({"prompt": "x", "best_of": 3, "n": 2}, "unsupported_parameter", "best_of"),
     ({"prompt": "x" * 600_000, "echo": True, "logprobs": 1}, "invalid_value", "logprobs"),
     ({"prompt": "x", "logprobs": 21}, "invalid_value", "logprobs"),
     ({"prompt": "x", "logprobs": True}, "invalid_value", "logprobs"),
@@ -144,6 +146,12 @@ def test_invalid_request_error_names_field(served: Any, body: dict[str, Any], co
     answer = served.client.post(URL, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, code, param), error
+
+
+def test_best_of_equal_to_n_is_accepted() -> None:
+    for fields in ({"n": 2, "best_of": 2}, {"n": 2, "best_of": 1}, {"n": 1, "best_of": 1}, {"best_of": 1}):
+        asked = parse_text_request({"prompt": "x"} | fields)
+        assert len(asked.params) == fields.get("n", 1) and not asked.hints
 
 
 def test_generated_text_cannot_forge_sse_events(start: Start) -> None:

@@ -33,6 +33,7 @@ from notso.web.api.request_fields.fields import (
     notes_in,
     refused,
     schema_grammar,
+    unsupported_field,
     works,
 )
 from notso.web.edge.errors import api_error_of
@@ -106,7 +107,7 @@ class UnsupportedSamplerFields(Fields):
     num_beams: Annotated[Off1 | None, inert("1: off", "beam search is not available; use n")] = None
     use_beam_search: Annotated[Literal[False] | None, inert("false", "beam search is not available; use n")] = None
     early_stopping: Annotated[bool | None, hint("beam search is not available", "false", done=(False,))] = None
-    best_of: Annotated[Off1 | None, inert("1", "use n")] = None
+    best_of: Annotated[Whole | None, inert("1, or the value of `n`", "use n")] = None
     skip_special_tokens: Annotated[Literal[True] | None, inert("true", "control tokens are never returned")] = None
     spaces_between_special_tokens: Annotated[
         bool | None, hint("control tokens are never returned", "true", done=(True,))
@@ -285,6 +286,8 @@ def to_sampling_params(
     if values["logit_bias"]:
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     choices = fields.n or 1
+    if fields.best_of not in (None, 1, choices):
+        raise unsupported_field("best_of", "this value of best_of is not supported: use n")
     # Each choice has its own seed, because equal seeds would give equal choices. Seeds beyond 64 bits wrap around.
     seed = values["seed"]
     seeds = [None if seed is None else _wrap_seed(seed + index) for index in range(choices)]
