@@ -253,6 +253,20 @@ def test_unavailable_web_search_tool_is_ignored(start: Start) -> None:
         assert (given and [each["function"]["name"] for each in given]) == offered
 
 
+def test_input_of_past_web_searches_is_answered_and_stored(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("Done."))
+    server = start(engine).ready()
+    ask = {"input": [{"type": "web_search_call", "id": "ws_1", "status": "completed"}], "instructions": "Be brief."}
+    answer = server.client.post(URL, json=ask)
+    assert answer.status_code == 200, answer.text
+    assert server.client.get(f"{URL}/{answer.json()['id']}").json()["status"] == "completed"
+    server.client.post(URL, json={"input": "Next", "previous_response_id": answer.json()["id"]})
+    assert [(each.role, each.content) for each in engine.requests[-1].messages] == [
+        ("assistant", "Done."),
+        ("user", "Next"),
+    ]
+
+
 def test_generated_text_cannot_forge_sse_events(start: Start) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     with client_of(server).responses.stream(model="scripted", input="x") as stream:

@@ -131,7 +131,8 @@ class ResponseSerializer:
         # Messages that were dropped from the prompt are not stored; a chain of responses would outgrow the context.
         if self.request.store:
             conversation = self.request.conversation
-            head = 1 if conversation[0].role == "system" and not self.request.instructions else 0
+            starts_with_system = bool(conversation) and conversation[0].role == "system"
+            head = 1 if starts_with_system and not self.request.instructions else 0
             body = await asyncio.to_thread(self.body)
             stored = (*conversation[:head], *conversation[head + self._dropped :], self._assistant_message())
             await self._save(body | dict(added or {}), stored)
