@@ -13,6 +13,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.documents.citations import QUOTE_FIRST
 from notso.smollm3 import Event, Message
 from notso.web.api.batches import vector_stores
+from notso.web.store.sql import documents
 
 Start = Callable[..., Any]
 STORKS = "Storks nest on the chimneys of old houses."
@@ -85,6 +86,23 @@ def test_vector_store_is_filled_searched_renamed_and_deleted(start: Start) -> No
         client.vector_stores.retrieve(store)
 
 
+def test_number_of_vector_stores_is_limited_whatever_their_names(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine(citing)).ready()
+    for number in range(1, 101):
+        name = "Vector store" if number == 1 else f"Vector store ({number})"
+        server.on_loop(lambda name=name: server.shared.store.documents.new_library("local", name))
+    client = client_of(server)
+    assert client.vector_stores.create().name == "Vector store (101)"
+    client.vector_stores.delete(client.vector_stores.create(name="Other").id)
+    for module in (vector_stores, documents):
+        monkeypatch.setattr(module, "MAX_LIBRARIES_OF_OWNER", 101)
+    for name in ("Vector store", "Other"):
+        with pytest.raises(openai.RateLimitError, match="already 101 vector stores"):
+            client.vector_stores.create(name=name)
+    client.vector_stores.delete(client.vector_stores.list().data[0].id)
+    assert client.vector_stores.create().name == "Vector store (101)"
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -100,14 +118,9 @@ def test_invalid_vector_store_is_rejected_and_not_created(start: Start, given: d
     assert not list(client.vector_stores.list()), "nothing may remain in the store list"
 
 
-def test_taken_names_are_numbered_up_to_a_limit_and_refused_when_renaming(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_taken_names_are_numbered_and_refused_when_renaming(start: Start) -> None:
     client = client_of(start(ScriptedEngine(citing)).ready())
-    monkeypatch.setattr(vector_stores, "MAX_FILES_AT_ONCE", 2)
     assert [client.vector_stores.create(name="Birds").name for _ in range(2)] == ["Birds", "Birds (2)"]
-    with pytest.raises(openai.RateLimitError, match="too many with this name"):
-        client.vector_stores.create(name="Birds")
     other = client.vector_stores.create(name="Fish").id
     with pytest.raises(openai.ConflictError, match="already exists"):
         client.vector_stores.update(other, name="Birds")

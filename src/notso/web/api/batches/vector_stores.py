@@ -50,7 +50,7 @@ from notso.web.api.shared.vector_search import (
 )
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
-from notso.web.store.documents import Library, StoredDocument
+from notso.web.store.documents import MAX_LIBRARIES_OF_OWNER, Library, StoredDocument
 from notso.web.values.ids import is_id
 from notso.web.values.visible_text import sanitize_line
 
@@ -156,14 +156,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     file_ids = list(dict.fromkeys(fields.file_ids or ()))
     for at, file_id in enumerate(file_ids):
         await _file_content(services, owner, file_id, f"file_ids.{at}")
-    name, number = _name(fields.name), 1
-    while (library := await services.shared.store.documents.new_library(owner, _numbered_name(name, number))) is None:
-        number += 1
-        if number > MAX_FILES_AT_ONCE:
-            message = (
-                "there are too many vector stores, or too many with this name: delete some, or choose another name"
-            )
-            raise ApiError(429, "too_many", message, param="name")
+    library = await _new_library(services, owner, _name(fields.name))
     for file_id in file_ids:
         await _add(services, owner, library, file_id, "file_ids")
     return JSONResponse(await _store_object(services, owner, library), headers=headers)
@@ -286,6 +279,19 @@ async def _read(request: Request, kind: type[F], notes: Notes) -> tuple[F, dict[
 
 def _name(name: str | None) -> str:
     return sanitize_line(name or "", MAX_NAME_CHARACTERS) or "Vector store"
+
+
+async def _new_library(services: ApiServices, owner: str, name: str) -> Library:
+    # Appends a number if the name is taken. Raises ApiError (429).
+    documents = services.shared.store.documents
+    taken = {each.name for each in await documents.libraries(owner) if each.owner == owner}
+    if len(taken) < MAX_LIBRARIES_OF_OWNER:
+        for numbered in (_numbered_name(name, number) for number in range(1, MAX_LIBRARIES_OF_OWNER + 1)):
+            # The result is None if a concurrent request has taken the name.
+            if numbered not in taken and (library := await documents.new_library(owner, numbered)) is not None:
+                return library
+    message = f"there are already {MAX_LIBRARIES_OF_OWNER} vector stores and projects; delete some"
+    raise ApiError(429, "too_many", message)
 
 
 def _numbered_name(name: str, number: int) -> str:
