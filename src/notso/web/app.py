@@ -530,7 +530,7 @@ async def _show_api_error(request: Request, error: Exception) -> Response:
     failure = cast(ApiError, error)
     retry_after = failure.retry_after_seconds
     headers = {"Retry-After": str(retry_after)} if retry_after is not None else None
-    return JSONResponse(failure.body_for(request.scope["path"]), failure.status, headers)
+    return JSONResponse(failure.body_for(request.scope), failure.status, headers)
 
 
 async def _handle_thread_shortage(request: Request, error: Exception) -> Response:

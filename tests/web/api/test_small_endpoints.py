@@ -72,6 +72,24 @@ def test_models_use_anthropic_format_with_version_header(server: Any) -> None:
         assert server.client.get("/v1/models", headers=ANTHROPIC, params=wrong).status_code == 400
 
 
+@pytest.mark.parametrize("path", ["/v1/models/none", "/v1/files/none", "/v1/files?limit=0"])
+def test_errors_use_anthropic_format_with_version_header(server: Any, path: str) -> None:
+    plain, answer = server.client.get(path), server.client.get(path, headers=ANTHROPIC)
+    assert plain.status_code == answer.status_code and "type" not in plain.json() and "request-id" not in plain.headers
+    assert answer.json()["type"] == "error" and answer.headers["request-id"]
+    kind = "not_found_error" if answer.status_code == 404 else "invalid_request_error"
+    assert answer.json()["error"] == plain.json()["error"] | {"type": kind}
+    method = server.client.patch(path, headers=ANTHROPIC)
+    assert method.status_code == 405 and method.json()["type"] == "error"
+
+
+def test_key_error_uses_anthropic_format_with_version_header(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key="a key for this test").ready()
+    answer = server.client.get("/v1/files", headers=ANTHROPIC)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+    assert answer.json()["type"] == "error"
+
+
 def test_props_include_template_and_special_tokens(server: Any) -> None:
     props = server.client.get("/props").json()
     assert {"chat_template", "bos_token", "eos_token"} <= set(props)

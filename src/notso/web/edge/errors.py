@@ -23,6 +23,8 @@ from notso.web.values.errors import Problem, QuotaError, StorageError, StorageFu
 from notso.web.values.request_id import request_id
 
 OLLAMA_PREFIX = "/api/"
+SHARED_PREFIXES = ("/v1/files/", "/v1/models/")
+"""Paths that use Anthropic's format if the request has the header `anthropic-version`, and OpenAI's otherwise."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
@@ -78,16 +80,24 @@ class ApiError(Exception):
     def ollama_body(self) -> dict[str, Any]:
         return {"error": self.message}
 
-    def body_for(self, path: str) -> dict[str, Any]:
-        if path.startswith(OLLAMA_PREFIX):
+    def body_for(self, scope: Scope) -> dict[str, Any]:
+        """Return the body in the format of the request's API."""
+        if scope["path"].startswith(OLLAMA_PREFIX):
             return self.ollama_body
-        return self.anthropic_body if path.startswith("/v1/messages") else self.body
+        return self.anthropic_body if _is_anthropic(scope) else self.body
 
     def called(self, names: Mapping[str, str]) -> ApiError:
         if self.param is not None and self.param in names:
             self.message = _renamed(self.message, self.param, names[self.param])
             self.param = names[self.param]
         return self
+
+
+def _is_anthropic(scope: Scope) -> bool:
+    path = scope["path"]
+    if f"{path}/".startswith(SHARED_PREFIXES):
+        return "anthropic-version" in Headers(scope=scope)
+    return bool(path.startswith("/v1/messages"))
 
 
 def api_error_of(error: BaseException) -> ApiError:
@@ -182,7 +192,7 @@ class ApiEdge:
         async def send_as_api(message: Message) -> None:
             nonlocal started, text
             if message["type"] == "http.response.start":
-                if scope["path"].startswith("/v1/messages") and (name := request_id.get()) is not None:
+                if _is_anthropic(scope) and (name := request_id.get()) is not None:
                     MutableHeaders(scope=message)["request-id"] = name  # read by Anthropic's client
                 if message["status"] >= 400 and _is_plain(message):
                     started = message
@@ -191,7 +201,7 @@ class ApiEdge:
                 text += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                message = {**message, "body": _convert_error(started, text, scope["path"])}
+                message = {**message, "body": _convert_error(started, text, scope)}
                 await send(started)
                 started = None
             await send(message)
@@ -211,10 +221,10 @@ def _is_plain(message: Message) -> bool:
     return Headers(scope=message).get("content-type", "").startswith("text/plain")
 
 
-def _convert_error(start: Message, text: bytes, path: str) -> bytes:
+def _convert_error(start: Message, text: bytes, scope: Scope) -> bytes:
     status: int = start["status"]
     error = ApiError(status, _CODES.get(status, "internal_error"), text.decode("utf-8", "replace").strip())
-    body = json.dumps(error.body_for(path), ensure_ascii=False).encode()
+    body = json.dumps(error.body_for(scope), ensure_ascii=False).encode()
     headers = MutableHeaders(scope=start)
     headers["content-type"] = "application/json"
     headers["content-length"] = str(len(body))

@@ -93,7 +93,7 @@ class IdempotencyMiddleware:
             failure = api_error_of(error)
             retry = failure.retry_after_seconds
             headers = {} if retry is None else {"Retry-After": str(retry)}
-            await JSONResponse(failure.body_for(scope["path"]), failure.status, headers)(scope, receive, send)
+            await JSONResponse(failure.body_for(scope), failure.status, headers)(scope, receive, send)
 
     async def _respond(
         self, scope: Scope, message: Message, receive: Receive, send: Send, owner_and_key: tuple[str, str]
@@ -125,7 +125,7 @@ class IdempotencyMiddleware:
             retry = failure.retry_after_seconds
             headers = [["content-type", "application/json"]]
             headers += [] if retry is None else [["retry-after", str(retry)]]
-            body = json.dumps(failure.body_for(scope["path"]), ensure_ascii=False)
+            body = json.dumps(failure.body_for(scope), ensure_ascii=False)
             log.add((_start(failure.status, headers), body.encode()))
         finally:
             if not log.finished:

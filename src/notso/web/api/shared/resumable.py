@@ -118,7 +118,7 @@ class RemoteAnswer:
                 return
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS):
                 if await self.is_abandoned():
-                    yield data_event(_replica_stopped_error().body_for("/v1/"))
+                    yield data_event(_replica_stopped_error().body)
                     return
                 silent_s += SILENT_SECONDS
                 if silent_s >= PING_SECONDS:
