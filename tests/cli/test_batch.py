@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 from notso.cli import engines
-from notso.qtensor.errors import NotsoError
-from notso.smollm3.errors import ContextLengthError, EngineError
+from notso.qtensor.errors import DeviceLostError, NotsoError
+from notso.smollm3.engine import engine as engine_module
+from notso.smollm3.engine.engine_core import CLOSED, FAILED
+from notso.smollm3.errors import ContextLengthError, EngineError, EngineLostError
+from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.values.events import Event, Usage
 from notso.smollm3.values.messages import Message
@@ -227,6 +230,65 @@ def test_engine_errors_become_error_responses(many: ManyAnswers, notso: Run, tmp
     assert "9,120" in too_long["body"]["error"]["message"] and "8,192" in too_long["body"]["error"]["message"]
     assert failed["status_code"] == 500 and failed["body"]["error"]["code"] == "engine_error"
     assert found["request-0"]["error"] is None and found["request-3"]["error"] is None
+
+
+@pytest.mark.parametrize("failure", [EngineLostError("the GPU failed"), EngineError(CLOSED), EngineError(FAILED)])
+def test_failed_engine_leaves_lines_for_the_next_run(
+    many: ManyAnswers, notso: Run, tmp_path: Path, failure: NotsoError
+) -> None:
+    numbers = range(12)
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in numbers]), tmp_path / "out.jsonl"
+    many.fails = {f"question {number}": failure for number in numbers if number % 4 == 3}
+    many.refuses = {f"question {number}": EngineError(CLOSED) for number in numbers if number > 8}
+
+    result = notso("batch", str(source), str(out))
+
+    assert result.code == 1 and "run the same command again to continue" in result.err
+    kept = answers(out)
+    assert len(kept) < 12 and all(line["error"] is None for line in kept.values())
+    many.fails, many.refuses = {}, {}
+    assert notso("batch", str(source), str(out)).code == 0
+    assert len(answers(out)) == 12 and all(line["error"] is None for line in answers(out).values())
+
+
+def test_answer_that_a_closing_engine_cuts_off_is_not_written(
+    many: ManyAnswers, notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(*_: object) -> Generation:
+        generation = Generation()
+        generation.write([Event("usage", usage=Usage(7, 5, 2, 3, 10.0, 50.0)), Event("end", finish_reason="cancelled")])
+        generation.write([], last=True)
+        return generation
+
+    monkeypatch.setattr(many, "submit", submit)
+    source, out = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "out.jsonl"
+    assert notso("batch", str(source), str(out)).code == 1 and not out.read_bytes()
+
+
+@pytest.mark.parametrize("failure", [DeviceLostError("the GPU is gone"), ValueError("a fault")])
+def test_failed_step_of_a_real_engine_leaves_lines_for_the_next_run(
+    notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    fields = {"temperature": 0, "max_tokens": 4, "reasoning_effort": "none"}
+    asked = [entry(number, **fields) for number in range(60)]
+    source, out = write(tmp_path / "in.jsonl", asked), tmp_path / "out.jsonl"
+    steps = 0
+
+    def run(runner: ModelRunner, *arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise failure
+        return run_step(runner, *arguments)
+
+    run_step = ModelRunner.run
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "run", run)
+        patch.setattr(engine_module, "exclude_device", lambda *_: None)
+        assert notso("batch", str(source), str(out)).code == 1
+    assert all(line["error"] is None for line in answers(out).values())
+    assert notso("batch", str(source), str(out)).code == 0
+    assert len(answers(out)) == 60 and all(line["error"] is None for line in answers(out).values())
 
 
 def test_rerun_still_exits_with_failure_code(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ def batch(
     fails, its line contains an error, and the other requests continue. The loaded model answers all requests, whatever
     `model` they name.
 
-    After Ctrl-C or a crash, run the same command again to continue: completed answers are neither lost nor repeated,
-    with or without --ray. If a line of IN has been changed, use a new OUT. The exit code is 9 if OUT is complete but
-    contains errors.
+    After Ctrl-C, a crash or a failure of the engine, run the same command again to continue: completed answers are
+    neither lost nor repeated, with or without --ray. If a line of IN has been changed, use a new OUT. The exit code is
+    9 if OUT is complete but contains errors.
     """
     if not requests.is_file():
         raise typer.BadParameter("IN must be a regular file, not a pipe, because it is read twice", param_hint="IN")

@@ -222,6 +222,7 @@ class BatchRun:
         self._finished_signals: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def answer_all(self) -> None:
+        """Answer all lines, or return after Ctrl-C. Raises EngineError if the engine fails; the rest is unanswered."""
         self._report_progress()
         max_running = _REQUESTS_PER_SLOT * max(1, self._engine.info.max_num_seqs)
         try:
@@ -255,6 +256,7 @@ class BatchRun:
         except (ApiError, NotsoError) as error:
             if entry is not None:
                 entry.stop()  # stop the choices that were submitted before the rejected one
+            _raise_if_engine_failed(error)
             self._write(line, _error_response(line, api_error_of(error)))
             return
         self._running[entry] = None
@@ -262,18 +264,29 @@ class BatchRun:
             generation.subscribe(lambda: self._finished_signals.put(None) if entry.finished else None)
 
     def _write_finished(self) -> None:
+        from notso.smollm3.errors import EngineError
+
         # The timeout lets the caller check regularly for Ctrl-C.
         with contextlib.suppress(queue.Empty):
             self._finished_signals.get(timeout=_POLL_SECONDS)
         finished = [entry for entry in self._running if entry.finished]
+        failure = None
         for entry in finished:
             if self._interruption.requested():
                 return  # do not write answers that Ctrl-C has cut off
             del self._running[entry]
-            self._write(entry.line, self._collect_answer(entry))
+            try:
+                answer = self._collect_answer(entry)
+            except EngineError as error:
+                failure = error  # raised only after the completed answers are written
+            else:
+                self._write(entry.line, answer)
+        if failure is not None:
+            raise failure
 
     def _collect_answer(self, entry: _RunningRequest) -> dict[str, Any]:
-        from notso.smollm3.errors import NotsoError
+        # Raises EngineError if the engine failed during the answer.
+        from notso.smollm3.errors import EngineError, NotsoError
         from notso.web.api.shared.api_request import ignored_headers
         from notso.web.api.shared.completion import Completion, collect_choice, fingerprint
         from notso.web.edge.errors import api_error_of
@@ -289,7 +302,10 @@ class BatchRun:
             ]
         except NotsoError as error:
             entry.stop()  # if one choice fails, the whole request fails
+            _raise_if_engine_failed(error)
             return _error_response(entry.line, api_error_of(error))
+        if any(event.finish_reason == "cancelled" for each in entry.generations for event in each.read(0)):
+            raise EngineError(ENGINE_FAILED)  # an engine that ends cuts off the answers that it has just accepted
         completion: Completion = Completion(model_id(info), fingerprint(info))
         answer = _response(entry.line, 200, completion.body(choices, entry.request.reasoning_mode)) | {"error": None}
         if ignored := ignored_headers(entry.request):
@@ -306,6 +322,18 @@ class BatchRun:
 
     def _report_progress(self) -> None:
         self._report("answering", len(self._sink.done), len(self._source.ids))
+
+
+ENGINE_FAILED = "the engine failed; run the same command again to continue"
+
+
+def _raise_if_engine_failed(error: Exception) -> None:
+    # An error of the engine says nothing about the line. If it were written, the next run would skip the line.
+    from notso.smollm3.engine.engine_core import CLOSED, FAILED
+    from notso.smollm3.errors import EngineError, EngineLostError
+
+    if isinstance(error, EngineLostError) or str(error) in (CLOSED, FAILED):
+        raise EngineError(ENGINE_FAILED) from error
 
 
 def read_request(line: RequestLine) -> ChatRequest:
