@@ -77,6 +77,7 @@ def _create_private_file(target: Path) -> Iterator[None]:
 
 
 def _download_backup(server: str, key: str, target: Path) -> None:
+    from http.client import HTTPException
     from urllib.error import URLError
     from urllib.request import Request, urlopen
 
@@ -89,8 +90,12 @@ def _download_backup(server: str, key: str, target: Path) -> None:
         request = Request(server.rstrip("/") + "/backup", headers=headers)
         with urlopen(request, timeout=600) as answer, target.open("wb") as out:
             shutil.copyfileobj(answer, out)
-    except URLError as error:
+            announced = answer.headers.get("Content-Length")
+    except (URLError, HTTPException, ConnectionError, TimeoutError) as error:
         raise WebError(f"{server} returned no backup: {error}") from error
+    # Reading in pieces ends without an error if the connection is closed early.
+    if announced not in (None, str(target.stat().st_size)):
+        raise WebError(f"{server} closed the connection before the backup was complete; run the command again")
     with target.open("rb") as copy:
         # If the key is invalid, the server may return its sign-in page instead.
         if copy.read(16) != b"SQLite format 3\0":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,30 @@ def test_failed_backup_reports_the_reason(start: Start, tmp_path: Path, capsys: 
         told = capsys.readouterr()
         assert reason in told.err and told.out == ""
         assert not copy.exists()
+
+
+class TruncatedBackup(BaseHTTPRequestHandler):
+    """Sends the first half of a response whose length it has announced."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "8192")
+        self.end_headers()
+        self.wfile.write(b"SQLite format 3\0".ljust(4096, b"x"))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("verb", ["backup", "dataset"])
+def test_truncated_download_fails_and_leaves_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    out = tmp_path / "out"
+    with HTTPServer(("127.0.0.1", 0), TruncatedBackup) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        code = run_command_line([verb, str(out), "--from", f"http://127.0.0.1:{server.server_port}"])
+        thread.join()
+    assert code == 1 and "before the backup was complete" in capsys.readouterr().err
+    assert not out.exists()
