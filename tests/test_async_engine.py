@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from notso import AsyncEngine, Engine, EngineError, Generation, InvalidRequestError
+from notso import AsyncAnswerStream, AsyncEngine, Engine, EngineError, Event, Generation, InvalidRequestError
 
 SUM = "What is 27 + 48?"
 
@@ -90,6 +92,53 @@ def test_cancelled_task_stops_the_generation(engine: Engine, monkeypatch: pytest
 
     asyncio.run(ask())
     assert [generation.result().finish_reason for generation in begun] == ["cancelled"] * len(begun) and begun
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_closing_a_stream_stops_the_answer_that_another_task_reads(engine: Engine, leaves: bool) -> None:
+    async def run() -> list[Event]:
+        reads, events = asyncio.Event(), list[Event]()
+        stream = AsyncEngine(engine).stream(SUM, seed=1, ignore_eos=True)
+
+        async def read() -> None:
+            async for event in stream:
+                events.append(event)
+                reads.set()
+
+        async with contextlib.AsyncExitStack() as stack:
+            if leaves:
+                await stack.enter_async_context(stream)
+            reader = asyncio.ensure_future(read())
+            await reads.wait()
+            if not leaves:
+                await stream.close()
+        await reader
+        return events
+
+    assert asyncio.run(run())[-1].finish_reason == "cancelled"
+
+
+def test_closing_a_stream_stops_an_answer_that_is_being_started() -> None:
+    generation = Generation()
+    is_starting, may_start = threading.Event(), threading.Event()
+
+    def prepare() -> Callable[[], Generation]:
+        is_starting.set()
+        may_start.wait()
+        generation.write([Event("end", finish_reason="cancelled")], last=True)
+        return lambda: generation
+
+    async def run() -> tuple[bool, Event]:
+        stream = AsyncAnswerStream(prepare)
+        reader = asyncio.ensure_future(anext(stream))
+        await asyncio.to_thread(is_starting.wait)
+        closing = asyncio.ensure_future(stream.close())
+        may_start.set()
+        await closing
+        return generation.stop_requested, await reader
+
+    stopped, event = asyncio.run(run())
+    assert stopped and event.kind == "end"
 
 
 def test_engine_error_is_raised_to_the_caller(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,11 @@ class AsyncAnswerStream(AsyncIterator[Event]):
 
     async def close(self) -> None:
         """Stop the answer; `result` then returns the part generated so far, with finish reason "cancelled"."""
-        await self._events.aclose()
-        if self._generation is not None:
-            self._generation.stop()
+        async with self._start_lock:  # an answer that is just being started must be stopped, too
+            if self._generation is not None:
+                self._generation.stop()
+        with suppress(RuntimeError):  # raised if another task is reading the events; it reads them until the end
+            await self._events.aclose()
 
     async def __aenter__(self) -> AsyncAnswerStream:
         await self._start_once()
