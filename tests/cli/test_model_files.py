@@ -101,6 +101,23 @@ def test_download_is_confirmed_on_a_terminal(
     assert (registry.find_local(demo_at_the_hub) is None) == (answer == "n")
 
 
+@pytest.mark.parametrize(("answers", "code"), [("n\n", 3), ("y\nn\n", 3), ("y\ny\n", 8)])
+def test_names_are_sent_to_the_hub_only_after_confirmation(
+    fake_hub: Any,
+    demo_at_the_hub: object,
+    notso: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: str,
+    code: int,
+) -> None:
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(terminal, "progress", lambda **_: contextlib.nullcontext(lambda *_: None))
+    result = notso("run", "--model", "their/Model", "-n", "3", "--no-think", "hello", stdin=answers)
+    assert "their/Model is not installed. Look for it on the Hugging Face Hub?" in result.err
+    assert result.code == code and bool(fake_hub.requests) == answers.startswith("y")
+    assert ("Download it now?" in result.err) == answers.startswith("y")
+
+
 def test_paths_are_not_downloaded(fake_hub: Any, notso: Run) -> None:
     for path in ("models/x.gguf", "/a/b", "a/b/c"):
         result = notso("run", "--model", path, "--fetch", "hello")

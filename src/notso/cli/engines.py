@@ -78,7 +78,7 @@ def download(file: KnownFile, *, offline: bool = False, force: bool = False, sil
 def _download_missing(name: str, *, silent: bool, fetch: bool, missing: Exception) -> Path:
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.download import is_offline
-    from notso.smollm3.hub.repository import find_hub_file
+    from notso.smollm3.hub.repository import find_hub_file, is_official
 
     can_ask = not silent and terminal.is_terminal(sys.stdin) and terminal.is_terminal(sys.stderr)
     if is_offline():
@@ -86,6 +86,10 @@ def _download_missing(name: str, *, silent: bool, fetch: bool, missing: Exceptio
         raise ModelFileError(message) from missing
     if not (fetch or can_ask):
         raise ModelFileError(f"{name} is not installed; use `--fetch` to download it") from missing
+    # The look-up sends the name to the Hub, and the name may be a mistyped path.
+    question = f"{name} is not installed. Look for it on the Hugging Face Hub?"
+    if not (fetch or is_official(name) or typer.confirm(question, default=True, err=True)):
+        raise missing
     file = find_hub_file(name)
     if not fetch:
         question = f"{file.name} ({terminal.gigabytes(file.size_bytes)}) is not installed. Download it now?"

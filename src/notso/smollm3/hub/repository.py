@@ -33,10 +33,15 @@ def is_repository(name: str) -> bool:
 
 def is_downloadable(name: str) -> bool:
     """Return whether a name denotes an official file or a repository rather than a path."""
+    return is_official(name) or (is_repository(name) and not name.lower().endswith(".gguf"))
+
+
+def is_official(name: str) -> bool:
+    """Return whether a name denotes an official file, whose size and hash are known without the network."""
     try:
         known_file(name)
     except InvalidRequestError:
-        return is_repository(name) and not name.lower().endswith(".gguf")
+        return False
     return True
 
 
