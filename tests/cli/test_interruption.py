@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from notso.cli import main
+from notso.cli import engines, main
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -90,6 +90,25 @@ def test_second_ctrl_c_exits_immediately(process: Process) -> None:
 
     assert run.returncode == 130
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("verb", ["run", "batch"])
+def test_first_ctrl_c_exits_while_the_model_is_downloaded_or_loaded(
+    notso: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    def open_engine(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the signal was ignored")
+
+    monkeypatch.setattr(engines, "open_engine", open_engine)
+    source = tmp_path / "in.jsonl"
+    source.write_text("{}\n")
+    arguments = {"run": ["x"], "batch": [str(source), str(tmp_path / "out.jsonl")]}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert notso(verb, *arguments[verb]).code == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_in_chat_stops_the_answer_but_not_the_chat(process: Process) -> None:

@@ -83,13 +83,15 @@ def batch(
             _print_summary(source, already_done, 0, 0, as_json)
             _exit_if_any_failed(sink)
             return
+        engine = None
+        if not ray:
+            # The engine is loaded only now, because a batch that is already complete does not need it.
+            engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
-            if ray:
+            if engine is None:
                 chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
                 result: BatchRun | Tally = answer_on_cluster(source, sink, interruption, report, chosen, count)
             else:
-                # The engine is loaded only now, because a batch that is already complete does not need it.
-                engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
                 try:
                     notice = engines.demo_notice(engine.info)
                     if notice and not as_json:

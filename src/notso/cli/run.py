@@ -82,18 +82,18 @@ def run(
     grammar = None if schema is None else _grammar(schema)
     messages = [Message("system", _require_utf8(system, "--system"))] if system else []
     messages.append(Message("user", question))
+    engine = engines.open_engine(
+        model,
+        context,
+        threads,
+        kv=kv,
+        device=device,
+        silent=as_json,
+        adapters=adapters,
+        chat_template_file=chat_template_file,
+        fetch=fetch,
+    )
     with Interruption() as interruption:
-        engine = engines.open_engine(
-            model,
-            context,
-            threads,
-            kv=kv,
-            device=device,
-            silent=as_json,
-            adapters=adapters,
-            chat_template_file=chat_template_file,
-            fetch=fetch,
-        )
         try:
             request_options = _options(not no_think, grammar, active_adapter, with_ids=receipt is not None)
             answer = _answer(engine, messages, params, request_options, interruption, hide_thinking, as_json)
