@@ -51,6 +51,13 @@ def test_rehearsal_lines_are_questions_or_conversations() -> None:
             training_rows.read(line, "mine.txt")
 
 
+def test_rehearsal_lines_end_only_at_newlines() -> None:
+    content = "one\u2028two\u2029three\x85four"
+    record = {"messages": [{"role": "user", "content": content}], "chat_template_kwargs": {"enable_thinking": False}}
+    found = training_rows.read(f"{json.dumps(record, ensure_ascii=False)}\n{content}\n", "mine.txt")
+    assert [each.messages for each in found] == [record["messages"]] * 3
+
+
 def test_rehearsal_answers_are_generated_by_the_model(engine: Engine) -> None:
     text = f"{row('>My name is Ruth.', '>What is my name?')}\n{row('>hi', '<Ho!', '>What is 12 + 13?', '<30')}\n"
     rows = training_rows.generate_answers(engine, training_rows.read(text, "x"), 200, DAY)

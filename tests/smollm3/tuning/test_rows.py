@@ -106,6 +106,13 @@ def test_long_rows_are_truncated_and_refused_if_no_answer_is_left(tokenizer: Tok
         RowWriter.of(demo_path(), 20, DAY).row(given)
 
 
+def test_lines_end_only_at_newlines(writer: RowWriter, tmp_path: Path) -> None:
+    given = [row(said("user", f"Hi{end}you"), said("assistant", f"Ho{end}you")) for end in "\u2028\u2029\x85\x0c"]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes("\r\n".join(json.dumps(each, ensure_ascii=False) for each in given).encode())
+    assert writer.read(path) == [writer.row(each) for each in given]
+
+
 def test_template_without_an_end_token_is_refused(tokenizer: Tokenizer) -> None:
     writer = RowWriter.of(demo_path(), 1024, DAY)
     writer._ends = frozenset()

@@ -65,7 +65,8 @@ class RowWriter:
     def read(self, path: Path) -> list[TrainingRow]:
         """Read a file. Raises OSError, or InvalidRequestError, which names the line."""
         rows = []
-        for number, line in enumerate(_text_of(path).splitlines(), 1):
+        # str.splitlines also splits at characters that JSON need not escape, such as U+2028.
+        for number, line in enumerate(_text_of(path).split("\n"), 1):
             if not line.strip():
                 continue
             try:
@@ -217,7 +218,7 @@ class RehearsalConversation:
 def read(text: str, name: str) -> list[RehearsalConversation]:
     """Parse questions or JSON conversations, one per line. Raises InvalidRequestError, which names the line."""
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
         try:
