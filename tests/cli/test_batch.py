@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import fcntl
 import json
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from notso.cli import engines
+from notso.cli import cluster, engines
 from notso.qtensor.errors import DeviceLostError, NotsoError
 from notso.smollm3.engine import engine as engine_module
 from notso.smollm3.engine.engine_core import CLOSED, FAILED
@@ -411,6 +414,40 @@ def test_empty_batch_does_not_load_the_model(notso: Run, tmp_path: Path) -> None
     source = write(tmp_path / "in.jsonl", ["", "  "])
     result = notso("batch", str(source), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "in.jsonl"))
     assert result.code == 0 and "0 requests: none." in result.err
+
+
+@pytest.fixture
+def ray_models(many: ManyAnswers, monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
+    """Replace Ray with one worker in this process, and return a list of the models that it opens."""
+    opened: list[Path | None] = []
+
+    def answer(requests: list[str], worker: Any, options: dict[str, Any], **_: object) -> Iterator[str]:
+        opened.append(options["model"])
+        yield from worker(**options)({"request": requests})["answer"]
+
+    control = SimpleNamespace(ray_connection=lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(cluster, "ray_control", lambda: control)
+    monkeypatch.setitem(sys.modules, "notso.cluster.batch_pool", cast(Any, SimpleNamespace(answers=answer)))
+    return opened
+
+
+def test_ray_workers_get_model_names_unchanged_and_absolute_paths(
+    ray_models: list[Path | None], notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "in.jsonl", [entry(1)])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    for number, name in enumerate(["Q8_0", "owner/repository", "model.gguf"]):
+        out = tmp_path / f"{number}.jsonl"
+        assert notso("batch", "--ray", "--model", name, str(source), str(out)).code == 0 and len(answers(out)) == 1
+    assert ray_models == [Path("Q8_0"), Path("owner/repository"), tmp_path / "model.gguf"]
+
+
+def test_ray_does_not_accept_fetch(ray_models: list[Path | None], notso: Run, tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "out.jsonl"
+    result = notso("batch", "--ray", "--fetch", str(source), str(out))
+    assert result.code == 2 and "--fetch" in result.err and "notso pull" in result.err
+    assert not ray_models and not out.exists()
 
 
 PART = """

@@ -72,6 +72,10 @@ def batch(
     neither lost nor repeated, with or without --ray. If a line of IN has been changed, use a new OUT. The exit code is
     9 if OUT is complete but contains errors.
     """
+    if ray and fetch:
+        raise typer.BadParameter(
+            "cannot be combined with --ray: run `notso pull` on each machine first", param_hint="--fetch"
+        )
     if not requests.is_file():
         raise typer.BadParameter("IN must be a regular file, not a pipe, because it is read twice", param_hint="IN")
     if answers.exists() and answers.samefile(requests):
@@ -179,8 +183,10 @@ def answer_on_cluster(
     from notso.cluster.batch_pool import answers
 
     model = engine_options["model"]
-    # Make the path absolute, because each worker may have another working directory.
-    options = {**engine_options, "model": None if model is None else Path(model).absolute()}
+    # Make a path absolute, because each worker may have another working directory. Names of models stay as they are.
+    if model is not None and (path := model.expanduser()).exists():
+        model = path.absolute()
+    options = {**engine_options, "model": model}
     missing = [_line_to_json(line) for line in source.lines() if line.id not in sink.done]
     tally = Tally()
     report("answering", len(sink.done), len(source.ids))
