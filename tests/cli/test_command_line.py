@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -97,6 +98,12 @@ def test_version_names_kernels_and_format(notso: Run) -> None:
         (["pull", "llama"], "choices: smollm3-3b:Q4_K_M"),
         (["list", "/no/such/folder"], "not a folder"),
         (["synth", "/no/such/folder/x.gguf"], "folder /no/such/folder does not exist"),
+        (["run", "x", "--receipt", "/no/such/folder/x"], "folder /no/such/folder does not exist"),
+        (["run", "x", "--receipt", "/"], "/ is a folder"),
+        (["bench", "--share", "/no/such/folder/x"], "folder /no/such/folder does not exist"),
+        (["bench", "--share", "/"], "/ is a folder"),
+        (["tune", "/dev/null", "--out", "/tmp/x", "--merge", "/tmp/./x", "--force"], "already the other output file"),
+        (["dataset", "/tmp/x", "--preferences", "/tmp/./x", "--force"], "already the other output file"),
         (["bench", "--prefill", "512@"], "neither TOKENS nor TOKENS@DEPTH"),
         (["bench", "--prefill", "12345678"], "the measurements need 12,345,"),
         (["--quite-unknown"], "No such option"),
@@ -122,6 +129,12 @@ def test_usage_errors_print_one_line_and_exit_with_code_2(notso: Run, arguments:
     assert told in result.err
     assert result.err.startswith("notso: ")
     assert result.err.count("\n") == 1
+
+
+def test_bench_prints_results_before_it_writes_them(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notso.smollm3.diagnostics.benchmark.run_benchmark", lambda *_: {"prefill": []})
+    result = notso("bench", "--json", "--share", "/dev/full")
+    assert result.code == 4 and "/dev/full" not in result.out and json.loads(result.out) == {"prefill": []}
 
 
 FAILURES = [

@@ -72,3 +72,9 @@ def test_invalid_receipts_are_refused(notso: Run, tmp_path: Path) -> None:
     assert notso("verify", "--transcript", str(path)).code == 2
     where = str(tmp_path / "no" / "such.json")
     assert notso("run", "Hello", "--no-think", "--receipt", where).code == 2
+
+
+def test_answer_is_printed_before_a_receipt_that_cannot_be_written(notso: Run) -> None:
+    result = notso("run", "Hello", "--no-think", "--json", "--receipt", "/dev/full")
+    assert result.code == 2 and "/dev/full: No space left" in result.err
+    assert json.loads(result.out)["text"]

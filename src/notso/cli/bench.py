@@ -82,6 +82,8 @@ def bench(
     Measurements of prefill, decoding and the machine's memory bandwidth alternate. The results are medians, with
     minimum and maximum.
     """
+    if share is not None:
+        options.check_output_path(share, True, "--share")
     from notso.smollm3.diagnostics.benchmark import BenchmarkPlan, run_benchmark
 
     path = model_file(file, silent=as_json)
@@ -98,19 +100,18 @@ def bench(
         weights=weights,
         compare=compare,
     )
-    if share is not None and not share.parent.is_dir():
-        raise typer.BadParameter(f"folder {share.parent} does not exist; create it first", param_hint="--share")
     engines.exit_on_lost_model_file()
     with terminal.progress(as_json=as_json) as report:
         result = run_benchmark(path, plan, report)
+    # The results are printed first, so that they are not lost if the file cannot be written.
+    if as_json:
+        terminal.print_json(result)
+    else:
+        for line in table(result):
+            terminal.print_line(line)
     if share is not None:
         share.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
         terminal.note(f"Machine, figures and fingerprint written to {share}.")
-    if as_json:
-        terminal.print_json(result)
-        return
-    for line in table(result):
-        terminal.print_line(line)
 
 
 def _parse_prefill(text: str) -> tuple[int, int]:

@@ -62,6 +62,7 @@ def dataset(
         if library is not None:
             raise typer.BadParameter("cannot be combined with --documents", param_hint="--preferences")
         options.check_output_path(pairs, force, "--preferences")
+        options.check_distinct_outputs(out, pairs, "--preferences")
     from notso.web.chat.files.export import conversation, load_chats, preference_rows
     from notso.web.chat.files.quoting_rows import quoting_rows
     from notso.web.edge.access import LOCAL_OWNER

@@ -317,11 +317,19 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files."
 
 
 def check_output_path(out: Path, force: bool, name: str) -> None:
-    """Raise typer.BadParameter if `out` exists (without `force`) or its folder is missing."""
+    """Raise typer.BadParameter if `out` exists (without `force`) or is a folder, or if its folder is missing."""
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
+    if out.is_dir():
+        raise typer.BadParameter(f"{out} is a folder", param_hint=name)
     if not out.parent.is_dir():
         raise typer.BadParameter(f"folder {out.parent} does not exist; create it first", param_hint=name)
+
+
+def check_distinct_outputs(first: Path, second: Path, name: str) -> None:
+    """Raise typer.BadParameter if both output files are the same."""
+    if first.resolve() == second.resolve():
+        raise typer.BadParameter(f"{second} is already the other output file", param_hint=name)
 
 
 _MAX_TEXT_BYTES = 1 << 30

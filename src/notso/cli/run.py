@@ -73,6 +73,8 @@ def run(
     """Answer one prompt on stdout; thinking goes to stderr."""
     from notso.smollm3.values.messages import Message
 
+    if receipt is not None:
+        options.check_output_path(receipt, True, "--receipt")
     question = _read_prompt(prompt)
     adapters = adapter or []
     active_adapter = engines.active_adapter(adapters)
@@ -97,14 +99,15 @@ def run(
         try:
             request_options = _options(not no_think, grammar, active_adapter, with_ids=receipt is not None)
             answer = _answer(engine, messages, params, request_options, interruption, hide_thinking, as_json)
+            # The answer is printed first, so that it is not lost if the receipt cannot be written.
+            if as_json:
+                terminal.print_json(_as_json(engine, answer, params))
+            elif stats:
+                terminal.note(f"{speed_line(answer)}; fingerprint {_fingerprint(answer)}")
             if receipt is not None:
                 _write_receipt(engine, messages, params, request_options, answer, receipt)
         finally:
             engine.close()
-    if as_json:
-        terminal.print_json(_as_json(engine, answer, params))
-    elif stats:
-        terminal.note(f"{speed_line(answer)}; fingerprint {_fingerprint(answer)}")
     if interruption.requested():
         raise typer.Exit(exit_codes.INTERRUPTED)
     if answer.finish_reason != "length":

@@ -87,6 +87,7 @@ def tune(
     options.check_output_path(out, force, "--out")
     if merge is not None:
         options.check_output_path(merge, force, "--merge")
+        options.check_distinct_outputs(out, merge, "--merge")
     from notso.smollm3.tuning import adapter_writer, base_model, trainer
     from notso.smollm3.tuning import training_rows as row_files
     from notso.smollm3.tuning.trainer import Recipe
