@@ -52,6 +52,33 @@ def test_invalid_model_folder_is_refused_and_leaves_no_files(notso: Run, tmp_pat
     assert result.code == 3 and "config.json" in result.err and made(own_home) == []
 
 
+def model_status(notso: Run) -> tuple[str, str]:
+    (found,) = [line for line in json.loads(notso("doctor", "--port", "0", "--json").out) if line["subject"] == "model"]
+    return found["status"], found["message"]
+
+
+def test_doctor_accepts_the_models_that_commands_run(
+    demo_at_the_hub: object,
+    fake_hub: Any,
+    notso: Run,
+    folder: Path,
+    own_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("NOTSO_MODEL", str(folder))
+    status, message = model_status(notso)
+    assert status == "ok" and message.startswith(f"{folder} (") and made(own_home) == []
+    monkeypatch.setenv("NOTSO_MODEL", "their/Model")
+    assert model_status(notso)[0] == "fail" and not fake_hub.requests
+    assert notso("pull", "their/Model").code == 0
+    status, message = model_status(notso)
+    assert status == "ok" and "Their-Q6_K.gguf" in message
+    monkeypatch.setenv("NOTSO_MODEL", str(tmp_path))
+    status, message = model_status(notso)
+    assert status == "fail" and "config.json" in message
+
+
 # Names of models that are not installed.
 
 

@@ -249,14 +249,13 @@ def _models() -> Iterator[Finding]:
     from notso.smollm3.hub import registry
 
     try:
-        chosen = registry.resolve_model()
+        chosen = engines.installed_model()
     except ModelFileError as error:
         yield Finding("fail", "model", str(error), "unset NOTSO_MODEL or set it to a GGUF file")
         return
     if chosen is not None:
         try:
-            if not chosen.is_dir():  # a Hugging Face folder is checked when it is converted
-                engines.check_model(chosen)
+            engines.check_model(chosen)
             files = chosen.iterdir() if chosen.is_dir() else [chosen]
             size = sum(each.stat().st_size for each in files)
         except (NotsoError, OSError) as error:

@@ -26,25 +26,45 @@ if TYPE_CHECKING:
     from notso.smollm3.values.model_info import ModelInfo
 
 
-def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False) -> Path | None:
-    """Return the GGUF file to run, or None for the demo model.
+def installed_model(model: Path | None = None) -> Path | None:
+    """Return the GGUF file or Hugging Face folder to run, or None for the demo model, without using the network.
 
-    A model that is not installed is downloaded from the Hugging Face Hub if `fetch` is set or the user agrees. Raises
-    the errors of `resolve_model`, `find_hub_file`, `pull` and `cached_conversion`.
+    Raises ModelFileError if the model is not installed.
     """
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.registry import resolve_model
     from notso.smollm3.hub.repository import find_cached, is_downloadable
 
     name = str(model or os.environ.get("NOTSO_MODEL") or "")
-    folder = Path(name).expanduser() if name else None
-    if folder is None or not folder.is_dir():
-        try:
-            return resolve_model(model)
-        except ModelFileError as error:
-            if not is_downloadable(name):
-                raise
-            return find_cached(name) or _download_missing(name, silent=silent, fetch=fetch, missing=error)
+    if name and (folder := Path(name).expanduser()).is_dir():
+        return folder
+    try:
+        return resolve_model(model)
+    except ModelFileError:
+        cached = find_cached(name) if is_downloadable(name) else None
+        if cached is None:
+            raise
+        return cached
+
+
+def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False) -> Path | None:
+    """Return the GGUF file to run, or None for the demo model.
+
+    A model that is not installed is downloaded from the Hugging Face Hub if `fetch` is set or the user agrees. Raises
+    the errors of `installed_model`, `find_hub_file`, `pull` and `cached_conversion`.
+    """
+    from notso.smollm3.errors import ModelFileError
+    from notso.smollm3.hub.repository import is_downloadable
+
+    try:
+        found = installed_model(model)
+    except ModelFileError as error:
+        name = str(model or os.environ.get("NOTSO_MODEL") or "")
+        if not is_downloadable(name):
+            raise
+        return _download_missing(name, silent=silent, fetch=fetch, missing=error)
+    if found is None or not found.is_dir():
+        return found
     from notso.smollm3.conversion.converter import MIX, cached_conversion
 
     @contextmanager
@@ -56,7 +76,7 @@ def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False)
         with terminal.progress(in_bytes=True, as_json=silent) as report:
             yield lambda done, total: report("writing", done, total)
 
-    return cached_conversion(folder, announce)
+    return cached_conversion(found, announce)
 
 
 def download(file: KnownFile, *, offline: bool = False, force: bool = False, silent: bool = False) -> DownloadedFile:
@@ -178,12 +198,19 @@ def plan_model(path: Path, engine_config: EngineConfig) -> tuple[EnginePlan, str
 
 
 def check_model(path: Path | None) -> None:
-    """Check a file's headers (None: the demo model). Raises GGUFError, ModelFileError or OSError."""
+    """Check the headers of a file (None: the demo model), or the configuration of a Hugging Face folder.
+
+    Raises GGUFError, ModelFileError or OSError.
+    """
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
+    from notso.smollm3.conversion.hf_config import CONFIG, config_entries, read_object
     from notso.smollm3.hub.registry import demo_path
     from notso.smollm3.model.weights import SmolLM3Weights
 
+    if path is not None and path.is_dir():
+        config_entries(read_object(path, CONFIG))
+        return
     with GGUFFile.open(path or demo_path()) as file:
         SmolLM3Weights.from_tensors(file.tensors, SmolLM3Config.from_metadata(file.metadata))
 
