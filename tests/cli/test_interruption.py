@@ -164,6 +164,31 @@ def test_missing_stdout_is_an_error(process: Process, verb: list[str], code: int
     assert b"Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("verb", "code", "told"),
+    [
+        (["run"], 2, "the prompt is empty"),
+        (["chat"], 0, "/help lists the commands"),
+        (["inspect", "owner/repository"], 3, "use `--fetch`"),
+        (["rm", "small"], 2, "stdin is not a terminal"),
+    ],
+)
+def test_closed_stdin_is_an_empty_input(
+    notso: Callable[..., Any],
+    engine: object,
+    fake_hub: object,
+    official_file: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: list[str],
+    code: int,
+    told: str,
+) -> None:
+    assert notso("pull", "small").code == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(verb) == code and told in capsys.readouterr().err
+
+
 def test_full_disk_is_reported(process: Process) -> None:
     with Path("/dev/full").open("wb") as full:
         run = process("list", stdout=full)

@@ -165,7 +165,7 @@ def _write_receipt(
 
 
 def _read_prompt(arguments: list[str] | None) -> str:
-    if not arguments and sys.stdin is not None and sys.stdin.isatty():
+    if not arguments and sys.stdin.isatty():
         raise typer.BadParameter("no prompt given: pass one as an argument or pipe it to stdin", param_hint="PROMPT")
     # stdin is read for the argument `-`, and if there is no argument.
     parts = [_read_stdin() if argument == "-" else argument for argument in arguments or ["-"]]
@@ -177,8 +177,6 @@ def _read_prompt(arguments: list[str] | None) -> str:
 
 
 def _read_stdin() -> str:
-    if sys.stdin is None:
-        return ""
     data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
     if len(data) > _MAX_PROMPT_BYTES:
         raise typer.BadParameter(f"stdin is larger than {_MAX_PROMPT_BYTES >> 20} MiB", param_hint="PROMPT")

@@ -52,10 +52,12 @@ class NullStream(io.TextIOWrapper):
 
 
 def prepare_streams() -> None:
+    # A standard stream is None if notso was started with it closed.
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BytesIO())
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            # A standard stream is None if notso was started with it closed.
             setattr(sys, name, NullStream())
         elif hasattr(stream, "reconfigure"):
             # Replace characters that the terminal cannot encode, instead of raising an error.
