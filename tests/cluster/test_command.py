@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from notso.cli import exit_codes
+from notso.cli import cluster, exit_codes
 from notso.cli.app import run_command_line
 
 
@@ -46,3 +50,22 @@ def test_missing_ray_is_reported(
 def test_max_replicas_below_replicas_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["cluster", "up", "--replicas", "4", "--max-replicas", "2", "--dry-run"])
     assert "max_replicas must not be less than replicas" in capsys.readouterr().err
+
+
+def test_up_that_is_interrupted_before_replicas_are_ready_exits_with_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deploy(config: object, is_cancelled: Callable[[], bool]) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return not is_cancelled()
+
+    control = SimpleNamespace(ray_connection=lambda *_: contextlib.nullcontext(), deploy=deploy)
+    monkeypatch.setattr(cluster, "ray_control", lambda: control)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert run_command_line(["cluster", "up", "--address", "auto"]) == exit_codes.INTERRUPTED
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    printed = capsys.readouterr()
+    assert printed.out == "" and "Stopped before the replicas were ready" in printed.err

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from notso.cli import options, terminal
+from notso.cli import exit_codes, options, terminal
 from notso.cli.engines import model_file
 from notso.extras import install_line
 
@@ -161,6 +161,12 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
             stop_requested.wait()
             terminal.note("Stopping: the replicas complete running requests first.")
             control.shut_down()
+        elif not is_up:
+            terminal.note(
+                "Stopped before the replicas were ready. Ray continues to start them; "
+                f"`notso cluster down --address {address}` removes them."
+            )
+            raise typer.Exit(exit_codes.INTERRUPTED)
 
 
 def _stop_or_show(action: str, address: str, as_json: bool) -> None:
