@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -82,6 +84,24 @@ def test_uploaded_file_can_be_read_listed_and_deleted(start: Start) -> None:
     listed = client.files.list(limit=2)
     assert [each.id for each in listed.data] == [others[2].id, others[1].id] and listed.has_more
     assert [each.id for each in client.files.list(order="asc")] == [file.id, *(each.id for each in others)]
+    newest_first = [*(each.id for each in reversed(others)), file.id]
+    other_client = anthropic.Anthropic(base_url=server.address, api_key="none", max_retries=0)
+    assert [each.id for each in itertools.islice(other_client.beta.files.list(limit=2), 9)] == newest_first
+    for cursor, expected, more in (
+        ({"after_id": newest_first[1]}, newest_first[2:], False),
+        ({"before_id": file.id}, newest_first[1:3], True),
+        ({"before_id": newest_first[1]}, newest_first[:1], False),
+    ):
+        page = server.client.get("/v1/files", params={"limit": 2} | cursor).json()
+        assert ([each["id"] for each in page["data"]], page["has_more"]) == (expected, more)
+    for wrong in (
+        {"after_id": "x"},
+        {"before_id": "x"},
+        {"page": "page_x"},
+        {"after_id": file.id, "after": others[0].id},
+    ):
+        answer = server.client.get("/v1/files", params=wrong)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(wrong)))
     assert client.files.list(purpose="batch_output").data == []
     assert client.files.delete(file.id).deleted
     for call in (client.files.retrieve, client.files.content, client.files.delete):

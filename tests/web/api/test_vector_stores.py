@@ -55,6 +55,7 @@ def test_vector_store_is_filled_searched_renamed_and_deleted(start: Start) -> No
     )
     assert shown.usage_bytes > len(HERONS)
     assert [each.id for each in client.vector_stores.files.list(store, order="asc")] == [storks, herons]
+    assert [each.id for each in client.vector_stores.files.list(store, before=storks).data] == [herons]
     assert [each.id for each in client.vector_stores.files.list(store, filter="failed")] == []
     (hit,) = client.vector_stores.search(store, query="Who nests on chimneys?")
     assert (hit.file_id, hit.filename, hit.content[0].text) == (storks, "storks.pdf", STORKS) and 0 < hit.score < 1

@@ -95,7 +95,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
 @stored_router.get("/v1/responses/{response_id}/input_items", dependencies=[GUARDED])
 async def input_items(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
     """List the input items of a response, latest first, without the items of the response that it continues."""
-    query, headers = _parse_query(request, services, ("limit", "order", "after"))
+    query, headers = _parse_query(request, services, ("limit", "order", "after", "before"))
     running = _find_running(services, owner, response_id)
     serializer = running.serializer if running is not None else None
     if isinstance(serializer, ReceiptSerializer):

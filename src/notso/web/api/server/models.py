@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from notso.smollm3 import EngineError, InvalidRequestError, ModelInfo, NotsoError, OutOfMemoryError
 from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid_field, read_fields, works
+from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import as_api_error, read_body, resolve_model_choice, serving
 from notso.web.edge.access import GUARDED, operator_only
@@ -115,7 +116,6 @@ def _resolve_adapter_path(folder: Path | None, name: str) -> Path:
 router = APIRouter()
 
 ANTHROPIC_VERSION = "anthropic-version"
-ANTHROPIC_DEFAULT_LIMIT = 20
 ANTHROPIC_MAX_LIMIT = 1000
 
 
@@ -143,20 +143,10 @@ async def show_model(request: Request, services: Services, name: str) -> Respons
 
 def _anthropic_page(entries: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     # Raises ApiError (400).
-    text = query.get("limit", str(ANTHROPIC_DEFAULT_LIMIT))
-    if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= ANTHROPIC_MAX_LIMIT):
-        raise invalid_field("limit", f"limit must be an integer from 1 to {ANTHROPIC_MAX_LIMIT}")
-    ids, limit = [entry["id"] for entry in entries], int(text)
-    for name in ("after_id", "before_id"):
-        if query.get(name) and query[name] not in ids:
-            raise invalid_field(name, f"{name} must be the id of a listed model")
-    start = ids.index(query["after_id"]) + 1 if query.get("after_id") else 0
-    stop = ids.index(query["before_id"]) if query.get("before_id") else len(ids)
-    start = max(start, stop - limit) if query.get("before_id") else start
-    shown = [_anthropic_entry(entry) for entry in entries[start:stop][:limit]]
-    more = start > 0 if query.get("before_id") else start + limit < stop
-    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-    return {"data": shown, "has_more": more, "first_id": first, "last_id": last}
+    in_order = {**query, "order": "asc"}  # the default model first; Anthropic's API has no parameter `order`
+    page = paginate([_anthropic_entry(entry) for entry in entries], in_order, max_limit=ANTHROPIC_MAX_LIMIT)
+    del page["object"]
+    return page
 
 
 def _anthropic_entry(entry: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Cursor pagination of OpenAI's list endpoints."""
+"""Cursor pagination of the list endpoints of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 from notso.web.api.request_fields.fields import invalid_field
 
+PAGE = "page_"
+"""Prefix of Anthropic's newer cursor: `next_page` of a list is the parameter `page` of the next request."""
+
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_AFTER, _BEFORE = ("after", "after_id", "page"), ("before", "before_id")  # aliases
 
 
 def paginate(
@@ -20,10 +24,11 @@ def paginate(
 ) -> dict[str, Any]:
     """Return a page of `items` (oldest first) in the API's format.
 
-    `query` has the parameters `limit` (1 to `max_limit`), `order` (default `desc`) and `after` (an item's id). Raises
-    ApiError (400) naming the parameter.
+    `query` has the parameters `limit` (1 to `max_limit`), `order` (default `desc`), and `after` and `before` (ids of
+    items), which Anthropic calls `after_id` (or `page`, with a prefix) and `before_id`. With `before`, the page ends in
+    front of that item. Raises ApiError (400) naming the parameter.
     """
-    limit, order, after = (query.get(name) for name in ("limit", "order", "after"))
+    limit, order = query.get("limit"), query.get("order")
     if order not in (None, "asc", "desc"):
         raise invalid_field("order", "order must be asc or desc")
     size = int(limit) if limit is not None and _NUMBER.fullmatch(limit) else default_limit if limit is None else 0
@@ -31,14 +36,26 @@ def paginate(
         raise invalid_field("limit", f"limit must be 1 to {max_limit:,}")
     ordered = list(items) if order == "asc" else list(reversed(items))
     ids = [item["id"] for item in ordered]
-    if after is not None and after not in ids:
-        raise invalid_field("after", "after must be the id of an item of this list")
-    start = 0 if after is None else ids.index(after) + 1
-    page = ordered[start : start + size]
+    after, before = _find_cursor(ids, query, _AFTER), _find_cursor(ids, query, _BEFORE)
+    start, stop = 0 if after is None else after + 1, len(ids) if before is None else before
+    if before is not None:
+        start = max(start, stop - size)
+    page = ordered[start:stop][:size]
     return {
         "object": "list",
         "data": page,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
-        "has_more": start + size < len(ordered),
+        "has_more": start + size < stop if before is None else start > 0,
     }
+
+
+def _find_cursor(ids: Sequence[str], query: Mapping[str, str | None], names: Sequence[str]) -> int | None:
+    # Returns the position of the item that the parameter names. Raises ApiError (400).
+    given = {name: value.removeprefix(PAGE if name == "page" else "") for name in names if (value := query.get(name))}
+    for name, value in given.items():
+        if value not in ids:
+            raise invalid_field(name, f"{name} must be the id of an item of this list")
+        if value != next(iter(given.values())):
+            raise invalid_field(name, f"{next(iter(given))} and {name} are aliases: use only one")
+    return ids.index(next(iter(given.values()))) if given else None
