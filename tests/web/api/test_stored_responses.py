@@ -228,6 +228,13 @@ def test_failed_background_response_reports_error(start: Start) -> None:
     begun = client.responses.create(model="scripted", input="Hello", background=True)
     failed = polled(server, client, begun.id, "failed")
     assert failed.error.message == "a logit was not finite"
+    server.on_loop(lambda: server.api.resumable_streams.forget("local", begun.id))
+    assert client.responses.retrieve(begun.id) == failed, "the failed response is stored"
+    assert [item.type for item in client.responses.input_items.list(begun.id).data] == ["message"]
+    answer = server.client.post(URL, json={"input": "On", "previous_response_id": begun.id})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "previous_response_id")
+    client.responses.delete(begun.id)
+    assert server.client.get(f"{URL}/{begun.id}").status_code == 404
 
 
 def test_background_operations_on_plain_response_are_rejected(start: Start) -> None:

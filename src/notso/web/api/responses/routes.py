@@ -205,7 +205,9 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 
     async def save(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
-        if saved is None:  # every reader of the stream calls `save`; saving twice would restore a deleted response
+        if saved is None or _has_failed(
+            saved
+        ):  # every reader of the stream calls `save`; saving twice would restore a deleted response
             stored_ms, items = int(1000 * time.time()), normalize_input(api_request.items, body["id"])
             stored = StoredResponse(body["id"], api_request.previous_id, body, conversation, stored_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
@@ -252,5 +254,11 @@ async def _read(request: Request, services: ApiServices, owner: str, parse: Requ
         api_request = await read()
     if api_request.previous_id is not None:
         previous = await get_response(services, owner, api_request.previous_id, "previous_response_id")
+        if previous.body.get("status") == "failed":
+            raise invalid_field("previous_response_id", "the previous response failed and cannot be continued")
         api_request = api_request.continue_from(previous.conversation)
     return api_request if api_request.search is None else await insert_passages(services, owner, api_request)
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is not None

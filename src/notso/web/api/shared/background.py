@@ -123,6 +123,7 @@ class BackgroundResponses:
     async def persist(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
         """Store a running response with its tokens, and remove it when it ends."""
         self._own_ids.add(response_id)
+        stream.is_continued = lambda: self._is_continued(stream)
         if UNFINISHED not in request.scope:
             body, caller = (await request.body()).decode(), json.dumps(astuple(caller_of(request)))
             headers = {name: request.headers[name] for name in STORED_HEADERS if name in request.headers}
@@ -156,15 +157,18 @@ class BackgroundResponses:
                 saved_state, stored = state, state[1]
 
     async def _on_end(self, owner: str, response_id: str, stream: ResumableStream) -> None:
-        is_whole = stream.record is not None and stream.record.finish not in (None, "cancelled")
-        if self._shared.stopping and not is_whole and not stream.running.stopped_by_client:
-            return  # the response stays stored: another process will continue it
+        if stream.is_continued():
+            return  # the unfinished response stays stored
         while True:
             with contextlib.suppress(NotsoError):  # the database is unreachable; try again below
                 await self._shared.store.records.delete_unfinished_response(owner, response_id)
                 self._own_ids.discard(response_id)
                 return
             await asyncio.sleep(SEARCH_SECONDS)
+
+    def _is_continued(self, stream: ResumableStream) -> bool:
+        is_whole = stream.record is not None and stream.record.finish not in (None, "cancelled")
+        return self._shared.stopping and not is_whole and not stream.running.stopped_by_client
 
     async def _claim_responses(self, app: FastAPI, inner_app: Any) -> None:
         records, is_shared = self._shared.store.records, self._shared.store.is_shared

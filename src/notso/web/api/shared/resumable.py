@@ -246,6 +246,7 @@ class ResumableStream:
         self.serializer = serializer  # template: each reader uses a copy made by `fresh_copy`
         self.live_serializer = serializer.fresh_copy()  # receives every event as it is generated
         self.log = log  # published to other replicas; None if there are none
+        self.is_continued: Callable[[], bool] = lambda: False  # whether another process continues the unfinished answer
         self.follow_task = asyncio.create_task(self._follow())
 
     @property
@@ -265,6 +266,9 @@ class ResumableStream:
             self._append_to_log(await serialize_closing(serializer) if self.log is not None else ())
         except (ApiError, NotsoError) as error:  # local readers get the error from `running`, remote ones from the log
             self._append_to_log((await serialize_failure(serializer, api_error_of(error)),))
+            if not self.is_continued():
+                with contextlib.suppress(NotsoError):  # the storage is unavailable
+                    await serializer.finalize()  # stores the failed answer
         finally:
             self.running.close()
             if self.log is not None:
