@@ -110,6 +110,20 @@ def test_max_tokens_ends_message(served: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_max_tokens_of_0_fills_prompt_cache(served: Any, stream: bool) -> None:
+    client = client_of(served)
+    ask: dict[str, Any] = {"model": "notso-demo", "messages": [{"role": "user", "content": f"{stream} " * 300}]}
+    if stream:
+        with client.messages.stream(**ask, max_tokens=0) as events:
+            empty = events.get_final_message()
+    else:
+        empty = client.messages.create(**ask, max_tokens=0)
+    assert (empty.content, empty.stop_reason, empty.usage.output_tokens) == ([], "max_tokens", 0)
+    assert empty.usage.input_tokens + (empty.usage.cache_read_input_tokens or 0) > 300
+    assert (client.messages.create(**ask, max_tokens=1).usage.cache_read_input_tokens or 0) > 290
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_stop_sequence_ends_message_and_is_reported(served: Any, stream: bool) -> None:
     ask: dict[str, Any] = {"model": "notso-demo", "max_tokens": 60, "messages": HELLO, "extra_body": {"temperature": 0}}
     whole = client_of(served).messages.create(**ask)
@@ -140,7 +154,7 @@ def test_failed_requests_raise_anthropic_client_errors(served: Any) -> None:
 def test_invalid_request_error_names_field(served: Any) -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"top_k": -1}, "top_k"),

@@ -516,7 +516,7 @@ COUNT_NOTES: Notes = {
 MESSAGE_NOTES: Notes = COUNT_NOTES | {
     "max_tokens": works(
         "required: maximum tokens, including reasoning; if the context is full first, `stop_reason` is "
-        "`model_context_window_exceeded`"
+        "`model_context_window_exceeded`. 0: fill the prompt cache without generating"
     ),
     **sampling_notes("anthropic"),
     "stream": works("true: stream this API's events"),

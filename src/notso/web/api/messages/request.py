@@ -237,7 +237,8 @@ def parse_message_request(
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
         raise invalid_field("thinking.budget_tokens", "thinking.budget_tokens must be below max_tokens")
-    chosen = {"max_tokens": fields.max_tokens, "thinking_budget": budget}
+    # 0 fills the prompt cache without generating. The engine has no limit of 0; it has `prompt_only`.
+    chosen = {"max_tokens": fields.max_tokens or None, "thinking_budget": budget}
     params = create_sampling_params(NAMES, read_parameters(fields, "anthropic") | chosen)
     return _request(
         fields, files, keep_volatile, params=(params,), stream=bool(fields.stream), hints=find_hints(fields, body)
@@ -291,6 +292,7 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
                 grammar=None if output_format is None else schema_grammar(format_field, output_format.schema_),
                 continue_last=messages[-1].role == "assistant",
                 prefix=None if fields.context_management else pins.find_prefix(conversation),
+                prompt_only=getattr(fields, "max_tokens", None) == 0,
             )
         ),
         ignored=ignored,
