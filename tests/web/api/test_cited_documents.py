@@ -175,7 +175,13 @@ def test_openai_client_file_content_is_in_prompt(start: Start) -> None:
         {"type": "file", "file": {"filename": "wrens.docx", "file_data": word}},
         {"type": "text", "text": "What is this?"},
     ]
-    answer = client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": parts}])
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": parts}]}
+    rendered = server.client.post("/apply-template", json=chat).json()
+    assert "--- cranes.pdf ---\nThe first page of cranes" in rendered["prompt"]
+    counted = server.client.post("/v1/chat/completions/input_tokens", json=chat).json()
+    assert counted["input_tokens"] == rendered["n_tokens"]
+    assert server.client.post("/tokenize", json=chat).json()["count"] >= len(rendered["prompt"].split())
+    answer = client.chat.completions.create(model="scripted", **chat)
     assert answer.choices[0].message.content == "So."
     prompt = engine.requests[-1].messages[-1].content
     assert "--- cranes.pdf ---\nThe first page of cranes\n\nThe second page of ibises\n--- end of" in prompt

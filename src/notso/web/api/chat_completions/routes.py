@@ -29,7 +29,7 @@ from notso.web.api.shared.completion import (
     new_id,
     timings,
 )
-from notso.web.api.shared.given_documents import find_openai_files, parse_with_files, read_body_with_files
+from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream, number_events
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.services import ApiServices, Services
@@ -52,9 +52,7 @@ class ControlFields(Fields):
 @router.post("/v1/chat/completions", dependencies=[GUARDED])
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
     """Create a chat completion. Disconnecting stops it, unless X-Conversation-Id was sent."""
-    api_request = await read_body_with_files(
-        request, find_openai_files, lambda body, files: parse_with_files(body, files, parse_chat_request)
-    )
+    api_request = await read_openai_request(request, parse_chat_request)
     unfinished = resumed_response(request)
     name = new_id("chatcmpl") if unfinished is None else unfinished.id
     created = created_ms(request) // 1000

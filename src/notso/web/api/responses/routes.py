@@ -33,7 +33,7 @@ from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import IGNORED, find_dropped_parts, ignored_headers
 from notso.web.api.shared.background import created_ms, queued_body, resumed_response
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.given_documents import find_openai_files, parse_with_files, read_body_with_files
+from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.receipts import ReceiptSerializer
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream, number_events
@@ -242,11 +242,7 @@ async def _read(request: Request, services: ApiServices, owner: str, parse: Requ
     stored: dict[str, Item] = {}
 
     async def read() -> ResponseRequest:
-        return await read_body_with_files(
-            request,
-            find_openai_files,
-            lambda body, files: parse_with_files(body, files, lambda inlined: parse(inlined, stored)),
-        )
+        return await read_openai_request(request, lambda body: parse(body, stored))
 
     api_request = await read()
     if api_request.references:

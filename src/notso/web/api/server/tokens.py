@@ -13,6 +13,13 @@ from notso.smollm3 import InvalidRequestError
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
 from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, invalid_field, read_fields, works
 from notso.web.api.shared.api_request import find_dropped_parts, ignored_headers
+from notso.web.api.shared.given_documents import (
+    Files,
+    find_openai_files,
+    parse_with_files,
+    read_body_with_files,
+    read_openai_request,
+)
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import as_api_error, read_body, run_prompt_work, serving
@@ -78,7 +85,7 @@ DETOKENIZE_NOTES: Notes = {"tokens": works("a list of up to 262,144 token ids")}
 async def tokenize(request: Request, services: Services) -> Response:
     """Tokenize a text, or the prompt of `messages`. Control tokens in the text are recognized if `parse_special` is
     true, the default with `prompt`."""
-    fields, conversation = await read_body(request, _tokenize_request)
+    fields, conversation = await read_body_with_files(request, find_openai_files, _tokenize_request)
     is_prompt = fields.content is None
     text = fields.prompt if is_prompt else fields.content
     special = is_prompt if fields.parse_special is None else fields.parse_special
@@ -102,7 +109,7 @@ async def tokenize(request: Request, services: Services) -> Response:
         return await _off_loop(request, work)
 
 
-def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequest | None]:
+def _tokenize_request(body: Mapping[str, Any], files: Files) -> tuple[TokenizeFields, ChatRequest | None]:
     fields = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
     sources = [name for name in ("content", "prompt", "messages") if getattr(fields, name) is not None]
     if not sources:
@@ -111,7 +118,8 @@ def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequ
         raise invalid_field("content", f"only one of {' and '.join(sources)} is allowed")
     if fields.messages is None:
         return fields, None
-    return fields, parse_chat_request({name: body[name] for name in _CHAT_FIELDS if name in body})
+    chat_body = {name: body[name] for name in _CHAT_FIELDS if name in body}
+    return fields, parse_with_files(chat_body, files, parse_chat_request)
 
 
 @router.get("/tokenizer_info", dependencies=[GUARDED])
@@ -149,7 +157,7 @@ async def detokenize(request: Request, services: Services) -> Response:
 @router.post("/v1/chat/completions/input_tokens", dependencies=[GUARDED])
 async def input_tokens(request: Request, services: Services) -> Response:
     """Count the prompt tokens of a chat completion."""
-    api_request = await read_body(request, parse_chat_request)
+    api_request = await read_openai_request(request, parse_chat_request)
     async with serving(services, api_request.model) as model:
         engine = model.engine
         dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
@@ -165,7 +173,7 @@ async def input_tokens(request: Request, services: Services) -> Response:
 @router.post("/apply-template", dependencies=[GUARDED])
 async def apply_template(request: Request, services: Services) -> Response:
     """Render the prompt of a chat completion and count its tokens."""
-    api_request = await read_body(request, parse_chat_request)
+    api_request = await read_openai_request(request, parse_chat_request)
     if api_request.options.continue_last:
         raise invalid_field("messages", "the template cannot continue a response: remove the last assistant message")
     async with serving(services, api_request.model) as model:

@@ -136,6 +136,13 @@ async def read_body_with_files(
     return await read_body(request, lambda body: parse(body, files))
 
 
+async def read_openai_request(request: Request, parse: Callable[[Mapping[str, Any]], R]) -> R:
+    """Parse an OpenAI request with `parse`, after replacing its files with their text. Raises ApiError (400)."""
+    return await read_body_with_files(
+        request, find_openai_files, lambda body, files: parse_with_files(body, files, parse)
+    )
+
+
 def find_openai_files(body: Mapping[str, Any]) -> Iterator[RequestFile]:
     """Yield the files in the messages of an OpenAI request that has not been validated yet."""
     for _, param, file in _file_parts(body):
