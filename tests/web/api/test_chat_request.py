@@ -376,6 +376,9 @@ def test_engine_errors_map_to_api_errors() -> None:
         ({"reasoning": {"effort": "none"}}, False, None),
         ({"reasoning": {"effort": "high", "exclude": True}}, True, 4096),
         ({"reasoning": {"max_tokens": 77}}, True, 77),
+        ({"reasoning": {"max_tokens": 77}, "thinking_budget": 77}, True, 77),
+        ({"reasoning": {"max_tokens": -1}}, True, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}, "reasoning_effort": "low"}, True, 256),
         ({"reasoning": {"enabled": False}}, False, None),
         ({"chat_template_kwargs": {"enable_thinking": False, "tokenize": True}}, False, None),
         ({"think": True, "reasoning_effort": "low", "enable_thinking": True}, True, 256),
@@ -392,10 +395,20 @@ def test_thinking_aliases_set_thinking_and_budget(fields: dict[str, Any], thinki
         {"thinking": False, "enable_thinking": True},
         {"think": "low", "reasoning_effort": "high"},
         {"reasoning": {"effort": "none"}, "think": True},
+        {"thinking_token_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}},
+        {"thinking": {"type": "enabled", "budget_tokens": 6}, "reasoning": {"max_tokens": -1}},
     ],
 )
 def test_contradictory_thinking_fields_are_rejected(fields: dict[str, Any]) -> None:
-    assert "contradict" in refusal({"messages": HELLO} | fields).message
+    error = refusal({"messages": HELLO} | fields)
+    assert "contradict" in error.message and all(name in error.message for name in fields)
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking.budget_tokens", "reasoning.max_tokens"])
+def test_invalid_thinking_budget_error_names_field(name: str) -> None:
+    outer, _, inner = name.partition(".")
+    given = {"type": "enabled", inner: -2} if outer == "thinking" else {inner: -2} if inner else -2
+    assert refusal({"messages": HELLO, outer: given}).param == name
 
 
 @pytest.mark.parametrize(
@@ -427,6 +440,13 @@ def test_continue_final_message_overrides_default() -> None:
             assert refusal({"messages": HELLO} | fields).param == "continue_final_message"
         else:
             assert not parse_chat_request({"messages": HELLO} | fields).options.continue_last
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_contradictory_prompt_flags_are_rejected(value: bool) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "I am"}]
+    error = refusal({"messages": begun, "continue_final_message": value, "add_generation_prompt": value})
+    assert error.param == "continue_final_message" and "add_generation_prompt" in error.message
 
 
 def test_allowed_tools_limits_tools_in_prompt() -> None:

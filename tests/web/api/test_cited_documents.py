@@ -199,6 +199,7 @@ def test_openai_client_file_content_is_in_prompt(start: Start) -> None:
     [
         ({"file_url": "https://example.org/a.pdf"}, "send file_data"),
         ({"filename": "a.pdf", "file_data": "data:application/pdf;base64,????"}, "is not base64"),
+        ({"file_id": "file-1", "filename": "a.txt", "file_data": "eA=="}, "file_data and file_id contradict"),
         ({"filename": "a.pdf", "file_data": base64.b64encode(b"%PDF-1.7").decode()}, "is damaged"),
         ({"filename": "a.png", "file_data": base64.b64encode(b"\x89PNG\r\n\x1a\n\0").decode()}, "the file"),
     ],

@@ -106,6 +106,11 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"speed": "fast", "service_tier": "standard_only", "diagnostics": {"previous_message_id": None}},
         "speed, diagnostics",
     ),
+    # A budget, if given, overrides the effort.
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 20}, "output_config": {"effort": "low"}},
+        "output_config.effort",
+    ),
     ({"speed": "standard", "user_profile_id": "p", "workspace_id": "w"}, "user_profile_id, workspace_id"),
 ]
 
@@ -292,6 +297,27 @@ def test_every_reasoning_effort_sets_thinking_and_budget(effort: str, thinks: bo
         asked.append(parse_message_request({"messages": HELLO, "max_tokens": 50} | config))
     for each in asked:
         assert (each.options.thinking, each.params[0].thinking_budget, each.hints) == (thinks, budget, ())
+
+
+FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
+NESTED = {"type": "function", "function": FUNCTION}
+NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", **FUNCTION}]}
+TOOLS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", NESTED, "tools.1.function.name"),
+    ("/v1/responses", {"type": "function", **FUNCTION}, "tools.1.name"),
+    ("/v1/responses", NAMESPACE, "tools.1.tools.0.name"),
+    ("/v1/messages", {"name": "f", "input_schema": {"type": "object"}}, "tools.1.name"),
+    ("/api/chat", NESTED, "tools.1.function.name"),
+]
+
+
+@pytest.mark.parametrize(("path", "tool", "param"), TOOLS)
+def test_tools_of_same_name_are_rejected(path: str, tool: dict[str, Any], param: str) -> None:
+    parse, least = PARSERS[path]
+    assert parse(least | {"tools": [tool]}).options.tools
+    with pytest.raises(ApiError) as caught:
+        parse(least | {"tools": [tool, tool]})
+    assert caught.value.param == param and param.replace("1", "0", 1) in caught.value.message
 
 
 def test_top_level_enable_thinking_must_agree_with_template_kwargs() -> None:

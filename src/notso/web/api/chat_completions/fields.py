@@ -38,6 +38,7 @@ from notso.web.api.request_fields.fields import (
     Text,
     TextPart,
     check_depth,
+    check_tool_names,
     find_hints,
     hint,
     inert,
@@ -66,6 +67,9 @@ from notso.web.api.shared.api_request import ApiRequest
 
 NO_BUDGET = -1
 """Value of `thinking_budget` that counts as omitted, so that limits set by other fields apply."""
+BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens")
+"""Aliases."""
+Budget = Annotated[Whole, Field(ge=NO_BUDGET)]
 
 AnswerPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
@@ -216,14 +220,14 @@ class ThinkingOptions(Fields):
     """Reasoning options of Anthropic and DeepSeek."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Whole | None = None
+    budget_tokens: Budget | None = None
 
 
 class ReasoningOptions(Fields):
     """Reasoning options of the Responses API and OpenRouter."""
 
     effort: Literal["none"] | Effort | None = None
-    max_tokens: Whole | None = None
+    max_tokens: Budget | None = None
     enabled: bool | None = None
     exclude: Annotated[bool | None, Hint(done=(False,))] = None
     summary: Annotated[Name | None, Hint()] = None
@@ -260,10 +264,10 @@ class ChatFields(GrammarFields):
     thinking: bool | ThinkingOptions | None = None
     think: bool | Effort | None = None
     reasoning: ReasoningOptions | None = None
-    thinking_budget: Whole | None = None
-    thinking_token_budget: Whole | None = None
-    thinking_budget_tokens: Whole | None = None
-    reasoning_budget_tokens: Whole | None = None
+    thinking_budget: Budget | None = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget_tokens: Budget | None = None
+    reasoning_budget_tokens: Budget | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     store: Annotated[bool | None, Hint(done=(False,))] = None
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
@@ -476,22 +480,25 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     if effort is not None and enabled is not None and enabled == (effort == "none"):
         raise invalid_field(effort_field, f"{effort_field} and {switch} contradict each other")
     thinking = effort != "none" if effort is not None else enabled is not False
-    requested_budget = get_by_alias(
-        fields, "thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"
-    )
-    budgets = (
-        *(
-            None if requested_budget == NO_BUDGET else requested_budget,
-            options.budget_tokens if isinstance(options, ThinkingOptions) else None,
-        ),
-        *(reasoning.max_tokens if reasoning else None, EFFORT_BUDGETS.get(effort or "")),
-    )
-    budget = next((each for each in budgets if each is not None), None)
+    budgets = {
+        next((name for name in BUDGETS if getattr(fields, name) is not None), ""): get_by_alias(fields, *BUDGETS),
+        "thinking.budget_tokens": options.budget_tokens if isinstance(options, ThinkingOptions) else None,
+        "reasoning.max_tokens": reasoning.max_tokens if reasoning else None,
+    }
+    budget_field, budget = next(((name, value) for name, value in budgets.items() if value is not None), ("", None))
+    for other, other_budget in budgets.items():
+        if other_budget not in (None, budget):
+            raise invalid_field(other, f"{budget_field} and {other} contradict each other")
+    if budget in (None, NO_BUDGET):
+        budget = EFFORT_BUDGETS.get(effort or "")
     return thinking, budget if thinking else None
 
 
 def _continues_last_message(fields: ChatFields, messages: Sequence[Message]) -> bool:
     continue_last, add_prompt = fields.continue_final_message, fields.add_generation_prompt
+    if continue_last is not None and continue_last == add_prompt:
+        message = "add_generation_prompt and continue_final_message contradict each other"
+        raise invalid_field("continue_final_message", message)
     requires_answer = {"continue_final_message": continue_last is True, "add_generation_prompt": add_prompt is False}
     for name, is_required in requires_answer.items():
         if is_required and messages[-1].role != "assistant":
@@ -537,6 +544,7 @@ def _format(fields: ChatFields) -> Grammar | None:
 def _tools(fields: ChatFields) -> tuple[Tool, ...] | None:
     if not fields.tools or fields.tool_choice == "none":
         return None
+    check_tool_names((f"tools.{index}.function.name", tool.function.name) for index, tool in enumerate(fields.tools))
     for index, tool in enumerate(fields.tools):
         check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
     choice = fields.tool_choice

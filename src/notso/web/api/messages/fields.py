@@ -498,7 +498,7 @@ COUNT_NOTES: Notes = {
     ),
     "output_config": works(
         "`format`: a JSON schema that the answer after the reasoning matches; `effort`: limits adaptive thinking, see "
-        "below"
+        "below, and is otherwise ignored"
     ),
     "output_format": works("older name for `output_config.format`"),
     "cache_control": works(

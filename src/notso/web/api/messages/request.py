@@ -38,6 +38,7 @@ from notso.web.api.messages.fields import (
     SearchResultBlock,
     SystemTurn,
     TextBlock,
+    ThinkingAdaptive,
     ThinkingBlock,
     ThinkingOff,
     ThinkingOn,
@@ -50,7 +51,9 @@ from notso.web.api.messages.fields import (
 )
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
+    RequestHint,
     check_depth,
+    check_tool_names,
     find_hints,
     invalid_field,
     read_fields,
@@ -241,7 +244,7 @@ def parse_message_request(
     chosen = {"max_tokens": fields.max_tokens or None, "thinking_budget": budget}
     params = create_sampling_params(NAMES, read_parameters(fields, "anthropic") | chosen)
     return _request(
-        fields, files, keep_volatile, params=(params,), stream=bool(fields.stream), hints=find_hints(fields, body)
+        fields, files, keep_volatile, params=(params,), stream=bool(fields.stream), hints=_find_hints(fields, body)
     )
 
 
@@ -251,7 +254,7 @@ def parse_count_request(
     """Validate a count request. Raises ApiError (400) naming the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
     return _request(
-        fields, files, keep_volatile, params=(create_sampling_params(NAMES, {}),), hints=find_hints(fields, body)
+        fields, files, keep_volatile, params=(create_sampling_params(NAMES, {}),), hints=_find_hints(fields, body)
     )
 
 
@@ -317,8 +320,18 @@ def _budget(fields: CountFields) -> int | None:
     return EFFORT_BUDGETS.get(fields.output_config.effort or "")
 
 
+def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHint, ...]:
+    hints = find_hints(fields, body)
+    if fields.output_config is None or fields.output_config.effort is None:
+        return hints
+    if isinstance(fields.thinking, ThinkingAdaptive):
+        return hints
+    return (*hints, RequestHint("output_config.effort", "output_config.effort", False))  # see `_budget`
+
+
 def _prompt_tools(fields: CountFields) -> list[AnthropicTool]:
     # Returns the tools of the prompt, ending with the deferred tools that a tool search has found.
+    check_tool_names((f"tools.{index}.name", tool.name) for index, tool in enumerate(fields.tools or ()))
     for index, tool in enumerate(fields.tools or ()):
         check_depth(f"tools.{index}.input_schema", tool.input_schema)
         check_depth(f"tools.{index}.input_examples", tool.input_examples)

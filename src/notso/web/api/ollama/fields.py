@@ -27,6 +27,7 @@ from notso.web.api.request_fields.fields import (
     Notes,
     Text,
     check_depth,
+    check_tool_names,
     find_hints,
     hint,
     inert,
@@ -462,9 +463,11 @@ def _grammar(fields: AnswerFields) -> Grammar | None:
 
 
 def _tools(fields: OllamaChatFields) -> tuple[Tool, ...] | None:
-    for index, tool in enumerate(fields.tools or ()):
+    tools = fields.tools or ()
+    check_tool_names((f"tools.{index}.function.name", tool.function.name) for index, tool in enumerate(tools))
+    for index, tool in enumerate(tools):
         check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
-    return tuple(tool.model_dump(exclude_none=True) for tool in fields.tools or ()) or None
+    return tuple(tool.model_dump(exclude_none=True) for tool in tools) or None
 
 
 def _message(message: OllamaMessage) -> Message:

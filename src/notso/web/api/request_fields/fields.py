@@ -449,6 +449,14 @@ def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
+def check_tool_names(names: Iterable[tuple[str, str]]) -> None:
+    """Raise ApiError (400) if two tools have the same name. Each entry is a field and the name that it contains."""
+    fields: dict[str, str] = {}
+    for field, name in names:
+        if (earlier := fields.setdefault(name, field)) != field:
+            raise invalid_field(field, f"{field} and {earlier} are the same: each tool needs its own name")
+
+
 def strict_tool_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
     return tuple(name for name, strict in tools if strict)
 

@@ -14,6 +14,7 @@ from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, Tool
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
     check_depth,
+    check_tool_names,
     find_hints,
     invalid_field,
     read_fields,
@@ -323,12 +324,17 @@ def qualified_name(name: str, namespace: str | None) -> str:
 
 def _functions(fields: ResponseFields) -> Functions:
     functions: Functions = {}
+    names: list[tuple[str, str]] = []
     for index, tool in enumerate(fields.tools or ()):
         namespace = tool if isinstance(tool, NamespaceTool) else None
         inner = namespace.tools if namespace else [tool] if isinstance(tool, FunctionTool) else []
         for at, function in enumerate(inner):
-            check_depth(f"tools.{index}{f'.tools.{at}' if namespace else ''}.parameters", function.parameters)
-            functions[qualified_name(function.name, namespace.name if namespace else None)] = function, namespace
+            place = f"tools.{index}{f'.tools.{at}' if namespace else ''}"
+            check_depth(f"{place}.parameters", function.parameters)
+            name = qualified_name(function.name, namespace.name if namespace else None)
+            names.append((f"{place}.name", name))
+            functions[name] = function, namespace
+    check_tool_names(names)
     if len(functions) > MAX_TOOLS:
         raise invalid_field("tools", f"tools has more than {MAX_TOOLS} functions")
     return functions
