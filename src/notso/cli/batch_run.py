@@ -249,6 +249,7 @@ class BatchRun:
         try:
             entry = _RunningRequest(line, read_request(line))
             request = entry.request
+            request.check_prompts(lambda _: self._engine.count_tokens(request.messages, request.options))
             owner = line.id if request.fresh else ""
             options = replace(request.options, owner=owner, priority="background")
             for prompt, params in request.choices:
@@ -294,12 +295,10 @@ class BatchRun:
 
         info = self._engine.info
         try:
-            raw_thinking = entry.request.raw_thinking
-            with_logprobs = entry.request.options.top_logprobs is not None
-            choices = [
-                collect_choice(generation.read(0), raw_thinking=raw_thinking, logprobs=with_logprobs)
-                for generation in entry.generations
-            ]
+            request = entry.request
+            options = {"raw_thinking": request.raw_thinking, "hides_reasoning": request.hides_reasoning}
+            options["logprobs"] = request.options.top_logprobs is not None
+            choices = [collect_choice(generation.read(0), **options) for generation in entry.generations]
         except NotsoError as error:
             entry.stop()  # if one choice fails, the whole request fails
             _raise_if_engine_failed(error)

@@ -170,6 +170,35 @@ def test_reasoning_format_none_puts_thinking_in_content(start: Start) -> None:
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == message["content"]
 
 
+@pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
+def test_excluded_reasoning_is_left_out_of_response(start: Start, fields: dict[str, Any]) -> None:
+    server = start(ScriptedEngine(tricky)).ready()
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO} | fields)
+    message = answer.json()["choices"][0]["message"]
+    assert message["content"].startswith("one\n\n") and "reasoning_content" not in message
+    assert "x-notso-ignored" not in answer.headers
+    lines = stream_lines(server, **fields)
+    assert "let me see" not in "".join(lines)
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines[:-1]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == message["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}),
+        ("/v1/completions", {"prompt": "one two three", "max_tokens": 1}),
+        ("/completion", {"prompt": "one two three", "n_predict": 1}),
+        ("/v1/embeddings", {"input": "one two three"}),
+    ],
+)
+def test_prompts_are_refused_instead_of_being_cut(served: Any, path: str, body: dict[str, Any]) -> None:
+    for limit, status in ((-1, 200), (1000, 200), (2, 400)):
+        answer = served.client.post(path, json=body | {"truncate_prompt_tokens": limit})
+        assert answer.status_code == status
+        assert status == 200 or answer.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
 def test_tool_calls_are_returned_whole_and_streamed(start: Start) -> None:
     engine = ScriptedEngine(calls)
     server = start(engine).ready()

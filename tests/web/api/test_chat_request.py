@@ -404,6 +404,20 @@ def test_contradictory_thinking_fields_are_rejected(fields: dict[str, Any]) -> N
     assert "contradict" in error.message and all(name in error.message for name in fields)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"include_reasoning": False, "reasoning": {"exclude": False}},
+        {"include_reasoning": True, "reasoning": {"exclude": True}},
+        {"reasoning_format": "none", "reasoning": {"exclude": True}},
+        {"reasoning_format": "none", "include_reasoning": False},
+    ],
+)
+def test_contradictory_reasoning_output_fields_are_rejected(fields: dict[str, Any]) -> None:
+    error = refusal({"messages": HELLO} | fields)
+    assert "contradict" in error.message and all(name in error.message for name in fields)
+
+
 @pytest.mark.parametrize("name", ["thinking_token_budget", "thinking.budget_tokens", "reasoning.max_tokens"])
 def test_invalid_thinking_budget_error_names_field(name: str) -> None:
     outer, _, inner = name.partition(".")

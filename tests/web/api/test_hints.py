@@ -166,7 +166,7 @@ def test_unknown_field_is_accepted_and_reported(path: str, value: Any) -> None:
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "odd")
 
 
-@pytest.mark.parametrize("name", ["web_search_options", "include_reasoning", "audio"])
+@pytest.mark.parametrize("name", ["web_search_options", "separate_reasoning", "audio"])
 def test_unsupported_field_is_rejected_even_with_empty_value(name: str) -> None:
     for value in (False, "", []):
         with pytest.raises(ApiError) as caught:

@@ -229,7 +229,7 @@ class ReasoningOptions(Fields):
     effort: Literal["none"] | Effort | None = None
     max_tokens: Budget | None = None
     enabled: bool | None = None
-    exclude: Annotated[bool | None, Hint(done=(False,))] = None
+    exclude: bool | None = None
     summary: Annotated[Name | None, Hint()] = None
 
 
@@ -269,6 +269,7 @@ class ChatFields(GrammarFields):
     thinking_budget_tokens: Budget | None = None
     reasoning_budget_tokens: Budget | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    include_reasoning: bool | None = None
     store: Annotated[bool | None, Hint(done=(False,))] = None
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
     safety_identifier: Annotated[Label | None, DESCRIBES_CALLER] = None
@@ -282,7 +283,6 @@ class ChatFields(GrammarFields):
     continue_final_message: bool | None = None
     # Accepted only with values that have no effect.
     modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
-    include_reasoning: Literal[True] | None = None
     separate_reasoning: Literal[True] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
@@ -325,8 +325,8 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     ),
     "think": works("true, false, or an effort, as in `reasoning_effort`"),
     "reasoning": works(
-        "an object with `enabled` (true or false); `effort`, like `reasoning_effort`; and `max_tokens`, like "
-        "`thinking_budget`"
+        "an object with `enabled` (true or false); `effort`, like `reasoning_effort`; `max_tokens`, like "
+        "`thinking_budget`; and `exclude`, the opposite of `include_reasoning`"
     ),
     "thinking_budget": works(
         "maximum reasoning tokens; overrides limits set by other fields, but does not enable disabled reasoning. -1 "
@@ -338,6 +338,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "reasoning_format": works(
         "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
     ),
+    "include_reasoning": works("false: leave the reasoning out of the response"),
     "store": hint(
         "chat completions are not stored (responses of /v1/responses are); if the request has an X-Conversation-Id "
         "header, `store: true` lets the stream continue after a restart",
@@ -352,7 +353,6 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "verbosity": hint("ask for a shorter or longer answer in the messages", "`medium`", "use low, medium or high"),
     "prediction": hint("speculative decoding is automatic"),
     "modalities": inert("`text`", "the model reads and writes text only"),
-    "include_reasoning": inert("true", "use reasoning_effort none, or ignore the reasoning"),
     "separate_reasoning": inert("true", "use reasoning_format none"),
     "chat_template": refused("start the server with --chat-template-file"),
     "documents": refused("insert the documents into a message"),
@@ -404,6 +404,7 @@ class ChatRequest(ApiRequest):
     return_progress: bool = False
     timings_per_token: bool = False
     raw_thinking: bool = False  # include the reasoning in the content, within tags
+    hides_reasoning: bool = False  # leave the reasoning out of the response
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -447,10 +448,12 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         stream=bool(fields.stream),
         keep_stream=bool(fields.store),
         fresh=fields.cache_prompt is False,
+        prompt_limit=fields.prompt_limit,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         return_progress=bool(fields.return_progress),
         timings_per_token=bool(fields.timings_per_token),
         raw_thinking=fields.reasoning_format == "none",
+        hides_reasoning=_hides_reasoning(fields),
     )
 
 
@@ -492,6 +495,17 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     if budget in (None, NO_BUDGET):
         budget = EFFORT_BUDGETS.get(effort or "")
     return thinking, budget if thinking else None
+
+
+def _hides_reasoning(fields: ChatFields) -> bool:
+    included, excluded = fields.include_reasoning, fields.reasoning.exclude if fields.reasoning else None
+    if included is not None and included == excluded:
+        raise invalid_field("include_reasoning", "include_reasoning and reasoning.exclude contradict each other")
+    is_hidden = included is False or excluded is True
+    if is_hidden and fields.reasoning_format == "none":
+        name = "reasoning.exclude" if excluded else "include_reasoning"
+        raise invalid_field("reasoning_format", f"reasoning_format none and {name} contradict each other")
+    return is_hidden
 
 
 def _continues_last_message(fields: ChatFields, messages: Sequence[Message]) -> bool:

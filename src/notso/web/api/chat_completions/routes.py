@@ -135,7 +135,11 @@ class ChatSerializer:
         self._completion = completion
         self._has_logprobs = api_request.options.top_logprobs is not None
         self._choices = [
-            new_choice(raw_thinking=api_request.raw_thinking, logprobs=self._has_logprobs)
+            new_choice(
+                raw_thinking=api_request.raw_thinking,
+                hides_reasoning=api_request.hides_reasoning,
+                logprobs=self._has_logprobs,
+            )
             for _ in range(len(list(api_request.choices)))
         ]
         self._live_timings = [LiveTimings() for _ in self._choices] if api_request.timings_per_token else None

@@ -151,6 +151,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
         ),
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
+        prompt_limit=fields.prompt_limit,
         echo=bool(fields.echo),
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         return_progress=bool(fields.return_progress),

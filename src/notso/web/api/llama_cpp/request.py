@@ -247,6 +247,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
         ),
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
+        prompt_limit=fields.prompt_limit,
         n_predict=-1 if max_tokens is None else max_tokens,
         n_probs=n_probs,
         is_list=len(params) > 1 or _is_prompt_list(fields.prompt),

@@ -55,6 +55,11 @@ Whole = Annotated[int, BeforeValidator(to_integer)]
 Number = int | float
 
 
+def to_prompt_limit(truncate_prompt_tokens: int | None) -> int | None:
+    # -1 cuts only prompts that do not fit the context, which are refused anyway.
+    return None if truncate_prompt_tokens is None or truncate_prompt_tokens < 0 else truncate_prompt_tokens
+
+
 _ORDER = "the order is fixed: penalties, temperature, top_k, typical_p, top_p, min_p, xtc"
 MIROSTAT_ADVICE = (
     "it makes tokens depend on the probabilities of earlier ones, which would break reproducibility; use min_p, "
@@ -119,7 +124,7 @@ class UnsupportedSamplerFields(Fields):
     add_bos_token: Annotated[bool | None, hint("the model has no begin-of-text token")] = None
     ban_eos_token: Annotated[Literal[False] | None, inert("false", "use ignore_eos")] = None
     truncation_length: Annotated[int | None, hint("the server sets the context length (`--context`)")] = None
-    truncate_prompt_tokens: Annotated[int | None, hint("prompts that are too long are refused")] = None
+    truncate_prompt_tokens: Annotated[int | None, hint("prompts with more tokens are refused")] = None
     mirostat: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
     mirostat_mode: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
     tfs: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
@@ -128,6 +133,11 @@ class UnsupportedSamplerFields(Fields):
         Literal[False] | None,
         inert("false", "append the stop string in the client; /completion reports it as `stopping_word`"),
     ] = None
+
+    @property
+    def prompt_limit(self) -> int | None:
+        """`truncate_prompt_tokens` as `ApiRequest.prompt_limit`."""
+        return to_prompt_limit(self.truncate_prompt_tokens)
 
 
 UNSUPPORTED_NOTES = notes_in(UnsupportedSamplerFields)

@@ -26,7 +26,7 @@ from notso.web.api.request_fields.fields import (
     read_fields,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS, Whole
+from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS, Whole, to_prompt_limit
 from notso.web.api.shared.api_request import Prompt, ignored_headers
 from notso.web.api.shared.embedding import (
     EMBEDDING_OPTIONS,
@@ -66,7 +66,7 @@ class EmbeddingFields(Fields):
     user: Annotated[Label | None, DESCRIBES_CALLER] = None
     task: Annotated[Any, Hint()] = None
     input_type: Annotated[Any, Hint()] = None
-    truncate_prompt_tokens: Annotated[Any, Hint()] = None
+    truncate_prompt_tokens: Annotated[int | None, Hint()] = None
 
 
 EMBEDDING_NOTES: Notes = {
@@ -82,7 +82,7 @@ EMBEDDING_NOTES: Notes = {
     "user": hint("describes the caller"),
     "task": hint("the model does not distinguish tasks of embeddings"),
     "input_type": hint("the model does not distinguish types of input"),
-    "truncate_prompt_tokens": hint("texts that do not fit are refused"),
+    "truncate_prompt_tokens": hint("texts with more tokens are refused"),
 }
 
 router = APIRouter()
@@ -151,6 +151,7 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
         options=EMBEDDING_OPTIONS,
         names={"messages": name, "prompt": name},
         hints=find_hints(fields, body),
+        prompt_limit=to_prompt_limit(fields.truncate_prompt_tokens),
         dimensions=fields.dimensions,
     )
     return fields, api_request

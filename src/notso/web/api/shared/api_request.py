@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 from urllib.parse import quote
@@ -38,6 +38,7 @@ class ApiRequest:
     store: bool = False  # store the answer, so that the client can retrieve and continue it
     background: bool = False  # generate without a connection; the client polls by id
     keep_stream: bool = False  # continue the stream after a restart; has an effect only with X-Conversation-Id
+    prompt_limit: int | None = None  # longest prompt in tokens; longer ones are refused
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # engine's field name -> this API's, for errors
     ignored: tuple[str, ...] = ()  # other ignored parts, such as lines removed from the prompt
@@ -46,6 +47,18 @@ class ApiRequest:
     def in_named_conversation(self) -> Self:
         """If `keep_stream`, do not report `store` as ignored: with X-Conversation-Id, it has an effect."""
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
+
+    def check_prompts(self, count: Callable[[Prompt], int]) -> None:
+        """Raise ApiError (400) for a prompt that exceeds `prompt_limit`. `count` returns a prompt's tokens."""
+        for prompt in self.prompts if self.prompt_limit is not None else ():
+            if (length := count(prompt)) > (self.prompt_limit or 0):
+                raise ApiError(
+                    400,
+                    "unsupported_parameter",
+                    f"the prompt has {length:,} tokens, and prompts are never cut: shorten it, or remove "
+                    "truncate_prompt_tokens",
+                    param="truncate_prompt_tokens",
+                )
 
     @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:

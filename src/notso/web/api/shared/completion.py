@@ -75,6 +75,7 @@ class Choice:
     usage: Usage | None = None
     finish_reason: FinishReason = "stop"
     ended: bool = False
+    hides_reasoning: bool = False
     in_raw_reasoning: bool = False
     content_logprobs: list[TokenLogprob] | None = None  # None if not requested
     reasoning_logprobs: list[TokenLogprob] | None = None
@@ -82,6 +83,8 @@ class Choice:
     def add(self, event: Event) -> dict[str, Any] | None:
         """Apply an event; return its delta for the stream, if any. Raises `event.error` if set."""
         match event.kind:
+            case "reasoning" if self.hides_reasoning:
+                return None
             case "reasoning" if self.raw_thinking:
                 piece = event.text if self.in_raw_reasoning else OPEN_REASONING + event.text
                 self.in_raw_reasoning = True
@@ -162,8 +165,8 @@ class Choice:
         return CLOSE_REASONING if was_open else ""
 
 
-def new_choice(*, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
-    choice = Choice(raw_thinking)
+def new_choice(*, raw_thinking: bool = False, hides_reasoning: bool = False, logprobs: bool = False) -> Choice:
+    choice = Choice(raw_thinking, hides_reasoning=hides_reasoning)
     if logprobs:
         choice.content_logprobs, choice.reasoning_logprobs = [], []
     return choice
@@ -181,9 +184,9 @@ def logprobs_body(
     )
 
 
-def collect_choice(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
-    """Build a choice from all its events. Raises the error of an `error` event."""
-    choice = new_choice(raw_thinking=raw_thinking, logprobs=logprobs)
+def collect_choice(events: Iterable[Event], **options: bool) -> Choice:
+    """Build a choice from all its events; `options` are those of `new_choice`. Raises the error of an `error` event."""
+    choice = new_choice(**options)
     for event in events:
         choice.add(event)
     return choice

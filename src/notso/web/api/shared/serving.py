@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import parse_object, reject_hints
 from notso.web.api.request_fields.sampling_fields import MAX_CHOICES
-from notso.web.api.shared.api_request import ApiRequest, check_work, find_dropped_parts, ignored_headers
+from notso.web.api.shared.api_request import ApiRequest, Prompt, check_work, find_dropped_parts, ignored_headers
 from notso.web.api.shared.background import resumed_response, with_replay
 from notso.web.api.shared.receipts import ReceiptSerializer, requested_receipt, with_seed_and_token_ids
 from notso.web.api.shared.resumable import TokenRecord, number_events
@@ -46,7 +46,7 @@ from notso.web.engine.model_names import (
     reported_model_info,
 )
 from notso.web.engine.port import ChatEngine
-from notso.web.engine.running import RunningRequest, Submission, Submissions
+from notso.web.engine.running import RunningRequest, Submission, Submissions, max_token_use
 
 logger = logging.getLogger("notso.web.api")
 
@@ -203,6 +203,7 @@ async def _response(
         engine = await _load_engine(running, choice)
         info = reported_model_info(host, choice, engine.info)
         dropped = find_dropped_parts(info, api_request, strict=services.shared.settings.strict_fields)
+        await _check_prompts(request, api_request, engine)
         if api_request.keep_alive_s is not None:
             host.keep(host.model(choice.model), api_request.keep_alive_s)
         # More prompts than the engine can answer concurrently wait in its queue.
@@ -278,6 +279,15 @@ async def _response(
         return await _respond_unless_disconnected(request, running, serializer)
     except Exception as error:
         raise as_api_error(error, api_request.names) from error
+
+
+async def _check_prompts(request: Request, api_request: ApiRequest, engine: ChatEngine) -> None:
+    # Raises ApiError (400) for a prompt that the request asks to cut.
+    def count(prompt: Prompt) -> int:
+        return max_token_use(engine, Submission(prompt, api_request.params[0], api_request.options)).prompt_tokens
+
+    if api_request.prompt_limit is not None:
+        await run_prompt_work(request, lambda: api_request.check_prompts(count))
 
 
 def conversation_name(request: Request) -> str | None:
@@ -387,6 +397,7 @@ async def _generate_in_groups(
     submissions = [Submission(prompt, params, options) for prompt, params in api_request.choices]
     results: list[list[Event]] = []
     async with serving(services, api_request.model) as model:
+        await _check_prompts(request, api_request, model.engine)
         while len(results) < len(submissions):
             group = submissions[len(results) : len(results) + model.info.max_num_seqs]
             running = _admit(services, owner, len(group))
