@@ -243,6 +243,31 @@ def test_messages_are_converted_to_engine_request(start: Start) -> None:
     assert asked.options.tools[0]["function"]["parameters"] == {"type": "object"}
 
 
+def test_blocks_of_other_servers_are_left_out_of_prompt(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    answer: list[Any] = [
+        {"type": "compaction", "content": "A greeting.", "encrypted_content": "gAAA", "signature": "x"},
+        {"type": "compaction", "content": None},
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "storks"}},
+        {
+            "type": "web_search_tool_result",
+            "tool_use_id": "s1",
+            "content": [{"type": "web_search_result", "url": "https://example.org", "encrypted_content": "gAAA"}],
+        },
+        {"type": "text", "text": "It is cold."},
+    ]
+    conversation = [*HELLO, {"role": "assistant", "content": answer}, *HELLO]
+    for path in (URL, f"{URL}/count_tokens"):
+        asked = {"messages": conversation} | ({"max_tokens": 60} if path == URL else {})
+        response = server.client.post(path, json=asked)
+        assert response.status_code == 200
+        assert response.headers["x-notso-ignored"] == "server_tool_use, web_search_tool_result"
+    assert engine.requests[0].messages[1] == Message("assistant", "A greeting.\nIt is cold.")
+    refused = server.client.post(URL, json=SHORT | {"messages": [{"role": "user", "content": answer[2:3]}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.0.content.0.type")
+
+
 def test_generated_text_cannot_forge_sse_events(start: Start) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     ask: dict[str, Any] = SHORT | {"model": "scripted", "thinking": {"type": "adaptive"}}

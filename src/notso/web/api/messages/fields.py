@@ -295,6 +295,51 @@ class RedactedBlock(Fields):
     data: Text | None = None
 
 
+class ServerBlock(Fields):
+    """A block of a tool that another server ran, dropped from the prompt."""
+
+    type: Literal[
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "advisor_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "mcp_tool_listing",
+        "container_upload",
+        "fallback",
+    ]
+    # Fields of the blocks of all types, so that only the type is reported as ignored.
+    id: Any = None
+    tool_use_id: Any = None
+    name: Any = None
+    server_name: Any = None
+    input: Any = None
+    content: Any = None
+    is_error: Any = None
+    tools: Any = None
+    file_id: Any = None
+    caller: Any = None
+    from_: Annotated[Any, Field(alias="from")] = None
+    to: Any = None
+    trigger: Any = None
+    cache_control: CacheControl | None = None
+
+
+class CompactionBlock(Fields):
+    """Summary of earlier messages by another server; null if it failed."""
+
+    type: Literal["compaction"]
+    content: Text | None = None
+    encrypted_content: Any = None
+    signature: Any = None
+    cache_control: CacheControl | None = None
+
+
 class ToolUseBlock(Fields):
     """A past call. `input` is a text if its JSON was cut off."""
 
@@ -328,7 +373,10 @@ class ToolResultBlock(Fields):
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock | DocumentBlock | SearchResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedBlock | ServerBlock | CompactionBlock | ToolUseBlock,
+    Field(discriminator="type"),
+]
 
 
 class UserTurn(Fields):
@@ -536,6 +584,11 @@ WITHIN_MESSAGE: Notes = {
     "media_type": works("in documents: application/pdf or text/plain", "send a PDF or plain text"),
     "thinking": works("in messages: reasoning stays in the prompt until the next user message without tool results"),
     "redacted_thinking": works("in messages: left out of the prompt, because it is encrypted"),
+    "server_tool_use": works(
+        "in assistant messages: left out of the prompt and named as ignored, like all blocks of tools that another "
+        "server ran"
+    ),
+    "compaction": works("in assistant messages: the summary is part of the text"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
     "caller": hint("in tool calls: only the model calls tools", "`direct`"),
     "strict": works(

@@ -26,6 +26,7 @@ from notso.web.api.messages.fields import (
     Applied,
     AssistantTurn,
     AutoChoice,
+    CompactionBlock,
     ContentSource,
     ContextManagement,
     CountFields,
@@ -36,6 +37,7 @@ from notso.web.api.messages.fields import (
     OutputFormat,
     PdfSource,
     SearchResultBlock,
+    ServerBlock,
     SystemTurn,
     TextBlock,
     ThinkingAdaptive,
@@ -298,9 +300,16 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
                 prompt_only=getattr(fields, "max_tokens", None) == 0,
             )
         ),
-        ignored=ignored,
+        ignored=(*ignored, *_left_out(fields)),
         **more,
     )
+
+
+def _left_out(fields: CountFields) -> Iterator[str]:
+    # Yields the types of the blocks that are dropped from assistant messages.
+    for turn in fields.messages:
+        if isinstance(turn, AssistantTurn) and not isinstance(turn.content, str):
+            yield from (block.type for block in turn.content if isinstance(block, ServerBlock))
 
 
 def _format(fields: CountFields) -> tuple[OutputFormat | None, str]:
@@ -458,9 +467,14 @@ def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, keeps_r
     calls = tuple(
         ToolCall(block.id, block.name, _input(block.input)) for block in turn.content if isinstance(block, ToolUseBlock)
     )
-    text = "\n".join(cited_text(documents, block) for block in turn.content if isinstance(block, TextBlock))
+    texts = []
+    for block in turn.content:
+        if isinstance(block, TextBlock):
+            texts.append(cited_text(documents, block))
+        elif isinstance(block, CompactionBlock) and block.content:
+            texts.append(block.content)
     joined = "\n".join(reasoning) or None
-    return Message("assistant", text, joined, calls, keep_reasoning=keeps_reasoning and joined is not None)
+    return Message("assistant", "\n".join(texts), joined, calls, keep_reasoning=keeps_reasoning and joined is not None)
 
 
 def _input(value: dict[str, Any] | str | None) -> str:
