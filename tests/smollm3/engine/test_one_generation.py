@@ -95,7 +95,7 @@ def forget(engine: Engine, source: random.Random) -> None:
         engine._core.call(lambda: blocks.evict_one(lambda block: block % 2 == 0))
 
 
-@pytest.mark.timeout(0 if ANSWERS > 100 else 240)
+@pytest.mark.timeout(0 if ANSWERS > 100 else 900)
 def test_answers_are_identical_under_random_conditions(kv: KVFormat, tmp_path: Path) -> None:
     print(f"FUZZ_SEED={SEED}")
     source, asked, count, guessed, cached = random.Random(SEED), list[Asked](), 0, 0, 0
