@@ -87,6 +87,16 @@ def test_reasoning_ends_at_the_thinking_budget(serve: Serve, open_page: Open, de
         page.locator("#budget").select_option("256")
     page.reload()
     expect(page.locator("#budget")).to_have_value("256")
+    show_settings(page, "model")
+    page.locator("#set-thinking_budget").fill("1024")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#budget")).to_have_value("1024")
+    page.keyboard.press("Escape")
+    for budget in ("", "1024"):  # back to the value with which the field was rendered
+        with page.expect_response("**/thinking"):
+            page.locator("#budget").select_option(budget)
+    page.reload()
+    expect(page.locator("#budget")).to_have_value("1024")
     ask(page, "/thinking 20")
     expect(page.locator("#budget")).to_have_value("20")
     demo.dictate("So it is.", "A thought. " * 300)

@@ -183,8 +183,10 @@ class Running:
         self._wait(lambda: self.client.get("/health").status_code == 200)
         return self
 
-    def ask(self, text: str, chat_id: str | None = None, *, thinking: bool = True, key: str | None = None) -> Asked:
-        fields = {"text": text, "key": key or new_id()} | ({"thinking": "on"} if thinking else {})
+    def ask(
+        self, text: str, chat_id: str | None = None, *, thinking: bool = True, key: str | None = None, **others: str
+    ) -> Asked:
+        fields = {"text": text, "key": key or new_id()} | ({"thinking": "on"} if thinking else {}) | others
         answer = self.client.post(f"/chats/{chat_id}/messages" if chat_id else "/chats", data=fields)
         assert answer.status_code == 303, answer.text
         chat_id = answer.headers["location"].removeprefix("/chats/")

@@ -149,6 +149,37 @@ def test_composer_thinking_settings_are_saved_and_validated(start: Start) -> Non
     assert refused.status_code == 400 and ">\none</textarea>" in refused.text
 
 
+def test_unchanged_budget_of_an_older_page_does_not_undo_the_settings(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    saved = server.client.post(f"{url}/settings", data={"thinking_budget": "1024"}, headers=FRAGMENT).text
+    assert 'hx-target="#thinking-budget"' in saved and '<option value="1024" selected>' in saved
+    composer = {"thinking_budget": "", "thinking_budget_was": ""}
+    server.finished(server.ask("two", asked.chat_id, **composer))
+    server.client.post(f"{url}/thinking", data=composer | {"thinking": "on"}, headers=FRAGMENT)
+    server.finished(server.ask("three", asked.chat_id, **composer))
+    assert [request.params.thinking_budget for request in engine.requests] == [None, 1024, 1024]
+    server.finished(server.ask("four", asked.chat_id, **composer | {"thinking_budget_was": "1024"}))
+    assert engine.requests[-1].params.thinking_budget is None
+
+
+def test_composer_offers_the_default_budget_and_no_limit(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    assert '<option value="" selected>No limit</option>' in server.client.get("/").text
+    saved = server.client.post("/settings", data={"thinking_budget": "2000"}, headers=FRAGMENT).text
+    assert '<option value="" selected>Default: 2,000 tokens</option>' in saved
+    asked = server.ask("one", thinking_budget="none")
+    server.finished(asked)
+    assert engine.requests[-1].params.thinking_budget is None
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert '<option value="">Default: 2,000 tokens</option>' in page
+    assert '<option value="none" selected>No limit</option>' in page and ">0 tokens<" not in page
+
+
 def test_settings_command_reports_change_or_error(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")

@@ -17,8 +17,8 @@ from notso.web.edge.access import owner_of
 from notso.web.engine.model_names import model_facts
 from notso.web.engine.port import thinking_set_by
 from notso.web.store.documents import Library, StoredDocument
-from notso.web.store.protocol import Chat, ShownMessage, StoredMessage
-from notso.web.turns.chat_settings import form_values, merge_settings
+from notso.web.store.protocol import Chat, ChatDefaults, ShownMessage, StoredMessage
+from notso.web.turns.chat_settings import merge_settings
 from notso.web.turns.status_line import TurnStats, stats_from_message
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_generation_id, is_id, new_id
@@ -62,6 +62,7 @@ async def render_chat_page(
         "chat.html",
         problem.status if problem else 200,
         **composer_context(services, chat, path),
+        **budget_context(base, chat),
         **status_context(services, view),
         **details_context(services, path),
         thinking=chat is None or chat.thinking,
@@ -187,7 +188,6 @@ def _just_ended(path: list[ShownMessage]) -> bool:
 
 def composer_context(services: ChatServices, chat: Chat | None, path: list[ShownMessage]) -> dict[str, Any]:
     answering = next((shown.message for shown in path if shown.message.active), None)
-    values = form_values(chat.settings if chat is not None else {})
     return {
         "chat": chat,
         "answering": answering,
@@ -198,8 +198,13 @@ def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown
         "starts": STARTS,
         "last_id": path[-1].message.id if path else "",
         "last_user_message": next((each.message.id for each in reversed(path) if each.message.role == "user"), ""),
-        "thinking_budget": values["thinking_budget"],
     }
+
+
+def budget_context(base: ChatDefaults, chat: Chat | None) -> dict[str, Any]:
+    """Return the chat's own thinking budget ('': none of its own) and the default one (None: no limit)."""
+    own = chat.settings.get("thinking_budget", "") if chat is not None else ""
+    return {"thinking_budget": own, "default_budget": merge_settings(base.defaults).sampling.thinking_budget}
 
 
 def status_context(services: ChatServices, view: ShownView | None = None) -> dict[str, Any]:

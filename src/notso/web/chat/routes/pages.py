@@ -285,7 +285,8 @@ async def _save_thinking(services: ChatServices, owner: str, chat: Chat, fields:
 
 
 def _with_field(chat: Chat, fields: dict[str, str], name: str) -> Chat:
-    if name not in fields:
+    # The page may be older than a change in the settings dialog, so an unchanged field must not undo that change.
+    if name not in fields or fields[name] == fields.get(f"{name}_was"):
         return chat
     settings, problems = updated_settings(chat.settings, {name: fields[name]})
     if problems:

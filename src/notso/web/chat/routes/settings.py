@@ -19,7 +19,15 @@ from notso.web.chat.context_gauge import measure_context, speculative_prefill
 from notso.web.chat.services import ChatServices, Services, engine_and_registry
 from notso.web.chat.submit import load_branch_documents, new_chat
 from notso.web.chat.templates import LANGUAGE_COOKIE, is_fragment
-from notso.web.chat.views import NamedChat, Owner, find_chat, find_own_project, last_shown_id, sidebar_context
+from notso.web.chat.views import (
+    NamedChat,
+    Owner,
+    budget_context,
+    find_chat,
+    find_own_project,
+    last_shown_id,
+    sidebar_context,
+)
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import available_model_names, engine_if_loaded
@@ -72,7 +80,8 @@ async def change_settings(
     form = await read_form(request)
     if project is not None:
         form.pop("system_prompt", None)  # a project has instructions instead
-    settings, problems = updated_settings(await _settings_of(services, owner, chat, project), form)
+    before = await _settings_of(services, owner, chat, project)
+    settings, problems = updated_settings(before, form)
     by_command = "command" in form and is_fragment(request)
     if problems and by_command:
         problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
@@ -85,16 +94,29 @@ async def change_settings(
     else:
         await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
+    budget_changed = project is None and settings.get("thinking_budget") != before.get("thinking_budget")
     if problems:  # keep all input, because the dialog may be closed before the errors are corrected
         typed = {name: value for name, value in form.items() if name in form_values({})}
-        return await _show(request, services, owner, chat, project, typed=typed, problems=problems)
+        return await _show(
+            request, services, owner, chat, project, typed=typed, problems=problems, budget_changed=budget_changed
+        )
     if not is_fragment(request):
         chat_url = f"/chats/{chat.id}" if chat is not None else "/"
         return RedirectResponse(f"/projects/{project.id}" if project is not None else chat_url, 303)
     # A change by a slash command shows no form: report it in a toast.
     toast = {"text": _describe_changes(form, chat), "undo_url": ""} if by_command else None
     thinking = "thinking" in form  # state of the thinking switch on the page of a new chat, which is not stored yet
-    return await _show(request, services, owner, chat, project, saved=not by_command, toast=toast, thinking=thinking)
+    return await _show(
+        request,
+        services,
+        owner,
+        chat,
+        project,
+        saved=not by_command,
+        toast=toast,
+        thinking=thinking,
+        budget_changed=budget_changed,
+    )
 
 
 @router.post("/estimate", dependencies=[GUARDED])
@@ -145,6 +167,7 @@ async def _show(
     saved: bool = False,
     toast: Mapping[str, str] | None = None,
     thinking: bool = True,
+    budget_changed: bool = False,
 ) -> Response:
     base = await services.shared.store.chat_base(owner, chat.project if chat is not None else "")
     own = await _settings_of(services, owner, chat, project)
@@ -169,6 +192,8 @@ async def _show(
         toast=toast,
         folder=await _folder(services),
         thinking=thinking if chat is None else chat.thinking,
+        budget_changed=budget_changed,
+        **budget_context(base, chat),
         thinking_fixed=thinking_set_by(settings.system_prompt),
     )
 
