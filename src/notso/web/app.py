@@ -418,7 +418,7 @@ def _create_components(
         mcp=mcp,
     )
     compaction = Compaction(chat)
-    turns.at_end.append(lambda turn, usage, finish_reason: compaction.schedule_if_needed(turn, usage))
+    turns.at_end.append(lambda turn, usage, finish_reason: compaction.schedule_if_needed(turn))
     leases = shared.leases = LeaseKeeper(store, turns)
     leases.at_orphan.append(chat.relay.ended)
     leases.at_taken = _make_resume_callback(chat)

@@ -3,6 +3,7 @@ action."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine, say
 
-from notso.smollm3 import Event
+from notso.smollm3 import Event, ToolCall
 from notso.web.chat import context_gauge, suggestions
+from notso.web.chat.context_gauge import Compaction
 from notso.web.turns.prompt import SUMMARY_REQUEST
 
 Start = Callable[..., Any]
@@ -93,3 +95,32 @@ def test_question_cancels_running_automatic_summary(start: Start) -> None:
     go_on.set()
     server.finished(later)
     assert [message.kind for message in line_of(server, asked.chat_id)] == ["turn"] * 4
+
+
+def test_only_the_last_request_of_an_answer_counts_toward_the_context(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calling(messages: Any, thinking: bool) -> Iterator[Event]:
+        rounds = sum(message.role == "tool" for message in messages)
+        yield (
+            Event("tool_call", tool_call=ToolCall(f"call_{rounds:024x}", "unknown", "{}"))
+            if rounds < 3
+            else say(".")[0]
+        )
+
+    scheduled: list[str] = []
+
+    def record(_: Compaction, turn: Any) -> Any:
+        scheduled.append(turn.message.chat_id)
+        return asyncio.sleep(0)
+
+    monkeypatch.setattr(Compaction, "_compact", record)
+    monkeypatch.setattr(context_gauge, "WARN_PERCENT", 5)  # 205 tokens
+    engine = ScriptedEngine(calling)
+    server = start(engine).ready()
+    server.client.post("/tools", data={"tool-clock": "on"})
+    short, long = (server.ask("word " * words) for words in (50, 300))
+    for asked in (short, long):
+        assert server.finished(asked).numbers.prompt_tokens > 205
+    server.wait(lambda: not server.on_loop(lambda: server.chat.turns.unfinished))
+    assert len(engine.requests) == 8 and scheduled == [long.chat_id]

@@ -24,7 +24,6 @@ from notso.web.engine.port import (
     Message,
     ModelError,
     RequestOptions,
-    Usage,
     WhenFull,
     dropped_parts,
 )
@@ -179,9 +178,11 @@ class Compaction:
         self._tasks: set[asyncio.Task[None]] = set()
         services.turns.at_start.append(lambda turn: self._cancel())
 
-    def schedule_if_needed(self, turn: Turn, usage: Usage | None) -> None:
+    def schedule_if_needed(self, turn: Turn) -> None:
         """Schedule a summary of a finished turn's chat if it is long. It is skipped if compaction is not automatic."""
         engine = self._services.shared.engine.model(turn.request.model).engine
+        # After tool calls, an answer has several requests, each with the whole chat, so only the last one counts.
+        usage = turn.last_usage
         if usage is None or engine is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
             return
         if 100 * (usage.prompt_tokens + usage.completion_tokens) >= WARN_PERCENT * engine.info.context_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from notso.web.engine.port import Request
+from notso.web.engine.port import Request, Usage
 from notso.web.store.protocol import AnswerTrace, StoredMessage
 from notso.web.turns.every_part import DocumentPart
 from notso.web.turns.tool_calls import ToolOffer
@@ -22,6 +22,7 @@ class Turn:
     omitted_messages: int = 0  # number of messages omitted from `request`
     model: str | None = None  # value of the chat setting `model`
     trace: AnswerTrace | None = None  # as stored
+    last_usage: Usage | None = None  # usage of the last engine request
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # whether generation must stop, for any reason
     interrupted: bool = False  # whether generation must stop because of a shutdown or a lost lease

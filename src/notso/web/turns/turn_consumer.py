@@ -136,6 +136,7 @@ class TurnConsumer:
                     self._after_call = True
                 case "usage" if event.usage is not None:
                     self._usages.append(event.usage)
+                    self.turn.last_usage = event.usage
                 case "error":
                     self._failure = event.error
                 case "end":
