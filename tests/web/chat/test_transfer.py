@@ -83,6 +83,18 @@ def test_all_chats_can_be_exported_and_imported(server: Any, chat_id: str) -> No
     assert send(server, data).status_code == 303 and len(chats(server)) == 4
 
 
+def test_repeated_import_does_not_change_a_branch_copy(server: Any, chat_id: str) -> None:
+    data = server.client.get(f"/chats/{chat_id}/export/json").json()
+    imported = send(server, data).headers["location"]
+    last = server.last(imported.removeprefix("/chats/")).message_id
+    copy = server.client.post(f"{imported}/messages/{last}/branch").headers["location"]
+    before = server.client.get(f"{copy}/export/json").json()
+    server.client.post(f"{imported}/delete")
+    again = send(server, data).headers["location"]
+    assert again not in (imported, copy) and len(chats(server)) == 3
+    assert server.client.get(f"{copy}/export/json").json() == before
+
+
 def test_markdown_export_contains_titles_and_messages(server: Any, chat_id: str) -> None:
     text = server.client.get(f"/chats/{chat_id}/export/md").text
     assert text == f"# Übung: a/b\n\n## You\n\nWhat <is> it?\n\n## Assistant\n\n{ANSWER}\n"

@@ -409,6 +409,7 @@ def copy_branch(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[S
         archived=False,
         unread=False,
         chosen_root=None,
+        source="",  # an import of the file again must not add messages to the copy
     )
     copied = [
         replace(
