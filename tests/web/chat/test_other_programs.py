@@ -261,6 +261,34 @@ def test_repeated_import_yields_only_new_messages() -> None:
     assert question.parent_id == below.parent_id
 
 
+def lm_studio_chat(*texts: str) -> tuple[dict[str, str], list[StoredMessage]]:
+    """Import a chat of LM Studio; return its messages' sources by text, and the messages."""
+    chat = ToldChat("Cats", "0001", [], 0)
+    for at, text in enumerate(texts):
+        chat.messages.append(other_exports.Told("assistant" if at % 2 else "user", text, at - 1 if at else None, at))
+        chat.current = at
+    ((_, messages),) = read(WHOLE["lm studio"]([chat])).chats
+    return {message.content: message.source for message in messages}, messages
+
+
+def test_lm_studio_messages_that_replace_others_are_imported() -> None:
+    sources, first = lm_studio_chat("Cats?", "They purr.", "Dogs?", "They bark.")
+    before = EarlierImport("chat", {message.source: message.id for message in first})
+    assert new_messages(lm_studio_chat(*sources)[1], before) == []
+    _, again = lm_studio_chat("Cats?", "They purr.", "Cows?", "They moo.", "Owls?")
+    cows, moo, owls = new_messages(again, before)
+    assert [each.content for each in (cows, moo, owls)] == ["Cows?", "They moo.", "Owls?"]
+    assert (cows.parent_id, moo.parent_id, owls.parent_id) == (first[1].id, cows.id, moo.id)
+
+
+def test_lm_studio_chat_of_an_older_release_is_not_imported_twice() -> None:
+    _, messages = lm_studio_chat("Cats?", "They purr.", "Dogs?")
+    before = EarlierImport("chat", {"0/0": "question", "1/0": "answer"})
+    (dogs,) = new_messages(messages, before)
+    assert (dogs.content, dogs.parent_id) == ("Dogs?", "answer")
+    assert new_messages(messages[:2], EarlierImport("chat", {"0/0": "question", "1/0": None})) == []
+
+
 @pytest.fixture
 def server(start: Start) -> Any:
     return start(ScriptedEngine(lambda messages, thinking: say("an answer"))).ready()

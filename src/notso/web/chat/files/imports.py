@@ -221,8 +221,10 @@ def new_messages(messages: Sequence[StoredMessage], earlier: EarlierImport) -> l
     new = []
     for message in messages:
         parent = new_ids[message.parent_id] if message.parent_id is not None else None
-        if message.source in earlier.messages:
-            stored_id = earlier.messages[message.source]
+        # Older releases identified a message of LM Studio by its position, without the digest of its content.
+        former = message.source.rpartition("/")[0]
+        if message.source in earlier.messages or former in earlier.messages:
+            stored_id = earlier.messages.get(message.source) or earlier.messages.get(former)
             new_ids[message.id] = stored_id if stored_id is not None else parent
             continue
         new_ids[message.id] = message.id

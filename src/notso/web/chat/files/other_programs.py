@@ -538,18 +538,19 @@ def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
     nodes: list[MessageNode] = []
     before: str | None = None
     for at, message in enumerate(document["messages"]):
-        versions = message["versions"]
+        versions: list[MessageNode] = []
         chosen = message.get("currentlySelected") or 0
-        for number, version in enumerate(versions):
+        for number, version in enumerate(message["versions"]):
             role = version.get("role")
-            node = MessageNode(
-                f"{at}/{number}", before, role if role in ("user", "assistant") else "", created_ms=created
-            )
+            node = MessageNode("", before, role if role in ("user", "assistant") else "", created_ms=created)
             node.rank = number
             for step in version.get("steps") or [version]:
                 _add_step(node, step, reader)
-            nodes.append(node)
-        before = f"{at}/{chosen if 0 <= chosen < len(versions) else 0}"
+            # Messages have no ids, and a position is used again after a message is changed or deleted.
+            node.id = f"{at}/{number}/{hashlib.sha256(node.content.encode()).hexdigest()[:16]}"
+            versions.append(node)
+        nodes += versions
+        before = versions[chosen if 0 <= chosen < len(versions) else 0].id
     identity = document.get("createdAt")
     return _build_chat(
         reader,
