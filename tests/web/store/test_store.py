@@ -142,6 +142,23 @@ def test_reads_of_one_owner_do_not_block_another(kept: Kept) -> None:
     kept.run(work)
 
 
+def test_titles_are_filtered_and_sorted_without_case_in_every_script(kept: Kept) -> None:
+    if kept.kind == "postgres":
+        pytest.skip("the test database has the locale C, in which only ASCII letters have a lower case")
+    chats = [a_chat(title) for title in ("Österreich", "öffnen", "zebra", "ОТЧЁТ", "Оглавление")]
+
+    async def work(store: ChatStore) -> None:
+        for chat in chats:
+            await store.add_turn(OWNER, a_turn(chat), chat)
+        for part, found in (("öster", "Österreich"), ("ÖFF", "öffnen"), ("отчёт", "ОТЧЁТ"), ("ОГЛ", "Оглавление")):
+            rows, _ = await store.chat_rows(OWNER, 10, title=part)
+            assert [row.chat.title for row in rows] == [found]
+        rows, _ = await store.chat_rows(OWNER, 10, order="title")
+        assert [row.chat.title for row in rows] == ["zebra", "öffnen", "Österreich", "Оглавление", "ОТЧЁТ"]
+
+    kept.run(work)
+
+
 def test_chat_rows_are_sorted_filtered_and_counted(kept: Kept) -> None:
     chats = [replace(a_chat(title), updated_ms=number) for number, title in enumerate(("b_1", "A%", "c"), start=1)]
     hidden = [replace(a_chat("hidden"), temporary=True), replace(a_chat("archived"), archived=True, updated_ms=9)]

@@ -40,6 +40,7 @@ class Database(ABC):
     """A connection with the operations that differ between databases."""
 
     for_update: str  # suffix of a SELECT that locks its rows until the transaction ends
+    lowercase: str  # format of an expression for comparisons that ignore case, also outside ASCII
 
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows: ...

@@ -75,7 +75,7 @@ _DELETE: Mapping[Deletable, str] = {
     "response": "DELETE FROM responses WHERE id = ? AND owner = ?",
 }
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
-_ORDERS = {"used": "updated_ms", "title": "lower(title)", "messages": "messages", "size": "size_bytes"}
+_ORDERS = {"used": "updated_ms", "title": "{title}", "messages": "messages", "size": "size_bytes"}
 _COUNTED = """
     SELECT * FROM (
         SELECT shown.*,
@@ -231,18 +231,20 @@ class SQLStore(ABC):
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
     ) -> tuple[list[ChatRow], bool]:
-        column, direction = _ORDERS[order.removeprefix("-")], "DESC" if order.startswith("-") else "ASC"
-        pattern = "%" + title.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-        in_order = f"ORDER BY {column} {direction}, id {direction}"
-        chats = f"SELECT * FROM chats WHERE {_LISTED} AND lower(title) LIKE ? ESCAPE '\\'"
-        page = "LIMIT ? OFFSET ?"
-        # The messages of all chats need to be counted only if the counts determine the order.
-        if column in ("messages", "size_bytes"):
-            query = f"{_COUNTED.format(chats=chats)} {in_order} {page}"
-        else:
-            query = f"{_COUNTED.format(chats=f'{chats} {in_order} {page}')} {in_order}"
+        direction = "DESC" if order.startswith("-") else "ASC"
+        pattern = "%" + title.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
 
         def read(db: Database) -> tuple[list[ChatRow], bool]:
+            folded_title, folded_pattern = db.lowercase.format("title"), db.lowercase.format("?")
+            column = _ORDERS[order.removeprefix("-")].format(title=folded_title)
+            in_order = f"ORDER BY {column} {direction}, id {direction}"
+            chats = f"SELECT * FROM chats WHERE {_LISTED} AND {folded_title} LIKE {folded_pattern} ESCAPE '\\'"
+            page = "LIMIT ? OFFSET ?"
+            # The messages of all chats need to be counted only if the counts determine the order.
+            if column in ("messages", "size_bytes"):
+                query = f"{_COUNTED.format(chats=chats)} {in_order} {page}"
+            else:
+                query = f"{_COUNTED.format(chats=f'{chats} {in_order} {page}')} {in_order}"
             found = db.execute(query, (owner, pattern, limit + 1, skip)).fetchall()
             rows = [ChatRow(chat_from_row(row), row["messages"], row["size_bytes"]) for row in found[:limit]]
             return rows, len(found) > limit

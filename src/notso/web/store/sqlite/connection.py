@@ -67,6 +67,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
             f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
         )
         connection.row_factory = sqlite3.Row
+        _add_functions(connection)
         for pragma in ("query_only=ON", "wal_autocheckpoint=0", f"busy_timeout={BUSY_MS}", "mmap_size=0"):
             connection.execute(f"PRAGMA {pragma}")
         return connection
@@ -76,7 +77,7 @@ def open_empty() -> sqlite3.Connection:
     """Return an empty in-memory database, which replaces a missing file for reads."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
-    connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
+    _add_functions(connection)
     for script in MIGRATIONS:
         connection.executescript(script)
     connection.execute("PRAGMA query_only=ON")
@@ -170,13 +171,19 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
     if existed and 0 < version < SCHEMA_VERSION:
         # Keep a copy that the previous release can open.
         copy(connection, path.with_name(f"{path.stem}-before-{SCHEMA_VERSION}.db"))
-    connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
+    _add_functions(connection)
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         with transaction(connection):
             for statement in _statements(script):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version={number}")
     connection.execute("INSERT OR REPLACE INTO facts VALUES ('open', '1')")
+
+
+def _add_functions(connection: sqlite3.Connection) -> None:
+    connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
+    # SQLite's lower() converts only ASCII letters.
+    connection.create_function("casefold", 1, str.casefold, deterministic=True)
 
 
 def _make_private(path: Path) -> None:
