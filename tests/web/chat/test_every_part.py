@@ -19,7 +19,7 @@ from web.chat.test_documents import ask, upload
 from notso.documents.passages import estimated_tokens, group_passages, split_into_passages
 from notso.web.chat import submit
 from notso.web.engine.port import Event, Message
-from notso.web.turns.every_part import MAX_PART_TOKENS, SHARE_OF_CONTEXT
+from notso.web.turns.every_part import _COUNT, MAX_PART_TOKENS, SHARE_OF_CONTEXT
 
 RECORD = re.compile(r"record number (\d+)\b")
 RECORDS = 102
@@ -182,3 +182,36 @@ def test_part_answers_without_numbers_have_no_sum(start: Callable[..., Any]) -> 
     found = upload(server, "book.pdf", text_pdf(*([page] for page in book(60, 9, 2))))
     content = server.stored(ask(server, "Which?", found["id"], every="on")).content
     assert content.count("None that I see.") == content.count("**book.pdf") > 2 and "Sum" not in content
+
+
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [
+        ("3", 3),
+        ("\n**3**\n", 3),
+        ("**1,234** records", 1234),
+        ("3 [[1: the heron waits]]", 3),
+        ("2\n\nAlice and Bob", 2),
+        ("1. Alice\n2. Bob", None),
+        ("**1.** Alice", None),
+        ("1) Alice", None),
+        ("1: Alice", None),
+        ("2.5 meters", None),
+        ("2,5 meters", None),
+        ("3rd of May", None),
+        ("1999-12-31", None),
+        ("-5 degrees", None),
+        ("50% of them", None),
+        ("3/4 of them", None),
+    ],
+)
+def test_only_whole_counts_are_added_up(answer: str, count: int | None) -> None:
+    found = _COUNT.match(answer)
+    assert (int(found[1].replace(",", "")) if found is not None else None) == count
+
+
+def test_answers_with_list_markers_have_no_sum(start: Callable[..., Any]) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("1. Alice\n2. Bob"))).ready()
+    found = upload(server, "book.pdf", text_pdf(*([page] for page in book(60, 9, 2))))
+    content = server.stored(ask(server, "Who?", found["id"], every="on")).content
+    assert content.count("1. Alice") > 2 and "Sum" not in content

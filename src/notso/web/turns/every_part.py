@@ -29,7 +29,9 @@ SAMPLE_CHARACTERS = 200_000
 SHARE_OF_CONTEXT = 0.6  # leaves room for the question and the answer
 ONLY_THIS_PART = "This is part {number} of {parts}. Answer from this part alone, and briefly."
 QUOTE_PART = "Behind the answer, quote the passages that support it, word for word and each as [[{number}: words]]."
-_NUMBER = re.compile(r"\W*(\d{1,15}(?:,\d{3})*)\b")
+_COUNT = re.compile(r"[\s*_]*(\d{1,3}(?:,\d{3})+|\d{1,15})[*_]*(?:\s*$|\s+[^\W\d_]|\s*\[\[)")
+"""A count at the beginning of an answer: the number alone, or before a word or a quotation. List markers such as "1.",
+decimals and dates are not counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ async def answer_parts(
 ) -> AsyncIterator[Event]:
     """Send the requests, AT_ONCE at a time, and yield the events of the joined answer.
 
-    If all of several answers begin with a number, the sum of these numbers follows. `opened` receives each request, so
+    If all of several answers begin with a count, the sum of these counts follows. `opened` receives each request, so
     that it can be stopped. Raises the errors of the requests.
     """
     room = asyncio.Semaphore(AT_ONCE)
@@ -183,9 +185,9 @@ async def _join_answers(
                 return
             yield Event("text", text=f"**{parts[shown].title}**\n\n{texts[shown].strip()}\n\n")
             shown += 1
-    numbers = [_NUMBER.match(text) for text in texts]
-    if len(parts) > 1 and all(numbers):
-        total = sum(int(each[1].replace(",", "")) for each in numbers if each is not None)
+    counts = [_COUNT.match(text) for text in texts]
+    if len(parts) > 1 and all(counts):
+        total = sum(int(each[1].replace(",", "")) for each in counts if each is not None)
         yield Event("text", text=f"**{words['parts_total'].format(total=total)}**\n")
     yield Event("end", finish_reason="stop")
 
