@@ -106,7 +106,7 @@ def test_first_message_of_a_chat_reads_no_messages(asking: Asking) -> None:
     ("what", "calls"),
     [
         ("regenerate", ["message", "branch", "add_message", "shown_chat"]),
-        ("continue", ["message", "branch", "resume_message", "shown_chat"]),
+        ("continue", ["message", "branch", "trace", "resume_message", "shown_chat"]),
         ("choose", ["message", "choose", "shown_chat"]),
         ("edit", ["message", "edit_message", "shown_chat", "keep_html"]),
     ],

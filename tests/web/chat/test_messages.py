@@ -150,6 +150,19 @@ def test_stopped_answer_can_be_continued(start: Start) -> None:
     assert len(server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))) == 2
 
 
+def test_continued_version_keeps_its_settings(server: Any) -> None:
+    asked = server.ask("one")
+    server.finished(asked)
+    act(server, asked, "regenerate", temperature="0.25")
+    version = server.last(asked.chat_id)
+    server.client.post(f"/chats/{asked.chat_id}/settings", data={"temperature": "1.5"})
+    act(server, version, "continue")
+    act(server, version, "continue")
+    act(server, asked, "continue")
+    engine = server.shared.engine.engine
+    assert [request.params.temperature for request in engine.requests[1:]] == [0.25, 0.25, 0.25, 1.5]
+
+
 @pytest.mark.parametrize("mode", ["thinking", "answer"])
 def test_stopped_reasoning_can_be_continued_or_answered(start: Start, mode: str) -> None:
     def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:

@@ -243,6 +243,27 @@ def test_chat_uses_its_selected_model(start: Start, folder: Path) -> None:
     assert answer.status_code == 400
 
 
+def test_answer_is_continued_by_its_model_or_names_the_other_one(start: Start, folder: Path) -> None:
+    shelf = Shelf(folder, memory=2)
+    server = shelf.serve(start)
+    asked = server.ask("Hello")
+    first = server.finished(asked).model
+    server.client.post(f"/chats/{asked.chat_id}/settings", data={"model": "two-q8_0"})
+
+    def go_on() -> tuple[str, str]:
+        server.client.post(f"/chats/{asked.chat_id}/messages/{asked.message_id}/continue")
+        server.wait(lambda: server.chat.turns.unfinished == 0)
+        answer = server.stored(asked)
+        return answer.content, answer.model
+
+    assert go_on() == ("by One-Q4_K_Mby One-Q4_K_M", first)
+    store = server.shared.store
+    rename = "UPDATE messages SET model = 'gone' WHERE id = ?"
+    server.on_loop(lambda: store.write(lambda db: db.execute(rename, (asked.message_id,)).rowcount))
+    content, model = go_on()
+    assert content == "by One-Q4_K_Mby One-Q4_K_Mby Two-Q8_0" and "Two-Q8_0" in model
+
+
 def test_adapter_is_reloaded_with_its_base_model(start: Start, folder: Path) -> None:
     shelf = Shelf(folder, memory=2)
     adapters = folder / "adapters"

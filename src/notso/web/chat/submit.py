@@ -21,7 +21,13 @@ from typing import Literal
 from notso.documents.values import unreadable
 from notso.web.chat.chat_view import ChatView, read_branch
 from notso.web.chat.services import ChatServices, engine_and_registry
-from notso.web.engine.model_names import ModelChoice, model_id, resolve_model_choice
+from notso.web.engine.model_names import (
+    DEFAULT_MODEL,
+    ModelChoice,
+    engine_if_loaded,
+    model_id,
+    resolve_model_choice,
+)
 from notso.web.engine.port import ContextLengthError, Message, ModelError, Request, RequestOptions, SamplingParams
 from notso.web.engine.running import PreparedRequest, RunningRequest, prepare, submissions_for
 from notso.web.store.protocol import (
@@ -281,13 +287,16 @@ async def continue_answer(
     assistant_message = replace(_new_message(view.chat), id=message.id)
     generation_id = assistant_message.generation_id or ""
     with _admit(services, owner) as running:
-        choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
+        stored = await services.shared.store.trace(owner, message.id)
+        own = stored.own if stored is not None else None
+        model, choice = await _continuing_model(services, message, view.settings.model)
+        view = _with_settings(view, own)
         prepared = None
         if all(use.is_final for use in message.tool_uses):  # otherwise pending tool calls run first
             request, _ = await build_request(services, owner, view, choice)
             request = continuation_request(request, message, keep_thinking=view.settings.keep_thinking)
             prepared = await _prepare_and_reserve(services, running, make_replayable(request, generation_id), view)
-        trace = AnswerTrace((), view.settings.model, hurry=hurry)
+        trace, name = AnswerTrace((), model, own=own, hurry=hurry), _model_name(services, choice)
         return await _store_and_start(
             services,
             owner,
@@ -295,12 +304,24 @@ async def continue_answer(
             assistant_message,
             running,
             lambda: services.shared.store.resume_message(
-                owner, view.chat.id, message.id, generation_id, through=through, trace=trace
+                owner, view.chat.id, message.id, generation_id, through=through, trace=trace, model=name
             ),
             trace,
             choice=choice,
             prepared=prepared,
         )
+
+
+async def _continuing_model(
+    services: ChatServices, message: StoredMessage, setting: str | None
+) -> tuple[str | None, ModelChoice]:
+    # The model that generated an answer continues it if it is loaded, otherwise the model of the chat's setting.
+    engine, choice = None, DEFAULT_MODEL
+    if message.model:
+        engine, choice = await engine_if_loaded(*engine_and_registry(services), message.model)
+    if engine is not None:
+        return message.model, choice
+    return setting, await resolve_model_choice(*engine_and_registry(services), setting)
 
 
 async def fork(
@@ -324,10 +345,11 @@ async def fork(
     closed_at = tuple(each for each in run.closed_at if each < at)
     run = replace(run, ids=(*run.ids[:at], *replacement), closed_at=closed_at, tokens=0, reasoning_tokens=0, finish="")
     prefix, key = message_before_run(run, message), _idempotency_key(fields)
+    view = _with_settings(view, trace.own)
     with _admit(services, owner) as running:
         choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
         await services.toolbox.ready(view.settings.tool_names)
-        forked = AnswerTrace((*trace.runs[:number], run), trace.model)
+        forked = AnswerTrace((*trace.runs[:number], run), trace.model, own=trace.own)
         answer = replace(
             _new_message(view.chat),
             model=message.model,

@@ -508,11 +508,12 @@ class ChatStore(Protocol):
         *,
         through: str | None = None,
         trace: AnswerTrace | None = None,
+        model: str = "",
     ) -> TurnAccepted | TurnRefused:
         """Queue a finished answer for continuation with a new generation id.
 
         Makes the branch that contains `through` the shown one (None: a branch with the answer). `trace` replaces the
-        stored trace; None deletes it.
+        stored trace; None deletes it. `model`: name of the model that continues the answer ('': unchanged).
         """
 
     async def edit_message(

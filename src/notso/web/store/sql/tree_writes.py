@@ -119,6 +119,7 @@ def resume_message(
     *,
     through: str | None = None,
     trace: AnswerTrace | None = None,
+    model: str = "",
 ) -> TurnAccepted | TurnRefused:
     refused = _find_refusal(db, owner, chat_id)
     if refused is not None:
@@ -129,8 +130,12 @@ def resume_message(
     )
     if assistant_message is None or assistant_message.role != "assistant" or user_message is None:
         return TurnRefused(None)
-    assistant_message = replace(assistant_message, state="queued", generation_id=generation_id, note="")
-    db.execute("UPDATE messages SET generation_id = ? WHERE id = ? AND owner = ?", (generation_id, message_id, owner))
+    model = model or assistant_message.model
+    assistant_message = replace(assistant_message, state="queued", generation_id=generation_id, note="", model=model)
+    db.execute(
+        "UPDATE messages SET generation_id = ?, model = ? WHERE id = ? AND owner = ?",
+        (generation_id, model, message_id, owner),
+    )
     update_message(db, owner, assistant_message)
     _replace_trace(db, owner, message_id, trace)
     db.acquire(owner, message_id)
