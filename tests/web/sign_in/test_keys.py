@@ -14,6 +14,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from scripted_engine import ScriptedEngine, say
 
+from notso.web.chat import submit
 from notso.web.edge.access import mark_of
 from notso.web.engine.port import Event, Progress
 from notso.web.sign_in.issued_keys import CACHE_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
@@ -138,6 +139,25 @@ def test_requests_per_minute_are_limited_per_key(start: Start, book: KeyManager)
     page = server.client.post("/chats", data={"text": "Hi", "key": new_id()}, headers=bearer(ann))
     assert page.status_code == 429
     assert asked(server, bob).status_code == 200
+
+
+def test_page_routes_that_run_the_model_count_toward_the_limits(start: Start) -> None:
+    runs_model = {"alternatives"} | {
+        name for name, each in vars(submit).items() if getattr(each, "__annotations__", {}).get("return") == "Submitted"
+    }
+    assert {"submit_question", "continue_answer", "fork"} < runs_model
+    server = start(ScriptedEngine()).ready()
+    marked, running = set(), set()
+    for context in iter_route_contexts(server.app.routes):
+        route = context.original_route
+        endpoint = getattr(route, "endpoint", None)
+        if not getattr(endpoint, "__module__", "").startswith("notso.web.chat.routes"):
+            continue
+        if mark_of(route).uses_model:
+            marked.add(endpoint.__name__)
+        if runs_model & set(endpoint.__code__.co_names):
+            running.add(endpoint.__name__)
+    assert marked == running and {"fork_message", "show_tokens", "begin_chat"} <= marked
 
 
 def test_tokens_per_day_are_limited_and_reset_at_midnight(start: Start, book: KeyManager) -> None:

@@ -293,10 +293,12 @@ async def public() -> None:
 
 @dataclass(frozen=True, slots=True)
 class AccessMark:
-    # Access requirements of a route, and the action that the audit log records for its requests ("": none).
+    # Access requirements of a route, the action that the audit log records for its requests ("": none), and whether a
+    # page's requests count toward the limits of keys.
 
     operators: bool = False
     audit: str = ""
+    uses_model: bool = False
 
     async def __call__(self, request: Request) -> None:
         ring: KeyRing = request.app.state.key_ring
@@ -356,7 +358,9 @@ async def front_ends_only(request: Request) -> None:
 
 
 PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(AccessMark()), Depends(front_ends_only)
-"""Access marks for routes that use neither `operator_only` nor `audited`."""
+USES_MODEL = Depends(AccessMark(uses_model=True))
+"""Access marks for routes that use neither `operator_only` nor `audited`. USES_MODEL: for guarded page routes that run
+the model."""
 
 
 def caller_of(request: Request) -> Caller:

@@ -36,8 +36,6 @@ AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
 """For this long after an audit entry, repetitions of the owner's action are only counted; they are then written as one
 entry. SELDOM has other intervals for some actions."""
 KEY_REQUESTS = "requests of keys"
-MODEL_ROUTES = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
-"""Last segments of the page routes that use the model."""
 _log = logging.getLogger("notso.web.access")
 
 
@@ -302,6 +300,6 @@ def _least_tokens(use: MaxTokenUse) -> int:
 
 
 def _uses_model(request: Request) -> bool:
-    if request.method != "POST":
-        return False
-    return is_api(request.scope) or request.scope["path"].rstrip("/").rpartition("/")[2] in MODEL_ROUTES
+    if is_api(request.scope):
+        return request.method == "POST"
+    return mark_of(request.scope["route"]).uses_model

@@ -40,7 +40,7 @@ from notso.web.chat.views import (
     sidebar_context,
     sync_context,
 )
-from notso.web.edge.access import GUARDED
+from notso.web.edge.access import GUARDED, USES_MODEL
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import engine_if_loaded
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS, ChatOrder, SearchHit
@@ -326,7 +326,7 @@ async def _restore(services: ChatServices, owner: str, trash_id: str) -> list[st
     return restored
 
 
-@router.post("/chats/{chat_id}/summarize", dependencies=[GUARDED])
+@router.post("/chats/{chat_id}/summarize", dependencies=[USES_MODEL])
 async def summarize(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Add a summary that replaces earlier messages in prompts."""
     fields = await read_form(request)

@@ -33,7 +33,7 @@ from notso.web.chat.views import (
     request_tab,
     sidebar_context,
 )
-from notso.web.edge.access import GUARDED
+from notso.web.edge.access import GUARDED, USES_MODEL
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import available_model_names
 from notso.web.store.protocol import Attachment, Rating, TurnAccepted
@@ -78,7 +78,7 @@ async def edit_form(request: Request, services: Services, owner: Owner, chat_id:
     return await services.pages.respond(request, template, chat=chat, message=message, key=new_id())
 
 
-@router.post("/edit", dependencies=[GUARDED])
+@router.post("/edit", dependencies=[USES_MODEL])
 async def edit(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Submit an edited question, or replace the text of an answer."""
     fields = await read_form(request)
@@ -100,7 +100,7 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
     return await render_turns(request, services, owner, announce(request, services, owner, shown))
 
 
-@router.post("/regenerate", dependencies=[GUARDED])
+@router.post("/regenerate", dependencies=[USES_MODEL])
 async def regenerate(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
@@ -109,7 +109,7 @@ async def regenerate(request: Request, services: Services, owner: Owner, chat_id
     return await _with_turn(request, services, owner, view, accepted)
 
 
-@router.post("/continue", dependencies=[GUARDED])
+@router.post("/continue", dependencies=[USES_MODEL])
 async def continue_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str
 ) -> Response:

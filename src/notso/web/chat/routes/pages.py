@@ -42,7 +42,7 @@ from notso.web.chat.views import (
     request_tab,
     status_context,
 )
-from notso.web.edge.access import GUARDED, PUBLIC
+from notso.web.edge.access import GUARDED, PUBLIC, USES_MODEL
 from notso.web.edge.assets import FOREVER, accepts_gzip
 from notso.web.edge.forms import read_form
 from notso.web.edge.limits import CountedStream
@@ -90,7 +90,7 @@ async def home(
     return await render_chat_page(request, services, owner, None, draft=draft, toast=toast, **chosen)
 
 
-@router.post("/chats", dependencies=[GUARDED])
+@router.post("/chats", dependencies=[USES_MODEL])
 async def begin_chat(request: Request, services: Services, owner: Owner) -> Response:
     fields = await read_form(request)
     chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
@@ -144,7 +144,7 @@ async def show_earlier(request: Request, services: Services, owner: Owner, chat_
     )
 
 
-@router.post("/chats/{chat_id}/messages", dependencies=[GUARDED])
+@router.post("/chats/{chat_id}/messages", dependencies=[USES_MODEL])
 async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Store a question and queue its answer."""
     fields = await read_form(request)

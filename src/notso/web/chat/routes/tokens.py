@@ -32,7 +32,7 @@ from notso.web.chat.views import (
     render_turns,
     sidebar_context,
 )
-from notso.web.edge.access import GUARDED
+from notso.web.edge.access import GUARDED, USES_MODEL
 from notso.web.edge.forms import read_form
 from notso.web.values.errors import Problem
 from notso.web.values.ids import new_id
@@ -43,7 +43,7 @@ router = APIRouter(prefix="/chats/{chat_id}/messages/{message_id}")
 MAX_TYPED_CHARACTERS = 1_000
 
 
-@router.get("/tokens", dependencies=[GUARDED])
+@router.get("/tokens", dependencies=[USES_MODEL])
 async def show_tokens(
     request: Request,
     services: Services,
@@ -87,7 +87,7 @@ async def show_tokens(
     return await services.pages.respond(request, "tokens.html", **sidebar, **shown)
 
 
-@router.post("/fork", dependencies=[GUARDED])
+@router.post("/fork", dependencies=[USES_MODEL])
 async def fork_message(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Generate another version of an answer, in which a token id (`token`) or text (`text`) replaces the token at
     position `at` of the run numbered `run`."""
