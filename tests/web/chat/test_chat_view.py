@@ -178,8 +178,9 @@ def test_answer_finished_during_next_question_is_complete_in_the_prompt(asking: 
 
     chat_id, message_id = asking.first.chat_id, asking.first.message_id
     store = asking.server.shared.store
-    asking.server.on_loop(lambda: store.resume_message("local", chat_id, message_id, new_generation_id()))
     with asking.counted():
+        # after `counted` has loaded the page, which would finish an answer that is not being generated
+        asking.server.on_loop(lambda: store.resume_message("local", chat_id, message_id, new_generation_id()))
         asking.store.before["add_turn"] = end
         asking.send("and now?")
     assert [message.content for message in asking.finish()] == ["a question", "at last", "and now?"]

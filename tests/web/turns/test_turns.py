@@ -18,7 +18,8 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import ContextLengthError, EngineError, Event, ModelFileError
 from notso.web.rendering.markdown import render_markdown
-from notso.web.turns import turns
+from notso.web.turns import turn_consumer, turns
+from notso.web.values.errors import StorageError
 from notso.web.values.ids import new_generation_id, new_id
 
 ANSWER = "Some *text*.\n\n- one\n- two\n\n```python\nx = 1\n```\n\nThe **end**: 1 < 2 & U+2028 \u2028 here.\n"
@@ -414,6 +415,74 @@ def test_lost_turn_does_not_block_its_chat(start: Start) -> None:
     server.on_loop(lambda: store.resume_message("local", asked.chat_id, asked.message_id, name))
     assert server.finished(server.ask("More", asked.chat_id)).state == "done"
     assert server.stored(asked).state == "interrupted"
+
+
+@pytest.fixture
+def failing_saves(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], threading.Event]:
+    """Return a function that lets saves of finished answers fail while the returned event is set."""
+    monkeypatch.setattr(turn_consumer, "SAVE_RETRY_SECONDS", ())
+
+    def fail(server: Any) -> threading.Event:
+        failing, save = threading.Event(), server.shared.store.save_message
+        failing.set()
+
+        async def save_message(message: Any, *others: Any) -> None:
+            if failing.is_set() and not message.active:
+                raise StorageError("the disk is full")
+            await save(message, *others)
+
+        server.shared.store.save_message = save_message
+        return failing
+
+    return fail
+
+
+@pytest.mark.parametrize("action", ["stop", "load"])
+def test_answer_whose_last_save_failed_is_finished_later(
+    start: Start, failing_saves: Callable[[Any], threading.Event], action: str
+) -> None:
+    server = start(ScriptedEngine(script("All of it.", ""))).ready()
+    failing = failing_saves(server)
+    asked = server.ask("Hello", thinking=False)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    page = f"/chats/{asked.chat_id}"
+    assert server.client.get(page).status_code == 200 and server.stored(asked).active
+    stop = f"/generations/{asked.generation_id}/stop"
+    assert server.client.post(stop, data={}).status_code == 503
+    failing.clear()
+    if action == "stop":
+        assert server.client.post(stop, data={}).status_code == 303
+    else:
+        assert stop not in server.client.get(page).text
+    assert (server.stored(asked).state, server.stored(asked).content) == ("done", "All of it.")
+    edit = {"text": "Edited."}
+    server.client.post(f"{page}/messages/{asked.message_id}/edit", data=edit)
+    server.client.post(stop, data={})
+    assert server.client.get(page).status_code == 200 and server.stored(asked).content == "Edited."
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_unexpected_error_keeps_the_partial_text(
+    start: Start,
+    failing_saves: Callable[[Any], threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+    is_saved: bool,
+) -> None:
+    async def fail(self: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(turn_consumer.TurnConsumer, "_finish", fail)
+    server = start(ScriptedEngine(script("All of it.", ""))).ready()
+    failing = failing_saves(server)
+    if is_saved:
+        failing.clear()
+    asked = server.ask("Hello", thinking=False)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    failing.clear()
+    monkeypatch.undo()
+    assert server.finished(server.ask("More", asked.chat_id)).state == "done"
+    stored = server.stored(asked)
+    assert (stored.state, stored.content) == ("failed", "All of it.") and stored.note
 
 
 def test_stalled_reader_is_dropped_without_delaying_others(start: Start) -> None:

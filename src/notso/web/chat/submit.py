@@ -535,7 +535,7 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
     if not turns.is_unknown(orphan.generation_id):  # started by this process in the meantime, or its last save failed
         if (turn := turns.find(orphan.generation_id)) is not None and turn.log.finished:
             with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
-                await services.shared.store.save_message(turn.message, orphan.owner, turn.trace)
+                await _save_ended_turn(services, orphan.owner, turn)
         return
     pauses = chain(RESUME_RETRY_SECONDS, repeat(RESUME_RETRY_SECONDS[-1]))
     with turns.expecting(orphan.generation_id):
@@ -706,14 +706,36 @@ async def _store_once_unlocked(services: ChatServices, owner: str, store: StoreC
     return outcome
 
 
+async def finish_if_lost(services: ChatServices, owner: str, message: StoredMessage) -> bool:
+    """Finish an answer that has ended, but is stored as unfinished because its last save failed.
+
+    Return whether it was finished. Raises StorageError.
+    """
+    if not message.active or services.shared.stopping:  # at shutdown, another process will continue the answer
+        return False
+    generation_id = message.generation_id or ""
+    turn = services.turns.find(generation_id)
+    # In a database of several servers, another one may generate an unknown answer; if none does, its lease expires.
+    is_lost = services.turns.is_unknown(generation_id) and not services.shared.store.is_shared
+    if is_lost or (turn is not None and turn.is_unsaved):
+        await _finish_lost_turn(services, owner, message)
+        return True
+    return False
+
+
 async def _finish_lost_turn(services: ChatServices, owner: str, assistant_message: StoredMessage) -> None:
     generation_id = assistant_message.generation_id or ""
     # A turn whose last save failed is still stored as running and would lock its chat forever.
     turn = services.turns.find(generation_id)
     if turn is not None and turn.log.finished:
-        await services.shared.store.save_message(turn.message, owner)
+        await _save_ended_turn(services, owner, turn)
     elif services.turns.is_unknown(generation_id):
         await services.shared.store.save_message(replace(assistant_message, state="interrupted"), owner)
+
+
+async def _save_ended_turn(services: ChatServices, owner: str, turn: Turn) -> None:
+    await services.shared.store.save_message(turn.message, owner, turn.trace)
+    turn.is_unsaved = False
 
 
 def _require_accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:

@@ -13,7 +13,8 @@ from notso.web.turns.turn_log import TurnLog
 
 @dataclass(eq=False)
 class Turn:
-    message: StoredMessage  # as last saved; if it contains a part of the answer, that part is continued
+    # As stored at the start, and as it must be stored at the end. A part of the answer in it is continued.
+    message: StoredMessage
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None
     keep_thinking: bool = False  # whether prompts after a tool call contain the reasoning
@@ -28,6 +29,7 @@ class Turn:
     interrupted: bool = False  # whether generation must stop because of a shutdown or a lost lease
     is_taken_over: bool = False  # whether another process began the turn
     is_handed_over: bool = False  # whether another process will continue the turn
+    is_unsaved: bool = False  # whether the turn has ended, but `message` could not be saved
 
     @property
     def id(self) -> str:

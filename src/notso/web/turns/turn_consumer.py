@@ -161,6 +161,18 @@ class TurnConsumer:
             continues = await self._use_tools() and await self._follow_engine()
         await self._finish()
 
+    async def fail(self) -> None:
+        """End the turn after an unexpected error in `run`, and save the text so far."""
+        self.stop()
+        turn = self.turn
+        if turn.message.active:  # otherwise the final message is complete
+            self.calls.abandon()
+            partial = self._replaying or self._message("failed")
+            note = words["failed_inside"]
+            turn.message, turn.trace = replace(partial, state="failed", note=note, renderer=0), self._trace
+        turn.is_unsaved = True
+        turn.is_unsaved = not await self._save_final(turn.message, turn.trace)
+
     async def _follow_engine(self) -> bool:
         # Waits for the end of the engine request. Returns True if it ended with tool calls.
         while not self._ended:
@@ -437,6 +449,7 @@ class TurnConsumer:
         if is_handed_over:  # another process continues the answer; this try does not count, because there was no crash
             message, trace = replace(message, state="running", renderer=0), trace and replace(trace, tries=0)
         if not await self._save_final(message, trace):
+            self.turn.is_unsaved = True
             state, error = "failed", words["failed_saving"]
         log.finish(state, words[f"phase_{state}"], error, asdict(message.numbers))
 

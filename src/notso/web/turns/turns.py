@@ -238,7 +238,10 @@ class Turns:
             await consumer.run()
         except Exception:
             logger.exception("a turn could not be processed")
-            consumer.running.stop()
+            try:
+                await consumer.fail()
+            except Exception:
+                logger.exception("the text of a failed turn was not saved")
             turn.log.finish("failed", words["phase_failed"], words["failed_inside"])
         finally:
             del self._consumers[turn.id]

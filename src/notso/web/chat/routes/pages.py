@@ -25,7 +25,7 @@ from notso.web.chat.chat_view import (
 )
 from notso.web.chat.routes.documents import load_chosen_documents
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.submit import keep_draft, new_chat, submit_question
+from notso.web.chat.submit import finish_if_lost, keep_draft, new_chat, submit_question
 from notso.web.chat.templates import is_fragment, reasoning_html
 from notso.web.chat.views import (
     STARTS,
@@ -122,6 +122,9 @@ async def show_chat(
 ) -> Response:
     through, limit = at if is_id(at) else None, MOST_SHOWN if all == "on" else NEWEST_MESSAGES
     view = await read_shown(services, owner, chat_id, through=through, first=through, limit=limit)
+    with contextlib.suppress(StorageError):  # show the chat even if an answer cannot be saved
+        if any([await finish_if_lost(services, owner, each.message) for each in view.path]):
+            view = await read_shown(services, owner, chat_id, through=through, first=through, limit=limit)
     await _mark_read(services, owner, view.chat)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
     documents = await load_chosen_documents(services, owner, document)
@@ -172,7 +175,8 @@ async def set_thinking(request: Request, services: Services, owner: Owner, chat_
 async def stop(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     message = await find_generation(services, owner, generation_id)
     await read_form(request)
-    services.turns.stop(generation_id)
+    if not services.turns.stop(generation_id) and await finish_if_lost(services, owner, message):
+        services.feed.announce(owner, message.chat_id, "")
     return done_response(request, f"/chats/{message.chat_id}")
 
 
