@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,18 @@ def test_attachment_is_read_in_parts() -> None:
         with pytest.raises(ToolError, match=reason):
             attachment_excerpt(FILES, name, line)
     assert called(ATTACHMENT_READER, name="x").text == "error: this chat has no files"
+
+
+def test_document_of_the_library_is_read_as_attachment() -> None:
+    async def text(owner: str, document_id: str) -> Any:
+        return SimpleNamespace(text="page one\npage two") if (owner, document_id) == ("local", "kept") else None
+
+    store: Any = SimpleNamespace(documents=SimpleNamespace(text=text))
+    files = (Attachment("book.pdf", "", "kept"), Attachment("old.pdf", "", "deleted"))
+    context = ToolContext("local", "chat", store, files)
+    read = called(ATTACHMENT_READER, context, name="book.pdf", first_line=2)
+    assert read.text == "book.pdf, lines 2 to 2 of 2:\npage two"
+    assert called(ATTACHMENT_READER, context, name="old.pdf").text == "error: this document was deleted"
 
 
 def test_chat_search_finds_only_chats_of_owner(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -90,12 +91,23 @@ MAX_CHARACTERS = 6_000
 
 
 async def _read_attachment(arguments: Mapping[str, Any], context: ToolContext) -> str:
-    return attachment_excerpt(context.attachments, arguments["name"], arguments.get("first_line", 1))
+    attachments, name = context.attachments, arguments["name"]
+    file = _newest(attachments, name)
+    if file is not None and file.document:
+        document = await context.store.documents.text(context.owner, file.document)
+        if document is None:
+            raise ToolError("this document was deleted")
+        attachments = (replace(file, text=document.text),)
+    return await asyncio.to_thread(attachment_excerpt, attachments, name, arguments.get("first_line", 1))
+
+
+def _newest(attachments: tuple[Attachment, ...], name: str) -> Attachment | None:
+    return next((each for each in reversed(attachments) if each.name == name.strip()), None)
 
 
 def attachment_excerpt(attachments: tuple[Attachment, ...], name: str, first_line: int) -> str:
     """Return lines of the newest attachment with this name, from line `first_line` (1: first). Raises ToolError."""
-    file = next((each for each in reversed(attachments) if each.name == name.strip()), None)
+    file = _newest(attachments, name)
     if file is None:
         names = ", ".join(dict.fromkeys(each.name for each in attachments))
         raise ToolError(f"there is no file with that name; available: {names}" if names else "this chat has no files")
