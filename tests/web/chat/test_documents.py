@@ -444,3 +444,18 @@ def test_document_cache_is_reused_across_members_and_restarts(start: Callable[..
     copy.write_bytes(model.read_bytes())
     server, engine = serve(copy)
     assert read(server, keys[1]) <= GOAL, "a copied model file reuses the cache after a restart"
+
+
+def test_question_about_a_deleted_document_can_be_edited(start: Callable[..., Any]) -> None:
+    server = start(answering()).ready()
+    gone, kept = (upload(server, f"{name}.txt", f"all about {name}".encode()) for name in ("herons", "storks"))
+    asked = ask(server, "What do they say?", gone["id"], kept["id"])
+    assert server.client.post(f"/documents/{gone['id']}/delete").status_code in (204, 303)
+    question = server.stored(asked).parent_id
+    fields = {"text": "And now?", "key": new_id()}
+    assert server.client.post(f"/chats/{asked.chat_id}/messages/{question}/edit", data=fields).status_code == 303
+    edited = server.last(asked.chat_id)
+    stored = server.stored(replace(edited, message_id=server.stored(edited).parent_id))
+    assert stored.content == "And now?" and [each.document for each in stored.attachments] == [kept["id"]]
+    unknown = ask(server, "And this?", gone["id"])
+    assert unknown.status_code == 400, "a new question must not name a deleted document"

@@ -274,6 +274,20 @@ def test_attachments_are_shown_escaped_and_kept_when_editing(server: Any) -> Non
     assert server.client.post("/chats", data=many).status_code == 400
 
 
+def test_question_with_sixteen_imported_attachments_can_be_edited(server: Any) -> None:
+    files = [{"name": f"{number}.txt", "text": f"text {number}"} for number in range(16)]
+    message = {"id": "q", "parent_id": None, "role": "user", "content": "What are they?", "attachments": files}
+    chat = {"title": "Files", "prompt_date": "2026-01-01", "messages": [message]}
+    data = {"format": "notso-chats", "version": 3, "chats": [chat]}
+    chat_id = server.client.post("/import", json=data).headers["location"].removeprefix("/chats/")
+    url = f"/chats/{chat_id}/messages/{server.last(chat_id).message_id}/edit"
+    more = {"file-17-name": "17.txt", "file-1-name": "more.txt", "file-1-text": "more"}
+    assert server.client.post(url, data={"text": "Which?", "key": new_id()} | more).status_code == 400
+    assert server.client.post(url, data={"text": "Which?", "key": new_id()}).status_code == 303
+    question = question_of(server, server.last(chat_id))
+    assert [each.name for each in server.stored(question).attachments] == [each["name"] for each in files]
+
+
 def test_message_text_is_returned_unformatted(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("**bold** <b>", "hm"))).ready()
     asked = server.ask("one")

@@ -51,7 +51,7 @@ from notso.web.turns.chat_settings import (
     merge_settings,
     updated_settings,
 )
-from notso.web.turns.documents import PromptDocuments, parse_attachments, prompt_documents
+from notso.web.turns.documents import MAX_ATTACHMENTS, PromptDocuments, parse_attachments, prompt_documents
 from notso.web.turns.every_part import MAX_PARTS, DocumentPart, build_part_requests
 from notso.web.turns.prompt import SUMMARY_REQUEST, continuation_request, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
@@ -154,19 +154,22 @@ async def submit_question(
     fields: dict[str, str],
     *,
     is_new: bool = False,
-    instead_of: str | None = None,
+    instead_of: StoredMessage | None = None,
     last: str | None = None,
 ) -> Submitted:
     """Store a question at the end of the view's branch and queue its answer.
 
-    last: id of the last message on the page ('': none; None: the end of the chosen branch). instead_of: id of the
-    original question, if this is an edited version. Raises Problem and StorageError, with the text as `draft`.
+    last: id of the last message on the page ('': none; None: the end of the chosen branch). instead_of: the original
+    question, if this is an edited version; it keeps the attachments whose numbers are not in the form. Raises Problem
+    and StorageError, with the text as `draft`.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
     limit = services.shared.settings.max_message_characters
     with keep_draft(text):
-        attachments = await _resolve_attachments(services, owner, parse_attachments(fields, limit))
+        before = instead_of.attachments if instead_of is not None else ()
+        kept = [each for number, each in enumerate(before, start=1) if f"file-{number}-name" not in fields]
+        attachments = await _resolve_attachments(services, owner, parse_attachments(fields, limit), kept)
         _check_text(text, limit, may_be_empty=bool(attachments))
         with _admit(services, owner) as running:
             user_message = replace(_create_message(chat, "user", text), attachments=attachments)
@@ -178,7 +181,8 @@ async def submit_question(
             parts = await _build_parts(services, owner, question_view, request) if "every" in fields else ()
             prepared = None if parts else await _prepare_and_reserve(services, running, request, question_view)
             trace = AnswerTrace((), view.settings.model, every=bool(parts))
-            turn = NewTurn(user_message, answer, _idempotency_key(fields), instead_of, last, trace)
+            original = instead_of.id if instead_of is not None else None
+            turn = NewTurn(user_message, answer, _idempotency_key(fields), original, last, trace)
             new = chat if is_new else None
             accepted, view = await _store_and_start(
                 services,
@@ -201,10 +205,16 @@ async def submit_question(
 
 
 async def _resolve_attachments(
-    services: ChatServices, owner: str, attachments: tuple[Attachment, ...]
+    services: ChatServices, owner: str, attachments: Sequence[Attachment], kept: Sequence[Attachment]
 ) -> tuple[Attachment, ...]:
+    # An imported question may have more attachments, but none can be added to them.
+    if attachments and len(kept) + len(attachments) > MAX_ATTACHMENTS:
+        raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
     ids = {each.document for each in attachments if each.document}
-    documents = await services.shared.store.documents.some(owner, sorted(ids))
+    kept_ids = {each.document for each in kept if each.document}
+    found = await services.shared.store.documents.some(owner, sorted(ids | kept_ids))
+    # Of the original question's documents, those that were deleted or cannot be read any more are left out.
+    documents = [each for each in found if each.id in ids or each.state != "failed"]
     for each in documents:
         if each.state == "failed":
             raise Problem(
@@ -212,11 +222,11 @@ async def _resolve_attachments(
             )
         if each.state != "ready":
             raise Problem(409, words["document_unready"].format(name=each.name))
-    if len(documents) < len(ids):
+    if ids - {each.id for each in documents}:
         raise Problem(400, words["document_unknown"])
     return (
         *(Attachment(each.name, "", each.id) for each in documents),
-        *(each for each in attachments if not each.document),
+        *(each for each in (*kept, *attachments) if not each.document),
     )
 
 

@@ -36,7 +36,7 @@ from notso.web.chat.views import (
 from notso.web.edge.access import GUARDED, USES_MODEL
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import available_model_names
-from notso.web.store.protocol import Attachment, Rating, TurnAccepted
+from notso.web.store.protocol import Rating, TurnAccepted
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id, new_id
 from notso.web.values.wording import words
@@ -85,10 +85,9 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
     with keep_draft(fields.get("text", "")):
         message = await find_message(services, owner, chat_id, message_id)
     if message.role == "user":
-        file_fields = {name: value for name, value in _files(message.attachments) if name not in fields}
         with keep_draft(fields.get("text", "")):
             view = await read_branch(services, owner, chat_id, message.parent_id or "")
-        accepted, view = await submit_question(services, owner, view, fields | file_fields, instead_of=message.id)
+        accepted, view = await submit_question(services, owner, view, fields, instead_of=message)
         return await _with_turn(request, services, owner, view, accepted)
     content = fields.get("text", "").strip("\n")
     if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
@@ -220,11 +219,3 @@ async def _with_turn(
     view = announce(request, services, owner, view)
     shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
     return await render_turns(request, services, owner, replace(shown, revision=view.revision))
-
-
-def _files(attachments: tuple[Attachment, ...]) -> list[tuple[str, str]]:
-    return [
-        (f"file-{number}-{part}", getattr(each, part))
-        for number, each in enumerate(attachments, start=1)
-        for part in ("name", "document" if each.document else "text")
-    ]
