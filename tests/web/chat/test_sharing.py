@@ -38,7 +38,7 @@ def link(server: Any, chat_id: str, days: int = 7) -> str:
     return re.findall(r'value="[^"]*(/shared/[\w-]{32})"', page)[0]
 
 
-def test_share_link_shows_a_read_only_snapshot(server: Any) -> None:
+def test_share_link_shows_messages_up_to_the_last_one(server: Any) -> None:
     asked = server.ask("What <is> it?")
     server.finished(asked)
     address = link(server, asked.chat_id)
@@ -50,6 +50,22 @@ def test_share_link_shows_a_read_only_snapshot(server: Any) -> None:
     assert "<form" not in answer.text and "hx-post" not in answer.text, "the shared page is read-only"
     secret = address.rpartition("/")[2]
     assert secret not in server.client.get(f"/chats/{asked.chat_id}/share").text, "the link is shown only once"
+
+
+def test_share_link_shows_edited_responses_as_its_page_says(server: Any) -> None:
+    asked = server.ask("What is it?")
+    server.finished(asked)
+    assert words["share_edits"] in server.client.get(f"/chats/{asked.chat_id}/share").text
+    address = link(server, asked.chat_id)
+    url = f"/chats/{asked.chat_id}/messages/{asked.message_id}"
+    server.client.post(f"{url}/edit", data={"text": "Edited later"})
+    assert "Edited later" in server.client.get(address).text
+    server.client.post(f"{url}/regenerate", data={"key": new_id()})
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    version = server.last(asked.chat_id)
+    shown = server.client.get(address).text
+    assert version.message_id != asked.message_id and "Edited later" in shown
+    assert server.stored(version).content.split(" **")[0] not in shown
 
 
 def test_share_link_ends_when_revoked_expired_or_chat_deleted(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ async def show_links(request: Request, services: Services, owner: Owner, chat_id
 
 @router.post("/chats/{chat_id}/share", dependencies=[audited("shared a chat")])
 async def add_link(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Create a link to the chat as it is now. The secret in the link is shown once and not stored."""
+    """Create a link to the chat up to its last message. The secret in the link is shown once and not stored."""
     chat = await find_chat(services, owner, chat_id)
     days = (await read_form(request)).get("days", "")
     view = await read_shown(services, owner, chat_id)
@@ -60,7 +60,10 @@ async def delete_link(request: Request, services: Services, owner: Owner, chat_i
 
 @router.get("/shared/{secret}", dependencies=[PUBLIC])
 async def show_shared(request: Request, services: Services, secret: str) -> Response:
-    """Show a shared chat, without reasoning, as it was when the link was created."""
+    """Show a shared chat, without reasoning, up to the message that was its last one when the link was created.
+
+    Responses that were edited or continued since then have their new text.
+    """
     store = services.shared.store
     share = await store.shared(_digest(secret), _now_ms()) if len(secret) < 100 else None
     found = await store.shown_chat(share.owner, share.chat_id, MOST_SHOWN, through=share.message_id) if share else None
