@@ -13,8 +13,6 @@ from notso.web.values.request_id import request_id
 
 
 class _TextHandler(logging.Handler):
-    """Writes text lines, with the request id in brackets while a request is served."""
-
     def emit(self, record: logging.LogRecord) -> None:
         line = " ".join(record.getMessage().split())
         if (request := request_id.get()) is not None:
@@ -28,7 +26,7 @@ class _TextHandler(logging.Handler):
 
 
 class _JsonHandler(logging.Handler):
-    """Writes JSON lines, with the request id, and `trace_id` and `span_id` while tracing."""
+    # Adds `trace_id` and `span_id` while tracing.
 
     def emit(self, record: logging.LogRecord) -> None:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

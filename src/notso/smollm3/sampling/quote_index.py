@@ -332,7 +332,7 @@ def _tied_groups(tied: Flags) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp
 
 
 def _classes(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """Classify characters for word boundaries (UAX 29)."""
+    # Classifies characters for word boundaries (UAX 29).
     table = np.zeros(0x110000, np.uint8)
     present = np.flatnonzero(np.bincount(points)).tolist()
     for point in present:
@@ -383,7 +383,7 @@ def _word_starts(classes: npt.NDArray[np.uint8]) -> Flags:
 
 
 def _byte_offsets(points: npt.NDArray[np.uint32], *, escaped: bool) -> Ints:
-    """Return the byte offset of each character and of the end (n + 1,)."""
+    # Returns the offset of each character, and of the end.
     sizes = 1 + (points >= 0x80).astype(np.int32) + (points >= 0x800) + (points >= 0x10000)
     sizes[(points >= 0xD800) & (points < 0xE000)] = 1  # lone surrogates are encoded as "?"
     if escaped:

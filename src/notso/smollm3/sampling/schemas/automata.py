@@ -124,7 +124,7 @@ _START, _AFTER_OTHER, _AFTER_WORD = range(3)
 
 
 class _Automaton:
-    """Computes the states of a pattern that must match a whole text."""
+    # Computes the states of a pattern that must match a whole text.
 
     def __init__(self, root: Node, steps: int) -> None:
         self._max_steps = steps
