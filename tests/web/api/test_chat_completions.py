@@ -15,6 +15,8 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, Progress, ToolCall
+from notso.web.api.shared import serving
+from notso.web.api.shared.serializer import PING
 from notso.web.app import drain_work as stop_serving
 from notso.web.values.ids import new_id
 
@@ -183,6 +185,14 @@ def test_excluded_reasoning_is_left_out_of_response(start: Start, fields: dict[s
     assert "".join(delta.get("content") or "" for delta in deltas) == message["content"]
 
 
+def test_stream_is_kept_alive_while_reasoning_is_left_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "PING_SECONDS", 0)  # after each event
+    server = start(ScriptedEngine(tricky)).ready()
+    asked = {"messages": HELLO, "stream": True, "include_reasoning": False}
+    before, _, _ = server.client.post("/v1/chat/completions", json=asked).text.partition('"content":"one')
+    assert PING.decode() in before
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -197,6 +207,7 @@ def test_prompts_are_refused_instead_of_being_cut(served: Any, path: str, body: 
         answer = served.client.post(path, json=body | {"truncate_prompt_tokens": limit})
         assert answer.status_code == status
         assert status == 200 or answer.json()["error"]["param"] == "truncate_prompt_tokens"
+        assert "x-notso-ignored" not in answer.headers
 
 
 def test_tool_calls_are_returned_whole_and_streamed(start: Start) -> None:

@@ -377,6 +377,7 @@ def test_engine_errors_map_to_api_errors() -> None:
         ({"reasoning": {"effort": "high", "exclude": True}}, True, 4096),
         ({"reasoning": {"max_tokens": 77}}, True, 77),
         ({"reasoning": {"max_tokens": 77}, "thinking_budget": 77}, True, 77),
+        ({"reasoning": {"max_tokens": 77}, "thinking_budget": -1}, True, 77),
         ({"reasoning": {"max_tokens": -1}}, True, None),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}, "reasoning_effort": "low"}, True, 256),
         ({"reasoning": {"enabled": False}}, False, None),
@@ -396,7 +397,7 @@ def test_thinking_aliases_set_thinking_and_budget(fields: dict[str, Any], thinki
         {"think": "low", "reasoning_effort": "high"},
         {"reasoning": {"effort": "none"}, "think": True},
         {"thinking_token_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}},
-        {"thinking": {"type": "enabled", "budget_tokens": 6}, "reasoning": {"max_tokens": -1}},
+        {"thinking": {"type": "enabled", "budget_tokens": 6}, "reasoning": {"max_tokens": 7}},
     ],
 )
 def test_contradictory_thinking_fields_are_rejected(fields: dict[str, Any]) -> None:

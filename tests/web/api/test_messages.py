@@ -257,15 +257,28 @@ def test_blocks_of_other_servers_are_left_out_of_prompt(start: Start) -> None:
         },
         {"type": "text", "text": "It is cold."},
     ]
-    conversation = [*HELLO, {"role": "assistant", "content": answer}, *HELLO]
+    upload = {"type": "container_upload", "file_id": "file_1"}
+    question = {"role": "user", "content": [{"type": "text", "text": "Is it cold?"}, upload]}
+    conversation = [*HELLO, {"role": "assistant", "content": answer}, question]
     for path in (URL, f"{URL}/count_tokens"):
         asked = {"messages": conversation} | ({"max_tokens": 60} if path == URL else {})
         response = server.client.post(path, json=asked)
         assert response.status_code == 200
-        assert response.headers["x-notso-ignored"] == "server_tool_use, web_search_tool_result"
-    assert engine.requests[0].messages[1] == Message("assistant", "A greeting.\nIt is cold.")
+        assert response.headers["x-notso-ignored"] == "server_tool_use, web_search_tool_result, container_upload"
+    assert engine.requests[0].messages[1:] == (
+        Message("assistant", "A greeting.\nIt is cold."),
+        Message("user", "Is it cold?"),
+    )
     refused = server.client.post(URL, json=SHORT | {"messages": [{"role": "user", "content": answer[2:3]}]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.0.content.0.type")
+
+
+def test_strict_fields_refuses_blocks_of_other_servers(start: Start) -> None:
+    server = start(ScriptedEngine(), strict_fields=True).ready()
+    use = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "a"}, use]}
+    refused = server.client.post(URL, json=SHORT | {"messages": [*HELLO, answer, *HELLO]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.1.content.1")
 
 
 def test_generated_text_cannot_forge_sse_events(start: Start) -> None:

@@ -329,8 +329,8 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         "`thinking_budget`; and `exclude`, the opposite of `include_reasoning`"
     ),
     "thinking_budget": works(
-        "maximum reasoning tokens; overrides limits set by other fields, but does not enable disabled reasoning. -1 "
-        "counts as omitted"
+        "maximum reasoning tokens; overrides limits by effort, but does not enable disabled reasoning. -1 counts as "
+        "omitted"
     ),
     "thinking_token_budget": works("vLLM's name for `thinking_budget`"),
     "thinking_budget_tokens": works("llama.cpp's name for `thinking_budget`"),
@@ -488,12 +488,11 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
         "thinking.budget_tokens": options.budget_tokens if isinstance(options, ThinkingOptions) else None,
         "reasoning.max_tokens": reasoning.max_tokens if reasoning else None,
     }
-    budget_field, budget = next(((name, value) for name, value in budgets.items() if value is not None), ("", None))
-    for other, other_budget in budgets.items():
-        if other_budget not in (None, budget):
+    given = [(name, value) for name, value in budgets.items() if value not in (None, NO_BUDGET)]
+    budget_field, budget = given[0] if given else ("", EFFORT_BUDGETS.get(effort or ""))
+    for other, other_budget in given[1:]:
+        if other_budget != budget:
             raise invalid_field(other, f"{budget_field} and {other} contradict each other")
-    if budget in (None, NO_BUDGET):
-        budget = EFFORT_BUDGETS.get(effort or "")
     return thinking, budget if thinking else None
 
 

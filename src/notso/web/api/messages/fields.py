@@ -372,7 +372,17 @@ class ToolResultBlock(Fields):
     cache_control: CacheControl | None = None
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock | DocumentBlock | SearchResultBlock, Field(discriminator="type")]
+class UploadBlock(Fields):
+    """A file for code that another server runs, dropped from the prompt."""
+
+    type: Literal["container_upload"]
+    file_id: Any = None
+    cache_control: CacheControl | None = None
+
+
+UserBlock = Annotated[
+    TextBlock | ToolResultBlock | DocumentBlock | SearchResultBlock | UploadBlock, Field(discriminator="type")
+]
 AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedBlock | ServerBlock | CompactionBlock | ToolUseBlock,
     Field(discriminator="type"),

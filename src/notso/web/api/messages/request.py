@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Any, TypeVar
@@ -48,6 +48,7 @@ from notso.web.api.messages.fields import (
     ToolReference,
     ToolResultBlock,
     ToolUseBlock,
+    UploadBlock,
     UserTurn,
     apply_edits,
 )
@@ -300,16 +301,19 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
                 prompt_only=getattr(fields, "max_tokens", None) == 0,
             )
         ),
-        ignored=(*ignored, *_left_out(fields)),
+        ignored=ignored,
         **more,
     )
 
 
-def _left_out(fields: CountFields) -> Iterator[str]:
-    # Yields the types of the blocks that are dropped from assistant messages.
-    for turn in fields.messages:
-        if isinstance(turn, AssistantTurn) and not isinstance(turn.content, str):
-            yield from (block.type for block in turn.content if isinstance(block, ServerBlock))
+def _left_out(fields: CountFields) -> Iterable[RequestHint]:
+    # Returns a hint for each type of block that is dropped from the prompt.
+    hints: dict[str, RequestHint] = {}
+    for number, turn in enumerate(fields.messages):
+        for at, block in enumerate(() if isinstance(turn.content, str) else turn.content):
+            if isinstance(block, ServerBlock | UploadBlock):
+                hints.setdefault(block.type, RequestHint(block.type, f"messages.{number}.content.{at}", False))
+    return hints.values()
 
 
 def _format(fields: CountFields) -> tuple[OutputFormat | None, str]:
@@ -330,7 +334,7 @@ def _budget(fields: CountFields) -> int | None:
 
 
 def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHint, ...]:
-    hints = find_hints(fields, body)
+    hints = (*find_hints(fields, body), *_left_out(fields))
     if fields.output_config is None or fields.output_config.effort is None:
         return hints
     if isinstance(fields.thinking, ThinkingAdaptive):
@@ -448,7 +452,10 @@ def _user_message(turn: UserTurn, documents: RequestDocuments, files: Files, pin
     if isinstance(turn.content, str):
         yield Message("user", turn.content)
         return
-    for are_results, blocks in groupby(turn.content, lambda block: isinstance(block, ToolResultBlock)):
+    content = [block for block in turn.content if not isinstance(block, UploadBlock)]
+    if not content:
+        yield Message("user", "")
+    for are_results, blocks in groupby(content, lambda block: isinstance(block, ToolResultBlock)):
         if are_results:
             yield from (_result(block, documents, files) for block in blocks if isinstance(block, ToolResultBlock))
         else:

@@ -124,7 +124,9 @@ class UnsupportedSamplerFields(Fields):
     add_bos_token: Annotated[bool | None, hint("the model has no begin-of-text token")] = None
     ban_eos_token: Annotated[Literal[False] | None, inert("false", "use ignore_eos")] = None
     truncation_length: Annotated[int | None, hint("the server sets the context length (`--context`)")] = None
-    truncate_prompt_tokens: Annotated[int | None, hint("prompts with more tokens are refused")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, works("prompts with more tokens are refused, never cut; -1: as many as fit in the context")
+    ] = None
     mirostat: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
     mirostat_mode: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
     tfs: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None

@@ -66,7 +66,7 @@ class EmbeddingFields(Fields):
     user: Annotated[Label | None, DESCRIBES_CALLER] = None
     task: Annotated[Any, Hint()] = None
     input_type: Annotated[Any, Hint()] = None
-    truncate_prompt_tokens: Annotated[int | None, Hint()] = None
+    truncate_prompt_tokens: int | None = None
 
 
 EMBEDDING_NOTES: Notes = {
@@ -82,7 +82,7 @@ EMBEDDING_NOTES: Notes = {
     "user": hint("describes the caller"),
     "task": hint("the model does not distinguish tasks of embeddings"),
     "input_type": hint("the model does not distinguish types of input"),
-    "truncate_prompt_tokens": hint("texts with more tokens are refused"),
+    "truncate_prompt_tokens": works("texts with more tokens are refused, never cut; -1: as many as fit in the context"),
 }
 
 router = APIRouter()

@@ -93,6 +93,8 @@ class ReceiptSerializer:
 
     def _receipt(self, submission: Submission, record: TokenRecord) -> Mapping[str, Any]:
         params = submission.params
+        if submission.options.prompt_only:
+            return {"error": "the request generates no tokens"}
         reduced = replace(params, max_tokens=record.limit or 1, min_tokens=min(params.min_tokens, record.limit))
         options = replace(submission.options, replay=record.replay)
         failure = "the engine has not started this answer"

@@ -27,6 +27,7 @@ from notso.web.api.shared.background import resumed_response, with_replay
 from notso.web.api.shared.receipts import ReceiptSerializer, requested_receipt, with_seed_and_token_ids
 from notso.web.api.shared.resumable import TokenRecord, number_events
 from notso.web.api.shared.serializer import (
+    PING_SECONDS,
     Serializer,
     generation_events,
     serialize_closing,
@@ -304,15 +305,18 @@ async def sse_events(
     running: RunningRequest, serializer: Serializer, scope: Scope | None = None
 ) -> AsyncIterator[bytes]:
     """Yield all frames of a stream. On an error, yield an error frame and set INCOMPLETE in the scope."""
+    loop = asyncio.get_running_loop()
     try:
         for sse_event in serializer.initial_events():
             yield sse_event
+        sent_at = loop.time()
         async for item in generation_events(running):
-            if item is None:
-                yield serializer.ping
-                continue
-            for sse_event in await serialize_event(serializer, *item):
+            for sse_event in () if item is None else await serialize_event(serializer, *item):
                 yield sse_event
+                sent_at = loop.time()
+            if item is None or loop.time() - sent_at >= PING_SECONDS:  # also while the events are hidden reasoning
+                yield serializer.ping
+                sent_at = loop.time()
         await serializer.finalize()
         for sse_event in await serialize_closing(serializer):
             yield sse_event
