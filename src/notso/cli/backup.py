@@ -77,6 +77,7 @@ def _create_private_file(target: Path) -> Iterator[None]:
 
 
 def _download_backup(server: str, key: str, target: Path) -> None:
+    import ssl
     from http.client import HTTPException
     from urllib.error import URLError
     from urllib.request import Request, urlopen
@@ -91,7 +92,7 @@ def _download_backup(server: str, key: str, target: Path) -> None:
         with urlopen(request, timeout=600) as answer, target.open("wb") as out:
             shutil.copyfileobj(answer, out)
             announced = answer.headers.get("Content-Length")
-    except (URLError, HTTPException, ConnectionError, TimeoutError) as error:
+    except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
         raise WebError(f"{server} returned no backup: {error}") from error
     # Reading in pieces ends without an error if the connection is closed early.
     if announced not in (None, str(target.stat().st_size)):

@@ -74,7 +74,8 @@ def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
             cluster_address(),
             str(file),
         ]
-        completed = subprocess.run(command, capture_output=True, text=True)
+        # In its own session, so that Ctrl-C in the terminal does not interrupt the submission.
+        completed = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     if completed.returncode:
         raise ClusterError(f"Serve rejected the configuration: {_last_error(completed.stderr)}")
     while not is_cancelled():

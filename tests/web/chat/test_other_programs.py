@@ -279,6 +279,9 @@ def test_lm_studio_messages_that_replace_others_are_imported() -> None:
     cows, moo, owls = new_messages(again, before)
     assert [each.content for each in (cows, moo, owls)] == ["Cows?", "They moo.", "Owls?"]
     assert (cows.parent_id, moo.parent_id, owls.parent_id) == (first[1].id, cows.id, moo.id)
+    _, again = lm_studio_chat("Cats?", "They purr.", "Dogs and wolves?", "They bark.", "Owls?")
+    wolves, bark, owls = new_messages(again, before)
+    assert (wolves.parent_id, bark.parent_id, owls.parent_id) == (first[1].id, wolves.id, bark.id)
 
 
 def test_lm_studio_chat_of_an_older_release_is_not_imported_twice() -> None:

@@ -261,7 +261,10 @@ def test_answer_is_continued_by_its_model_or_names_the_other_one(start: Start, f
     rename = "UPDATE messages SET model = 'gone' WHERE id = ?"
     server.on_loop(lambda: store.write(lambda db: db.execute(rename, (asked.message_id,)).rowcount))
     content, model = go_on()
-    assert content == "by One-Q4_K_Mby One-Q4_K_Mby Two-Q8_0" and "Two-Q8_0" in model
+    assert content == "by One-Q4_K_Mby One-Q4_K_Mby Two-Q8_0" and model == "two-q8_0"
+    assert server.finished(server.ask("Again", asked.chat_id)).model == "two-q8_0"
+    server.client.post(f"/chats/{asked.chat_id}/settings", data={"model": ""})
+    assert go_on() == (f"{content}by Two-Q8_0", "two-q8_0"), "the model of the answer continues it, by its name"
 
 
 def test_adapter_is_reloaded_with_its_base_model(start: Start, folder: Path) -> None:

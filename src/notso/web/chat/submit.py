@@ -299,14 +299,14 @@ async def continue_answer(
     with _admit(services, owner) as running:
         stored = await services.shared.store.trace(owner, message.id)
         own = stored.own if stored is not None else None
-        model, choice = await _continuing_model(services, message, view.settings.model)
+        model, choice, name = await _continuing_model(services, message, view.settings.model)
         view = _with_settings(view, own)
         prepared = None
         if all(use.is_final for use in message.tool_uses):  # otherwise pending tool calls run first
             request, _ = await build_request(services, owner, view, choice)
             request = continuation_request(request, message, keep_thinking=view.settings.keep_thinking)
             prepared = await _prepare_and_reserve(services, running, make_replayable(request, generation_id), view)
-        trace, name = AnswerTrace((), model, own=own, hurry=hurry), _model_name(services, choice)
+        trace = AnswerTrace((), model, own=own, hurry=hurry)
         return await _store_and_start(
             services,
             owner,
@@ -324,14 +324,17 @@ async def continue_answer(
 
 async def _continuing_model(
     services: ChatServices, message: StoredMessage, setting: str | None
-) -> tuple[str | None, ModelChoice]:
-    # The model that generated an answer continues it if it is loaded, otherwise the model of the chat's setting.
+) -> tuple[str | None, ModelChoice, str]:
+    # The model that generated an answer continues it if it is loaded, otherwise the model of the chat's setting. The
+    # last value is the answer's new model name ('': unchanged).
+    host, registry = engine_and_registry(services)
     engine, choice = None, DEFAULT_MODEL
-    if message.model:
-        engine, choice = await engine_if_loaded(*engine_and_registry(services), message.model)
+    if message.model and host.loaded():  # resolving a name would wait for the first load
+        engine, choice = await engine_if_loaded(host, registry, message.model)
     if engine is not None:
-        return message.model, choice
-    return setting, await resolve_model_choice(*engine_and_registry(services), setting)
+        return message.model, choice, ""
+    choice = await resolve_model_choice(host, registry, setting)
+    return setting, choice, _model_name(services, choice)
 
 
 async def fork(
@@ -778,8 +781,11 @@ def _new_message(chat: Chat) -> StoredMessage:
 
 
 def _model_name(services: ChatServices, choice: ModelChoice) -> str:
-    info = services.shared.engine.info
-    name = choice.model or (model_id(info) if info is not None else "")
+    host = services.shared.engine
+    served = host.model(choice.model)
+    name = served.name if served is not host.default else ""
+    if not name and (info := host.info if served is host.default else served.info) is not None:
+        name = model_id(info)
     return (f"{name}:{choice.adapter}" if choice.adapter else name)[:MAX_MODEL_NAME_CHARACTERS]
 
 

@@ -547,10 +547,13 @@ def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
             for step in version.get("steps") or [version]:
                 _add_step(node, step, reader)
             # Messages have no ids, and a position is used again after a message is changed or deleted.
-            node.id = f"{at}/{number}/{hashlib.sha256(node.content.encode()).hexdigest()[:16]}"
+            # The digest covers the messages above, so that those below a changed message are imported with it.
+            digest = hashlib.sha256(f"{before}\n{node.content}".encode()).hexdigest()
+            node.id = f"{at}/{number}/{digest[:16]}"
             versions.append(node)
         nodes += versions
-        before = versions[chosen if 0 <= chosen < len(versions) else 0].id
+        if versions:
+            before = versions[chosen if 0 <= chosen < len(versions) else 0].id
     identity = document.get("createdAt")
     return _build_chat(
         reader,
