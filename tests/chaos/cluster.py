@@ -186,7 +186,7 @@ class Cluster:
     @staticmethod
     def _wait(condition: object, why: str = "waited too long") -> None:
         assert callable(condition)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300  # only a guard against hanging
         while not condition():
             assert time.monotonic() < deadline, why
             time.sleep(0.02)
