@@ -44,7 +44,7 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         if os.getuid() == 0:
             shutil.chown(folder, USER, USER)
-        options = ["-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        options = ["-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--lc-ctype=C.UTF-8", "--no-sync"]
         told = self._run("initdb", "-D", str(folder / "data"), *options)
         assert told.returncode == 0, told.stderr
         self.start()
