@@ -51,7 +51,7 @@ def missing() -> str:
     return f"aarch64 needs {lacking} (Debian: apt install {PACKAGES})" if lacking else ""
 
 
-def run(cpu: str, program: Path | str, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def run(cpu: str, program: Path | str, *arguments: str, timeout: float = 1800) -> subprocess.CompletedProcess[str]:
     """Run an AArch64 program on an emulated CPU."""
     command: Sequence[str] = [str(emulator()), "-cpu", cpu, str(program), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
@@ -63,7 +63,7 @@ def _make(source: Path, folder: str, target: str, *options: str) -> Path:
     configure = [str(tool("cmake")), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *options]
     with one_at_a_time(there):
         for command in ([*configure, "-S", str(source), "-B", str(there)], [ninja, "-C", str(there), target]):
-            made = subprocess.run(command, capture_output=True, text=True, timeout=900)
+            made = subprocess.run(command, capture_output=True, text=True, timeout=3600)
             assert made.returncode == 0, made.stdout[-4000:] + made.stderr[-4000:]
     return there
 
@@ -107,7 +107,7 @@ def install(to: Path) -> None:
     shutil.copy(module, to / "notso" / "qtensor" / "_native.so")
 
 
-def run_python(cpu: str, package: Path, *arguments: str, timeout: float = 3000) -> subprocess.CompletedProcess[str]:
+def run_python(cpu: str, package: Path, *arguments: str, timeout: float = 7000) -> subprocess.CompletedProcess[str]:
     """Run Debian's AArch64 Python with the given package and the other packages in build/aarch64-python."""
     root = PYTHON / "root"
     program = [str(emulator()), "-cpu", cpu, "-L", str(root), str(root / "usr" / "bin" / f"python{VERSION}")]

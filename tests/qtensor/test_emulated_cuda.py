@@ -37,7 +37,7 @@ sys.exit(pytest.main(sys.argv[2:]))
 
 # Without these tests, the same kernels are tested by the model and by rows on the stub driver (test_cuda_rows,
 # test_backends, test_cuda_bits).
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long("native")]
+pytestmark = [pytest.mark.timeout(7200), pytest.mark.long("native")]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def emulated_module() -> Path:
 def run_tests(module: Path, *arguments: str, fault: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "EMULATED_LANES_FAULT": fault}
     command = [sys.executable, "-c", RUN_TESTS, str(module), "-q", "-x", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=800)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=3600)
 
 
 @pytest.mark.parametrize("part", PARTS)
