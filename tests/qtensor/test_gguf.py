@@ -64,6 +64,22 @@ def write_sample(path: Path) -> dict[str, np.ndarray]:
     return written
 
 
+@pytest.mark.parametrize("alignment", [8, 16, 64, 4096])
+def test_tensors_follow_the_alignment_entry(tmp_path: Path, alignment: int) -> None:
+    for characters in range(4):  # the header ends at other offsets
+        path = tmp_path / "aligned.gguf"
+        with GGUFWriter(path) as writer:
+            writer.add("general.alignment", alignment, "uint32")
+            writer.add("x", " " * 8 * characters, "string")
+            for number in (1.0, 2.0):
+                writer.add_tensor(f"t.{number}", (3,), F32, np.full(3, number, "<f4"))
+        with GGUFFile.open(path) as file:
+            assert [tensor.as_float32().tolist() for tensor in file.tensors.values()] == [[1.0] * 3, [2.0] * 3]
+        assert [tensor.data.tolist() for tensor in gguf.GGUFReader(path).tensors] == [[1.0] * 3, [2.0] * 3]
+    with pytest.raises(GGUFError, match="alignment"):
+        GGUFWriter(path).add("general.alignment", 24, "uint32")
+
+
 def test_written_gguf_file_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "sample.gguf"
     written = write_sample(path)

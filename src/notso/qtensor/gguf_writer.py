@@ -29,12 +29,14 @@ from notso.qtensor.gguf import (
     BOOL,
     DEFAULT_ALIGNMENT,
     MAGIC,
+    MAX_ALIGNMENT,
     MAX_ARRAY_ITEMS,
     MAX_ENTRIES,
     MAX_KEY_BYTES,
     MAX_NAME_BYTES,
     MAX_SIDES,
     MAX_TENSORS,
+    MIN_ALIGNMENT,
     SCALARS,
     STRING,
     VALUE_TYPES,
@@ -64,6 +66,7 @@ class GGUFWriter:
         """durable: call fsync before renaming, so that a power failure leaves no partial file."""
         self.path = Path(path)
         self._durable = durable
+        self._alignment = DEFAULT_ALIGNMENT
         self._entries: dict[str, bytes] = {}
         self._tensors: dict[str, tuple[tuple[int, ...], Format, int, TensorBytes]] = {}
 
@@ -92,6 +95,10 @@ class GGUFWriter:
             raise GGUFError(f"value does not fit {type_name}: {error}", field=f"metadata {key!a}") from error
         if len(self._entries) == MAX_ENTRIES:
             raise GGUFError(f"more than {MAX_ENTRIES} entries", field=f"metadata {key!a}")
+        if key == "general.alignment":  # readers locate the tensors by this entry
+            if type_name != "uint32" or not MIN_ALIGNMENT <= value <= MAX_ALIGNMENT or value & (value - 1):
+                raise GGUFError(f"{value!r} is not a supported alignment", field=f"metadata {key!a}")
+            self._alignment = value
         self._entries[key] = packed
 
     @staticmethod
@@ -132,9 +139,9 @@ class GGUFWriter:
         for name, (shape, format, size, _) in self._tensors.items():
             sides = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
             parts += [_pack_string(name), sides, struct.pack("<IQ", format.ggml_type, offset)]
-            offset += size + _padding(size)
+            offset += size + self._padding(size)
         header = b"".join(parts)
-        return header + bytes(_padding(len(header)))
+        return header + bytes(self._padding(len(header)))
 
     def write(self) -> None:
         # The temporary name is unique, because another thread may write a file to the same path.
@@ -152,8 +159,7 @@ class GGUFWriter:
             temporary.unlink(missing_ok=True)
             raise
 
-    @staticmethod
-    def _write_tensor(file: BufferedWriter, name: str, size: int, data: TensorBytes) -> None:
+    def _write_tensor(self, file: BufferedWriter, name: str, size: int, data: TensorBytes) -> None:
         pieces: Iterable[Chunk]
         if isinstance(data, bytes | bytearray | memoryview | np.ndarray):
             pieces = [data]
@@ -169,7 +175,10 @@ class GGUFWriter:
         if written != size:
             more = "at least " if written > size else ""
             raise GGUFError(f"{more}{written} bytes given, {size} declared", field=f"tensor {name!a}")
-        file.write(bytes(_padding(size)))
+        file.write(bytes(self._padding(size)))
+
+    def _padding(self, size: int) -> int:
+        return -size % self._alignment
 
     def __enter__(self) -> GGUFWriter:
         return self
@@ -177,7 +186,3 @@ class GGUFWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self.write()
-
-
-def _padding(size: int) -> int:
-    return -size % DEFAULT_ALIGNMENT
