@@ -243,7 +243,8 @@ def _model(conversation: ChatSession, argument: str) -> CommandResult:
         return CommandResult((f"Using {conversation.engine.info.name}. Models:", *terminal.columns(rows, right=(1,))))
     path = Path(argument).expanduser()
     if not path.exists():
-        found = {each.name: each.path for each in registry.local_models() if argument.lower() in each.name.lower()}
+        models = reversed(registry.local_models())  # the first of those with equal names is used
+        found = {each.name: each.path for each in models if argument.lower() in each.name.lower()}
         exact = {name: path for name, path in found.items() if name.lower() == argument.lower()}
         found = exact or found
         if len(found) != 1:

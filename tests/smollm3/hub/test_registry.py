@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.hub import registry
+from notso.smollm3.hub.download import pull
 
 CACHE_SETTINGS: list[dict[str, str]] = [
     {},
@@ -198,3 +200,36 @@ def test_concurrent_remember_hash_calls_keep_all_hashes(own_home: Path, monkeypa
         registry.store_hash(paths[0], "a" * 64)
         threads[0].join()
     assert [registry.stored_hash(path) for path in paths] == ["a" * 64, "b" * 64]
+
+
+def linked(repository: str, revision: str, filename: str, content: bytes, at: int) -> Path:
+    """Store a file as huggingface_hub does."""
+    folder = registry.hub_cache() / f"models--{repository.replace('/', '--')}"
+    blob = folder / "blobs" / hashlib.sha256(content).hexdigest()
+    path = folder / "snapshots" / revision / filename
+    for each in (blob, path):
+        each.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(content)
+    path.symlink_to(blob)
+    os.utime(path, (at, at), follow_symlinks=False)
+    return path
+
+
+def test_other_content_of_equal_size_is_not_the_official_file(fake_hub: Any, official_file: registry.KnownFile) -> None:
+    other = linked(official_file.repository, "a" * 40, official_file.filename, bytes(official_file.size_bytes), 1)
+    assert registry.find_local(official_file) is None and registry.resolve_model() is None
+    assert [each.name for each in registry.local_models() if each.path == other] == [other.stem]
+    pulled = pull(official_file)  # the earlier file is not taken for a damaged download
+    assert pulled.path.read_bytes() == fake_hub.content
+    assert registry.resolve_model(official_file.name) == registry.resolve_model() == pulled.path
+
+
+def test_latest_download_of_a_repository_is_used_by_name(own_home: Path) -> None:
+    name = "SmolLM3-Tuned-Q6_K.gguf"
+    linked("somebody/Tuned", "a" * 40, name, b"first", 1)
+    latest = linked("somebody/Tuned", "b" * 40, name, b"third", 3)
+    linked("somebody/Tuned", "c" * 40, name, b"second", 2)
+    assert registry.resolve_model(Path(name).stem) == latest
+    linked("other/Tuned", "a" * 40, name, b"other", 4)
+    with pytest.raises(ModelFileError, match=r"several files are named smollm3-tuned-Q6_K; specify the path"):
+        registry.resolve_model("smollm3-tuned-Q6_K")

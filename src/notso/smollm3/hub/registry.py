@@ -128,6 +128,9 @@ DEMO_QUANTIZATION = "Q4_K_M"  # a constant, because the file name lacks it and r
 _QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
 
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
 @dataclass(frozen=True, slots=True)
 class KnownFile:
     """A published model file."""
@@ -224,7 +227,10 @@ def blob_path(file: KnownFile) -> Path:
 
 def cached_files(repository: str) -> list[Path]:
     """Return the GGUF files in a repository's cache folder, those of the latest download last."""
-    folder = hub_cache() / ("models--" + repository.replace("/", "--"))
+    return _files_by_download(hub_cache() / ("models--" + repository.replace("/", "--")))
+
+
+def _files_by_download(folder: Path) -> list[Path]:
     main, main_at = b"", 0
     with contextlib.suppress(OSError):  # `notso pull` does not write this file
         main, main_at = read_regular(folder / "refs/main", 64), (folder / "refs/main").stat().st_mtime_ns
@@ -245,12 +251,21 @@ def snapshot_path(file: KnownFile) -> Path:
 
 
 def find_local(file: KnownFile) -> Path | None:
-    """Return a cached copy of the expected size, from any revision; its hash is not checked."""
-    snapshots = repository_folder(file) / "snapshots"
-    for path in [snapshot_path(file), *sorted(snapshots.glob(f"*/{glob.escape(file.filename)}"))]:
-        if _size(path) == file.size_bytes:
-            return path
-    return None
+    """Return a cached copy of the expected size, from any revision; its hash is not computed."""
+    path, snapshots = snapshot_path(file), repository_folder(file) / "snapshots"
+    if _size(path) == file.size_bytes:
+        return path
+    return next(
+        (each for each in sorted(snapshots.glob(f"*/{glob.escape(file.filename)}")) if _may_be(file, each)), None
+    )
+
+
+def _may_be(file: KnownFile, path: Path) -> bool:
+    # Other revisions can have the same size. The cache names contents by hash if it can make links.
+    if _size(path) != file.size_bytes:
+        return False
+    name = path.resolve().name
+    return (name if _SHA256.fullmatch(name) else stored_hash(path)) in (None, file.sha256)
 
 
 def demo_path() -> Path:
@@ -270,9 +285,10 @@ def resolve_model(model_name: str | Path | None = None) -> Path | None:
             raise ModelFileError(f"{path} is a folder; convert it with `notso convert {path} OUT.gguf`")
         if path.exists():
             return path
-        found = next((model.path for model in local_models() if model.name.lower() == str(named).lower()), None)
+        found = None
         with contextlib.suppress(InvalidRequestError):
-            found = found or find_local(known_file(str(named)))
+            found = find_local(known_file(str(named)))
+        found = found or _installed(str(named))
         if found is None:
             raise ModelFileError(f"{path} is neither a model file nor the name of an installed model")
         return found
@@ -283,17 +299,33 @@ def resolve_model(model_name: str | Path | None = None) -> Path | None:
     return None
 
 
+def _installed(name: str) -> Path | None:
+    named = [model for model in local_models() if model.name.lower() == name.lower()]
+    latest: dict[Path, Path] = {}  # by repository
+    for model in named:
+        if model.where == "cache":
+            latest.setdefault(model.path.parents[2], model.path)
+    if len({path.resolve().name for path in latest.values()}) > 1:
+        raise ModelFileError(
+            f"several files are named {name}; specify the path: {', '.join(map(str, latest.values()))}"
+        )
+    return named[0].path if named else None
+
+
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
-    """Return the demo, SmolLM3 files in the cache and stores, and all GGUF files directly in `folders`."""
+    """Return the demo, SmolLM3 files in the cache and stores, and all GGUF files directly in `folders`.
+
+    Of each cached repository, the latest download comes first.
+    """
     models = []
     demo = demo_path()
     if demo.is_file():
         models.append(LocalModel("demo", demo, demo.stat().st_size, DEMO_QUANTIZATION, "built in", "built in"))
-    cached = sorted(hub_cache().glob("models--*/snapshots/*/*.gguf"))
     models += [
         _describe(path, "cache")
-        for path in cached
-        if path.is_file() and ("smollm3" in path.name.lower() or is_smollm3(path))
+        for folder in sorted(hub_cache().glob("models--*"))
+        for path in reversed(_files_by_download(folder))
+        if path.parents[1].name == "snapshots" and ("smollm3" in path.name.lower() or is_smollm3(path))
     ]
     models += [_describe_stored(each.name, each.path, each.store) for each in stored_models()]
     for folder in folders:
@@ -360,12 +392,14 @@ def _describe(path: Path, where: Where) -> LocalModel:
     sha256 = stored_hash(path)
     known = find_by_hash(sha256) if sha256 else None
     same_name = next((file for file in KNOWN_FILES if file.filename == path.name), None)
+    if where == "cache" and same_name is not None and path.parents[2] != repository_folder(same_name):
+        same_name = None
     verified: Verified = "no"
     if known is not None:
         verified = "yes"
     elif where == "cache" and same_name is not None and same_name.size_bytes != size:
         verified = "wrong size"
-    known = known or (same_name if same_name is not None and same_name.size_bytes == size else None)
+    known = known or (same_name if same_name is not None and _may_be(same_name, path) else None)
     return LocalModel(
         name=known.name if known else path.stem,
         path=path,
