@@ -392,3 +392,26 @@ def test_omissions_of_a_template_are_detected(template_source: str) -> None:
     assert ChatTemplate(keeps).drops == ()
     refuses = keeps.replace("{{ message.role", "{{ raise_exception('no') if message.role == 'system' }}{{ message.role")
     assert ChatTemplate(refuses).drops == ()
+
+
+def test_control_token_without_bracket_is_refused_only_if_the_template_can_print_it(
+    small_metadata: dict[str, Any],
+) -> None:
+    tokens, kinds = small_metadata["tokenizer.ggml.tokens"], small_metadata["tokenizer.ggml.token_type"]
+    entries = small_metadata | {
+        "tokenizer.ggml.tokens": [*tokens, "[PAD]"],
+        "tokenizer.ggml.token_type": [*kinds, 3],
+        "tokenizer.chat_template": "{{ messages[-1].content }}<|im_end|>",
+    }
+    tokenizer = Tokenizer.from_gguf(entries)
+    template = ChatTemplate.from_gguf(entries, tokenizer)
+    assert template is not None
+    ids = template.encode(tokenizer, [Message("user", "[PAD]")])
+    assert len(tokens) not in ids and tokenizer.decode(ids) == "[PAD]"
+    for change in (
+        {"tokenizer.chat_template": "[PAD]{{ messages[-1].content }}"},
+        {"tokenizer.ggml.bos_token_id": len(tokens)},
+        {"tokenizer.ggml.token_type": [*kinds, 4]},  # ordinary text of the fine-tuned model can contain it
+    ):
+        with pytest.raises(ModelFileError, match="does not begin with '<'"):
+            ChatTemplate.from_gguf(entries | change, Tokenizer.from_gguf(entries | change))

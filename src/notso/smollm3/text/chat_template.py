@@ -103,7 +103,16 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise ModelFileError("tokenizer.chat_template must be a string")
         named = {f"{key}_token": _token_text(metadata, key, tokenizer) for key in ("bos", "eos")}
-        return cls(source, tokenizer.specials, **named, known=KNOWN_TEMPLATES.keys())
+        # Control tokens that the template cannot print, such as an added [PAD], need not be told apart from content.
+        specials = [
+            text
+            for text in tokenizer.specials
+            if text.startswith("<")
+            or tokenizer.id_of(text) not in tokenizer.control_ids
+            or text in source
+            or text in named.values()
+        ]
+        return cls(source, specials, **named, known=KNOWN_TEMPLATES.keys())
 
     def _check_output(self) -> None:
         question = f"probe {secrets.token_hex(8)}"  # the output must contain this text, which no template contains
