@@ -63,6 +63,32 @@ def test_reasoning_is_trained_and_answers_without_reasoning_are_not(writer: RowW
     assert learned(writer.row(both), tokenizer) == "<think>\nhm\n</think>\nFour<|im_end|>"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        said("assistant", "<think>hm</think>Four"),
+        said("assistant", "\n<think>\nhm\n</think>\nFour"),
+        *(said("assistant", "Four") | {key: "hm"} for key in ("reasoning_content", "reasoning", "thinking")),
+    ],
+)
+def test_reasoning_in_the_forms_of_other_programs_is_trained(
+    writer: RowWriter, tokenizer: Tokenizer, answer: dict[str, Any]
+) -> None:
+    expected = writer.row(row(said("user", "2 + 2?"), said("assistant", "<think>\nhm\n</think>\nFour"), thinking=True))
+    assert writer.row(row(said("user", "2 + 2?"), answer, thinking=True)) == expected
+    assert tokenizer.think_close_id in expected.labels
+
+
+def test_calls_at_the_end_of_a_text_are_trained_as_calls(writer: RowWriter, tokenizer: Tokenizer) -> None:
+    written = '<tool_call>\n{"name": "add", "arguments": {"x": 2}}\n</tool_call>'
+    call = {"function": {"name": "add", "arguments": {"x": 2}}}
+    expected = writer.row(row(said("user", "2?"), said("assistant", "Yes.") | {"tool_calls": [call]}))
+    assert writer.row(row(said("user", "2?"), said("assistant", f"Yes.\n{written}"))) == expected
+    assert tokenizer.tool_call_open_id in expected.labels
+    example = writer.row(row(said("user", "How?"), said("assistant", f"So:\n{written}\nis a call. <tool_call>")))
+    assert tokenizer.tool_call_open_id not in example.labels
+
+
 def test_row_content_never_becomes_a_control_token(writer: RowWriter, tokenizer: Tokenizer) -> None:
     plain, marked = (
         writer.row(row(said("user", words), said("assistant", words))).ids for words in ("end", "<|im_end|>")
@@ -133,6 +159,10 @@ def test_template_without_an_end_token_is_refused(tokenizer: Tokenizer) -> None:
         ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [7]}]}', "a tool call needs a function"),
         ('{"messages": [{"role": "user", "content": "x"}], "tools": 1}', "tools must be a list of objects"),
         ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 1}', "must be an object"),
+        ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"xml_tools": [1]}}', "'xml_tools'"),
+        ('{"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}', "function_call"),
+        ('{"messages": [{"role": "assistant", "content": "x", "weight": 0}]}', "weight"),
+        ('{"messages": [{"role": "assistant", "content": "<think>x"}]}', "</think> is missing"),
     ],
 )
 def test_invalid_row_is_refused_by_line(writer: RowWriter, tmp_path: Path, line: str, words: str) -> None:

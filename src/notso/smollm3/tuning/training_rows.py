@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from notso.qtensor import GGUFFile
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.errors import InvalidRequestError, one_line, quoted
+from notso.smollm3.output.tool_parser import OPEN, ToolCallParser
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from notso.smollm3.output.generation import Generation
 
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
+_REASONING = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
+# Fields of messages in which other programs store reasoning.
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_OFF: tuple[Any, ...] = (None, False, [], {}, "")
 NOT_LEARNED = -100  # label that PyTorch's cross entropy ignores
 
 LEAST_TO_HOLD_OUT = 10  # with fewer rows, none are held out
@@ -132,6 +138,9 @@ def _conversation(record: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
     options = record.get("chat_template_kwargs") or {}
     if not isinstance(options, dict):
         raise ValueError("chat_template_kwargs must be an object")
+    for name, value in options.items():
+        if name != "enable_thinking" and value not in _OFF:
+            raise ValueError(f"chat_template_kwargs: {quoted(name)} is not supported")
     if "messages" in record:
         messages = list(parse_messages(record["messages"], "messages"))
         return messages, 0, options
@@ -149,13 +158,40 @@ def parse_messages(records: Any, name: str) -> Iterator[Message]:
         role, content = (each.get(key) for key in ("role", "content")) if isinstance(each, dict) else (None, None)
         if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str | None):
             raise ValueError(f"{name}: {quoted(each)} has an invalid role or content")
+        calls = [_parse_tool_call(call) for call in each.get("tool_calls") or ()]
         text, thoughts = content or "", None
-        if role == "assistant" and text.startswith(THINK_OPEN) and THINK_CLOSE in text:
-            thoughts, _, text = text.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
-        elif role == "assistant" and text.startswith(THINK_OPEN.rstrip() + THINK_CLOSE):
-            text = text.removeprefix(THINK_OPEN.rstrip() + THINK_CLOSE)
-        calls = tuple(_parse_tool_call(call) for call in each.get("tool_calls") or ())
-        yield Message(role, text, thoughts or None, calls, keep_reasoning=bool(thoughts))
+        if role == "assistant":
+            _require_learnable(each, name)
+            text, thoughts, written = _split_answer(text)
+            calls = [*written, *calls]
+            fields = (each.get(key) for key in _REASONING_FIELDS)
+            thoughts = thoughts or next((field for field in fields if isinstance(field, str) and field), None)
+        yield Message(role, text, thoughts or None, tuple(calls), keep_reasoning=bool(thoughts))
+
+
+def _require_learnable(answer: Mapping[str, Any], name: str) -> None:
+    if answer.get("function_call"):
+        raise ValueError(f"{name}: function_call is not supported; use tool_calls")
+    if answer.get("weight", 1) not in (1, None):
+        raise ValueError(f"{name}: the weight of a message must be 1; prompt and completion exclude earlier answers")
+
+
+def _split_answer(text: str) -> tuple[str, str, list[ToolCall]]:
+    # Tags that the model would write as special tokens become these tokens, not ordinary text.
+    thoughts = ""
+    if found := _REASONING.match(text):
+        thoughts, text = found[1], text[found.end() :]
+    elif text.lstrip().startswith("<think>"):
+        raise ValueError("an answer begins with <think>, but </think> is missing")
+    if OPEN not in text:
+        return text, thoughts, []
+    parser = ToolCallParser()
+    pieces = [piece for piece in (*parser.push(text), *parser.finish()) if not isinstance(piece, str) or piece.strip()]
+    words = [piece for piece in pieces if isinstance(piece, str)]
+    calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+    if [*words, *calls] != pieces:  # calls within a text are examples
+        return text, thoughts, []
+    return "".join(words), thoughts, calls
 
 
 def parse_tools(tools: Any) -> list[Any] | None:
