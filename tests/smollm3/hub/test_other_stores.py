@@ -90,6 +90,19 @@ def test_ollama_models_variable_changes_the_store(
     assert [each.name for each in stored_models()] == ["me/mine:v1"]
 
 
+def test_ollama_model_with_an_adapter_is_not_run_without_it(own_home: Path, model: bytes) -> None:
+    blob = manifest(own_home / ".ollama/models", "registry.ollama.ai/library/tuned/latest", model)
+    assert registry.resolve_model("tuned:latest") == blob
+    layers = [
+        {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": blob.name.replace("-", ":")}
+        for kind in ("model", "adapter")
+    ]
+    manifest(own_home / ".ollama/models", "registry.ollama.ai/library/tuned/latest", model, layers)
+    assert stored_models() == []
+    with pytest.raises(ModelFileError, match="nor the name of an installed model"):
+        registry.resolve_model("tuned:latest")
+
+
 @pytest.mark.parametrize(
     "layers",
     [

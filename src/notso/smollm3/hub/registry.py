@@ -35,7 +35,7 @@ HEAD_BYTES = 64 << 10
 
 _ARCHITECTURE = b"general.architecture" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"smollm3"
 _ADAPTER = b"general.type" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"adapter"
-_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+_OLLAMA_MODEL, _OLLAMA_ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
 _OLLAMA_REGISTRY, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
 
 
@@ -85,7 +85,8 @@ def _ollama_models() -> Iterator[StoredModel]:
 def _ollama_blob(root: Path, manifest: Path) -> Path | None:
     try:
         layers = json.loads(read_regular(manifest, MAX_MANIFEST_BYTES))["layers"]
-        digests = [each["digest"] for each in layers if each["mediaType"] == _OLLAMA_MODEL]
+        # A model with an adapter is not a model file; without the adapter, its answers would be wrong.
+        digests = [each["digest"] for each in layers if each["mediaType"] in (_OLLAMA_MODEL, _OLLAMA_ADAPTER)]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     kind, _, digest = str(digests[0]).partition(":") if len(digests) == 1 else ("", "", "")
