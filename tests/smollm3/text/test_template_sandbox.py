@@ -29,6 +29,7 @@ RELIED_ON = [
         "08 July 2025, Tuesday Tue Jul 07 25 189 00:00 %",
     ),
     ("{{ {'b': '<é\"', 'a': [1, none, true]} | tojson }}", '{"b": "<é\\"", "a": [1, null, true]}'),
+    ("{{ {'b': 'é', 'a': [2, 3]} | tojson(true, separators=(',', ':')) }}", '{"b":"\\u00e9","a":[2,3]}'),
     ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
     ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}", "13"),
     ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}", "1"),

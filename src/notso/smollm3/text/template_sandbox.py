@@ -154,11 +154,17 @@ def _convert_errors(work: Callable[[], T]) -> T:
         raise SandboxFailure(f"{type(error).__name__}: {error}") from error
 
 
-def _to_json(value: object, indent: int | None = None, sort_keys: bool = False, **ignored: object) -> str:
-    # jinja2's own filter escapes characters for HTML.
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # As in transformers; jinja2's own filter escapes characters for HTML.
     if isinstance(value, jinja2.Undefined):
         str(value)
-    return json.dumps(value, ensure_ascii=False, indent=indent, sort_keys=sort_keys)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: object) -> None:
