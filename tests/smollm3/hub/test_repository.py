@@ -14,7 +14,7 @@ from conftest import FakeHub
 from notso.smollm3.errors import DownloadError, InvalidRequestError
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.download import pull
-from notso.smollm3.hub.repository import find_cached, find_hub_file
+from notso.smollm3.hub.repository import find_cached, find_hub_file, is_downloadable
 
 COMMIT = "ab" * 20
 
@@ -59,6 +59,25 @@ def test_file_is_selected_by_quantization_and_downloaded(
     pulled = pull(file, sleep=lambda _: None)
     assert pulled.path.read_bytes() == fake_hub.content and registry.find_local(file) == pulled.path
     assert pull(file).downloaded_bytes == 0
+
+
+def test_file_name_selects_among_files_of_equal_type(fake_hub: FakeHub, own_home: Path) -> None:
+    names = ("My-Q6_K.gguf", "sub/Other-Q6_K.gguf", "My-Q8_0.gguf")
+    fake_hub.listing = listing(*(entry(name, fake_hub.content) for name in names))
+    choices = r"choices: somebody/My-GGUF:My-Q6_K.gguf, somebody/My-GGUF:sub/Other-Q6_K.gguf$"
+    with pytest.raises(InvalidRequestError, match=choices):
+        find_hub_file("somebody/My-GGUF:Q6_K")
+    assert find_hub_file("somebody/My-GGUF:Q8_0").filename == "My-Q8_0.gguf"
+    for name in names[:2]:
+        assert is_downloadable(f"somebody/My-GGUF:{name}")
+        file = find_hub_file(f"somebody/My-GGUF:{name.lower()}")
+        assert (file.filename, file.name) == (name, f"somebody/My-GGUF:{name}")
+        path = cache(own_home, "f" * 40, name, 1000)
+        assert find_cached(f"somebody/My-GGUF:{name}") == path
+    with pytest.raises(InvalidRequestError, match=choices):
+        find_cached("somebody/My-GGUF:Q6_K")
+    latest = cache(own_home, "0" * 40, "Renamed-Q6_K.gguf", 2000)
+    assert find_cached("somebody/My-GGUF:Q6_K") == latest
 
 
 def test_official_file_needs_no_hub_request(fake_hub: FakeHub) -> None:

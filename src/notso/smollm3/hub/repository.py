@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from notso.smollm3.errors import DownloadError, InvalidRequestError, quoted
 from notso.smollm3.hub import download
-from notso.smollm3.hub.registry import KnownFile, cached_files, known_file, quantization_in
+from notso.smollm3.hub.registry import KnownFile, cached_files, hub_cache, known_file, quantization_in
 from notso.smollm3.strict_json import DECODER
 
 PREFERRED = "Q4_K_M"  # default if a repository has several quantizations
@@ -27,13 +28,13 @@ _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def is_repository(name: str) -> bool:
-    """Return whether a name is `owner/repository`, optionally with `:QUANTIZATION`."""
+    """Return whether a name is `owner/repository`, optionally with `:QUANTIZATION` or `:FILE`."""
     return _REPOSITORY.fullmatch(name.strip().partition(":")[0]) is not None
 
 
 def is_downloadable(name: str) -> bool:
     """Return whether a name denotes an official file or a repository rather than a path."""
-    return is_official(name) or (is_repository(name) and not name.lower().endswith(".gguf"))
+    return is_official(name) or (is_repository(name) and not name.partition(":")[0].lower().endswith(".gguf"))
 
 
 def is_official(name: str) -> bool:
@@ -46,15 +47,38 @@ def is_official(name: str) -> bool:
 
 
 def find_cached(name: str) -> Path | None:
-    """Return the cached file of `owner/repository[:QUANTIZATION]`, without using the network."""
-    repository, _, quantization = name.strip().partition(":")
-    found = {(quantization_in(path.name) or path.name).upper(): path for path in cached_files(repository)}
-    selected = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found), ""))
-    return found.get(selected)
+    """Return the cached file of `owner/repository[:QUANTIZATION]` or `owner/repository:FILE`, without the network.
+
+    Raises InvalidRequestError if several files of the latest snapshot match.
+    """
+    repository, _, wanted = name.strip().partition(":")
+    depth = len(hub_cache().parts) + 3  # models--owner--repository/snapshots/REVISION
+    files = {path: "/".join(path.parts[depth:]) for path in cached_files(repository)}
+    matches = [path for path in files if files[path] in _matching(files.values(), wanted)]
+    if not matches:
+        return None
+    same = {files[path] for path in matches if path.parts[:depth] == matches[-1].parts[:depth]}
+    _require_one(repository, same)
+    return matches[-1]
+
+
+def _matching(filenames: Iterable[str], wanted: str) -> list[str]:
+    # `wanted`: a quantization, a file name, or "".
+    types = {filename: (quantization_in(filename) or filename).upper() for filename in filenames}
+    found = set(types.values())
+    wanted = wanted.upper() or (PREFERRED if PREFERRED in found or len(found) != 1 else found.pop())
+    exact = [filename for filename in types if filename.upper() == wanted]
+    return exact or [filename for filename, each in types.items() if each == wanted]
+
+
+def _require_one(repository: str, filenames: Collection[str]) -> None:
+    if len(filenames) > 1:
+        choices = ", ".join(f"{repository}:{filename}" for filename in sorted(filenames))
+        raise InvalidRequestError(f"{repository} has several files of this type; choices: {choices}", param="name")
 
 
 def find_hub_file(name: str, *, offline: bool = False) -> KnownFile:
-    """Return an official file, or look up `owner/repository[:QUANTIZATION]` on the Hub.
+    """Return an official file, or look up `owner/repository[:QUANTIZATION]` or `owner/repository:FILE` on the Hub.
 
     Raises InvalidRequestError or DownloadError.
     """
@@ -106,18 +130,19 @@ def _select_file(repository: str, quantization: str, listing: Mapping[str, Any])
     commit = listing.get("sha")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise DownloadError(f"the Hub returned no commit hash for {repository}")
-    found = {}
-    for each in listing["siblings"]:
-        file = _parse_file(repository, commit, each)
-        if file is not None:
-            found[file.quantization.upper() or file.filename.upper()] = file
+    parsed = (_parse_file(repository, commit, each) for each in listing["siblings"])
+    found = {file.filename: file for file in parsed if file is not None}
     if not found:
         raise InvalidRequestError(f"{repository} has no GGUF file that can be downloaded", param="name")
-    selected = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found)))
-    if selected not in found:
-        choices = ", ".join(sorted(each.quantization or each.filename for each in found.values()))
+    matches = _matching(found, quantization)
+    if not matches:
+        choices = ", ".join(sorted({each.quantization or each.filename for each in found.values()}))
+        selected = quantization.upper() or PREFERRED
         raise InvalidRequestError(f"{repository} has no {quoted(selected)}; choices: {choices}", param="name")
-    return found[selected]
+    _require_one(repository, matches)
+    file = found[matches[0]]
+    is_unique = sum(each.name == file.name for each in found.values()) == 1
+    return file if is_unique else replace(file, name=f"{repository}:{file.filename}")
 
 
 def _parse_file(repository: str, commit: str, sibling: Any) -> KnownFile | None:
