@@ -260,9 +260,12 @@ def test_verify_recognizes_a_published_file_and_its_damaged_copy(
     # A flipped bit in the weights leaves the file valid, so only the hash detects it.
     last = small_model.stat().st_size - 2000
     copy = damaged(small_model, tmp_path, last, bytes([small_model.read_bytes()[last] ^ 1]))
-    result = notso("verify", str(copy))
+    result = notso("verify", str(copy.rename(tmp_path / "Small (1).gguf")))
     assert result.code == 3
     assert "Same size as small:Q4_K_M, but different content" in result.err
+    # An adapter merged into the published file does not change the size.
+    result = notso("verify", str((tmp_path / "Small (1).gguf").rename(tmp_path / "tuned.gguf")))
+    assert result.code == 0 and "not a published file" in result.out and "Same size" not in result.err
 
 
 def test_synth_creates_a_reproducible_model_that_runs(notso: Run, small_model: Path, tmp_path: Path) -> None:

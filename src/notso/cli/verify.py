@@ -192,12 +192,22 @@ def _read_json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the name of a published file with the same size but another hash."""
+    """Return the name of a published file with the same file name and size but another hash."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:
         return None
-    return next((known.name for known in registry.KNOWN_FILES if known.size_bytes == found.size_bytes), None)
+    # The size alone does not suffice: a fine-tuned model merged into the published file has the same size.
+    names = f"{Path(found.path).name} {Path(found.path).resolve().name}".lower()
+    return next(
+        (
+            known.name
+            for known in registry.KNOWN_FILES
+            if known.size_bytes == found.size_bytes
+            and (Path(known.filename).stem.lower() in names or known.sha256 in names)
+        ),
+        None,
+    )
 
 
 def describe(found: Verification, *, tensors: bool) -> list[str]:
