@@ -228,10 +228,10 @@ def blob_path(file: KnownFile) -> Path:
 
 def cached_files(repository: str) -> list[Path]:
     """Return the GGUF files in a repository's cache folder, those of the latest download last."""
-    return _files_by_download(hub_cache() / ("models--" + repository.replace("/", "--")))
+    return _files_by_download(hub_cache() / ("models--" + repository.replace("/", "--")), "**/*.gguf")
 
 
-def _files_by_download(folder: Path) -> list[Path]:
+def _files_by_download(folder: Path, pattern: str) -> list[Path]:
     main, main_at = b"", 0
     with contextlib.suppress(OSError):  # `notso pull` does not write this file
         main, main_at = read_regular(folder / "refs/main", 64), (folder / "refs/main").stat().st_mtime_ns
@@ -242,7 +242,7 @@ def _files_by_download(folder: Path) -> list[Path]:
         is_main = path.relative_to(folder).parts[1].encode() == main.strip()
         return max(path.lstat().st_mtime_ns, main_at if is_main else 0)
 
-    files = [path for path in folder.glob("snapshots/*/**/*.gguf") if path.is_file()]
+    files = [path for path in folder.glob(f"snapshots/*/{pattern}") if path.is_file()]
     return sorted(files, key=lambda path: (downloaded_at(path), path))
 
 
@@ -325,8 +325,8 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     models += [
         _describe(path, "cache")
         for folder in sorted(hub_cache().glob("models--*"))
-        for path in reversed(_files_by_download(folder))
-        if path.parents[1].name == "snapshots" and ("smollm3" in path.name.lower() or is_smollm3(path))
+        for path in reversed(_files_by_download(folder, "*.gguf"))
+        if "smollm3" in path.name.lower() or is_smollm3(path)
     ]
     models += [_describe_stored(each.name, each.path, each.store) for each in stored_models()]
     for folder in folders:

@@ -54,7 +54,8 @@ def find_cached(name: str) -> Path | None:
     repository, _, wanted = name.strip().partition(":")
     depth = len(hub_cache().parts) + 3  # models--owner--repository/snapshots/REVISION
     files = {path: "/".join(path.parts[depth:]) for path in cached_files(repository)}
-    matches = [path for path in files if files[path] in _matching(files.values(), wanted)]
+    selected = _matching(files.values(), wanted)
+    matches = [path for path in files if files[path] in selected]
     if not matches:
         return None
     same = {files[path] for path in matches if path.parts[:depth] == matches[-1].parts[:depth]}
