@@ -160,6 +160,7 @@ def test_template_without_an_end_token_is_refused(tokenizer: Tokenizer) -> None:
         ('{"messages": [{"role": "user", "content": "x"}], "tools": 1}', "tools must be a list of objects"),
         ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 1}', "must be an object"),
         ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"xml_tools": [1]}}', "'xml_tools'"),
+        ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"enable_thinking": 0}}', "true or"),
         ('{"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}', "function_call"),
         ('{"messages": [{"role": "assistant", "content": "x", "weight": 0}]}', "weight"),
         ('{"messages": [{"role": "assistant", "content": "<think>x"}]}', "</think> is missing"),

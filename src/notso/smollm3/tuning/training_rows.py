@@ -135,12 +135,7 @@ def _uses_thinking(messages: Sequence[Message], options: RequestOptions) -> bool
 def _conversation(record: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
     if not isinstance(record, dict):
         raise ValueError("a row must be an object")
-    options = record.get("chat_template_kwargs") or {}
-    if not isinstance(options, dict):
-        raise ValueError("chat_template_kwargs must be an object")
-    for name, value in options.items():
-        if name != "enable_thinking" and value not in _OFF:
-            raise ValueError(f"chat_template_kwargs: {quoted(name)} is not supported")
+    options = _template_kwargs(record)
     if "messages" in record:
         messages = list(parse_messages(record["messages"], "messages"))
         return messages, 0, options
@@ -148,6 +143,18 @@ def _conversation(record: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
         prompt = list(parse_messages(record["prompt"], "prompt"))
         return [*prompt, *parse_messages(record["completion"], "completion")], len(prompt), options
     raise ValueError("a row needs messages, or a prompt and a completion")
+
+
+def _template_kwargs(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    options = record.get("chat_template_kwargs") or {}
+    if not isinstance(options, dict):
+        raise ValueError("chat_template_kwargs must be an object")
+    for name, value in options.items():
+        if name != "enable_thinking" and value not in _OFF:
+            raise ValueError(f"chat_template_kwargs: {quoted(name)} is not supported")
+    if not isinstance(options.get("enable_thinking"), bool | None):
+        raise ValueError("enable_thinking must be true or false")
+    return options
 
 
 def parse_messages(records: Any, name: str) -> Iterator[Message]:
@@ -265,7 +272,7 @@ def read(text: str, name: str) -> list[RehearsalConversation]:
             list(parse_messages(messages, "messages"))
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
-            thinks = (record.get("chat_template_kwargs") or {}).get("enable_thinking")
+            thinks = _template_kwargs(record).get("enable_thinking")
             # Ask with and without thinking, unless chat_template_kwargs selects one mode.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
                 found.append(RehearsalConversation(list(messages), parse_tools(record.get("tools")), thinking))
