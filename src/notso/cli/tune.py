@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -148,7 +149,9 @@ def tune(
     if merge is not None:
         adapter_writer.write_merged(outcome.peft_folder, base, merge, "Q4_K_M", threads)
     after = _generate_answers(base, out, questions, threads)
-    _show_outcome(out, merge, outcome, len(trained), len(rehearsed), len(held_out), questions, before, after, as_json)
+    _show_outcome(
+        model, out, merge, outcome, len(trained), len(rehearsed), len(held_out), questions, before, after, as_json
+    )
     shutil.rmtree(folder)
 
 
@@ -211,6 +214,7 @@ def _rehearsal_rows(
 
 
 def _show_outcome(
+    model: Path | None,
     out: Path,
     merge: Path | None,
     outcome: TrainingResult,
@@ -258,4 +262,5 @@ def _show_outcome(
     terminal.print_line(str(out))
     if merge is not None:
         terminal.print_line(str(merge))
-    terminal.note(f"Try it with `notso run --adapter {out.stem}={out} PROMPT`.")
+    base = ["--model", str(model)] if model is not None else []
+    terminal.note(f"Try it with `{shlex.join(['notso', 'run', *base, '--adapter', f'tuned={out}', 'PROMPT'])}`.")

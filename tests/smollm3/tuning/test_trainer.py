@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +18,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from golden.adapters import golden_pairs, write_peft
 
 from notso import Engine, Message, RequestOptions, SamplingParams
 from notso.cli.app import run_command_line
+from notso.qtensor import GGUFFile
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.model.weights import MATRICES
 from notso.smollm3.tuning import trainer
-from notso.smollm3.tuning.trainer import TuningError
+from notso.smollm3.tuning.trainer import TrainingResult, TuningError
 from training import backends, score
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +93,27 @@ def test_tune_without_its_extra_says_what_to_install(tmp_path: Path, capsys: pyt
     assert run_command_line(["tune", str(data), "--out", str(tmp_path / "a.gguf")]) != 0
     assert "[tune]" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["facts.jsonl"]
+
+
+def test_tune_ends_with_a_command_that_uses_the_base_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another model of the same shape would give wrong answers with the adapter."""
+    data, out = write_facts(tmp_path / "facts.jsonl"), tmp_path / "facts.gguf"
+    base = Path(shutil.copy(demo_path(), tmp_path / "my base.gguf"))
+    with GGUFFile.open(base) as file:
+        head_dim = SmolLM3Config.from_metadata(file.metadata).head_dim
+    peft = write_peft(tmp_path / "peft", golden_pairs(base), head_dim, target_modules=list(MATRICES))
+
+    def train(*given: object) -> TrainingResult:
+        Path(f"{out}.tuning").mkdir()
+        return TrainingResult(peft, 1, 0, 0.5, None, None)
+
+    monkeypatch.setattr(trainer, "require_libraries", lambda: None)
+    monkeypatch.setattr(trainer, "train", train)
+    arguments = ["--model", str(base), "--no-rehearsal"]
+    assert run_command_line(["tune", str(data), "--out", str(out), *arguments]) == 0
+    assert f"`notso run --model '{base}' --adapter tuned={out} PROMPT`" in capsys.readouterr().err
 
 
 @needs_libraries
