@@ -133,6 +133,7 @@ COMPUTED = [
     FolderCase("fields of training and versions", {
         "attention_dropout": 0.3, "use_cache": False, "pretraining_tp": 2, "transformers_version": "4.53.0",
         "torch_dtype": "float32", "initializer_range": 0.1, "unsloth_version": "2026.1", "rope_scaling": None,
+        "_attn_implementation_autoset": True, "transformers.js_config": {"dtype": "q4"},
     }),
     FolderCase("other defaults of sampling", change=_generation(do_sample=True, temperature=1.3, top_k=20)),
 ]  # fmt: skip

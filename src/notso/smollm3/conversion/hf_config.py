@@ -72,6 +72,7 @@ HARMLESS = frozenset(
         *("attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "output_attentions", "return_dict"),
         *("output_hidden_states", "chunk_size_feed_forward", "torchscript", "dtype", "torch_dtype"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation"),
+        *("_attn_implementation_autoset", "transformers.js_config"),
         # names, versions, and remote code, which is never executed
         *("_name_or_path", "name_or_path", "transformers_version", "auto_map", "tokenizer_class"),
         *("unsloth_fixed", "unsloth_version", "finetuning_task", "task_specific_params", "_commit_hash"),
