@@ -90,6 +90,15 @@ def test_ollama_models_variable_changes_the_store(
     assert [each.name for each in stored_models()] == ["me/mine:v1"]
 
 
+def test_every_name_of_a_stored_file_selects_it(own_home: Path, model: bytes) -> None:
+    ollama = own_home / ".ollama/models/manifests/registry.ollama.ai/library"
+    blob = manifest(own_home / ".ollama/models", "registry.ollama.ai/library/smollm3/latest", model)
+    (ollama / "copy").mkdir()
+    (ollama / "copy/v2").write_bytes((ollama / "smollm3/latest").read_bytes())
+    assert len(stored_models()) == 1
+    assert registry.resolve_model("copy:v2") == registry.resolve_model("smollm3:latest") == blob
+
+
 def test_ollama_model_with_an_adapter_is_not_run_without_it(own_home: Path, model: bytes) -> None:
     blob = manifest(own_home / ".ollama/models", "registry.ollama.ai/library/tuned/latest", model)
     assert registry.resolve_model("tuned:latest") == blob

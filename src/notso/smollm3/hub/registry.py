@@ -310,7 +310,11 @@ def _installed(name: str) -> Path | None:
         raise ModelFileError(
             f"several files are named {name}; specify the path: {', '.join(map(str, latest.values()))}"
         )
-    return named[0].path if named else None
+    if named:
+        return named[0].path
+    # Lists show only one of the names of a file.
+    stored = (model for model in (*_ollama_models(), *_folder_models()) if model.name.lower() == name.lower())
+    return next((model.path for model in stored if is_smollm3(model.path)), None)
 
 
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
