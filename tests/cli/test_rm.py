@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,24 @@ def test_downloaded_file_is_removed_and_can_be_downloaded_again(notso: Run, fetc
     assert kept.read_text() == "kept"
     assert "small" not in notso("list").out
     assert notso("pull", "small").code == 0 and fetched.resolve().is_file()
+
+
+def test_file_in_a_folder_of_its_repository_is_listed_and_removed(
+    fake_hub: Any, own_home: Path, notso: Run, small_model: Path
+) -> None:
+    fake_hub.content = small_model.read_bytes()
+    lfs = {"size": len(fake_hub.content), "sha256": hashlib.sha256(fake_hub.content).hexdigest()}
+    file = {"rfilename": "Q6/a/Tuned-Q6_K.gguf", "lfs": lfs}
+    fake_hub.listing = json.dumps({"id": "somebody/Mine", "sha": "1" * 40, "siblings": [file]}).encode()
+    path = Path(notso("pull", "somebody/Mine").out.strip())
+    (path.parent / "Tuned-BF16-00001-of-00002.gguf").write_bytes(fake_hub.content)
+    listed = notso("list").out
+    assert str(path) in listed and "00001" not in listed
+    (path.parent / "Tuned-BF16-00001-of-00002.gguf").unlink()
+    blob = path.resolve()
+    assert notso("rm", "tuned-q6_k", "--yes").code == 0
+    assert not blob.exists() and not [*path.parents[3].iterdir()]
+    assert path.parents[3].name == "snapshots"
 
 
 def test_rm_without_terminal_requires_yes_option(notso: Run, fetched: Path) -> None:

@@ -130,6 +130,8 @@ _QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF1
 
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# Suffix of a file that holds only a part of a model.
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +230,14 @@ def blob_path(file: KnownFile) -> Path:
 
 def cached_files(repository: str) -> list[Path]:
     """Return the GGUF files in a repository's cache folder, those of the latest download last."""
-    return _files_by_download(hub_cache() / ("models--" + repository.replace("/", "--")), "**/*.gguf")
+    return _files_by_download(hub_cache() / ("models--" + repository.replace("/", "--")))
 
 
-def _files_by_download(folder: Path, pattern: str) -> list[Path]:
+def _repository_of(path: Path) -> Path:
+    return hub_cache() / path.relative_to(hub_cache()).parts[0]
+
+
+def _files_by_download(folder: Path) -> list[Path]:
     main, main_at = b"", 0
     with contextlib.suppress(OSError):  # `notso pull` does not write this file
         main, main_at = read_regular(folder / "refs/main", 64), (folder / "refs/main").stat().st_mtime_ns
@@ -242,7 +248,7 @@ def _files_by_download(folder: Path, pattern: str) -> list[Path]:
         is_main = path.relative_to(folder).parts[1].encode() == main.strip()
         return max(path.lstat().st_mtime_ns, main_at if is_main else 0)
 
-    files = [path for path in folder.glob(f"snapshots/*/{pattern}") if path.is_file()]
+    files = [path for path in folder.glob("snapshots/*/**/*.gguf") if path.is_file()]
     return sorted(files, key=lambda path: (downloaded_at(path), path))
 
 
@@ -305,7 +311,7 @@ def _installed(name: str) -> Path | None:
     latest: dict[Path, Path] = {}  # by repository
     for model in named:
         if model.where == "cache":
-            latest.setdefault(model.path.parents[2], model.path)
+            latest.setdefault(_repository_of(model.path), model.path)
     if len({path.resolve().name for path in latest.values()}) > 1:
         raise ModelFileError(
             f"several files are named {name}; specify the path: {', '.join(map(str, latest.values()))}"
@@ -329,8 +335,8 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     models += [
         _describe(path, "cache")
         for folder in sorted(hub_cache().glob("models--*"))
-        for path in reversed(_files_by_download(folder, "*.gguf"))
-        if "smollm3" in path.name.lower() or is_smollm3(path)
+        for path in reversed(_files_by_download(folder))
+        if not PART.search(path.name) and ("smollm3" in path.name.lower() or is_smollm3(path))
     ]
     models += [_describe_stored(each.name, each.path, each.store) for each in stored_models()]
     for folder in folders:
@@ -397,7 +403,7 @@ def _describe(path: Path, where: Where) -> LocalModel:
     sha256 = stored_hash(path)
     known = find_by_hash(sha256) if sha256 else None
     same_name = next((file for file in KNOWN_FILES if file.filename == path.name), None)
-    if where == "cache" and same_name is not None and path.parents[2] != repository_folder(same_name):
+    if where == "cache" and same_name is not None and _repository_of(path) != repository_folder(same_name):
         same_name = None
     verified: Verified = "no"
     if known is not None:
@@ -469,14 +475,15 @@ def find_fetched_model(name: str) -> LocalModel:
 
 def remove(model: LocalModel) -> int:
     """Remove a cached file and its links; return the number of bytes freed."""
-    blob = model.path.resolve()
-    repository = model.path.parents[2]
+    blob, snapshots = model.path.resolve(), _repository_of(model.path) / "snapshots"
     freed = blob.stat().st_size
-    for name in [*repository.glob("snapshots/*/*")]:
+    for name in [*snapshots.glob("*/**/*")]:
         if name.resolve() == blob:
             name.unlink()
-            if not any(name.parent.iterdir()):
-                name.parent.rmdir()
+            folder = name.parent
+            while folder != snapshots and not any(folder.iterdir()):
+                folder.rmdir()
+                folder = folder.parent
     # The disk space is freed once no process has the file open.
     blob.unlink(missing_ok=True)
     return freed

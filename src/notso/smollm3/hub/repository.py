@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from notso.smollm3.errors import DownloadError, InvalidRequestError, quoted
 from notso.smollm3.hub import download
-from notso.smollm3.hub.registry import KnownFile, cached_files, hub_cache, known_file, quantization_in
+from notso.smollm3.hub.registry import PART, KnownFile, cached_files, hub_cache, known_file, quantization_in
 from notso.smollm3.strict_json import DECODER
 
 PREFERRED = "Q4_K_M"  # default if a repository has several quantizations
@@ -23,8 +23,6 @@ TIMEOUT_S = 20.0
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Suffix of a file that holds only a part of a model.
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def is_repository(name: str) -> bool:
@@ -152,7 +150,7 @@ def _parse_file(repository: str, commit: str, sibling: Any) -> KnownFile | None:
     if not isinstance(name, str) or not isinstance(lfs, dict):
         return None
     size, sha256 = lfs.get("size"), lfs.get("sha256")
-    if not name.lower().endswith(".gguf") or _PART.search(name) or "mmproj" in name.lower():
+    if not name.lower().endswith(".gguf") or PART.search(name) or "mmproj" in name.lower():
         return None
     if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name or not name.isprintable():
         return None
