@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from notso.qtensor import GGUFFile
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.output.tool_parser import ToolCallParser, parse_call
 from notso.smollm3.strict_json import is_json_object
+from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import ToolCall
 
 Seen = str | tuple[str, str]  # text, or name and arguments of a call
@@ -194,3 +198,20 @@ def test_is_json_object_is_strict() -> None:
         '{"a":' * 10**5,
     ):
         assert not is_json_object(text)
+
+
+@pytest.mark.parametrize("kind", [3, 4], ids=["control", "user-defined"])
+def test_tags_are_read_whatever_their_kind_in_the_model_file(kind: int) -> None:
+    """Fine-tuning scripts add them as special tokens, which become control tokens."""
+    with GGUFFile.open(demo_path()) as file:
+        entries = dict(file.metadata)
+    kinds = list(entries["tokenizer.ggml.token_type"])
+    for tag in ("<think>", "</think>", "<tool_call>", "</tool_call>"):
+        kinds[entries["tokenizer.ggml.tokens"].index(tag)] = kind
+    tokenizer = Tokenizer.from_gguf(entries | {"tokenizer.ggml.token_type": kinds})
+    output = OutputProcessor(tokenizer, [], [], find_tool_calls=True)
+    written = '<think>\nhm\n</think>\nSo:\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>'
+    events = [event for token in tokenizer.encode(written, control=True) for event in output.push(token)]
+    events += output.finish("stop")
+    assert "".join(event.text for event in events if event.kind == "text") == "So:"
+    assert [event.tool_call.name for event in events if event.tool_call is not None] == ["f"]

@@ -15,6 +15,10 @@ END_TEXTS = ("<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 # Project-specific key, because GGUF has keys for only three end ids, and generation_config.json may list any number.
 END_IDS_KEY = "notso.tokenizer.eos_token_ids"
 
+# Tags that this engine reads in the text of an answer. Fine-tuned models often declare them as control tokens, which
+# decoded text omits.
+READ_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 # Maximum length of a token, which limits the work on each token. Published files have tokens of at most 128.
@@ -57,7 +61,7 @@ class Vocabulary:
             if kind != NORMAL:
                 if kind not in by_kind:
                     raise ModelFileError(f"tokenizer.ggml.token_type: token {index} has unsupported type {kind}")
-                by_kind[kind].append(index)
+                by_kind[USER_DEFINED if kind == CONTROL and tokens[index] in READ_TAGS else kind].append(index)
         self.control_ids = frozenset(by_kind[CONTROL] + by_kind[UNKNOWN])
         self.user_defined_ids = frozenset(by_kind[USER_DEFINED])
         self.unused_ids = frozenset(by_kind[UNUSED])
