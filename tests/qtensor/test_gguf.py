@@ -8,16 +8,18 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
-from notso.qtensor.errors import GGUFError, OperandError
+from notso.qtensor.errors import GGUFError, OperandError, QTensorError
 from notso.qtensor.formats import F32, FORMATS, Q4_K, Q6_K, Q8_0
 from notso.qtensor.gguf import MAX_ARRAY_ITEMS, MAX_ENTRIES, MAX_TENSORS, GGUFFile
 from notso.qtensor.gguf_writer import GGUFWriter
+from notso.qtensor.safetensors import SafetensorsFile
 
 OPEN_SECONDS = 0.5  # for a header of 7.8 MB; 0.08 s measured, so there is a margin for a busy machine
 PARSE_MEMORY = 64 << 20  # requirement GG12, in addition to the metadata's own size
@@ -78,6 +80,14 @@ def test_tensors_follow_the_alignment_entry(tmp_path: Path, alignment: int) -> N
         assert [tensor.data.tolist() for tensor in gguf.GGUFReader(path).tensors] == [[1.0] * 3, [2.0] * 3]
     with pytest.raises(GGUFError, match="alignment"):
         GGUFWriter(path).add("general.alignment", 24, "uint32")
+
+
+@pytest.mark.parametrize("read", [GGUFFile.open, SafetensorsFile])
+def test_git_lfs_pointer_is_recognized(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1915305312\n"
+    (tmp_path / "model").write_text(pointer)
+    with pytest.raises(QTensorError, match="git lfs pull"):
+        read(tmp_path / "model")
 
 
 def test_written_gguf_file_is_read_back(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ from notso.qtensor.tensor import QTensor
 from notso.text_file import open_regular
 
 MAGIC: Final = b"GGUF"
+LFS_POINTER: Final = b"version https://git-lfs"  # beginning of a file that `git clone` leaves in place of a large one
+LFS_ADVICE: Final = "a Git LFS pointer to a file that has not been downloaded; run `git lfs pull`"
 VERSIONS: Final = (2, 3)  # GG1; same layout
 MAX_ENTRIES: Final = 4096  # GG2
 MAX_TENSORS: Final = 4096  # GG2
@@ -191,6 +193,8 @@ class GGUFFile:
 
 def _read_header(cursor: Cursor) -> tuple[int, int, int]:
     magic = bytes(cursor.read_bytes(4, "magic"))
+    if magic == LFS_POINTER[:4]:
+        cursor.fail(f"not a GGUF file, but {LFS_ADVICE}", "magic", 0)
     if magic != MAGIC:
         cursor.fail(f"not a GGUF file: begins with {magic!r}, not {MAGIC!r}", "magic", 0)
     version = cursor.uint32("version")

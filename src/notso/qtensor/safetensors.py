@@ -18,6 +18,7 @@ import numpy as np
 
 from notso.qtensor.errors import SafetensorsError, quoted
 from notso.qtensor.formats import BF16, F16, F32, Format
+from notso.qtensor.gguf import LFS_ADVICE, LFS_POINTER
 from notso.qtensor.tensor import QTensor
 from notso.text_file import open_regular
 
@@ -47,6 +48,8 @@ class SafetensorsFile:
             raise
 
     def _read(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        if data[: len(LFS_POINTER)].tobytes() == LFS_POINTER:
+            self._fail(f"the file is {LFS_ADVICE}")
         length = int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")
         if length > min(MAX_HEADER_BYTES, data.size - _LENGTH_BYTES):
             self._fail(f"the header size of {length:,} bytes exceeds the file or the limit")
