@@ -122,16 +122,16 @@ def tune(
     trained, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
         terminal.note(f"{len(rows)} rows are too few for a validation split; no validation loss is reported.")
-    parameters = base_model.count_parameters(base)
+    parameters, base_digest = base_model.count_parameters(base), _file_digest(base)
     with terminal.progress(as_json=as_json) as report:
         rehearsal = []
         if not no_rehearsal:
-            rehearsal = _rehearsal_rows(base, prompts, folder, recipe.max_tokens, day, threads, report)
+            rehearsal = _rehearsal_rows(base, base_digest, prompts, folder, recipe.max_tokens, day, threads, report)
         rehearsed = []
         for row in rehearsal:
             with suppress(ValueError):  # raised if the truncated conversation contains no answer
                 rehearsed.append(writer.row(row))
-        digest = recipe.digest(data.read_bytes(), _file_digest(base), json.dumps(rehearsal).encode())
+        digest = recipe.digest(data.read_bytes(), base_digest, json.dumps(rehearsal).encode())
         outcome = trainer.train(
             partial(base_model.load, source),
             recipe,
@@ -186,6 +186,7 @@ def _collect_text(events: Iterator[Event]) -> str:
 
 def _rehearsal_rows(
     base: Path,
+    base_digest: bytes,
     prompts: str,
     folder: Path,
     max_tokens: int,
@@ -200,7 +201,8 @@ def _rehearsal_rows(
     conversations += training_rows.read(prompts, "--rehearse")
     # Rehearsal rows are answers of the untuned model, added to the training rows so that tuning does not make the model
     # forget them. They are stored, so that a resumed run uses the same rows.
-    file = folder / f"rehearsal-{hashlib.sha256((shipped + prompts).encode()).hexdigest()[:16]}.json"
+    depends_on = repr((base_digest, shipped, prompts, max_tokens, day))
+    file = folder / f"rehearsal-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.json"
     try:
         rows: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
         return rows

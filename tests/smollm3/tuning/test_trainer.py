@@ -26,7 +26,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.model.weights import MATRICES
-from notso.smollm3.tuning import trainer
+from notso.smollm3.tuning import trainer, training_rows
 from notso.smollm3.tuning.trainer import TrainingResult, TuningError
 from training import backends, score
 
@@ -114,6 +114,25 @@ def test_tune_ends_with_a_command_that_uses_the_base_model(
     arguments = ["--model", str(base), "--no-rehearsal"]
     assert run_command_line(["tune", str(data), "--out", str(out), *arguments]) == 0
     assert f"`notso run --model '{base}' --adapter tuned={out} PROMPT`" in capsys.readouterr().err
+
+
+def test_rehearsed_answers_of_another_model_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = write_facts(tmp_path / "facts.jsonl"), tmp_path / "facts.gguf"
+    base = Path(shutil.copy(demo_path(), tmp_path / "base.gguf"))
+    answered: list[bool] = []
+
+    def fail(*given: object) -> TrainingResult:
+        raise TuningError("stopped before the run was recorded")
+
+    monkeypatch.setattr(trainer, "require_libraries", lambda: None)
+    monkeypatch.setattr(trainer, "train", fail)
+    monkeypatch.setattr(training_rows, "generate_answers", lambda *_: answered.append(True) or [])
+    arguments = ["tune", str(data), "--out", str(out), "--model", str(base)]
+    for _ in range(2):
+        assert run_command_line(arguments) != 0 and len(answered) == 1
+    with base.open("ab") as file:
+        file.write(bytes(32))
+    assert run_command_line(arguments) != 0 and len(answered) == 2
 
 
 @needs_libraries
