@@ -17,7 +17,9 @@ EXAMPLES = """\
 def pull(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="`Q4_K_M` (1.92 GB), `Q8_0` (3.28 GB), or REPOSITORY[:TYPE] on the Hub."),
+        typer.Argument(
+            metavar="NAME", help="`Q4_K_M` (1.92 GB), `Q8_0` (3.28 GB), or REPOSITORY[:TYPE or :FILE] on the Hub."
+        ),
     ] = "smollm3-3b:Q4_K_M",
     force: Annotated[bool, typer.Option("--force", help="Download again even if the file exists.")] = False,
     offline: Annotated[
