@@ -77,6 +77,11 @@ def test_doctor_accepts_the_models_that_commands_run(
     monkeypatch.setenv("NOTSO_MODEL", str(tmp_path))
     status, message = model_status(notso)
     assert status == "fail" and "config.json" in message
+    (cached,) = registry.cached_files("their/Model")
+    cached.with_name("Other-Q6_K.gguf").symlink_to(cached.resolve())
+    monkeypatch.setenv("NOTSO_MODEL", "their/Model")
+    status, message = model_status(notso)
+    assert status == "fail" and "several files" in message
 
 
 # Names of models that are not installed.

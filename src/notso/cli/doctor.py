@@ -245,12 +245,12 @@ def _pages() -> Iterator[Finding]:
 
 
 def _models() -> Iterator[Finding]:
-    from notso.smollm3.errors import ModelFileError, NotsoError
+    from notso.smollm3.errors import NotsoError
     from notso.smollm3.hub import registry
 
     try:
         chosen = engines.installed_model()
-    except ModelFileError as error:
+    except NotsoError as error:
         yield Finding("fail", "model", str(error), "unset NOTSO_MODEL or set it to a GGUF file")
         return
     if chosen is not None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def installed_model(model: Path | None = None) -> Path | None:
     """Return the GGUF file or Hugging Face folder to run, or None for the demo model, without using the network.
 
-    Raises ModelFileError if the model is not installed.
+    Raises ModelFileError if the model is not installed, InvalidRequestError if several files have this name.
     """
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.registry import resolve_model
