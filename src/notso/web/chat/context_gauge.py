@@ -1,7 +1,7 @@
 """Measure a chat's context usage and the cost of its draft, and summarize long chats (compaction).
 
-Compaction is optional. While the engine is idle, the model summarizes the older messages of chats that use at least 70%
-of their context. The summary replaces the messages in prompts, as with /summarize, until it is removed.
+Compaction is optional. While the engine is idle, the model summarizes chats that use at least 70% of their context. The
+summary replaces the messages before it in prompts, as with /summarize, until it is removed.
 """
 
 from __future__ import annotations

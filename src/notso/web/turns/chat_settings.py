@@ -47,7 +47,7 @@ class ChatSettings:
     speculative_prefill: bool = True  # when idle, prefill the message that is being typed
     memory: bool = True  # insert the owner's memory (facts to remember) into prompts
     when_full: WhenFull = "stop"
-    compaction: Literal["off", "ask", "automatic"] = "ask"  # near the context limit, summarize older messages
+    compaction: Literal["off", "ask", "automatic"] = "ask"  # near the context limit, summarize the chat
     tools: str | None = None  # names separated by spaces
     model: str | None = None  # None: the default model
 

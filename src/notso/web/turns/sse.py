@@ -76,7 +76,7 @@ class Feed:
         """Return what to reload: 'chats', 'turns', both or neither."""
         process_id, _, text = revision.partition("-")
         if process_id != self._process_id or not text.isascii() or not text.isdecimal() or len(text) > 15:
-            return ["chats", "turns"]  # a revision of an earlier server process
+            return ["chats", "turns"]  # malformed, invalidated, or of an earlier server process
         number = int(text)
         events = ["chats"] if self._lists.get(owner, 0) > number else []
         by_others = (at for other, at in self._turns.get(chat_id, {}).items() if other != tab or not tab)

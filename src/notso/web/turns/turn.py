@@ -13,7 +13,7 @@ from notso.web.turns.turn_log import TurnLog
 
 @dataclass(eq=False)
 class Turn:
-    # As stored at the start, and as it must be stored at the end. A part of the answer in it is continued.
+    # As stored at the start, and as it must be stored at the end. A partial answer in it is continued.
     message: StoredMessage
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None

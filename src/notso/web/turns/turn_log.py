@@ -159,7 +159,7 @@ class TurnLog:
                 self.at_phase()
 
     def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:
-        """Close the log with a one-line error or statistics."""
+        """Close the log with any error (one line) and statistics."""
         self.set_status(AnswerStatus(phase, label, self.status.reasoning_label))
         self.error = error
         self.stats = stats or {}

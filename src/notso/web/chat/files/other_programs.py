@@ -264,7 +264,7 @@ class ExportReader:
             self.count_omitted(node, name, omitted_kind(name))
 
     def count_omitted(self, node: MessageNode, name: Any, kind: str) -> None:
-        """Count a picture or file. If a question has no text, this name is used as its text."""
+        """Count a picture or file. If a question has no text, the name is used as its text."""
         self.left_out[kind] += 1
         if node.role == "user":
             label = " ".join(self.text(name).split())[:MAX_NAME] or {"pictures": "picture"}.get(kind, "file")
