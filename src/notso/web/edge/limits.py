@@ -213,7 +213,7 @@ class BodyBudget:
         now = asyncio.get_running_loop().time()
         late = [each for each in self._arriving if each.since + FAIR_SECONDS <= now]
         if late:
-            # If several holders have the most bytes, max() returns the oldest body.
+            # Among equals, max() returns the oldest body.
             evicted = max(late, key=lambda each: self._held[each.holder])
             evicted.evict()
             if evicted is arrival:
@@ -249,8 +249,8 @@ RETRY_SECONDS = 5
 
 
 class RequestLimits:
-    """Rejects oversized headers (431), bodies that are oversized (413), compressed (415) or slow (408), and bodies for
-    which the budget has no room (503).
+    """Rejects oversized headers (431), and bodies that are oversized (413), compressed (415), slow (408) or evicted
+    from the budget (503).
     """
 
     # The bytes received, whatever Content-Length says, count against the budget until the response starts.

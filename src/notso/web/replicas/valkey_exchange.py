@@ -2,11 +2,11 @@
 
 One connection sends data, with a single round trip for everything that is waiting. Another connection reads the bus and
 the streams of the logs that this replica copies. While the Valkey server is unreachable, messages wait. When it is
-reachable again, each replica sends its logs as a whole, and calls the functions in `at_gap`. Therefore, the
-Valkey server may even lose all its data.
+reachable again, each replica sends whole logs, and calls the functions in `at_gap`. Therefore, the Valkey server may
+even lose all its data.
 
-`ValkeyCounters` counts requests per address over all replicas, with the scripts of the `limits` library. While the
-Valkey server is unreachable, each replica counts separately, so that N replicas admit up to N times the limit.
+`ValkeyCounters` counts requests over all replicas, with the scripts of the `limits` library. While the Valkey server is
+unreachable, each replica counts separately, so that N replicas admit up to N times the limit.
 """
 
 from __future__ import annotations

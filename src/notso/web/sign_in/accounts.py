@@ -160,7 +160,7 @@ class Accounts:
         self._flush_due.set()
 
     async def flush(self) -> None:
-        """Write the collected usage, or keep it for the next call on failure."""
+        """Write the collected usage; on failure, keep it for the next call."""
         await self._write_audit()
         async with self._writing:
             pending, self._pending = self._pending, {}
