@@ -48,8 +48,7 @@ def serve(
     """Serve until SIGINT or SIGTERM; return after everything is saved.
 
     `on_ready` is called in the server's thread with the page's URL once the page responds, even if the engine is still
-    loading.
-    After the first signal, running answers have `drain_seconds` to finish; a second signal ends them. Raises
+    loading. After the first signal, running answers have `drain_seconds` to finish; a second signal ends them. Raises
     AddressInUseError or StorageError.
     """
     limit_malloc_arenas()

@@ -150,7 +150,7 @@ class ApiRecords(Protocol):
         """
 
     async def release_unfinished_responses(self, holder: str) -> None:
-        """Release the leases of a process that is stopping, without counting a try."""
+        """Release the leases of a process that is stopping, and reset the number of tries."""
 
     async def delete_unfinished_response(self, owner: str, response_id: str) -> None: ...
 

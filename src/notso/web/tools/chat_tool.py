@@ -25,7 +25,7 @@ class ToolContext:
     chat_id: str
     store: ChatStore
     attachments: tuple[Attachment, ...] = ()  # attachments of the chat's current branch
-    ask: Ask | None = None  # requests input from the user; None if no page is open
+    ask: Ask | None = None  # requests input from the user; None if impossible
 
 
 CHANGED = "the tool has changed since it was offered; it was not run, and the next call requires approval again"

@@ -247,8 +247,8 @@ async def _response(
         async def begin() -> None:
             # Rejects invalid requests now, because the status code cannot change after the first byte.
             await running.begin(submit, lambda work: run_prompt_work(request, work))
-            # After the engine, whose errors name the field of an invalid schema. The queue may be full, so this must
-            # happen while an error still closes `running`.
+            # After `begin`, because the engine's errors name the field of an invalid schema. The queue may be full, so
+            # this must happen while an error still closes `running`.
             headers.update(await run_prompt_work(request, lambda: ignored_headers(api_request, dropped)))
 
         if conversation is None:
