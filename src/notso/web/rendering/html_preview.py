@@ -1,4 +1,4 @@
-"""Sanitize HTML and SVG from a model for a preview: remove scripts, and resources that load automatically.
+"""Sanitize HTML and SVG from a model for a preview: remove scripts and most resources that load automatically.
 
 The sanitizer takes quadratic time in the number of open elements, so it runs in a child process with limited CPU time.
 """

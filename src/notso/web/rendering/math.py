@@ -1,4 +1,4 @@
-r"""Detect TeX in Markdown: $x$, $$x$$, \\(x\\), \\[x\\] and \\begin{align}. The page typesets it.
+r"""Detect TeX in Markdown: $x$, $$x$$, \(x\), \[x\] and \begin{align}. The page typesets it.
 
 A display formula starts at the beginning of a line and ends with the closing delimiter or, as in TeX, at a blank line.
 It is recognized by its first line, so that text arriving later never changes a complete block. Unclosed and overlong

@@ -287,7 +287,7 @@ class EarlierImport:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    r"""A search result. In `snippet`, \\x02 and \\x03 enclose matches. `message_id` is None for titles.
+    r"""A search result. In `snippet`, \x02 and \x03 enclose matches. `message_id` is None for titles.
 
     `at_ms`: time of the message, or of the chat's last use. `similar`: the words only resemble those of the query.
     """

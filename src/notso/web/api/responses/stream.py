@@ -128,7 +128,7 @@ class ResponseSerializer:
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         # Runs before the last event is sent, so that a client can retrieve the response when it receives that event.
-        # Messages that were dropped from the prompt are not stored; a chain of responses would outgrow the context.
+        # Messages dropped from the prompt are not stored; otherwise, a chain of responses would outgrow the context.
         if self.request.store:
             conversation = self.request.conversation
             starts_with_system = bool(conversation) and conversation[0].role == "system"
