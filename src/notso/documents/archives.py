@@ -26,7 +26,7 @@ def has_zip_signature(file: BinaryIO) -> bool:
 
 
 class Archive:
-    """A ZIP archive. Raises UnreadableError if it exceeds the limits."""
+    """A ZIP archive. Raises UnreadableError if damaged, encrypted or too large."""
 
     def __init__(self, file: BinaryIO) -> None:
         file.seek(0)

@@ -101,7 +101,7 @@ def preload_modules(container: Container) -> None:
 def read(
     file: BinaryIO, container: Container, extension: str, warnings: list[str], announce: Callable[[int], None]
 ) -> tuple[str, Callable[[], str], Iterator[str]]:
-    """Return kind, a function that returns the title, and the pages. The function and pages may raise UnreadableError.
+    """Return kind, a function for the title, and the pages. Raises UnreadableError, as do the function and the pages.
 
     Adds to `warnings`, and calls `announce` with the number of pages if it is known in advance.
     """
