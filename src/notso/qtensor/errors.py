@@ -90,7 +90,7 @@ class SafetensorsError(QTensorError):
 
 
 class KernelChoiceError(QTensorError):
-    """`NOTSO_KERNELS` or `NOTSO_ATTENTION` is unknown or unsupported by this CPU."""
+    """Unknown or unsupported kernels, attention variant or number of threads."""
 
 
 class DeviceError(QTensorError):
