@@ -515,7 +515,7 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """Continue text or token ids without chat template, roles or reasoning.
+        """Continue text without reasoning, or token ids. Applies no chat template.
 
         A model trained for conversations may end a text immediately; use `chat` for an answer. Raises the same errors
         as `chat`.

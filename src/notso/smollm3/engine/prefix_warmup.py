@@ -45,8 +45,8 @@ STEP_ROWS = 128
 # Number of successive interrupted steps after which a prefill is abandoned.
 MOST_TRIES = 8
 
-# Maximum length of a prompt in tokens. Longer prompts are not prefilled, because rendering them would block the engine
-# thread, and delay requests, for too long.
+# Maximum length of a prompt in tokens. Longer prompts are not prefilled, because rendering them on the engine thread
+# would delay requests for too long.
 MOST_TOKENS = 65_536
 
 _log = logging.getLogger(__name__)

@@ -111,7 +111,7 @@ def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
 class ReceiptCheck:
     """Result of verifying a receipt."""
 
-    problem: str  # "" if the model samples the same tokens again
+    problem: str  # "" if the model gives the same answer again
     place: int | None = None  # index of the first differing token in the answer; None if no token differs
     tokens: int = 0
 
@@ -162,7 +162,7 @@ def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
 
 
 def receipt_limit(receipt: Mapping[str, Any]) -> int:
-    """Return the maximum number of tokens that an open receipt records. Raises InvalidRequestError."""
+    """Return the token limit recorded in an open receipt. Raises InvalidRequestError."""
     limit, most = receipt["limit"], PARAMETERS["max_tokens"].high
     require(type(limit) is int and 0 <= limit <= most, "limit", f"an integer from 0 to {most}")
     return int(limit)

@@ -87,7 +87,7 @@ class Request:
     is_plain: bool = False  # treat the answer as plain text, without reasoning
     closed_at: list[int] = field(default_factory=list)  # answer lengths at which the engine ended the reasoning
     replayed_events: list[Event] = field(default_factory=list)  # events of replayed tokens
-    # Times of progress, in `perf_counter` seconds; 0 until then.
+    # Times in `perf_counter` seconds; 0: not reached yet.
     submitted_at: float = 0.0
     started_at: float = 0.0
     prefilled_at: float = 0.0

@@ -7,11 +7,10 @@ so damage costs only time. The contents reveal conversations, so the folder has 
 
 A low-priority thread writes each file under a temporary name, fsyncs it and renames it, so that a power failure rarely
 leaves a name without its data. The folder is synced when the queue is empty. At shutdown, files are written without
-fsync; the checksum detects lost data. The least recently read file is evicted first.
+fsync; the checksum detects lost data. The least recently used file is evicted first.
 
-CRC-32 detects accidental damage at less than a quarter of the cost of a cryptographic hash (4 GB/s, compared with
-0.9 for BLAKE2b).
-It does not detect manipulation, but a program that can write to the folder could replace the model as well.
+CRC-32 detects accidental damage at less than a quarter of the cost of a cryptographic hash (4 GB/s, compared with 0.9
+for BLAKE2b). It does not detect manipulation, but a program that can write to the folder could replace the model, too.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class DiskStore:
     An error while writing stops further writes, with one warning; blocks on disk can still be read. If another engine
     writes to the folder, the store only reads.
     budget_bytes: limit for the files of all models. evicts: if there is no room for a block, remove the least recently
-    read files (True) or reject the block (False).
+    used files (True) or reject the block (False).
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """KV cache: blocks of 128 positions, each covering all layers.
 
-Values in formats below 8 bits are decoded with a codebook and a Hadamard rotation. With these formats, the first block
-of a sequence (with its attention sinks) and the blocks being written are read from a second, more precise cache (k8v8)
-instead. The blocks of this second cache are called windows. The block pool decides which blocks have a window.
+Formats below 8 bits are less precise. With these formats, the first block of a sequence (with its attention sinks) and
+the blocks being written are read from a second, more precise cache (k8v8) instead. The blocks of this second cache are
+called windows. The block pool decides which blocks have a window.
 
 The KV format that was chosen for a model file is stored in the cache folder, so that the next engine chooses the same
 format and can use the blocks on disk.

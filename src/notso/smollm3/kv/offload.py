@@ -21,7 +21,7 @@ from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_h
 from notso.smollm3.scheduling.sequence import BlockLoad, Sequence
 from notso.system.processors import usable_processors
 
-TAG = b"chats"  # tag in the names of this program's files; files with other tags are never removed
+TAG = b"chats"  # tag in file names; clearing the cache removes only files with this tag
 
 SHUTDOWN_WRITE_S = 3.0  # seconds for pending writes at shutdown
 

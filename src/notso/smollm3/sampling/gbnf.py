@@ -2,7 +2,7 @@
 
     root ::= "yes" | "no" [.!]?
 
-Each character becomes a separate terminal. Unlike GBNF, the lexer of llguidance (the grammar library) always uses the
+Each character becomes a separate terminal. GBNF has no lexer; that of llguidance (the grammar library) always uses the
 longest match, which makes no difference if all terminals have the same length.
 """
 

@@ -25,7 +25,7 @@ USUAL_NUMBER = 16
 leads to a short ending. Continuations with few detours are examined first."""
 
 LAST_BYTES = 2
-"""Texts in the same state are distinguished by this many last bytes, because the next token may begin with them."""
+"""Texts in the same state are distinguished by this many last bytes, because a token may span them and later bytes."""
 
 MAX_RESTS, NEAR = 8, 32
 """Maximum number of suffixes of a known ending to try, and number of initial search steps that try them."""

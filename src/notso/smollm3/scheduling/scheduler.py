@@ -184,8 +184,8 @@ class Scheduler:
         return sorted(found, key=lambda each: (_effective_priority(each), self._prefilled[each.owner]))
 
     def _preemption_candidate(self, sequence: Sequence) -> Sequence | None:
-        # Returns the sequence to preempt so that `sequence` can run, or None. If no other sequence of its owner is
-        # running, it may displace the last one of the owner with the most running sequences, if there are at least two.
+        # Returns the sequence to preempt so that `sequence` can run, or None. If its owner has no running sequence, it
+        # may displace the last one of the owner with the most running sequences, if that owner has at least two.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -386,7 +386,7 @@ OUTLIER = 2.0  # cap on a timing relative to the previous one
 
 
 class PrefillBudget:
-    """Chooses the number of prompt tokens in a step so that the step takes at most `step_s` seconds."""
+    """Limits the prompt tokens of a step so that the step takes at most `step_s` seconds, if possible."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s

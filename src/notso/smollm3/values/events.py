@@ -75,9 +75,9 @@ class TokenLogprob:
 class Event:
     """One event of an answer.
 
-    Order: `trimmed` if turns were dropped; `queued` for each new position in the queue; `started` if token ids are
-    requested; `progress`, and `prompt` if requested, during prefill; `embedding` if requested; then `reasoning`,
-    `text`, `tool_call_part`, `tool_call` and `tokens` events; finally one `usage` and one `end`, or `error` instead.
+    Order: `trimmed` if turns were dropped; `queued` for each new queue position; `started` if token ids are requested;
+    events of replayed tokens; `progress`, and `prompt` if requested, during prefill; `embedding` if requested; then
+    `reasoning`, `text`, `tool_call_part`, `tool_call` and `tokens` events; finally `usage` and `end`, or `error`.
 
     Fields set for each kind:
 
