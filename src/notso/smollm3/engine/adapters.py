@@ -17,7 +17,7 @@ MAX_ADAPTERS = 64
 
 
 class Adapters:
-    """Loaded adapters. Methods wait for the engine thread, so they must not be called on it."""
+    """Loaded adapters. `add` and `remove` wait for the engine thread and must not be called on it."""
 
     def __init__(self, config: SmolLM3Config, core: EngineCore, backend: Backend) -> None:
         self._config = config
@@ -40,8 +40,7 @@ class Adapters:
         return found[0]
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Load an adapter. Raises InvalidRequestError if the name is taken, ModelFileError, OutOfMemoryError or
-        EngineError."""
+        """Load an adapter. Raises InvalidRequestError, ModelFileError, OutOfMemoryError or EngineError."""
         with self._change_lock:
             if source.name.lower() in {name.lower() for name in self._loaded}:
                 raise InvalidRequestError(f"adapter {source.name} is already loaded", param="adapter")
