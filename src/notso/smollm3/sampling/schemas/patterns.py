@@ -44,7 +44,7 @@ MAX_REPEATS = 100_000
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
 _UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
-"""Control characters that JSON writes only as numeric escapes."""
+"""Control characters that JSON writes only as numeric escapes, and DEL, which the library does not support."""
 _UNWRITABLE_TEXT = r"\x{0}-\x{7}\x{b}\x{e}-\x{1f}\x{7f}"
 _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -252,8 +252,8 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _class_pattern(characters: _Set) -> str:
-    # Control characters that JSON cannot write are left out. If a class had all of them, the library would accept every
-    # escape, including those of quotes and backslashes.
+    # Control characters that cannot be generated are left out. If a class had all of them, the library would accept
+    # every escape, including those of quotes and backslashes.
     ranges, properties = characters.ranges, "".join(characters.properties)
     if properties:
         text = "".join(_range(*each) for each in ranges)
