@@ -41,7 +41,7 @@ from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantize
 
 POOL = 4096  # number of different sets of scales in `_scale_pool`
 
-# Mean and standard deviation of uniform integers in 0..15, 0..31 and 0..63.
+# Mean and standard deviation of uniform integers in 0..15, 0..31, 0..63 and 0..255.
 _MEAN_4, _STD_4 = 7.5, 4.61
 _MEAN_5, _STD_5 = 15.5, 9.23
 _STD_6 = 18.47

@@ -27,7 +27,7 @@ PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a page boundary, so that no two tensors share a cache line
 COPY_BYTES = 8 << 20  # bytes copied per native call; each call releases the interpreter lock
 SLAB_ROWS = 64  # as in native/packed_weights.h; tensors with fewer rows are not packed
-SUPER_BLOCK = 256  # number of values in a packed block
+SUPER_BLOCK = 256  # values of a row in a packed block
 
 LARGE_BYTES = 4 << 20  # minimum size for huge pages, because a part of the last page is wasted
 
