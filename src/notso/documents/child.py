@@ -49,7 +49,7 @@ def write_document_frames(
     file: BinaryIO, output: BinaryIO, extension: str, missing_features: list[str], enter_sandbox: Callable[[], None]
 ) -> None:
     """Write the frames of a document."""
-    # `enter_sandbox` is called after all imports, which must open files, and before the document is parsed.
+    # `enter_sandbox` is called after all imports, because they open files, and before the document is parsed.
     try:
         try:
             container = kinds.detect_container(file.read(1024), extension)

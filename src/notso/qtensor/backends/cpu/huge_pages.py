@@ -25,7 +25,7 @@ from notso.system.memory import huge_pages_available, use_huge_pages
 
 PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a page boundary, so that no two tensors share a cache line
-COPY_BYTES = 8 << 20  # bytes copied per native call; each call releases the interpreter lock
+COPY_BYTES = 8 << 20  # bytes copied per numpy call; each call releases the interpreter lock
 SLAB_ROWS = 64  # as in native/packed_weights.h; tensors with fewer rows are not packed
 SUPER_BLOCK = 256  # values of a row in a packed block
 
