@@ -32,7 +32,7 @@ test: $(VENV)/.dev  ## run the tests affected by changes in this tree; in a fres
 	@test -n "$(BROWSER)" || echo "no chromium found: the browser tests will be skipped"
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),FILES="$$($(BIN)/python tests/due_files.py)" && TESTS_PLANNED=1 $(MAKE) --no-print-directory tests FILES="$$FILES")
 
-check: $(VENV)/.dev  ## run what .ci/run does: lint, all tests, and the long ones affected by changes
+check: $(VENV)/.dev  ## run what .ci/run does: lint, the default suite, and the long tests affected by changes
 	@LONG="$$($(BIN)/python tests/long_tests.py)"; export LONG; $(MAKE) --no-print-directory -j2 lint tests && \
 	  case ",$$LONG," in *,clients,*) $(MAKE) --no-print-directory test-clients;; esac && \
 	  case ",$$LONG," in *,tune,*) $(MAKE) --no-print-directory test-tune;; esac && \
@@ -69,7 +69,7 @@ test-tune: $(VENV)/.dev  ## fine-tune the demo model with TRL and PEFT, in a sep
 	  build/tools-tune/bin/python -m pytest -p no:cacheprovider tests/smollm3/tuning $(ARGS); \
 	else echo "the packages of supply/tune.txt could not be installed: the tests of fine-tuning are skipped"; fi
 
-test-ray: $(VENV)/.dev  ## kill, update and batch two replicas under Ray Serve, in a separate environment
+test-ray: $(VENV)/.dev  ## kill and update two replicas under Ray Serve, and run a batch on them, in a separate environment
 	@if $(MAKE) --no-print-directory build/tools-ray/.linked; then \
 	  LONG=ray build/tools-ray/bin/python -m pytest -p no:cacheprovider tests/cluster $(ARGS); \
 	else echo "the packages of supply/ray.txt could not be installed: the tests with Ray are skipped"; fi
@@ -87,7 +87,7 @@ AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.
 test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on AArch64 under qemu (half an hour)
 	@LONG=native $(BIN)/python -m pytest -s $(AARCH64_TESTS) $(ARGS)
 
-test-darwin: $(VENV)/.dev  ## run the Python tests in an imitation of macOS: its names, page size, folders and system calls
+test-darwin: $(VENV)/.dev  ## run the Python tests in a simulation of macOS: its names, page size, folders and system calls
 	@$(BIN)/python tests/darwin/environment.py -n $(JOBS) --dist loadfile -q -r fE $(ARGS)
 
 build/aarch64-python/.done: supply/run.txt supply/aarch64_python.py | $(VENV)/.dev
@@ -180,7 +180,7 @@ front-wheel: $(VENV)/.run  ## build a wheel without kernels, for front ends, int
 test-install: $(BIN)/python  ## install the built wheels in minimal Debian systems without a compiler (needs root and debootstrap)
 	@$(BIN)/python supply/try_wheels.py $(ARGS)
 
-test-readme: $(BIN)/python  ## follow README's quick start as a plain user of a minimal Debian (needs root and debootstrap)
+test-readme: $(BIN)/python  ## follow README's quick start as an ordinary user of a minimal Debian (needs root and debootstrap)
 	@$(BIN)/python supply/try_readme.py $(ARGS)
 
 deb: $(BIN)/python  ## build the Debian package from the wheel into dist/ (ARGS="--suite bookworm")

@@ -60,7 +60,7 @@ def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
 
     Returns whether they are ready. Raises ClusterError.
     """
-    # Serve keeps the running replicas, or replaces them one by one if the configuration requires it.
+    # Serve keeps the running replicas, or replaces them gradually if the configuration requires it.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "serve.yaml"  # JSON is a subset of YAML
         file.write_text(json.dumps(config))

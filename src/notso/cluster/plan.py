@@ -36,7 +36,7 @@ class ClusterPlan:
     host: str = "127.0.0.1"
     port: int = 3000
     every_machine: bool = True  # whether each machine listens, or only the head node
-    release: str = ""  # any text; changing it replaces the replicas one by one, for example after an update
+    release: str = ""  # any text; changing it replaces the replicas gradually, for example after an update
     engine: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineConfig
     settings: Mapping[str, Any] = field(default_factory=dict)  # fields of Settings, without secrets
 

@@ -303,7 +303,7 @@ class PluginProcess:
                 return "it sent a result for a call that was not made"
             if "result" in packet and not is_valid_result(call.kind, packet["result"]):
                 return _one_line(f"{call.what} returned a result of the wrong type")
-            # From here on, `disable_plugin` does not fail this call, so the code below must not raise an exception: the
+            # From here on, `disable_plugin` no longer fails this call, so after an exception in the code below, the
             # future would never be completed.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():
