@@ -38,8 +38,8 @@ def backup(
 ) -> None:
     """Back up all conversations to one file.
 
-    To restore a backup, stop the server, copy the file to the data directory as notso.db and delete notso.db-wal if it
-    exists. Back up conversations in PostgreSQL (DATABASE_URL) with pg_dump.
+    To restore a backup, stop the server, delete notso.db-wal and notso.db-shm from the data directory, and copy the
+    file there as notso.db. Back up conversations in PostgreSQL (DATABASE_URL) with pg_dump.
     """
     target = file or Path(f"notso-backup-{date.today().isoformat()}.db")
     copy_chats(target, server, data_dir, api_key_file)
