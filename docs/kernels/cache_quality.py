@@ -1,8 +1,9 @@
-"""What each format of the key-value cache loses, on made-up attention: the tables in docs/kernels/attention.md.
+"""Measure the error of each KV cache format on synthetic attention: the tables in docs/kernels/attention.md.
 
     python docs/kernels/cache_quality.py
 
-Four query heads over 2,048 positions, 128 dimensions, against attention over the exact keys and values in float64.
+Four query heads of 128 dimensions attend to 2,048 positions. The reference is attention over the exact keys and values
+in float64.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ SCALE = DIM**-0.5
 
 
 class Made:
-    """Queries of the last rows, keys and values with the statistics asked for."""
+    """Synthetic keys, values and queries with given statistics."""
 
     def __init__(self, sharpness: float, outliers: float = 0.0, sink: float = 0.0, seed: int = 1) -> None:
-        """sharpness: deviation of the scores; outliers: how much larger 4 channels of the keys are (with a mean, as
-        trained keys have); sink: by how much the first position's score stands out."""
+        """sharpness: standard deviation of the scores; outliers: magnitude of the mean of four channels of the keys, as
+        in trained models; sink: how far the first position's score exceeds the others."""
         rng = np.random.default_rng(seed)
         self.keys, self.values = rng.standard_normal((2, POSITIONS, 1, DIM), np.float32)
-        self.values *= np.exp(0.3 * rng.standard_normal((POSITIONS, 1, 1), np.float32))  # tokens differ in size
+        self.values *= np.exp(0.3 * rng.standard_normal((POSITIONS, 1, 1), np.float32))  # tokens differ in magnitude
         q = rng.standard_normal((ROWS, HEADS, DIM), np.float32)
         if outliers:
             channels = rng.choice(DIM, 4, replace=False)
             self.keys[..., channels] = self.keys[..., channels] * 2 + np.float32(outliers) * np.sign(
                 rng.standard_normal(4)
             ).astype(np.float32)
-            q[..., channels] /= np.float32(2)  # the channel's mean is the same for all positions and drops out
+            # Undoes the factor of 2 in the scores. A channel's mean shifts all scores equally, which has no effect.
+            q[..., channels] /= np.float32(2)
         self.q = q * np.float32(sharpness)
         if sink:
             self.keys[0, 0] = self.q.mean(axis=(0, 1))
@@ -47,7 +49,7 @@ class Made:
             self.q += ((wanted - own) / (self.keys[0, 0] @ self.keys[0, 0] * SCALE))[..., None] * self.keys[0, 0]
 
     def weights(self, keys: Floats) -> Doubles:
-        """softmax over all positions (ROWS, HEADS, POSITIONS); the rows see them all, which changes nothing here."""
+        """Return the softmax (ROWS, HEADS, POSITIONS), without a causal mask."""
         scores = np.einsum("lhd,pd->lhp", self.q.astype(np.float64), keys[:, 0].astype(np.float64)) * SCALE
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
@@ -56,12 +58,12 @@ class Made:
         return np.asarray(self.weights(keys) @ values[:, 0].astype(np.float64))
 
     def error(self, result: npt.NDArray[np.floating]) -> float:
-        """Root mean square of the difference over that of the exact output, in per cent."""
+        """Return the root mean square error in percent of the root mean square of the exact output."""
         exact = self.attend(self.keys, self.values)
         return 100 * float(np.sqrt(np.square(result - exact).mean() / np.square(exact).mean()))
 
     def kernel(self, format: ops.KVFormat) -> float:
-        """The error of the real thing."""
+        """Return the error of the attention kernel."""
         tiles = POSITIONS // ops.TILE_POSITIONS
         pool = ops.key_value_pool(tiles, 1, DIM, format)
         table = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
@@ -79,7 +81,7 @@ def rotated(bits: int) -> Rounding:
 
 
 def plain(bits: int) -> Rounding:
-    """One scale per vector and no rotation; below 8 bits a level in the middle, as usual."""
+    """Round to symmetric levels, with one scale per vector and without rotation."""
     most = 2 ** (bits - 1) - 1
 
     def run(x: Floats) -> Floats:
@@ -90,7 +92,7 @@ def plain(bits: int) -> Rounding:
 
 
 def least_squares(bits: int) -> Rounding:
-    """The table of levels with the scale of least square error, which makes every vector a little shorter."""
+    """Use the scale with the least squared error, which makes every vector slightly shorter."""
 
     def run(x: Floats) -> Floats:
         turned, levels = kv_cache.rotate(x), kv_cache.round_vectors(x, bits).levels.astype(np.float32)
@@ -101,7 +103,7 @@ def least_squares(bits: int) -> Rounding:
 
 
 def weights_of(bits: int, made: Made) -> float:
-    """The error that rounding the weights alone makes, each tile's to `bits` of its largest."""
+    """Return the error of rounding only the weights, to `bits` bits of the largest weight in their tile."""
     w = made.weights(made.keys).reshape(ROWS, HEADS, -1, ops.TILE_POSITIONS)
     unit = w.max(axis=-1, keepdims=True) / (2**bits - 1)
     return made.error((np.rint(w / unit) * unit).reshape(ROWS, HEADS, -1) @ made.values[:, 0].astype(np.float64))

@@ -1,11 +1,11 @@
-"""What decoding at a depth of 32,768 spends on the cache, in the 3B's shapes: see attention.md.
+"""Measure attention over the KV cache in decoding at a depth of 32,768, in the 3B's shapes: see attention.md.
 
     python docs/kernels/cache_reading.py
     python docs/kernels/cache_reading.py --formats k4v4 --threads 1
 
-Nanoseconds that a thread takes for one tile (128 positions of one head of keys and values, read by four queries): with
-the blocks of all 36 layers in order, at random places, and with eight blocks again and again, which stay in the
-processor's cache. Medians.
+Prints the median nanoseconds of a thread for one tile (128 positions of one head of keys and values, read by four
+queries) in three cases: all 36 layers with their blocks in order, the same at random places, and the same eight blocks
+repeatedly, which stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLACES = {"in order": TILES, "random": TILES, "in cache": 8}
 
 
 def tile_ns(kv_format: ops.KVFormat, where: str) -> float:
-    """Nanoseconds per tile and thread."""
+    """Return the nanoseconds of a thread per tile."""
     rng = np.random.default_rng(1)
     distinct = PLACES[where]
     pools = ops.key_value_pools(LAYERS if distinct == TILES else 1, distinct, KV_HEADS, DIM, kv_format)

@@ -1,8 +1,8 @@
-"""What each kernel family does on one thread, in processor time: the table in docs/kernels/README.md.
+"""Measure the rates of each kernel family on one thread: the tables in the pages of docs/kernels.
 
     python docs/kernels/family_rates.py
 
-Processor time leaves out the moments in which other programs had the core, but not what they did to caches and clock.
+Processor time excludes the time in which other programs use the core, but not their effects on caches and the clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RNG = np.random.default_rng(1)
 
 
 def least_seconds(call: Call, repeats: int) -> float:
-    """Least processor time of `repeats` calls, after one to warm up."""
+    """Return the least processor time of `repeats` calls, after a warm-up call."""
     call()
     spent = []
     for _ in range(repeats):
@@ -33,7 +33,7 @@ def least_seconds(call: Call, repeats: int) -> float:
 
 
 def product(format: Format, m: int, rows: int = 1024, k: int = 2048) -> tuple[Call, float]:
-    """`rows` x `k` weights times `m` rows of a batch; GB of blocks for one, else TF."""
+    """Return a product with `m` batch rows, and its GB of blocks (if `m` is 1) or its 10^12 operations."""
     weight = QTensor("w", format, (rows, k), random_blocks(format, rows * k // 256, RNG).reshape(-1))
     x, y = RNG.standard_normal((m, k), np.float32), ops.empty(m, rows)
     amount = weight.nbytes / 1e9 if m == 1 else 2 * m * rows * k / 1e12
@@ -43,7 +43,7 @@ def product(format: Format, m: int, rows: int = 1024, k: int = 2048) -> tuple[Ca
 def attention(
     rows: int, depth: int, format: ops.KVFormat = "f16", heads: int = 16, kv_heads: int = 4, dim: int = 128
 ) -> tuple[Call, float]:
-    """The last `rows` of `depth` positions, in the 3B's shapes; GF."""
+    """Return attention of the last `rows` of `depth` positions in the 3B's shapes, and its 10^9 operations."""
     tiles = -(-depth // ops.TILE_POSITIONS)
     pool = ops.key_value_pool(tiles, kv_heads, dim, format)
     table = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
@@ -59,7 +59,7 @@ def attention(
 
 
 def rows_of(operation: str, rows: int = 64, width: int = 2048) -> tuple[Call, float]:
-    """An operation over rows of floats; billions of values."""
+    """Return an operation over rows of floats, and its number of values in billions."""
     x, y, out = RNG.standard_normal((3, rows, width), np.float32)
     calls: dict[str, Call] = {
         "rms_norm": lambda: ops.rms_norm(x, y[0], 1e-6, out),

@@ -1,8 +1,8 @@
-"""What a product costs in each block format, on one thread, beside Q4_K: the table in docs/kernels/formats.md.
+"""Compare products in each block format with Q4_K, on one thread: the table in docs/kernels/formats.md.
 
     python docs/kernels/format_rates.py
 
-Processor time, the formats in turns, the least of nine rounds.
+Formats are measured alternately, by processor time; the result is the minimum of nine rounds.
 """
 
 from __future__ import annotations

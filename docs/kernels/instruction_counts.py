@@ -1,9 +1,9 @@
-"""Instructions of aarch64 kernels for 256 weights and one batch row, counted by qemu: the table in neon.md.
+"""Count the instructions of AArch64 kernels for 256 weights and one batch row with qemu: the tables in neon.md.
 
     PYTHONPATH=tests python docs/kernels/instruction_counts.py
 
-Counts, not rates: how many a processor does at a time, and how long it waits for memory, is not in them. Two lengths
-of a row are run and subtracted, so what comes before and after the blocks is not counted.
+Counts are not rates: they do not show how many instructions a processor executes at a time, nor how long it waits for
+memory. The counts of two row lengths are subtracted, so that only the work on blocks is counted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ ROWS = 64
 
 
 def instructions(program: Path, *arguments: object) -> int:
-    """Of one whole run."""
+    """Return the number of instructions of a run."""
     command = [aarch64.emulator(), "-cpu", I8MM, "-singlestep", "-d", "exec,nochain", str(program)]
     run = subprocess.run([*map(str, command), *map(str, arguments)], capture_output=True, check=True)
     return run.stderr.count(b"\nTrace ")
 
 
 def per_256(program: Path, family: str, format: str, m: int, *layout: str) -> str:
-    """For each row, block and batch row."""
+    """Return the number of instructions per row, block and batch row."""
     few, many = (instructions(program, family, TYPES[format], k, ROWS, m, *layout) for k in K)
     return f"{(many - few) / ((K[1] - K[0]) / 256 * ROWS * m):.0f}"
 

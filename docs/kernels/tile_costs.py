@@ -1,9 +1,9 @@
-"""What the AMX kernels ask of tiles and of vectors, on any machine with AVX-512: the table in tiles-amx.md.
+"""Measure the work of the AMX kernels on tiles and vectors, on any machine with AVX-512: the table in tiles-amx.md.
 
     python docs/kernels/tile_costs.py
 
-Tile instructions are counted by an emulation, everything else is timed with the tiles left out; where the processor has
-AMX the kernels themselves are timed too. Builds tests/native/tile_costs.cpp in build/tile_costs (a minute).
+An emulation counts the tile instructions; everything else is timed without them. If the processor has AMX, the whole
+kernels are timed as well. Builds tests/native/tile_costs.cpp in build/tile_costs, which takes a minute.
 """
 
 from __future__ import annotations
