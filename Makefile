@@ -230,7 +230,7 @@ $(VENV)/.build-tools: $(BIN)/python supply/build.txt
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.build-tools supply/run.txt $(NATIVE)
-	@echo "building notso (a minute the first time) ..."
+	@echo "building notso (minutes the first time) ..."
 	@$(MAKE) --no-print-directory -j2 libraries module
 	@touch $@
 
