@@ -50,3 +50,16 @@ def test_passages_end_with_sentences_and_are_about_equally_long() -> None:
 def test_empty_pages_have_no_passage() -> None:
     assert [each.page for each in split_into_passages("\n\n  \n\na\n\n", (0, 2, 6))] == [3]
     assert list(split_into_passages("", (0,))) == []
+
+
+def test_passages_do_not_end_within_numbers_or_names() -> None:
+    rows = "".join(f"| {n * 1.37:.2f} | {n * 2.74:.2f} | www.example.org |\n" for n in range(400))
+    ends = [rows[each.end - 1] for each in split_into_passages(rows, (0,))]
+    assert len(ends) > 10 and set(ends) == {"|"}
+    spoken = 'He asked, "Why?" ' * 200
+    assert all(spoken[each.end - 1] == '"' for each in split_into_passages(spoken, (0,)))
+
+
+def test_a_run_of_full_stops_takes_linear_time() -> None:
+    text = "." * 2_000_000 + "x"
+    assert sum(each.end - each.start for each in split_into_passages(text, (0,))) == len(text)

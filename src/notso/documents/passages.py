@@ -12,7 +12,12 @@ PASSAGE_TOKENS = 220
 # takes more bytes (Latin 1, Cyrillic 2, Chinese 3).
 BYTES_PER_TOKEN = 4
 
-_UNIT = re.compile(r"[^\n.!?。！？]*(?:[.!?。！？]+(?=\s|$)|[。！？]+|[.!?]|\n+|$)\s*")
+# A sentence or a line. A full stop before another character, as in 3.14, ends no sentence. The quantifiers are
+# possessive, so that a run of full stops takes linear time.
+_CLOSING = r"[\"'”’»)\]」』）]*+"
+_UNIT = re.compile(
+    rf"(?:[^\n.!?。！？]++|[.!?]++(?!{_CLOSING}(?:\s|\Z)|[。！？]))*+(?:[.!?。！？]++{_CLOSING}|\n++)?\s*+"
+)
 _LONG_UNIT_CHARACTERS = 200
 
 

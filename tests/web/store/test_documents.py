@@ -16,6 +16,7 @@ import pytest
 from web.store.conftest import Kept
 from web.store.some_chats import OWNER, a_chat, a_turn, finished, run_with_store
 
+from notso.documents.passages import Passage
 from notso.documents.values import Document
 from notso.web.store import documents as limits
 from notso.web.store.copy import copy_database
@@ -393,6 +394,23 @@ def test_copy_and_backup_contain_documents(tmp_path: Path, database: str) -> Non
         assert await store.documents.delete(OWNER, hit.document.id) and len(await store.documents.stale()) == 2
 
     run_with_store(SQLiteStore(after), delete)
+
+
+def test_a_copy_keeps_passages_that_another_release_has_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fill(store: ChatStore) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                sql_documents, "split_into_passages", lambda text, pages: [Passage(1, 0, 6), Passage(1, 7, 13)]
+            )
+            await added(store, "herons storks")
+
+    run_with_store(SQLiteStore(tmp_path / "old"), fill)
+    copy_database(str(tmp_path / "old"), str(tmp_path / "new"))
+
+    async def search(store: ChatStore) -> None:
+        assert [hit.text for hit in await store.documents.search(OWNER, "stork", 9)] == ["storks"]
+
+    run_with_store(SQLiteStore(tmp_path / "new"), search)
 
 
 # ---------------------------------------------------------------- search

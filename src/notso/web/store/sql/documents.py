@@ -14,7 +14,7 @@ from datetime import date
 from typing import Any
 
 from notso.documents.citations import find_marked_quotes, matches_when_folded, revision_of
-from notso.documents.passages import Passage, page_at
+from notso.documents.passages import Passage, page_at, split_into_passages
 from notso.documents.values import Document
 from notso.web.store.documents import (
     EVERYONE,
@@ -294,7 +294,8 @@ class SQLDocuments:
 
     async def finish(self, document_id: str, document: Document) -> bool:
         def pack() -> tuple[TextIndex, bytes]:
-            return index_text(document.text, document.pages), zlib.compress(document.text.encode())
+            passages = tuple(split_into_passages(document.text, document.pages))
+            return index_text(document.text, passages), zlib.compress(document.text.encode())
 
         index, text = await asyncio.to_thread(pack)
         columns = (document.kind, " ".join(document.warnings), len(document.pages), len(document.text))
@@ -353,7 +354,8 @@ def reindex_document(db: Database, document_id: str) -> None:
     """Index a document that was copied from another database."""
     text = load_text(db, document_id)
     if text is not None:
-        _index_words(db, document_id, index_text(text.text, text.pages))
+        # The stored passages, because another release may have split the text differently.
+        _index_words(db, document_id, index_text(text.text, text.passages))
 
 
 def verify_citations(db: Database, owner: str, message: StoredMessage) -> StoredMessage:

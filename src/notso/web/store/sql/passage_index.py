@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from notso.documents.passages import Passage, split_into_passages
+from notso.documents.passages import Passage
 from notso.web.store.sql.search_words import split_words
 
 # B is less than the usual 0.75, with which short passages rank too high. Passages are about equally long; a shorter one
@@ -54,9 +54,8 @@ class WordPostings:
     places: bytes
 
 
-def index_text(text: str, pages: Sequence[int]) -> TextIndex:
-    """Split a text into passages and index them, in linear time."""
-    passages = tuple(split_into_passages(text, pages))
+def index_text(text: str, passages: tuple[Passage, ...]) -> TextIndex:
+    """Index the passages of a text, in linear time."""
     places: dict[str, list[int]] = {}
     total = 0
     for number, passage in enumerate(passages[: MOST + 1]):
