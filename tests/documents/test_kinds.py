@@ -125,6 +125,17 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
     [
         (b"a;b\n1,5;2\n", "a.csv", "| a | b |\n| --- | --- |\n| 1,5 | 2 |"),
         (b'a,b\n"x\ny",2\n', "a.csv", "| a | b |\n| --- | --- |\n| x y | 2 |"),
+        (
+            b'a,b,c\n1,"say ""x, y"" now",2\n2,"z",3\n',
+            *("a.csv", '| a | b | c |\n| --- | --- | --- |\n| 1 | say "x, y" now | 2 |\n| 2 | z | 3 |'),
+        ),
+        (
+            b"id;text;n\r\n1;'tis a;2\r\n2;\"a; b\";3\r\n3;'x';4\r\n",
+            *("a.csv", "| id | text | n |\n| --- | --- | --- |\n| 1 | 'tis a | 2 |\n| 2 | a; b | 3 |\n| 3 | 'x' | 4 |"),
+        ),
+        (b"1,5;2,5\n3,5;4,5\n", "a.csv", "| 1,5 | 2,5 |\n| --- | --- |\n| 3,5 | 4,5 |"),
+        (b"sep=;\r\na;b\r\n1;2\r\n", "a.csv", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
+        (b"a, b\r1, 2\r", "a.csv", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
         (b"def f():\n\treturn 1\n", "a.py", "def f():\n\treturn 1\n"),
         ("\ufeffsn\u00f8".encode(), "a.txt", "sn\u00f8"),
         ("sn\u00f8".encode("utf-16"), "a.txt", "sn\u00f8"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from typing import Any, BinaryIO
@@ -15,7 +17,8 @@ HEADER_EVERY = 40
 """Number of rows after which the header is repeated, so that every part of a long table has it."""
 
 MAX_CELLS = 2_000_000
-_DELIMITERS = ",;\t|"
+_DELIMITERS = "\t;|,"  # the last is the most frequent one within cells
+_DECLARED = re.compile(r"sep=([\t;|,])\r?\n")  # the first line of files for Excel
 _SAMPLE = 1 << 16
 
 
@@ -50,15 +53,25 @@ def format_delimited(text: str) -> str:
     Raises UnreadableError.
     """
     csv.field_size_limit(1 << 20)
-    sample = text[:_SAMPLE]
+    declared = _DECLARED.match(text)
+    if declared:
+        text = text[declared.end() :]
     try:
-        dialect: type[csv.Dialect] = csv.Sniffer().sniff(sample[: sample.rfind("\n") + 1 or _SAMPLE], _DELIMITERS)
-    except csv.Error:
-        dialect = csv.excel
-    try:
-        return "\n".join(markdown_lines(csv.reader(io.StringIO(text), dialect)))
+        delimiter = declared[1] if declared else max(_DELIMITERS, key=lambda each: _uniform_rows(text[:_SAMPLE], each))
+        return "\n".join(markdown_lines(_rows(text, delimiter)))
     except csv.Error:
         return text
+
+
+def _uniform_rows(text: str, delimiter: str) -> int:
+    # The number of rows that have the most frequent number of cells. csv.Sniffer is not used, because it also guesses
+    # how cells are quoted, and apostrophes and doubled quotation marks mislead it.
+    widths = Counter(len(row) for row in _rows(text, delimiter) if len(row) > 1)
+    return max(widths.values(), default=0)
+
+
+def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
 
 
 def read_spreadsheet(file: BinaryIO) -> Iterator[str]:
