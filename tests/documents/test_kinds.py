@@ -20,7 +20,9 @@ def row(*texts: str) -> str:
 
 
 def test_docx_headings_lists_tables_and_pages_are_read() -> None:
-    listed = "<w:p><w:pPr><w:numPr/></w:pPr><w:r><w:t>first</w:t><w:tab/><w:t>tab</w:t></w:r></w:p>"
+    listed = (
+        "<w:p><w:pPr><w:numPr/></w:pPr><w:r><w:t>first</w:t><w:tab/><w:t>tab</w:t><w:cr/><w:t>end</w:t></w:r></w:p>"
+    )
     table = GRID.format(row("Name", "Price") + row("pear | plum", "2"))
     core = '<c xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>Prices\n2025</dc:title></c>'
     notes = (
@@ -39,11 +41,17 @@ def test_docx_headings_lists_tables_and_pages_are_read() -> None:
         "a.docx",
     )
     assert document.text == (
-        "# Report\n\n## Parts\n\n- first\ttab\n\n| Name | Price |\n| --- | --- |\n| pear \\| plum | 2 |\n\nend\n\n"
+        "# Report\n\n## Parts\n\n- first\ttab\nend\n\n| Name | Price |\n| --- | --- |\n| pear \\| plum | 2 |\n\nend\n\n"
         "## Footnotes\n\nA note."
     )
     assert [document.text[at : at + 4] for at in document.pages] == ["# Re", "end\n", "## F"]
     assert (document.kind, document.title, document.warnings) == ("DOCX", "Prices 2025", ())
+
+
+def test_cells_of_docx_stay_below_their_columns() -> None:
+    wide = f'<w:tc><w:tcPr><w:gridSpan w:val="2"/></w:tcPr>{paragraph("wide")}</w:tc><w:tc>{paragraph("C")}</w:tc>'
+    document = read_here(docx(GRID.format(f"<w:tr>{wide}</w:tr>" + row("a", "b", "c"))), "a.docx")
+    assert document.text == "| wide |  | C |\n| --- | --- | --- |\n| a | b | c |"
 
 
 def test_pptx_slides_are_read_in_order_with_notes() -> None:
@@ -141,7 +149,26 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         ("sn\u00f8".encode("utf-16"), "a.txt", "sn\u00f8"),
         ("sn\u00f8, and more".encode("utf-16-le"), "a.txt", "sn\u00f8, and more"),
         (b"<ul><li>a<li>b</ul><pre>x\n  y</pre>", "a.html", "- a\n- b\n\nx\n  y"),
-        (b"<meta charset=latin1><p>sn\xf8", "a.htm", "sn\u00f8"),
+        (b"<meta charset=latin1><p>sn\xf8 \x80", "a.htm", "sn\u00f8 \u20ac"),
+        (b"<meta CHARSET=gb2312><p>" + "\u9555".encode("gbk"), "a.htm", "\u9555"),
+        (b"<meta charset=shift_jis><p>" + "\u2460".encode("cp932"), "a.htm", "\u2460"),
+        (b"<?xml version='1.0' encoding='utf-16'?><html><p>ab", "a.xhtml", "ab"),
+        (
+            b"<?xml version='1.0' encoding='windows-1251'?>\xe0",
+            "a.xml",
+            "<?xml version='1.0' encoding='windows-1251'?>\u0430",
+        ),
+        (b"sn\xc3\xb8 " * 20 + b"\xc3", "a.txt", "sn\u00f8 " * 20 + "\ufffd"),
+        (b"<html><head><title>T</title><p>shown", "a.html", "shown"),
+        (b"a<p hidden>b<div>c</div>", "a.html", "a\nc"),
+        (
+            b"<table><caption>T</caption><tr><th colspan=2>A<th>B<tr><td rowspan=2>1<td>2<td>3<tr><td>4<td>5</table>",
+            *("a.html", "T\n| A |  | B |\n| --- | --- | --- |\n| 1 | 2 | 3 |\n|  | 4 | 5 |"),
+        ),
+        (
+            b"<table><tr><td>a<td rowspan=2>b<tr><td>c<tr><td>d<td>e</table>",
+            *("a.html", "| a | b |\n| --- | --- |\n| c |\n| d | e |"),
+        ),
         (
             b"From: A <a@b>\nSubject: =?utf-8?q?s=C3=A9?=\nContent-Type: text/html\n\n<p>hello</p>",
             *("a.eml", "From: A <a@b>\nSubject: s\u00e9\n\nhello"),
@@ -152,6 +179,25 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
 )
 def test_text_formats_are_read(data: bytes, name: str, text: str) -> None:
     assert read_here(data, name).text == text
+
+
+def test_the_first_alternative_of_an_email_that_has_text_is_read() -> None:
+    plain, page = b"--b\nContent-Type: text/plain\n\n%s\n", b"--b\nContent-Type: text/html\n\n<p>page</p>\n--b--\n"
+    head = b"Subject: s\nMIME-Version: 1.0\nContent-Type: multipart/%s; boundary=b\n\n"
+    for kind, text, expected in (
+        *((b"alternative", b" ", "page"), (b"alternative", b"plain", "plain")),
+        (b"mixed", b"plain", "plain\npage"),
+    ):
+        assert read_here(head % kind + plain % text + page, "a.eml").text == f"Subject: s\n\n{expected}"
+
+
+def test_a_forwarded_email_is_read_with_its_sender() -> None:
+    forwarded = b"From: a@b\nContent-Type: text/html; charset=iso-8859-1\n\n<p>9 \x80\n"
+    message = (
+        b"Subject: s\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=b\n\n--b\n\nsee below\n--b\n"
+        b"Content-Type: message/rfc822\n\n" + forwarded + b"--b--\n"
+    )
+    assert read_here(message, "a.eml").text == "Subject: s\n\nsee below\nFrom: a@b\n\n9 \u20ac"
 
 
 def test_guessed_encoding_is_reported() -> None:

@@ -57,7 +57,8 @@ _ARTICLES = {"image": "an image", "media file": "a media file", "compressed file
 _DECODERS = (
     *("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp1252", "cp437", "cp850"),
     *("cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "koi8-r", "koi8-u", "mac-roman"),
-    *(f"iso8859-{number}" for number in (2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16)),
+    *("cp866", "cp874", "cp1258", "tis-620", "big5hkscs", "cp950", "hz", "iso2022_kr"),
+    *(f"iso8859-{number}" for number in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)),
     *("shift_jis", "cp932", "euc_jp", "iso2022_jp", "gbk", "gb2312", "gb18030", "big5", "euc_kr", "cp949", "utf-7"),
     *("quopri", "base64", "ascii", "unicode_escape"),
 )
@@ -155,7 +156,7 @@ def _read_ole(file: BinaryIO) -> Iterator[str]:
 def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, Callable[[], str], Iterator[str]]:
     if not data.strip():
         raise UnreadableError("is empty", "document_empty")
-    text, guessed = decode_guessing(data, is_html=extension in ("html", "htm", "xhtml"))
+    text, guessed = decode_guessing(data, is_markup=extension in ("html", "htm", "xhtml", "xml"))
     start = text.lstrip()[:500].lower()
     if extension == "eml":
         subject, message, email_warnings = email_text(data)

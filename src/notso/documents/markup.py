@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 from notso.documents.tables import markdown_lines
 from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 5_000  # maximum nesting of elements
+MAX_SPAN = 1_000  # maximum number of columns or rows of a cell
 _SILENT = {
     *("script", "style", "template", "noscript", "svg", "math", "iframe", "object", "audio", "video", "canvas"),
     *("select", "datalist", "head"),
@@ -20,6 +23,7 @@ _IMPLIED_ENDS = {  # innermost open elements that a start tag closes implicitly
     "p": {"p"}, "li": {"li", "p"}, "dt": {"dt", "dd", "p"}, "dd": {"dt", "dd", "p"}, "td": {"td", "th", "p"},
     "th": {"td", "th", "p"}, "tr": {"td", "th", "tr", "p"}, "option": {"option"},
 }  # fmt: skip
+_IN_HEAD = {"title", "meta", "link", "base", "style", "script", "noscript", "template"}  # other tags end the head
 _BLOCKS = {
     *("p", "div", "section", "article", "header", "footer", "main", "nav", "aside", "ul", "ol", "dl", "dt", "dd"),
     *("blockquote", "figure", "figcaption", "form", "fieldset", "address", "details", "summary", "body", "html"),
@@ -28,6 +32,31 @@ _BLOCKS = {
 _HIDDEN_STYLE = re.compile(
     r"display\s*:\s*none|visibility\s*:\s*hidden|font-size\s*:\s*0(?![.\d])|opacity\s*:\s*0(?![.\d])"
 )
+
+
+@dataclass
+class _Table:
+    before: list[str]  # text before the table
+    rows: list[list[str]] = field(default_factory=list)
+    span: tuple[int, int] = (1, 1)  # columns and rows of the open cell
+    covered: Counter[int] = field(default_factory=Counter)  # column -> rows that a cell above extends into
+
+    def add_cell(self, text: str) -> None:
+        if not self.rows:
+            self.rows.append([])
+        row, (columns, rows) = self.rows[-1], self.span
+        while self.covered[len(row)] > 0:
+            self.covered[len(row)] -= 1
+            row.append("")
+        for number in range(columns):
+            self.covered[len(row)] = rows - 1
+            row.append("" if number else text)
+        self.span = (1, 1)
+
+    def add_row(self) -> None:
+        if self.rows:
+            self.covered -= Counter(each for each in self.covered if each >= len(self.rows[-1]))
+        self.rows.append([])
 
 
 class _Text(HTMLParser):
@@ -39,7 +68,7 @@ class _Text(HTMLParser):
         self._hidden = 0
         self._in_title = False
         self._verbatim = 0
-        self._tables: list[tuple[list[str], list[list[str]]]] = []  # open tables: text before the table, rows
+        self._tables: list[_Table] = []  # open tables
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "title" and not self.title:
@@ -48,7 +77,10 @@ class _Text(HTMLParser):
             if tag in ("br", "hr"):
                 self._pieces.append("\n")
             return
-        while self._open and self._open[-1][0] in _IMPLIED_ENDS.get(tag, ()):
+        implied_ends = _IMPLIED_ENDS.get(tag, {"p"} if tag in _BLOCKS else set())
+        while self._open and (
+            self._open[-1][0] in implied_ends or (self._open[-1][0] == "head" and tag not in _IN_HEAD)
+        ):
             self._hidden -= self._open.pop()[1]
         values = dict(attrs)
         hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
@@ -70,13 +102,14 @@ class _Text(HTMLParser):
         elif tag == "li":
             self._pieces.append("- ")
         elif tag == "table":
-            self._tables.append((self._pieces, []))
+            self._tables.append(_Table(self._pieces))
             self._pieces = []
         elif tag == "tr" and self._tables:
             self._end_cell()
-            self._tables[-1][1].append([])
+            self._tables[-1].add_row()
         elif tag in ("td", "th") and self._tables:
             self._end_cell()
+            self._tables[-1].span = _span(values.get("colspan")), _span(values.get("rowspan"))
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "title":
@@ -97,6 +130,9 @@ class _Text(HTMLParser):
             self._end_cell(keep_empty=tag != "tr")
         elif tag == "table" and self._tables:
             self._end_table()
+        elif tag == "caption" and self._tables:
+            self._tables[-1].before += ["\n", *self._pieces]
+            self._pieces = []
         elif tag in _BLOCKS:
             self._pieces.append("\n\n" if tag in ("p", "h1", "h2", "h3", "h4", "h5", "h6") else "\n")
 
@@ -117,21 +153,24 @@ class _Text(HTMLParser):
 
     def _end_cell(self, keep_empty: bool = False) -> None:
         # Text between cells belongs to the preceding cell.
-        text, rows = " ".join("".join(self._pieces).split()), self._tables[-1][1]
+        text = " ".join("".join(self._pieces).split())
         self._pieces = []
         if text or keep_empty:
-            if not rows:
-                rows.append([])
-            rows[-1].append(text)
+            self._tables[-1].add_cell(text)
 
     def _end_table(self) -> None:
         self._end_cell()
-        outer, rows = self._tables.pop()
-        if sum(len(row) > 1 for row in rows):
+        table = self._tables.pop()
+        outer, rows = table.before, table.rows
+        if any(any(row[1:]) for row in rows):
             outer += ["\n", "\n".join(markdown_lines(rows)), "\n\n"]
         else:  # a table used for layout
-            outer += ["\n".join(cell for row in rows for cell in row), "\n"]
+            outer += ["\n".join(cell for row in rows for cell in row if cell), "\n"]
         self._pieces = outer
+
+
+def _span(value: str | None) -> int:
+    return max(1, min(MAX_SPAN, int(value))) if value and value.isascii() and value.isdecimal() else 1
 
 
 def html_text(html: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from notso.documents.archives import Archive, XMLEvent, xml_events
 from notso.documents.markup import html_text
+from notso.documents.plain import decode_guessing
 from notso.documents.tables import markdown_lines
 from notso.documents.values import MAX_PAGES, UnreadableError
 
@@ -26,6 +27,7 @@ class _Page:
     paragraph: list[str] = field(default_factory=list)
     prefix: str = ""
     tables: list[list[list[list[str]]]] = field(default_factory=list)  # table, row, cell, blocks
+    spans: list[int] = field(default_factory=list)  # columns of the open cells of DOCX
 
     def end_paragraph(self) -> None:
         text = "".join(self.paragraph).strip()
@@ -157,7 +159,7 @@ def read_epub(file: BinaryIO) -> Iterator[str]:
         raise UnreadableError(f"has more than {MAX_PAGES:,} chapters", "document_pages", limit=MAX_PAGES)
     for each in dict.fromkeys(spine):
         name = _resolve_member(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
-        _, text = html_text(archive.read(name).decode("utf-8", "replace"))
+        _, text = html_text(decode_guessing(archive.read(name), is_markup=True)[0])
         if text:
             yield text
 
@@ -202,12 +204,18 @@ def _word_pages(events: Iterator[XMLEvent]) -> Iterator[str]:
             page.end_paragraph()
             if start:
                 page.start_cell()
+                page.spans.append(1)
+            else:
+                for _ in range(1, page.spans.pop()):
+                    page.start_cell()
+        elif event.name == "gridSpan" and start and page.spans:
+            page.spans[-1] = min(MAX_REPEATED, _count(event, "val"))
         elif start and event.name in ("tab", "noBreakHyphen"):
             # A `tab` element with a position is a tab stop, not a tab character.
             if "pos" not in event.attributes:
                 page.paragraph.append("\t" if event.name == "tab" else "-")
-        elif start and event.name in ("br", "lastRenderedPageBreak"):
-            if event.name == "br" and event.attributes.get("type") != "page":
+        elif start and event.name in ("br", "cr", "lastRenderedPageBreak"):
+            if event.name != "lastRenderedPageBreak" and event.attributes.get("type") != "page":
                 page.paragraph.append("\n")
             elif not page.tables and page.blocks:
                 prefix, paragraph = page.prefix, page.paragraph  # the current paragraph continues on the next page

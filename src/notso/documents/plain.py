@@ -8,6 +8,8 @@ from email import policy
 from email.errors import MessageError
 from email.message import EmailMessage
 from email.parser import BytesParser
+from itertools import chain, islice
+from typing import Any
 
 from notso.documents.markup import html_text
 from notso.documents.values import UnreadableError, one_line
@@ -19,15 +21,20 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
     (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
 )
-_DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""")
+_DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE)
+# Files often name an encoding and use characters of its superset. Browsers decode them in the same way.
+_SUPERSETS = {
+    **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874", "gb2312": "gb18030"},
+    **{"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
+}
 _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MAX_UNTEXTUAL_SHARE = 0.01
 MAX_PARTS = 1_000
 
 
-def decode_guessing(data: bytes, is_html: bool = False) -> tuple[str, str]:
-    """Return the text, and its encoding if it was guessed. HTML may declare its encoding.
+def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
+    """Return the text, and its encoding if it was guessed. HTML and XML may declare their encoding.
 
     Raises UnreadableError.
     """
@@ -40,9 +47,11 @@ def decode_guessing(data: bytes, is_html: bool = False) -> tuple[str, str]:
                     f"is damaged: it begins with the {label} byte order mark, but is not valid {label}",
                     "document_damaged",
                 ) from None
-    if is_html and (declared := _DECLARED.search(data[:4096])):
+    declared = _DECLARED.search(data[:4096]) if is_markup else None
+    # A declaration that can be read as ASCII cannot be true of UTF-16, which programs declare before they write UTF-8.
+    if declared is not None and not declared[1].lower().startswith((b"utf-16", b"utf-32")):
         try:
-            return _require_text(data.decode(declared[1].decode("ascii"))), ""
+            return _require_text(_decode(data, declared[1].decode("ascii"))), ""
         except (LookupError, UnicodeError, ValueError):
             pass  # an unknown or wrong encoding
     try:
@@ -53,10 +62,18 @@ def decode_guessing(data: bytes, is_html: bool = False) -> tuple[str, str]:
     for encoding, zeros, others in (("utf-16-le", sample[1::2], sample[::2]), ("utf-16-be", sample[::2], sample[1::2])):
         if zeros.count(0) > 0.4 * len(zeros) and others.count(0) < 0.05 * max(1, len(others)):
             return _require_text(data.decode(encoding, "replace")), encoding.upper()
+    text = data.decode("utf-8", "replace")
+    if 10 * text.count("\ufffd") < len(text) - len(text.encode("ascii", "ignore")):  # a few damaged characters
+        return _require_text(text), "UTF-8"
     try:
         return _require_text(data.decode("cp1252")), "Windows-1252"
     except UnicodeDecodeError:
         return _require_text(data.decode("latin-1")), "ISO-8859-1"
+
+
+def _decode(data: bytes, label: str) -> str:
+    encoding = codecs.lookup(label).name
+    return data.decode(_SUPERSETS.get(encoding, encoding))
 
 
 def _require_text(text: str) -> str:
@@ -70,30 +87,38 @@ def email_text(data: bytes) -> tuple[str, str, list[str]]:
     """Return subject, text and warnings of a message; attachments are listed but not read. Raises UnreadableError."""
     try:
         message = BytesParser(_class=EmailMessage, policy=policy.default).parsebytes(data)
-        lines = [
-            f"{name}: {one_line(str(message[name]), 1000)}"
-            for name in ("From", "To", "Cc", "Date", "Subject")
-            if message[name]
-        ]
-        attached, bodies, pages = [], [], []
-        for count, part in enumerate(message.walk()):
-            if count > MAX_PARTS:
-                raise UnreadableError(f"has more than {MAX_PARTS:,} parts")
-            if part.is_multipart():
-                continue
-            if part.is_attachment() or part.get_content_maintype() != "text":
-                attached.append(one_line(part.get_filename() or part.get_content_type(), 120))
-            elif part.get_content_subtype() == "html":
-                pages.append(html_text(_content(part))[1])
-            else:
-                bodies.append(_content(part))
+        if sum(1 for _ in islice(message.walk(), MAX_PARTS + 2)) > MAX_PARTS + 1:
+            raise UnreadableError(f"has more than {MAX_PARTS:,} parts")
+        attached: list[str] = []
+        lines, texts = _header_lines(message), _texts(message, attached)
     except (MessageError, LookupError, ValueError, TypeError, AttributeError, IndexError):
         # The standard library raises any of these for malformed headers.
         raise UnreadableError("is damaged: its headers are malformed", "document_damaged") from None
     if attached:
         lines.append(f"Attachments: {', '.join(attached)}")
     warnings = [f"attachments not read: {len(attached)}"] if attached else []
-    return str(message["Subject"] or ""), "\n".join([*lines, "", *(bodies or pages)]), warnings
+    return str(message["Subject"] or ""), "\n".join([*lines, "", *texts]), warnings
+
+
+def _header_lines(message: EmailMessage) -> list[str]:
+    names = ("From", "To", "Cc", "Date", "Subject")
+    return [f"{name}: {one_line(str(message[name]), 1000)}" for name in names if message[name]]
+
+
+def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
+    # Of alternatives, returns the first that has text. Adds to `attached`.
+    if part.is_multipart():
+        parts: Any = part.get_payload()
+        texts = [_texts(each, attached) for each in parts]
+        if part.get_content_subtype() == "alternative":
+            return next((each for each in texts if "".join(each).strip()), [])
+        if part.get_content_type() == "message/rfc822":  # a forwarded message
+            texts = [[*_header_lines(each), "", *own] for each, own in zip(parts, texts, strict=True)]
+        return list(chain.from_iterable(texts))
+    if part.is_attachment() or part.get_content_maintype() != "text":
+        attached.append(one_line(part.get_filename() or part.get_content_type(), 120))
+        return []
+    return [html_text(_content(part))[1] if part.get_content_subtype() == "html" else _content(part)]
 
 
 def _content(part: EmailMessage) -> str:
@@ -101,6 +126,6 @@ def _content(part: EmailMessage) -> str:
     if not isinstance(data, bytes):
         return ""
     try:
-        return data.decode(part.get_content_charset() or "utf-8")
+        return _decode(data, part.get_content_charset() or "utf-8")
     except (LookupError, UnicodeError):
         return decode_guessing(data)[0]
