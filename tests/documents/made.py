@@ -157,6 +157,29 @@ def text_pdf(*pages: Iterable[str]) -> bytes:
     return pdf([stream(text_operators(lines)) for lines in pages])
 
 
+def form_pdf(value: str, remark: str) -> bytes:
+    """Create a PDF with a field that has a value, but no appearance, and with a text annotation."""
+    shown = b"/Resources << /Font << /F1 3 0 R >> >>"
+    drawn = b"BT /F1 12 Tf 2 5 Td (%s) Tj ET" % remark.encode("latin-1")
+    field = (
+        b"/Type /Annot /Subtype /Widget /FT /Tx /T (name) /DA (/F1 12 Tf 0 g) /F 4 /Rect [100 740 300 760] /P 10 0 R"
+    )
+    return pdf_of(
+        {
+            1: b"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [20 0 R] /DA (/F1 12 Tf 0 g) "
+            b"/DR << /Font << /F1 3 0 R >> >> >> >>",
+            2: b"<< /Type /Pages /Kids [10 0 R] /Count 1 >>",
+            3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+            10: b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] %s /Contents 11 0 R /Annots [20 0 R 21 0 R] >>"
+            % shown,
+            11: stream(text_operators(["Name:"])),
+            20: b"<< %s /V (%s) >>" % (field, value.encode("latin-1")),
+            21: b"<< /Type /Annot /Subtype /FreeText /F 4 /Rect [100 440 300 460] /AP << /N 22 0 R >> >>",
+            22: stream(drawn, b"/Type /XObject /Subtype /Form /BBox [0 0 200 20] " + shown),
+        }
+    )
+
+
 def patched(data: bytes, name: bytes, offset: int, form: str, *values: int) -> bytes:
     """Overwrite values at an offset in the central directory entry of `name` in a ZIP archive (APPNOTE 4.3.12)."""
     at = data.rindex(name) - 46

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from documents.made import cell, docx, epub, odt, paragraph, pptx, relations, text_pdf, xlsx
+from documents.made import cell, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
 from documents.test_traps import read_here
 
 from notso.documents.pdf import join_hyphenated, remove_margins
@@ -111,6 +111,10 @@ def test_pdf_pages_are_read_without_headers_and_footers() -> None:
     assert half.warnings == ("1 of 2 pages have no text; they may be scanned",)
 
 
+def test_values_of_pdf_form_fields_and_text_annotations_are_read() -> None:
+    assert read_here(form_pdf("Jane", "a remark"), "a.pdf").text == "Name:\nJane a remark"
+
+
 def test_hyphenated_words_are_joined() -> None:
     assert join_hyphenated("a hyphen-\r\nated word, hyphen\ufffe\r\nated; Anglo-\r\nSaxon, 1-\r\n2") == (
         "a hyphenated word, hyphenated; Anglo-\nSaxon, 1-\n2"
@@ -120,6 +124,9 @@ def test_hyphenated_words_are_joined() -> None:
 def test_margin_lines_shared_by_most_pages_are_removed() -> None:
     assert remove_margins(["T 1\na", "T 2\nb", "c"]) == ["T 1\na", "T 2\nb", "c"]
     assert remove_margins(["T\na\nb", "T\nc\nd", "T\ne\nf"]) == ["a\nb", "c\nd", "e\nf"]
+    bills = [f"Bill 2024-{n}\n{word}\nTotal: {n * n * 137}.50" for n, word in enumerate(WORDS, start=7)]
+    assert remove_margins(bills) == [f"{word}\nTotal: {n * n * 137}.50" for n, word in enumerate(WORDS, start=7)]
+    assert remove_margins(["1" * 5_000 + f"\n{n}" for n in "abc"]) == ["a", "b", "c"]
     assert remove_margins(["Slide 1", "Slide 2", "Slide 3"]) == ["Slide 1", "Slide 2", "Slide 3"]
 
 

@@ -7,7 +7,7 @@ import struct
 import zlib
 
 import pytest
-from documents.made import pdf, stream, text_operators, text_pdf
+from documents.made import form_pdf, pdf, stream, text_operators, text_pdf
 
 from notso.documents import page_images
 from notso.documents.page_images import MAX_HEIGHT, MAX_WIDTH, PNG, PageDrawer, draw_page, png
@@ -50,6 +50,10 @@ def test_page_is_rendered_in_a_child_process() -> None:
     dark = sum(row.count(b"\x00\x00\x00") for row in rows)
     assert 100 < dark < 0.2 * width * height, "the page is mostly white, with some text"
     assert PageDrawer(data, 1).draw() != PageDrawer(data, 2).draw()
+
+
+def test_values_of_form_fields_are_rendered() -> None:
+    assert PageDrawer(form_pdf("Jane", ""), 1).draw() != PageDrawer(form_pdf("", ""), 1).draw()
 
 
 @pytest.mark.parametrize("data, page", [(text_pdf(["x"]), 2), (text_pdf(["x"]), 0), (b"%PDF-1.7", 1), (b"", 1)])

@@ -75,6 +75,7 @@ def main() -> None:
 
 def draw_page(document: PdfDocument, page: int) -> bytes:
     """Return a page, counted from 1, as PNG. Raises PdfiumError, IndexError, or ValueError for a page without size."""
+    document.init_forms()
     if not 1 <= page <= len(document):
         raise IndexError(page)
     pdf_page = document[page - 1]
@@ -82,7 +83,7 @@ def draw_page(document: PdfDocument, page: int) -> bytes:
     if not (0 < width < float("inf") and 0 < height < float("inf")):
         raise ValueError("the page has no size")
     scale = min(MAX_SCALE, MAX_WIDTH / width, MAX_HEIGHT / height)
-    image = pdf_page.render(scale=scale, rev_byteorder=True, may_draw_forms=False)
+    image = pdf_page.render(scale=scale, rev_byteorder=True)
     return png(image.width, image.height, bytes(image.buffer), image.stride, image.n_channels)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import BinaryIO
 
 from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean
@@ -16,6 +17,7 @@ MARGIN_LINES = 2
 MIN_REPEATED_PAGES, MIN_REPEATED_SHARE = 3, 0.6
 
 _HYPHEN = re.compile("([^\\W\\d_])(?:[\u00ad\u0002\ufffe]|-)\r?\n([a-z\u00df-\u00ff])")
+_DIGITS = re.compile(r"\d+")
 _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 
 
@@ -30,6 +32,8 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
         if error.err_code in (_PASSWORD, _SECURITY):
             raise UnreadableError("is encrypted", "document_encrypted") from None
         raise UnreadableError("is damaged: it is not a complete PDF", "document_damaged") from None
+    with suppress(pypdfium2.PdfiumError):
+        document.init_forms()
     count = len(document)
     if not count:
         raise UnreadableError("is damaged: it has no pages", "document_damaged")
@@ -41,6 +45,10 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
     for number in range(count):
         try:
             page = document[number]
+            # Values of form fields and text annotations are not on the page until it is flattened and loaded again.
+            if pypdfium2.raw.FPDFPage_Flatten(page, pypdfium2.raw.FLAT_NORMALDISPLAY) == pypdfium2.raw.FLATTEN_SUCCESS:
+                page.close()
+                page = document[number]
             text_page = page.get_textpage()
             characters = text_page.count_chars()
             left -= max(0, characters)
@@ -83,21 +91,37 @@ def join_hyphenated(text: str) -> str:
 
 
 def remove_margins(pages: Sequence[str]) -> list[str]:
-    """Return pages without first and last lines that are the same, except for numbers, on most pages."""
+    """Return pages without first and last lines that are the same, except for page numbers, on most pages."""
     split = [page.strip("\n").split("\n") for page in pages]
-    seen: Counter[tuple[bool, str]] = Counter()
-    for lines in split:
-        seen.update({(top, _pattern(line)) for top in (True, False) for line in _margin_lines(lines, top)})
+    places: dict[tuple[bool, str], dict[int, list[str]]] = {}  # lines with "#" for numbers -> page -> numbers
+    for page, lines in enumerate(split):
+        for top in (True, False):
+            for line in _margin_lines(lines, top):
+                places.setdefault((top, _pattern(line)), {})[page] = _DIGITS.findall(line)
     needed = max(MIN_REPEATED_PAGES, MIN_REPEATED_SHARE * sum(any(map(str.strip, lines)) for lines in split))
-    repeated = {each for each, count in seen.items() if count >= needed}
-    return ["\n".join(_strip_margins(lines, repeated) or lines).strip("\n") for lines in split]
+    repeated = set[tuple[int, bool, str]]()
+    for (top, pattern), numbers in places.items():
+        if len(numbers) >= needed and len(found := _numbered_alike(numbers)) >= needed:
+            repeated |= {(page, top, pattern) for page in found}
+    return ["\n".join(_strip_margins(page, lines, repeated) or lines).strip("\n") for page, lines in enumerate(split)]
 
 
-def _strip_margins(lines: Sequence[str], repeated: set[tuple[bool, str]]) -> Sequence[str]:
+def _numbered_alike(numbers: Mapping[int, Sequence[str]]) -> set[int]:
+    # Returns the pages whose numbers are the usual ones: constant, or at a constant distance from the page's number.
+    # Others, such as the totals at the end of bills, are contents.
+    pages = set(numbers)
+    for values in zip(*([(page, each) for each in found] for page, found in numbers.items()), strict=True):
+        usual = Counter(each for _, each in values).most_common(1)[0][0]
+        distance = Counter(int(each[:9]) - page for page, each in values).most_common(1)[0][0]
+        pages -= {page for page, each in values if each != usual and int(each[:9]) - page != distance}
+    return pages
+
+
+def _strip_margins(page: int, lines: Sequence[str], repeated: set[tuple[int, bool, str]]) -> Sequence[str]:
     first, last = 0, len(lines)
-    while first < min(MARGIN_LINES, last) and (True, _pattern(lines[first])) in repeated:
+    while first < min(MARGIN_LINES, last) and (page, True, _pattern(lines[first])) in repeated:
         first += 1
-    while last > max(first, len(lines) - MARGIN_LINES) and (False, _pattern(lines[last - 1])) in repeated:
+    while last > max(first, len(lines) - MARGIN_LINES) and (page, False, _pattern(lines[last - 1])) in repeated:
         last -= 1
     return lines[first:last]
 
@@ -107,4 +131,4 @@ def _margin_lines(lines: Sequence[str], top: bool) -> Sequence[str]:
 
 
 def _pattern(line: str) -> str:
-    return re.sub(r"\d+", "#", " ".join(line.split()))
+    return _DIGITS.sub("#", " ".join(line.split()))

@@ -26,6 +26,7 @@ _DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,4
 _SUPERSETS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874", "gb2312": "gb18030"},
     **{"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
+    **{"windows-874": "cp874", "x-sjis": "cp932"},  # labels that Python does not know
 }
 _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
@@ -72,7 +73,7 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
 
 
 def _decode(data: bytes, label: str) -> str:
-    encoding = codecs.lookup(label).name
+    encoding = codecs.lookup(_SUPERSETS.get(label.lower(), label)).name
     return data.decode(_SUPERSETS.get(encoding, encoding))
 
 
