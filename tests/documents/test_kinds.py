@@ -126,6 +126,9 @@ def test_margin_lines_shared_by_most_pages_are_removed() -> None:
     assert remove_margins(["T\na\nb", "T\nc\nd", "T\ne\nf"]) == ["a\nb", "c\nd", "e\nf"]
     bills = [f"Bill 2024-{n}\n{word}\nTotal: {n * n * 137}.50" for n, word in enumerate(WORDS, start=7)]
     assert remove_margins(bills) == [f"{word}\nTotal: {n * n * 137}.50" for n, word in enumerate(WORDS, start=7)]
+    lines = [f"{word}\n{n * n}\n{n}" for n, word in enumerate(WORDS, start=7)]
+    assert remove_margins(lines) == [f"{word}\n{n * n}" for n, word in enumerate(WORDS, start=7)]
+    assert remove_margins(["# 5\na", "3 5\nb", "3 5\nc", "3 5\nd"]) == ["# 5\na", "b", "c", "d"]
     assert remove_margins(["1" * 5_000 + f"\n{n}" for n in "abc"]) == ["a", "b", "c"]
     assert remove_margins(["Slide 1", "Slide 2", "Slide 3"]) == ["Slide 1", "Slide 2", "Slide 3"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import BinaryIO
 
 from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean
@@ -93,42 +94,41 @@ def join_hyphenated(text: str) -> str:
 def remove_margins(pages: Sequence[str]) -> list[str]:
     """Return pages without first and last lines that are the same, except for page numbers, on most pages."""
     split = [page.strip("\n").split("\n") for page in pages]
-    places: dict[tuple[bool, str], dict[int, list[str]]] = {}  # lines with "#" for numbers -> page -> numbers
+    places: dict[tuple[bool, str], list[tuple[int, str]]] = {}  # (top, line without numbers) -> pages and lines
     for page, lines in enumerate(split):
         for top in (True, False):
             for line in _margin_lines(lines, top):
-                places.setdefault((top, _pattern(line)), {})[page] = _DIGITS.findall(line)
+                places.setdefault((top, _DIGITS.sub("\0", " ".join(line.split()))), []).append((page, line))
     needed = max(MIN_REPEATED_PAGES, MIN_REPEATED_SHARE * sum(any(map(str.strip, lines)) for lines in split))
     repeated = set[tuple[int, bool, str]]()
-    for (top, pattern), numbers in places.items():
-        if len(numbers) >= needed and len(found := _numbered_alike(numbers)) >= needed:
-            repeated |= {(page, top, pattern) for page in found}
+    for (top, _), found in places.items():
+        alike = _numbered_alike(found) if len(found) >= needed else []
+        if len({page for page, _ in alike}) >= needed:
+            repeated |= {(page, top, line) for page, line in alike}
     return ["\n".join(_strip_margins(page, lines, repeated) or lines).strip("\n") for page, lines in enumerate(split)]
 
 
-def _numbered_alike(numbers: Mapping[int, Sequence[str]]) -> set[int]:
-    # Returns the pages whose numbers are the usual ones: constant, or at a constant distance from the page's number.
+def _numbered_alike(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    # Returns the lines whose numbers are the usual ones: constant, or at a constant distance from the page's number.
     # Others, such as the totals at the end of bills, are contents.
-    pages = set(numbers)
-    for values in zip(*([(page, each) for each in found] for page, found in numbers.items()), strict=True):
-        usual = Counter(each for _, each in values).most_common(1)[0][0]
-        distance = Counter(int(each[:9]) - page for page, each in values).most_common(1)[0][0]
-        pages -= {page for page, each in values if each != usual and int(each[:9]) - page != distance}
-    return pages
+    numbers = [_DIGITS.findall(line) for _, line in lines]
+    alike = [True] * len(lines)
+    for values in zip(*numbers, strict=True):
+        distances = [int(each[:9]) - page for each, (page, _) in zip(values, lines, strict=True)]
+        usual, distance = Counter(values).most_common(1)[0][0], Counter(distances).most_common(1)[0][0]
+        for at, each in enumerate(values):
+            alike[at] = alike[at] and (each == usual or distances[at] == distance)
+    return list(compress(lines, alike))
 
 
 def _strip_margins(page: int, lines: Sequence[str], repeated: set[tuple[int, bool, str]]) -> Sequence[str]:
     first, last = 0, len(lines)
-    while first < min(MARGIN_LINES, last) and (page, True, _pattern(lines[first])) in repeated:
+    while first < min(MARGIN_LINES, last) and (page, True, lines[first]) in repeated:
         first += 1
-    while last > max(first, len(lines) - MARGIN_LINES) and (page, False, _pattern(lines[last - 1])) in repeated:
+    while last > max(first, len(lines) - MARGIN_LINES) and (page, False, lines[last - 1]) in repeated:
         last -= 1
     return lines[first:last]
 
 
 def _margin_lines(lines: Sequence[str], top: bool) -> Sequence[str]:
     return lines[:MARGIN_LINES] if top else lines[-MARGIN_LINES:]
-
-
-def _pattern(line: str) -> str:
-    return _DIGITS.sub("#", " ".join(line.split()))
