@@ -115,9 +115,9 @@ def _numbered_alike(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
     alike = [True] * len(lines)
     for values in zip(*numbers, strict=True):
         distances = [int(each[:9]) - page for each, (page, _) in zip(values, lines, strict=True)]
-        usual, distance = Counter(values).most_common(1)[0][0], Counter(distances).most_common(1)[0][0]
+        (value, constant), (distance, counting) = (Counter(each).most_common(1)[0] for each in (values, distances))
         for at, each in enumerate(values):
-            alike[at] = alike[at] and (each == usual or distances[at] == distance)
+            alike[at] &= each == value if constant >= counting else distances[at] == distance
     return list(compress(lines, alike))
 
 
