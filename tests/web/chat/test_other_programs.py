@@ -20,7 +20,7 @@ from scripted_engine import ScriptedEngine, say
 from web.chat import other_exports
 from web.chat.other_exports import BEGAN, WHOLE, ToldChat, random_chat, zipped
 
-from notso.web.chat.files import documents, import_process
+from notso.web.chat.files import documents, import_process, imports
 from notso.web.chat.files.imports import ImportedChat, ParsedImport, new_messages, validate_chats
 from notso.web.store.protocol import EarlierImport, StoredMessage
 from notso.web.store.sqlite.store import SQLiteStore
@@ -229,6 +229,48 @@ def test_unreadable_chat_does_not_prevent_import_of_the_others() -> None:
     body = json.dumps([chats[0], {"title": "Corrupted", "mapping": {"a": 1}}, *chats[1:]]).encode()
     found = read(body)
     assert len(found.chats) == 3 and found.left_out["chats"] == 1
+
+
+def test_invalid_chat_does_not_prevent_import_of_the_others() -> None:
+    chats = told("lm studio", 2)
+    empty = json.dumps({"name": "New", "createdAt": 1, "messages": []})
+    own = {"format": "notso-chats", "version": 3, "chats": [{"title": "", "prompt_date": "2024-02-30", "messages": []}]}
+    members = {f"{at}.json": json.dumps(other_exports.lm_studio(chat)) for at, chat in enumerate(chats)}
+    found = read(zipped({"empty.json": empty, "own.json": json.dumps(own)} | members))
+    assert len(found.chats) == 2 and found.left_out["chats"] == 2
+    with pytest.raises(Problem, match="messages: List should have at least 1 item"):
+        read(zipped({"empty.json": empty, "own.json": json.dumps(own)}))
+
+
+def test_invalid_chats_count_towards_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "MAX_CHATS", 9)
+    with pytest.raises(Problem, match="more than 9 chats"):
+        read(json.dumps([{"messages": []}] * 10).encode())
+
+
+def test_long_answers_separated_by_tool_results_are_not_joined() -> None:
+    def node(above: str | None, role: str, text: str) -> Any:
+        return {
+            "parent": above,
+            "message": {"author": {"role": role}, "content": {"content_type": "text", "parts": [text]}},
+        }
+
+    texts = ["a" * 700_000, "b" * 700_000]
+    tree = {"q": node(None, "user", "x"), "a": node("q", "assistant", texts[0]), "b": node("a", "assistant", texts[1])}
+    ((_, messages),) = read(chatgpt_of(tree)).chats
+    assert [message.content for message in messages] == ["x", *texts]
+    parts = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": texts}}
+    found = read(chatgpt_of({"q": {"message": parts}}))
+    assert len(found.chats[0][1][0].content) == 1_000_000 and found.left_out["texts"] == 1
+
+
+def test_open_webui_chat_without_a_tree_is_imported() -> None:
+    listed = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    ((chat, messages),) = read(json.dumps([{"id": "1", "title": "T", "chat": {"messages": listed}}]).encode()).chats
+    assert chat.title == "T" and [(each.message.content) for each in shown_path(messages, chat.chosen_root)] == [
+        "x",
+        "y",
+    ]
 
 
 # ---- repeated imports

@@ -192,8 +192,12 @@ def read_chats(body: bytes, derive_title: TitleOf) -> list[ImportedChat]:
 
 
 def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImport:
-    """Validate chats and assign new ids. Raises Problem, which names the invalid field."""
+    """Validate chats and assign new ids; count invalid ones. Raises Problem, which names the invalid field, if there is
+    no valid chat.
+    """
     chats: list[ImportedChat] = []
+    problem: Problem | None = None
+    invalid = 0
     left_out = Counter[str]()
     for kind, value in parsed:
         if kind == "refused":
@@ -201,14 +205,21 @@ def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImpo
         if kind == "left_out":
             left_out.update(value)
         else:
-            _check_text(value)
-            chats.append(
-                _validate_own_chat(value, len(chats), derive_title)
-                if kind == "own"
-                else _from_openai(value, derive_title)
-            )
-        if len(chats) > MAX_CHATS:
+            try:
+                _check_text(value)
+                chats.append(
+                    _validate_own_chat(value, len(chats) + invalid, derive_title)
+                    if kind == "own"
+                    else _from_openai(value, derive_title)
+                )
+            except Problem as error:
+                problem, invalid = problem or error, invalid + 1
+        if len(chats) + invalid > MAX_CHATS:
             raise Problem(400, words["import_too_much"].format(what=f"more than {MAX_CHATS:,} chats"))
+    if problem is not None and not chats:
+        raise problem
+    if invalid:
+        left_out["chats"] += invalid
     return ParsedImport(chats, left_out)
 
 

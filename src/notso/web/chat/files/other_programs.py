@@ -69,7 +69,7 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
         alone = parent is not None and len(below[parent]) == 1 and continues[parent]
         if not node.role:
             shown[node.id], continues[node.id] = above, alone
-        elif node.role == "assistant" and alone and above is not None and messages[above]["role"] == "assistant":
+        elif node.role == "assistant" and alone and above is not None and _can_append(messages[above], node):
             _append(messages[above], node)
             shown[node.id], continues[node.id] = above, True
         else:
@@ -98,6 +98,14 @@ def _message(node: MessageNode, parent: str | None) -> JSON:
         "note": node.note,
         "attachments": node.attachments,
     }
+
+
+def _can_append(message: JSON, node: MessageNode) -> bool:
+    sizes = (
+        len(message[name]) + len(text) + 2 for name, text in (("content", node.content), ("reasoning", node.reasoning))
+    )
+    attachments = len(message["attachments"]) + len(node.attachments)
+    return message["role"] == "assistant" and max(sizes) <= MAX_TEXT and attachments <= MAX_ATTACHMENTS
 
 
 def _append(message: JSON, node: MessageNode) -> None:
@@ -271,13 +279,14 @@ class ExportReader:
             node.note = f"{node.note} [{label}]".strip()
 
     def finish_node(self, node: MessageNode) -> MessageNode:
-        """Separate reasoning from the answer, and hide the node if it is empty."""
+        """Separate reasoning from the answer, limit their length, and hide the node if it is empty."""
         if node.role == "assistant" and (thoughts := _THOUGHTS.match(node.content)):
             node.content = node.content[thoughts.end() :]
             reasoning = (thoughts[1] or thoughts[2] or "").strip()
             node.reasoning = "\n\n".join(filter(None, (node.reasoning, reasoning)))
         if node.role == "user":
             node.content, node.note = node.content or node.note, ""
+        node.content, node.reasoning = self.text(node.content), self.text(node.reasoning)
         if not (node.content.strip() or node.reasoning or node.attachments or node.note):
             node.role = ""
         return node
@@ -291,7 +300,7 @@ def _detect_format(value: JSON) -> Callable[[JSON, ExportReader], JSON] | None:
         return _chatgpt
     if isinstance(value.get("chat_messages"), list):
         return _claude
-    if isinstance(value.get("chat"), dict) and "history" in value["chat"]:
+    if isinstance(value.get("chat"), dict) and value["chat"].keys() & {"history", "messages"}:
         return _open_webui
     if isinstance(value.get("conv"), dict) and isinstance(messages, list):
         return _llama_cpp
@@ -450,8 +459,12 @@ def _claude(document: JSON, reader: ExportReader) -> JSON:
 
 def _open_webui(document: JSON, reader: ExportReader) -> JSON:
     chat = document["chat"]
-    history = chat["history"]
+    history = chat.get("history") or {}
     messages: JSON = history.get("messages") or {}
+    if not messages:  # old releases exported a list
+        listed = chat.get("messages") or []
+        messages = {str(at): {**each, "parentId": str(at - 1) if at else None} for at, each in enumerate(listed)}
+        history = {"currentId": str(len(listed) - 1)}
     ranks = _sibling_ranks(each.get("childrenIds") for each in messages.values() if isinstance(each, dict))
     nodes = []
     for at, (key, message) in enumerate(messages.items()):
