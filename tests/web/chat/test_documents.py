@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -24,6 +25,7 @@ from notso.web.chat.library import FolderLibrary, clear_stale_caches
 from notso.web.engine.port import FixedPrefix, Message
 from notso.web.sign_in.issued_keys import KeyManager
 from notso.web.store.documents import EVERYONE
+from notso.web.store.sql import documents as sql_documents
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.turns.documents import MAX_PASSAGE_TOKENS
@@ -323,6 +325,66 @@ def test_folder_sync_tracks_files_by_content(tmp_path: Path, monkeypatch: pytest
         assert await names() == ["moved.md"], "an unmounted folder must not count as empty"
         assert not await FolderLibrary(store.documents, None).sync() and await names() == []
         assert await store.documents.documents(EVERYONE) == []
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_folder_sync_keeps_documents_that_cannot_be_read_at_present(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "sub/c.txt", "subtitle.txt"):
+        (folder / name).write_text(name)
+
+    def denied(path: Path, *rest: object) -> Any:
+        raise PermissionError(13, "denied", str(path))
+
+    async def work() -> None:
+        store = SQLiteStore(tmp_path / "data")
+        await store.open()
+        library = FolderLibrary(store.documents, folder)
+
+        async def names() -> list[str]:
+            return sorted(each.name for each in await store.documents.documents("anyone"))
+
+        assert await library.sync()
+        (folder / "b.txt").write_text("changed")
+        (folder / "subtitle.txt").unlink()
+        scan, read = os.scandir, Path.read_bytes
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "scandir", lambda path: denied(path) if Path(path).name == "sub" else scan(path))
+            patched.setattr(Path, "read_bytes", lambda path: denied(path) if path.name == "b.txt" else read(path))
+            assert not await library.sync()
+        assert await names() == ["a.txt", "b.txt", "sub/c.txt"]
+        (folder / "sub" / "c.txt").unlink()
+        assert await library.sync() and await names() == ["a.txt", "b.txt"]
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_folder_sync_tries_a_file_without_space_again_after_a_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sql_documents, "MAX_DOCUMENTS_OF_OWNER", 1)
+    (tmp_path / "folder").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "folder" / name).write_text(name)
+
+    async def work() -> None:
+        store = SQLiteStore(tmp_path / "data")
+        await store.open()
+        library = FolderLibrary(store.documents, tmp_path / "folder")
+        for _ in range(3):
+            await library.sync()
+        assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+            "b.txt was not added to the library"
+        ]
+        (tmp_path / "folder" / "a.txt").unlink()
+        await library.sync()
+        assert [each.name for each in await store.documents.documents("anyone")] == ["b.txt"]
         await store.close()
 
     asyncio.run(work())

@@ -8,8 +8,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from notso.documents.kinds import EXTENSIONS
@@ -143,31 +144,46 @@ class FolderLibrary:
         self.root = root
         self._store = store
         self._files: dict[str, _FileState] = {}
+        self._refused: set[str] = set()  # digests of files for which the library has no space
 
     async def sync(self) -> bool:
         """Add new documents and delete missing ones; return whether any was added. Raises OSError and StorageError."""
-        in_folder = await asyncio.to_thread(self._scan_folder, self.root) if self.root is not None else {}
+        in_folder, unreadable = (
+            await asyncio.to_thread(self._scan_folder, self.root) if self.root is not None else ({}, [])
+        )
         stored = {each.sha256: each for each in await self._store.documents(EVERYONE)}
         for sha256, document in stored.items():
-            if sha256 not in in_folder:
+            # A document that cannot be read at present is kept: its caches would take long to compute again.
+            if sha256 not in in_folder and not any(f"{document.name}/".startswith(f"{each}/") for each in unreadable):
                 await self._store.delete(EVERYONE, document.id)
-        missing = [name for sha256, name in in_folder.items() if sha256 not in stored]
+                self._refused.clear()
+        missing = {
+            sha256: name for sha256, name in in_folder.items() if sha256 not in stored and sha256 not in self._refused
+        }
         if not missing or self.root is None:
             return False
         library = await self._store.library(EVERYONE, self.root.name or "/")
-        for name in missing:
+        for sha256, name in missing.items():
             data = await asyncio.to_thread((self.root / name).read_bytes)
             try:
                 await self._store.add(EVERYONE, library.id, display_name(name), data)
             except StorageFullError as error:
+                self._refused.add(sha256)
                 logger.warning("%s was not added to the library: %s", name, error)
         return True
 
-    def _scan_folder(self, root: Path) -> dict[str, str]:
+    def _scan_folder(self, root: Path) -> tuple[dict[str, str], list[str]]:
+        # Returns names by digest, and the names of files and folders that cannot be read.
         root.stat()  # raises if the folder is missing, because treating it as empty would delete its documents
+        unreadable: list[str] = []
+
+        def on_error(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):  # otherwise, the file was deleted in the meantime
+                unreadable.append(display_name(os.path.relpath(error.filename, root)))
+
         found: dict[str, str] = {}
         files: dict[str, _FileState] = {}
-        for path in find_document_files(root):
+        for path in find_document_files(root, on_error):
             name = str(path.relative_to(root))
             try:
                 status = path.stat()
@@ -175,32 +191,45 @@ class FolderLibrary:
                 file = self._files.get(name)
                 if file is None or file.state != state:
                     file = _FileState(state, hashlib.sha256(path.read_bytes()).hexdigest())
-            except OSError:  # deleted in the meantime, or unreadable
+            except OSError as error:
+                error.filename = path
+                on_error(error)
                 continue
             files[name] = file
             found.setdefault(file.sha256, name)
         self._files = files
-        return found
+        return found, unreadable
 
 
-def find_document_files(root: Path) -> Iterator[Path]:
-    """Yield files with a document's extension, sorted within each folder, except hidden files and symbolic links."""
+def find_document_files(root: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    """Yield files with a document's extension, sorted within each folder, except hidden files and symbolic links.
+
+    Files and folders that cannot be read are skipped; `on_error` receives the error.
+    """
     count = 0
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=on_error):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(folder, name)
-            if name.startswith(".") or path.suffix[1:].lower() not in EXTENSIONS or path.is_symlink():
+            if name.startswith(".") or path.suffix[1:].lower() not in EXTENSIONS:
                 continue
-            if not path.is_file() or not 0 < path.stat().st_size <= MAX_FILE_BYTES:
+            try:
+                if path.is_symlink() or not path.is_file() or not 0 < path.stat().st_size <= MAX_FILE_BYTES:
+                    continue
+            except OSError as error:
+                if on_error is not None:
+                    on_error(error)
                 continue
             count += 1
             if count > MAX_DOCUMENTS_OF_OWNER:
-                logger.warning(
-                    "the document folder has more than %d files; the rest is ignored", MAX_DOCUMENTS_OF_OWNER
-                )
+                _warn_once(root)
                 return
             yield path
+
+
+@cache
+def _warn_once(root: Path) -> None:
+    logger.warning("%s has more than %d documents; the rest is ignored", root, MAX_DOCUMENTS_OF_OWNER)
 
 
 def display_name(name: str) -> str:
