@@ -285,6 +285,22 @@ def test_branches_and_edits_keep_documents_and_exports_omit_them(start: Callable
     assert chat.status_code in (200, 303)
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\n\u202eb.csv", "a b.csv"),
+        ("x" * 196 + ".csv", "x" * 196 + ".csv"),
+        ("x" * 300 + ".csv", "x" * 196 + ".csv"),
+        ("x" * 300, "x" * 200),
+        ("." + "x" * 300, "." + "x" * 199),
+        ("a." + "x" * 300, "a." + "x" * 198),
+        ("", "document"),
+    ],
+)
+def test_long_names_keep_their_extension(name: str, shown: str) -> None:
+    assert library.display_name(name) == shown
+
+
 # ---------------------------------------------------------------- synchronized folder
 
 

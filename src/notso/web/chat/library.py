@@ -7,11 +7,12 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from notso.documents.kinds import EXTENSIONS
 from notso.documents.page_images import PageDrawer
@@ -233,8 +234,12 @@ def _warn_once(root: Path) -> None:
 
 
 def display_name(name: str) -> str:
-    """Return a file name or relative path as one visible line."""
-    return sanitize_line(name, MAX_NAME_CHARACTERS) or "document"
+    """Return a file name or relative path as one visible line, cut before its extension, which tells the kind."""
+    extension = PurePath(name).suffix
+    if len(name) <= MAX_NAME_CHARACTERS or not re.fullmatch(r"\.\w{1,10}", extension):
+        extension = ""
+    stem = sanitize_line(name.removesuffix(extension), MAX_NAME_CHARACTERS - len(extension))
+    return f"{stem}{extension}" or "document"
 
 
 def is_unparsed(document: StoredDocument) -> bool:
