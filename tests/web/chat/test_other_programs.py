@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import threading
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from web.chat.other_exports import BEGAN, WHOLE, ToldChat, random_chat, zipped
 
 from notso.web.chat.files import documents, import_process, imports
 from notso.web.chat.files.imports import ImportedChat, ParsedImport, new_messages, validate_chats
+from notso.web.chat.routes import transfer
 from notso.web.store.protocol import EarlierImport, StoredMessage
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.store.tree import shown_path
@@ -376,6 +378,22 @@ def test_server_imports_only_new_messages_of_a_repeated_export(server: Any) -> N
     assert "mine" in texts and "asked here" in texts and texts.count("asked there") == 1
     here, there = (next(each for each in now if each.content == f"asked {where}") for where in ("here", "there"))
     assert here.parent_id == there.parent_id, "the two continuations become versions"
+
+
+def test_new_messages_of_a_chat_that_is_twice_in_a_file_are_imported_once(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    found = transfer.new_messages
+    monkeypatch.setattr(transfer, "new_messages", lambda *given: threads.append(threading.get_ident()) or found(*given))
+    (chat,) = told("chatgpt", 1)
+    send(server, WHOLE["chatgpt"]([chat]))
+    chat.messages.append(other_exports.Told("user", "asked there", chat.current, 500, key="there"))
+    report = send(server, WHOLE["chatgpt"]([chat, chat])).json()
+    assert (report["messages"], len(report["extended"])) == (1, 1)
+    ((_, messages),) = stored(server)
+    assert [message.content for message in messages].count("asked there") == 1
+    assert threads and server.on_loop(threading.get_ident) not in threads, "the event loop is not blocked"
 
 
 def test_import_opens_a_single_chat_and_reports_omissions_of_several(server: Any) -> None:

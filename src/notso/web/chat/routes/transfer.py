@@ -166,20 +166,27 @@ class ImportReport:
 async def _store(services: ChatServices, owner: str, parsed: ParsedImport) -> ImportReport:
     store = services.shared.store
     earlier_imports = await store.earlier_imports(owner, [chat.source for chat, _ in parsed.chats if chat.source])
+
+    def find_new_messages() -> list[list[StoredMessage]]:
+        return [
+            new_messages(chat_messages, earlier) if (earlier := earlier_imports.get(chat.source)) is not None else []
+            for chat, chat_messages in parsed.chats
+        ]
+
+    additions = await services.importing.work(find_new_messages)
     new: dict[str, ImportedChat] = {}
     chats, added, extended, messages = [], [], [], 0
-    for chat, chat_messages in parsed.chats:
+    for (chat, chat_messages), added_messages in zip(parsed.chats, additions, strict=True):
         earlier = earlier_imports.get(chat.source)
         if earlier is not None:
-            added_messages = new_messages(chat_messages, earlier)
-            if added_messages:
+            if added_messages and earlier.chat_id not in extended:  # a file may contain the same chat twice
                 await store.add_messages(owner, added_messages)
                 extended.append(earlier.chat_id)
                 messages += len(added_messages)
             chats.append(earlier.chat_id)
             continue
         key = chat.source or chat.id
-        if key not in new:  # a file may contain the same chat twice
+        if key not in new:
             new[key] = chat, chat_messages
             added.append(chat.id)
             messages += len(chat_messages)
