@@ -164,7 +164,8 @@ def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, C
         return "e-mail", lambda: subject, iter((message,))
     if guessed:
         warnings.append(f"its encoding was guessed: {guessed}")
-    if extension in ("html", "htm", "xhtml") or start.startswith(("<!doctype html", "<html")):
+    is_page = start.startswith(("<!doctype html", "<html")) and extension not in CODE  # PHP may begin like a page
+    if extension in ("html", "htm", "xhtml") or is_page:
         title, shown = html_text(text)
         if not shown.strip():
             raise UnreadableError("shows no text", "document_no_text")

@@ -87,6 +87,18 @@ def test_a_document_is_queued_parsed_and_read(kept: Kept) -> None:
     kept.run(later)
 
 
+def test_a_failed_document_that_is_added_again_is_parsed_again(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        library = await store.documents.library(OWNER, "Documents")
+        new = await store.documents.add(OWNER, library.id, "message", b"a")
+        assert await store.documents.claim(1) is not None
+        await store.documents.fail(new.id, "requires libraries that are not installed")
+        again = await store.documents.add(OWNER, library.id, "message.eml", b"a")
+        assert again == replace(new, name="message.eml") and await store.documents.claim(1) == (again, b"a")
+
+    kept.run(work)
+
+
 def test_interrupted_parsing_is_queued_again(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         library = await store.documents.library(OWNER, "Documents")

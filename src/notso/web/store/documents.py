@@ -161,7 +161,8 @@ class DocumentStore(Protocol):
     async def add(
         self, owner: str, library_id: str, name: str, content: bytes, *, document_id: str = ""
     ) -> StoredDocument:
-        """Store a document for parsing, or return the existing one with the same content or id.
+        """Store a document for parsing, or return the existing one with the same content or id; parse it again if it
+        failed.
 
         Raises StorageFullError if the library's owner has reached a limit.
         """

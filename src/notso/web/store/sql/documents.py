@@ -186,6 +186,12 @@ class SQLDocuments:
                 f" AND library_id IN ({_ADDABLE})",
                 (library_id, digest, document.id, owner),
             ).fetchone()
+            if existing is not None and existing["state"] == "failed":
+                # The file may be readable now, with another name or after libraries have been installed.
+                again = replace(StoredDocument(**existing), name=name, state="queued", reason="")
+                sql = "UPDATE documents SET name = ?, state = 'queued', reason = '' WHERE id = ?"
+                db.execute(sql, (name, again.id))
+                return again
             if existing is not None:
                 return StoredDocument(**existing)
             if stored["n"] >= MAX_DOCUMENTS_OF_OWNER or stored["bytes"] + document.size > MAX_DOCUMENT_BYTES_OF_OWNER:
