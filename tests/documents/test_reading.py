@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from documents.made import text_pdf
+from documents.made import form_pdf, text_pdf
 
 from notso.documents import reading
 from notso.documents.reading import DocumentReader, assemble_document, parse_frames
@@ -121,3 +121,22 @@ def test_killed_reader_raises_unreadable_error() -> None:
     reader.kill()
     with pytest.raises(UnreadableError, match="could not be read"):
         reader.read()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text"),
+    [
+        ("a.pdf", text_pdf(*([f"Report {n}", word, f"Page {n}"] for n, word in enumerate("abcd"))), "a\n\nb\n\nc\n\nd"),
+        ("form.pdf", form_pdf("Jane", "a remark"), "Name:\nJane a remark"),
+        ("a.html", b"<meta charset=windows-874><table><tr><td rowspan=2>\xa1<td>2<tr><td>3</table>", "| \u0e01 | 2 |"),
+        ("a.csv", b'a;b\n1;"x ""y"""\n', '| 1 | x "y" |'),
+        (
+            "a.eml",
+            b"MIME-Version: 1.0\nContent-Type: multipart/alternative; boundary=b\n\n--b\n\n \n--b\n"
+            b"Content-Type: text/html; charset=ibm866\n\n<p>\x80\n--b--\n",
+            "\u0410",
+        ),
+    ],
+)
+def test_nothing_is_imported_in_the_sandbox(name: str, data: bytes, text: str) -> None:
+    assert text in DocumentReader(data, name, bool(lacking())).read().text

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import compress
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean
+
+T = TypeVar("T")
 
 MARGIN_LINES = 2
 """Number of lines at the top and the bottom of a page that may be a header or a footer."""
@@ -115,10 +117,15 @@ def _numbered_alike(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
     alike = [True] * len(lines)
     for values in zip(*numbers, strict=True):
         distances = [int(each[:9]) - page for each, (page, _) in zip(values, lines, strict=True)]
-        (value, constant), (distance, counting) = (Counter(each).most_common(1)[0] for each in (values, distances))
+        (value, constant), (distance, counting) = (_most_frequent(each) for each in (values, distances))
         for at, each in enumerate(values):
             alike[at] &= each == value if constant >= counting else distances[at] == distance
     return list(compress(lines, alike))
+
+
+def _most_frequent(values: Iterable[T]) -> tuple[T, int]:
+    # Counter.most_common imports a module, which the sandbox prevents.
+    return max(Counter(values).items(), key=lambda each: each[1])
 
 
 def _strip_margins(page: int, lines: Sequence[str], repeated: set[tuple[int, bool, str]]) -> Sequence[str]:
