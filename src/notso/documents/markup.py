@@ -137,6 +137,7 @@ class _Text(HTMLParser):
             self._pieces.append("\n\n" if tag in ("p", "h1", "h2", "h3", "h4", "h5", "h6") else "\n")
 
     def handle_data(self, data: str) -> None:
+        data = data.replace("\u00ad", "")  # an invisible soft hyphen would split the word for searches
         if self._in_title:
             self.title += data
         elif not self._hidden:
