@@ -75,8 +75,11 @@ def preference_rows(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_docu
     skipped if its preferred answer is rated down and not edited.
     """
     shown = {each.message.id for each in shown_path(snapshot.messages, snapshot.chat.chosen_root)}
+    answers_to: dict[str | None, list[StoredMessage]] = {}
+    for each in filter(_is_trainable, snapshot.messages):
+        answers_to.setdefault(each.parent_id, []).append(each)
     for question in (message for message in snapshot.messages if message.role == "user"):
-        answers = [each for each in snapshot.messages if each.parent_id == question.id and _is_trainable(each)]
+        answers = answers_to.get(question.id, [])
         if len(answers) < 2:
             continue
         chosen = max(
