@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from documents.made import cell, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
+from documents.made import W, cell, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
 from documents.test_traps import read_here
 
 from notso.documents.pdf import join_hyphenated, remove_margins
@@ -52,6 +52,18 @@ def test_cells_of_docx_stay_below_their_columns() -> None:
     wide = f'<w:tc><w:tcPr><w:gridSpan w:val="2"/></w:tcPr>{paragraph("wide")}</w:tc><w:tc>{paragraph("C")}</w:tc>'
     document = read_here(docx(GRID.format(f"<w:tr>{wide}</w:tr>" + row("a", "b", "c"))), "a.docx")
     assert document.text == "| wide |  | C |\n| --- | --- | --- |\n| a | b | c |"
+
+
+def test_headings_of_docx_are_found_in_every_language() -> None:
+    styles = f'<w:styles {W}><w:style w:styleId="Kop2"><w:name w:val="heading 2"/></w:style></w:styles>'
+    document = read_here(docx(paragraph("Deel", "Kop2"), **{"word/styles.xml": styles}), "a.docx")
+    assert document.text == "## Deel"
+
+
+def test_damaged_parts_without_text_do_not_prevent_reading() -> None:
+    for name in ("word/styles.xml", "docProps/core.xml"):
+        document = read_here(docx(paragraph("Part", "Heading1"), **{name: "<x><y></x>"}), "a.docx")
+        assert (document.text, document.title) == ("# Part", "")
 
 
 def test_pptx_slides_are_read_in_order_with_notes() -> None:

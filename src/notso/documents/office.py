@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -68,11 +69,12 @@ def read_docx(file: BinaryIO) -> Iterator[str]:
     """Yield the pages of a Word document, split at the page breaks that the word processor stored, then the notes."""
     archive = Archive(file)
     main = _relationship_target(archive, "_rels/.rels", "/officeDocument") or "word/document.xml"
-    yield from _word_pages(xml_events(archive.pieces(main)))
     folder = posixpath.dirname(main)
+    styles = _style_names(archive, f"{folder}/styles.xml")
+    yield from _word_pages(xml_events(archive.pieces(main)), styles)
     for notes in ("footnotes", "endnotes"):
         if f"{folder}/{notes}.xml" in archive.names:
-            text = "\n\n".join(_word_pages(xml_events(archive.pieces(f"{folder}/{notes}.xml"))))
+            text = "\n\n".join(_word_pages(xml_events(archive.pieces(f"{folder}/{notes}.xml")), styles))
             if text:
                 yield f"## {notes.capitalize()}\n\n{text}"
 
@@ -167,16 +169,33 @@ def read_epub(file: BinaryIO) -> Iterator[str]:
 def office_title(file: BinaryIO) -> str:
     archive = Archive(file)
     for name in ("docProps/core.xml", "meta.xml"):
-        if name in archive.names:
-            inside = False
-            for event in xml_events(archive.pieces(name)):
-                if inside and event.kind == "text":
-                    return event.name
-                inside = event.kind == "start" and event.name == "title"
+        inside = False
+        for event in _optional_events(archive, name):
+            if inside and event.kind == "text":
+                return event.name
+            inside = event.kind == "start" and event.name == "title"
     return ""
 
 
-def _word_pages(events: Iterator[XMLEvent]) -> Iterator[str]:
+def _optional_events(archive: Archive, name: str) -> Iterator[XMLEvent]:
+    # Yields nothing more if the part is missing or damaged, because the text can be read without it.
+    with suppress(UnreadableError):
+        yield from xml_events(archive.pieces(name))
+
+
+def _style_names(archive: Archive, part: str) -> dict[str, str]:
+    # Ids of styles are in the language of the word processor, such as "Kop1", but names are English, as in "heading 1".
+    names: dict[str, str] = {}
+    style = ""
+    for event in _optional_events(archive, part):
+        if event.kind == "start" and event.name == "style":
+            style = event.attributes.get("styleId", "")
+        elif event.kind == "start" and event.name == "name":
+            names.setdefault(style, event.attributes.get("val", ""))
+    return names
+
+
+def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterator[str]:
     page, skip_depth, in_text = _Page(), 0, False
     for event in events:
         start = event.kind == "start"
@@ -192,7 +211,8 @@ def _word_pages(events: Iterator[XMLEvent]) -> Iterator[str]:
         elif event.name == "p":
             page.end_paragraph()
         elif event.name == "pStyle" and start:
-            if heading := _HEADING.search(event.attributes.get("val", "")):
+            style = event.attributes.get("val", "")
+            if heading := _HEADING.search(styles.get(style, style)):
                 page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
         elif event.name == "numPr" and start:
             page.prefix = page.prefix or "- "
