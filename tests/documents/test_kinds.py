@@ -197,6 +197,7 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
             b"From: A <a@b>\nSubject: =?utf-8?q?s=C3=A9?=\nContent-Type: text/html\n\n<p>hello</p>",
             *("a.eml", "From: A <a@b>\nSubject: s\u00e9\n\nhello"),
         ),
+        (b"\xef\xbb\xbf\r\nSubject: s\r\n\r\nhello", "a.eml", "Subject: s\n\nhello"),
         (b"MZ are initials, BZh is none", "a.txt", "MZ are initials, BZh is none"),
         (b"%PDF-1.7 is how a PDF begins."[1:], "a.txt", "PDF-1.7 is how a PDF begins."),
     ],

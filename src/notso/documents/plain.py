@@ -87,7 +87,9 @@ def _require_text(text: str) -> str:
 def email_text(data: bytes) -> tuple[str, str, list[str]]:
     """Return subject, text and warnings of a message; attachments are listed but not read. Raises UnreadableError."""
     try:
-        message = BytesParser(_class=EmailMessage, policy=policy.default).parsebytes(data)
+        message = BytesParser(_class=EmailMessage, policy=policy.default).parsebytes(
+            data.removeprefix(codecs.BOM_UTF8).lstrip()  # otherwise, the headers would be part of the text
+        )
         if sum(1 for _ in islice(message.walk(), MAX_PARTS + 2)) > MAX_PARTS + 1:
             raise UnreadableError(f"has more than {MAX_PARTS:,} parts")
         attached: list[str] = []
