@@ -37,8 +37,9 @@ Run = Callable[..., Any]
 class ManyAnswers:
     """Engine that answers each question with its own text, last question first, in a separate thread.
 
-    `refuses` maps a question to an error that `submit` raises, and `fails` to an error that is an event of the answer.
-    It gives at most `most` answers, and none while fewer than `awaits` questions wait and fewer than `in_all` arrived.
+    `refuses` maps a question to an error that `submit` raises, and `fails` to an error that is an event of the answer,
+    and with `running_also_fail` also of the answers to all waiting questions. It gives at most `most` answers, and none
+    while fewer than `awaits` questions wait and fewer than `in_all` arrived.
     """
 
     def __init__(self, *, slots: int = 4, most: int = 1 << 30) -> None:
@@ -49,10 +50,14 @@ class ManyAnswers:
         self.fails: dict[str, NotsoError] = {}
         self.asked: list[tuple[str, SamplingParams, RequestOptions]] = []
         self.most_at_once = 0
+        self.opened = 0
+        self.running_also_fail = False
         self._waiting: list[tuple[str, SamplingParams, Generation]] = []
         self._lock = threading.Lock()
 
     def open(self, *_: object, **__: object) -> ManyAnswers:
+        self.opened += 1
+        self._waiting.clear()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -82,7 +87,11 @@ class ManyAnswers:
                 question, params, generation = self._waiting.pop()  # last question first, to test any order
                 self.most -= 1
             if question in self.fails:
-                generation.write([Event("error", error=self.fails[question])], last=True)
+                with self._lock:
+                    failed = [generation, *(each for _, _, each in self._waiting if self.running_also_fail)]
+                    del self._waiting[: len(failed) - 1]
+                for each in failed:
+                    each.write([Event("error", error=self.fails[question])], last=True)
                 continue
             seed = f" {params.seed}" if params.seed is not None else ""
             events = [Event("reasoning", text="Hm."), Event("text", text=f"You said {question}{seed}")]
@@ -235,29 +244,60 @@ def test_engine_errors_become_error_responses(many: ManyAnswers, notso: Run, tmp
     assert found["request-0"]["error"] is None and found["request-3"]["error"] is None
 
 
-@pytest.mark.parametrize("failure", [EngineLostError("the GPU failed"), EngineError(CLOSED), EngineError(FAILED)])
-def test_failed_engine_leaves_lines_for_the_next_run(
-    many: ManyAnswers, notso: Run, tmp_path: Path, failure: NotsoError
+FAILURES = [EngineLostError("the GPU failed"), EngineError(CLOSED), EngineError(FAILED)]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("options", [(), ("--ray",)])
+def test_only_requests_that_make_the_engine_fail_get_errors(
+    many: ManyAnswers,
+    ray_models: list[Path | None],
+    notso: Run,
+    tmp_path: Path,
+    failure: NotsoError,
+    options: tuple[str, ...],
 ) -> None:
-    numbers = range(12)
-    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in numbers]), tmp_path / "out.jsonl"
-    many.fails = {f"question {number}": failure for number in numbers if number % 4 == 3}
-    many.refuses = {f"question {number}": EngineError(CLOSED) for number in numbers if number > 8}
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(80)]), tmp_path / "out.jsonl"
+    bad = {1, 3, 38, 39, 40, 41, 79}
+    many.fails = {f"question {number}": failure for number in bad}
+    many.refuses = {f"question {number}": failure for number in (40, 41)}
+    many.running_also_fail = True
 
-    result = notso("batch", str(source), str(out))
+    assert notso("batch", *options, str(source), str(out)).code == 9
 
+    found = answers(out)
+    assert len(found) == 80
+    assert {f"request-{number}" for number in bad} == {key for key, line in found.items() if line["error"] is not None}
+    error = found["request-3"]["error"]
+    assert error == {"code": "engine_error", "message": "the engine failed twice while it was answering this request"}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("options", [(), ("--ray",)])
+def test_engine_that_always_fails_leaves_lines_for_the_next_run(
+    many: ManyAnswers,
+    ray_models: list[Path | None],
+    notso: Run,
+    tmp_path: Path,
+    failure: NotsoError,
+    options: tuple[str, ...],
+) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(20)]), tmp_path / "out.jsonl"
+    many.fails = {f"question {number}": failure for number in range(20)}
+    result = notso("batch", *options, str(source), str(out))
     assert result.code == 1 and "run the same command again to continue" in result.err
-    kept = answers(out)
-    assert len(kept) < 12 and all(line["error"] is None for line in kept.values())
-    many.fails, many.refuses = {}, {}
-    assert notso("batch", str(source), str(out)).code == 0
-    assert len(answers(out)) == 12 and all(line["error"] is None for line in answers(out).values())
+    assert not out.read_bytes() and many.opened == 9
+    many.fails = {}
+    assert notso("batch", *options, str(source), str(out)).code == 0
+    assert len(answers(out)) == 20 and all(line["error"] is None for line in answers(out).values())
 
 
 def test_answer_that_a_closing_engine_cuts_off_is_not_written(
     many: ManyAnswers, notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def submit(*_: object) -> Generation:
+    def submit(*arguments: Any) -> Generation:
+        monkeypatch.undo()
+        monkeypatch.setattr(engines, "open_engine", many.open)
         generation = Generation()
         generation.write([Event("usage", usage=Usage(7, 5, 2, 3, 10.0, 50.0)), Event("end", finish_reason="cancelled")])
         generation.write([], last=True)
@@ -265,11 +305,12 @@ def test_answer_that_a_closing_engine_cuts_off_is_not_written(
 
     monkeypatch.setattr(many, "submit", submit)
     source, out = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "out.jsonl"
-    assert notso("batch", str(source), str(out)).code == 1 and not out.read_bytes()
+    assert notso("batch", str(source), str(out)).code == 0 and many.opened == 2
+    assert answers(out)["request-1"]["error"] is None
 
 
 @pytest.mark.parametrize("failure", [DeviceLostError("the GPU is gone"), ValueError("a fault")])
-def test_failed_step_of_a_real_engine_leaves_lines_for_the_next_run(
+def test_failed_step_of_a_real_engine_costs_no_line(
     notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     fields = {"temperature": 0, "max_tokens": 4, "reasoning_effort": "none"}
@@ -285,11 +326,8 @@ def test_failed_step_of_a_real_engine_leaves_lines_for_the_next_run(
         return run_step(runner, *arguments)
 
     run_step = ModelRunner.run
-    with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "run", run)
-        patch.setattr(engine_module, "exclude_device", lambda *_: None)
-        assert notso("batch", str(source), str(out)).code == 1
-    assert all(line["error"] is None for line in answers(out).values())
+    monkeypatch.setattr(ModelRunner, "run", run)
+    monkeypatch.setattr(engine_module, "exclude_device", lambda *_: None)
     assert notso("batch", str(source), str(out)).code == 0
     assert len(answers(out)) == 60 and all(line["error"] is None for line in answers(out).values())
 

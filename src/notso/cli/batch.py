@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from notso.cli import cluster, engines, exit_codes, options, terminal
-from notso.cli.batch_run import BatchInput, BatchOutput, BatchRun, RequestLine
+from notso.cli.batch_run import ENGINE_FAILED, BatchEngine, BatchInput, BatchOutput, BatchRun, RequestLine
 from notso.cli.terminal import Interruption
 
 EXAMPLES = """\
@@ -68,9 +69,9 @@ def batch(
     fails, its line contains an error, and the other requests continue. The loaded model answers all requests, whatever
     `model` they name.
 
-    After Ctrl-C, a crash or a failure of the engine, run the same command again to continue: completed answers are
-    neither lost nor repeated, with or without --ray. If a line of IN has been changed, use a new OUT. The exit code is
-    9 if OUT is complete but contains errors.
+    After Ctrl-C or a crash, run the same command again to continue: completed answers are neither lost nor repeated,
+    with or without --ray. If the engine fails, it is loaded again; a request that makes it fail twice gets an error. If
+    a line of IN has been changed, use a new OUT. The exit code is 9 if OUT is complete but contains errors.
     """
     if ray and fetch:
         raise typer.BadParameter(
@@ -89,15 +90,17 @@ def batch(
             return
         engine = None
         if not ray:
-            # The engine is loaded only now, because a batch that is already complete does not need it.
-            engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
+            engine = BatchEngine(
+                lambda: engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
+            )
+            engine.get()  # only now, because a batch that is already complete does not need it
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if engine is None:
                 chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
                 result: BatchRun | Tally = answer_on_cluster(source, sink, interruption, report, chosen, count)
             else:
                 try:
-                    notice = engines.demo_notice(engine.info)
+                    notice = engines.demo_notice(engine.get().info)
                     if notice and not as_json:
                         terminal.note(notice)
                     result = run = BatchRun(engine, source, sink, interruption, report)
@@ -145,13 +148,17 @@ class BatchWorker:
     # An engine on a Ray worker. Ray Data calls the object once per task, with the requests of the task.
     def __init__(self, **engine_options: Any) -> None:
         model, context = engine_options.pop("model"), engine_options.pop("context_tokens")
-        self._engine = engines.open_engine(model, context, **engine_options, silent=True)
+        self._engine = BatchEngine(lambda: engines.open_engine(model, context, **engine_options, silent=True))
+        self._engine.get()
 
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        # Returns answers in the order of the requests.
+        from notso.smollm3.errors import NotsoError
+
+        # If the engine always fails, its requests stay unanswered; an error would end the batch on all machines.
         task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
-        BatchRun(self._engine, task, task, Interruption(), lambda what, done, total: None).answer_all()
-        return {"answer": [json.dumps(task.answers[line.id]) for line in task.lines()]}
+        with contextlib.suppress(NotsoError):
+            BatchRun(self._engine, task, task, Interruption(), lambda what, done, total: None).answer_all()
+        return {"answer": [json.dumps(answer) for answer in task.answers.values()]}
 
 
 class _WorkerBatch:
@@ -181,6 +188,7 @@ def answer_on_cluster(
     """Run on a Ray cluster until every line has an answer or Ctrl-C is pressed. Raises ClusterError."""
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
+    from notso.smollm3.errors import EngineError
 
     model = engine_options["model"]
     # Make a path absolute, because each worker may have another working directory. Names of models stay as they are.
@@ -201,6 +209,9 @@ def answer_on_cluster(
             report("answering", len(sink.done), len(source.ids))
             if interruption.requested():
                 break
+        else:
+            if len(sink.done) < len(source.ids):
+                raise EngineError(ENGINE_FAILED)
     return tally
 
 

@@ -2,17 +2,21 @@
 
 Each output line is synced to disk before the next one is written. If a crash truncates a line, the next run removes it.
 Answered requests are recognized by their id, a hash of the input line.
+
+If the engine fails, it is loaded again, and the requests that it was answering run one at a time. A request during
+which it fails again gets an error; the others are answered.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
 import queue
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +32,7 @@ from notso.text_file import NotTextError, utf8_stream
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.output.generation import Generation
+    from notso.smollm3.values.model_info import ModelInfo
     from notso.web.api.chat_completions.fields import ChatRequest
     from notso.web.api.shared.completion import Completion
     from notso.web.edge.errors import ApiError
@@ -169,6 +174,8 @@ _output_error = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
 _POLL_SECONDS = 0.2  # poll interval for Ctrl-C
+# After this many failures of the engine without an answer in between, the engine is at fault, not the requests.
+_MAX_FAILURES = 8
 _REQUESTS_PER_SLOT = 2  # submitted requests per concurrent sequence of the engine; above 1, to keep the engine busy
 
 
@@ -186,10 +193,32 @@ class AnswerSink(Protocol):
     def write(self, answer: dict[str, Any]) -> None: ...
 
 
+class BatchEngine:
+    # The engine of a batch. After `close`, `get` loads it again.
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        self._load = load
+        self._engine: Engine | None = None
+
+    def get(self) -> Engine:
+        if self._engine is None:
+            self._engine = self._load()
+        return self._engine
+
+    def close(self) -> None:
+        from notso.smollm3 import release_freed_memory
+
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+            gc.collect()  # the next load measures the available memory
+            release_freed_memory()
+
+
 class _RunningRequest:
-    def __init__(self, line: RequestLine, request: ChatRequest) -> None:
+    def __init__(self, line: RequestLine, request: ChatRequest, info: ModelInfo) -> None:
         self.line = line
         self.request = request
+        self.info = info  # of the engine that answers
         # One generation for each of the request's `n` choices.
         self.generations: list[Generation] = []
 
@@ -205,7 +234,7 @@ class _RunningRequest:
 class BatchRun:
     def __init__(
         self,
-        engine: Engine,
+        engine: BatchEngine,
         source: RequestSource,
         sink: AnswerSink,
         interruption: Interruption,
@@ -220,20 +249,25 @@ class BatchRun:
         self._report = report
         self._running: dict[_RunningRequest, None] = {}  # in submission order
         self._finished_signals: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Lines on which the engine failed repeatedly. Their errors are written only when another line has been answered
+        # or none is left: if the engine always fails, its failures say nothing about the lines.
+        self._blamed: list[RequestLine] = []
 
     def answer_all(self) -> None:
-        """Answer all lines, or return after Ctrl-C. Raises EngineError if the engine fails; the rest is unanswered."""
+        """Answer all lines, or return after Ctrl-C. Raises EngineError if the engine always fails."""
         self._report_progress()
-        max_running = _REQUESTS_PER_SLOT * max(1, self._engine.info.max_num_seqs)
+        max_running = _REQUESTS_PER_SLOT * max(1, self._engine.get().info.max_num_seqs)
         try:
             for line in self._unanswered():
                 while len(self._running) >= max_running and not self._interruption.requested():
-                    self._write_finished()
+                    self._recover(self._write_finished())
                 if self._interruption.requested():
                     return
-                self._submit(line)
+                self._recover(self._submit(line))
             while self._running and not self._interruption.requested():
-                self._write_finished()
+                self._recover(self._write_finished())
+            if not self._interruption.requested():
+                self._write_blamed()
         finally:
             for entry in self._running:
                 entry.stop()
@@ -241,59 +275,79 @@ class BatchRun:
     def _unanswered(self) -> Iterator[RequestLine]:
         return (line for line in self._source.lines() if line.id not in self._sink.done)
 
-    def _submit(self, line: RequestLine) -> None:
+    def _submit(self, line: RequestLine) -> list[RequestLine]:
+        # Returns the line if the engine has failed.
         from notso.smollm3.errors import NotsoError
         from notso.web.edge.errors import ApiError, api_error_of
 
-        entry = None
+        engine, entry = self._engine.get(), None
         try:
-            entry = _RunningRequest(line, read_request(line))
+            entry = _RunningRequest(line, read_request(line), engine.info)
             request = entry.request
-            request.check_prompts(lambda _: self._engine.count_tokens(request.messages, request.options))
+            request.check_prompts(lambda _: engine.count_tokens(request.messages, request.options))
             owner = line.id if request.fresh else ""
             options = replace(request.options, owner=owner, priority="background")
             for prompt, params in request.choices:
-                entry.generations.append(self._engine.submit(prompt, params, options))
+                entry.generations.append(engine.submit(prompt, params, options))
         except (ApiError, NotsoError) as error:
             if entry is not None:
                 entry.stop()  # stop the choices that were submitted before the rejected one
-            _raise_if_engine_failed(error)
+            if _is_engine_failure(error):
+                return [line]
             self._write(line, _error_response(line, api_error_of(error)))
-            return
+            return []
         self._running[entry] = None
         for generation in entry.generations:
             generation.subscribe(lambda: self._finished_signals.put(None) if entry.finished else None)
+        return []
 
-    def _write_finished(self) -> None:
-        from notso.smollm3.errors import EngineError
-
+    def _write_finished(self) -> list[RequestLine]:
         # The timeout lets the caller check regularly for Ctrl-C.
         with contextlib.suppress(queue.Empty):
             self._finished_signals.get(timeout=_POLL_SECONDS)
-        finished = [entry for entry in self._running if entry.finished]
-        failure = None
-        for entry in finished:
+        return self._write_answers([entry for entry in self._running if entry.finished])
+
+    def _write_answers(self, entries: list[_RunningRequest]) -> list[RequestLine]:
+        # Returns the lines whose answers an engine failure has prevented.
+        failed = []
+        for entry in entries:
             if self._interruption.requested():
-                return  # do not write answers that Ctrl-C has cut off
+                break  # do not write answers that Ctrl-C has cut off
             del self._running[entry]
-            try:
-                answer = self._collect_answer(entry)
-            except EngineError as error:
-                failure = error  # raised only after the completed answers are written
+            answer = self._collect_answer(entry)
+            if answer is None:
+                failed.append(entry.line)
             else:
                 self._write(entry.line, answer)
-        if failure is not None:
-            raise failure
+        return failed
 
-    def _collect_answer(self, entry: _RunningRequest) -> dict[str, Any]:
-        # Raises EngineError if the engine failed during the answer.
-        from notso.smollm3.errors import EngineError, NotsoError
+    def _recover(self, failed: list[RequestLine]) -> None:
+        from notso.smollm3.errors import EngineError
+
+        if not failed:
+            return
+        self._engine.close()
+        # Any of the running requests may have caused the failure, so each runs alone.
+        for line in [*failed, *self._write_answers(list(self._running))]:
+            if self._interruption.requested():
+                return
+            failed_again = self._submit(line)
+            while self._running and not self._interruption.requested():
+                failed_again += self._write_finished()
+            if failed_again:
+                self._engine.close()
+                self._blamed.append(line)
+                if len(self._blamed) == _MAX_FAILURES:
+                    raise EngineError(ENGINE_FAILED)
+
+    def _collect_answer(self, entry: _RunningRequest) -> dict[str, Any] | None:
+        # Returns None if the engine failed during the answer.
+        from notso.smollm3.errors import NotsoError
         from notso.web.api.shared.api_request import ignored_headers
         from notso.web.api.shared.completion import Completion, collect_choice, fingerprint
         from notso.web.edge.errors import api_error_of
         from notso.web.engine.model_names import model_id
 
-        info = self._engine.info
         try:
             request = entry.request
             options = {"raw_thinking": request.raw_thinking, "hides_reasoning": request.hides_reasoning}
@@ -301,11 +355,11 @@ class BatchRun:
             choices = [collect_choice(generation.read(0), **options) for generation in entry.generations]
         except NotsoError as error:
             entry.stop()  # if one choice fails, the whole request fails
-            _raise_if_engine_failed(error)
-            return _error_response(entry.line, api_error_of(error))
-        if any(event.finish_reason == "cancelled" for each in entry.generations for event in each.read(0)):
-            raise EngineError(ENGINE_FAILED)  # an engine that ends cuts off the answers that it has just accepted
-        completion: Completion = Completion(model_id(info), fingerprint(info))
+            return None if _is_engine_failure(error) else _error_response(entry.line, api_error_of(error))
+        ends = [event.finish_reason for each in entry.generations for event in each.read(0) if event.kind == "end"]
+        if len(ends) < len(entry.generations) or "cancelled" in ends:
+            return None  # an engine that ends cuts off the answers that it has just accepted
+        completion: Completion = Completion(model_id(entry.info), fingerprint(entry.info))
         answer = _response(entry.line, 200, completion.body(choices, entry.request.reasoning_mode)) | {"error": None}
         if ignored := ignored_headers(entry.request):
             answer["response"]["headers"] = ignored
@@ -315,24 +369,33 @@ class BatchRun:
         self._sink.write(answer)
         if answer["error"] is None:
             self.answered += 1
+            self._write_blamed()
         else:
             self.failed += 1
         self._report_progress()
+
+    def _write_blamed(self) -> None:
+        from notso.smollm3.errors import EngineError
+        from notso.web.edge.errors import api_error_of
+
+        blamed, self._blamed = self._blamed, []
+        for line in blamed:
+            self._write(line, _error_response(line, api_error_of(EngineError(BLAMED))))
 
     def _report_progress(self) -> None:
         self._report("answering", len(self._sink.done), len(self._source.ids))
 
 
 ENGINE_FAILED = "the engine failed; run the same command again to continue"
+BLAMED = "the engine failed twice while it was answering this request"
 
 
-def _raise_if_engine_failed(error: Exception) -> None:
+def _is_engine_failure(error: Exception) -> bool:
     # An error of the engine says nothing about the line. If it were written, the next run would skip the line.
     from notso.smollm3.engine.engine_core import CLOSED, FAILED
-    from notso.smollm3.errors import EngineError, EngineLostError
+    from notso.smollm3.errors import EngineLostError
 
-    if isinstance(error, EngineLostError) or str(error) in (CLOSED, FAILED):
-        raise EngineError(ENGINE_FAILED) from error
+    return isinstance(error, EngineLostError) or str(error) in (CLOSED, FAILED)
 
 
 def read_request(line: RequestLine) -> ChatRequest:
