@@ -26,7 +26,7 @@ from notso.web.store.protocol import (
     StoredResponse,
     TurnAccepted,
 )
-from notso.web.store.records import IdempotentResponse, StoredBatch, StoredFile
+from notso.web.store.records import IdempotentResponse, StoredBatch, StoredFile, UnfinishedResponse
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.ids import new_id
@@ -73,6 +73,9 @@ class Planted:
         conversation = (Message("user", mark()),)
         await store.save_response(owner, StoredResponse(f"resp_{mark()}", None, {"x": mark()}, conversation, 1))
         records = store.records
+        unfinished = UnfinishedResponse(f"resp_{mark()}", owner, mark(), mark(), 1, 1, headers=mark())
+        await records.add_unfinished_response(unfinished, "holder")
+        await records.save_progress(unfinished.id, "holder", 0, mark(), is_further=True)
         await records.add_file(owner, StoredFile(mark(), mark(), "batch", 3, 1, 1 << 50), mark().encode() * 11_000)
         plan = {"text": mark(), "output_file_id": mark(), "error_file_id": mark()}
         batch = StoredBatch(mark(), owner, 1, {"status": "in_progress", "text": mark()}, plan)
@@ -119,7 +122,7 @@ async def removed(store: Any, access: AccessStore) -> tuple[Planted, Planted]:
     assert await stays.rest(store, access) == (before[0], before[1] - 1, before[2] - 1, *before[3:]), "one project gone"
     stale = await store.documents.stale()
     assert {each.owner for each in stale if each.conversation} == {gone.owner}
-    assert len({each.conversation for each in stale if each.conversation}) == 4, "three chats and a response"
+    assert len({each.conversation for each in stale if each.conversation}) == 5, "three chats, two responses"
     assert [each.reading for each in stale if each.reading] == [f"reading-{gone.owner[4:8]}"]
     entries = [entry for entry in await access.audit(100) if entry.by_operator and entry.owner == "an operator"]
     assert [entry.action for entry in entries] == [f"removed the key {gone.key.id} with all data"] * 2

@@ -578,6 +578,7 @@ def _create_trash_entry(
 OWNED = (
     "kept_answers",
     "responses",
+    "open_responses",
     "api_files",
     "api_batches",
     "prompts",
@@ -593,8 +594,8 @@ def mark_owner_caches_stale(db: Database, owner: str) -> None:
     """Record that engines must clear the caches of the owner's chats and stored responses."""
     columns = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
     now = time.time_ns() // 1_000_000
-    for source in ("messages WHERE owner = ? AND parent_id IS NULL", "responses WHERE owner = ?"):
-        db.execute(f"{columns} SELECT owner, id, '', '', {now} FROM {source}", (owner,))
+    for table in ("messages WHERE parent_id IS NULL AND", "responses WHERE", "open_responses WHERE"):
+        db.execute(f"{columns} SELECT owner, id, '', '', {now} FROM {table} owner = ?", (owner,))
 
 
 def remove_piece(db: Database, owner: str) -> bool:
