@@ -198,7 +198,8 @@ def test_cluster_compose_file_serves_shared_chats(
             if name not in replicas:
                 machine.run(command_of(image, service["command"]), variables | hub)
                 continue
-            assert variables["DATABASE_URL"] == "postgresql://notso:secret@postgres/notso"
+            assert variables["DATABASE_URL"] == "postgresql://notso@postgres/notso", "or the password must be escaped"
+            assert variables["PGPASSWORD"] == services["postgres"]["environment"]["POSTGRES_PASSWORD"] == "secret"
             assert variables["VALKEY_URL"] == "valkey://valkey", "the address of Valkey has no port"
             variables |= {"DATABASE_URL": database, "VALKEY_URL": valkey.url, "HF_HUB_OFFLINE": "1"}
             variables["NOTSO_DATA_DIR"] += f"/{name}"
