@@ -18,11 +18,12 @@ from typing import Any, cast
 
 import pytest
 
-from notso.cli import cluster, engines
+from notso.cli import batch, cluster, engines
+from notso.cli.exit_codes import NO_ROOM
 from notso.qtensor.errors import DeviceLostError, NotsoError
 from notso.smollm3.engine import engine as engine_module
 from notso.smollm3.engine.engine_core import CLOSED, FAILED
-from notso.smollm3.errors import ContextLengthError, EngineError, EngineLostError
+from notso.smollm3.errors import ContextLengthError, EngineError, EngineLostError, OutOfMemoryError
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.values.events import Event, Usage
@@ -292,6 +293,29 @@ def test_engine_that_always_fails_leaves_lines_for_the_next_run(
     assert len(answers(out)) == 20 and all(line["error"] is None for line in answers(out).values())
 
 
+@pytest.mark.parametrize("options", [(), ("--ray",)])
+def test_engine_that_cannot_be_loaded_again_leaves_lines(
+    many: ManyAnswers,
+    ray_models: list[Path | None],
+    notso: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+) -> None:
+    def open_once(*_: object, **__: object) -> ManyAnswers:
+        if many.opened:
+            raise OutOfMemoryError("no memory is left", needed_bytes=2, available_bytes=1)
+        return many.open()
+
+    monkeypatch.setattr(engines, "open_engine", open_once)
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(20)]), tmp_path / "out.jsonl"
+    many.awaits, many.in_all = 8, 20
+    many.fails = {"question 5": EngineLostError("the GPU failed")}
+    result = notso("batch", *options, str(source), str(out))
+    assert result.code == (1 if options else NO_ROOM) and "no memory is left" in result.err
+    assert 0 < len(answers(out)) < 20 and all(line["error"] is None for line in answers(out).values())
+
+
 def test_answer_that_a_closing_engine_cuts_off_is_not_written(
     many: ManyAnswers, notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,6 +487,7 @@ def ray_models(many: ManyAnswers, monkeypatch: pytest.MonkeyPatch) -> list[Path 
         opened.append(options["model"])
         yield from worker(**options)({"request": requests})["answer"]
 
+    monkeypatch.setattr(batch, "FAILED_PAUSE_SECONDS", 0)
     control = SimpleNamespace(ray_connection=lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(cluster, "ray_control", lambda: control)
     monkeypatch.setitem(sys.modules, "notso.cluster.batch_pool", cast(Any, SimpleNamespace(answers=answer)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -136,6 +136,8 @@ def _print_summary(source: BatchInput, already_done: int, answered: int, failed:
 # Request lines per Ray task. This is twice an engine's default concurrency, to keep the engine busy; if an engine is
 # lost, Ray repeats only its current task.
 REQUESTS_PER_TASK = 32
+# Pause of a worker whose engine always fails, so that the other workers get most of the remaining tasks.
+FAILED_PAUSE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -154,11 +156,15 @@ class BatchWorker:
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         from notso.smollm3.errors import NotsoError
 
-        # If the engine always fails, its requests stay unanswered; an error would end the batch on all machines.
+        # If the engine always fails, its requests stay unanswered; an exception would end the batch on all machines.
         task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
-        with contextlib.suppress(NotsoError):
+        failures = []
+        try:
             BatchRun(self._engine, task, task, Interruption(), lambda what, done, total: None).answer_all()
-        return {"answer": [json.dumps(answer) for answer in task.answers.values()]}
+        except NotsoError as error:
+            failures.append({"failure": str(error)})
+            time.sleep(FAILED_PAUSE_SECONDS)
+        return {"answer": [json.dumps(answer) for answer in (*task.answers.values(), *failures)]}
 
 
 class _WorkerBatch:
@@ -196,11 +202,14 @@ def answer_on_cluster(
         model = path.absolute()
     options = {**engine_options, "model": model}
     missing = [_line_to_json(line) for line in source.lines() if line.id not in sink.done]
-    tally = Tally()
+    tally, failure = Tally(), ENGINE_FAILED
     report("answering", len(sink.done), len(source.ids))
     with control.ray_connection(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
         for text in answers(missing, BatchWorker, options, engines=count, requests_per_call=REQUESTS_PER_TASK):
             answer = json.loads(text)
+            if "failure" in answer:
+                failure = answer["failure"]
+                continue
             sink.write(answer)
             if answer["error"] is None:
                 tally.answered += 1
@@ -211,7 +220,7 @@ def answer_on_cluster(
                 break
         else:
             if len(sink.done) < len(source.ids):
-                raise EngineError(ENGINE_FAILED)
+                raise EngineError(failure)
     return tally
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
 import ray.data
+from ray.exceptions import RayError
+
+from notso.cluster.control import last_error
+from notso.cluster.plan import ClusterError
 
 Column = Mapping[str, Sequence[str]]
 
@@ -21,7 +26,7 @@ def answers(
     engines: int | None,
     requests_per_call: int,
 ) -> Iterator[str]:
-    """Yield answers in order of completion."""
+    """Yield answers in order of completion. Raises ClusterError if a worker fails, for example at its start."""
     # worker_class: class of objects that each hold an engine. An object is constructed with `options`, and called with
     # {"request": [...]} to return {"answer": [...]}.
     # engines: number of engines; None: one per machine.
@@ -29,7 +34,7 @@ def answers(
     machines = [cpus for cpus in machines if cpus >= 1]  # Ray's head node may have no CPUs for work
     count = max(1, min(engines or len(machines), math.ceil(len(requests) / requests_per_call)))
     engines_per_machine = math.ceil(count / max(1, len(machines)))
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised below
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = False
@@ -44,5 +49,10 @@ def answers(
         num_cpus=max(1, int(min(machines, default=1)) // engines_per_machine),
         scheduling_strategy="SPREAD",
     )
-    for row in answered.iter_rows():
-        yield str(row["answer"])
+    try:
+        for row in answered.iter_rows():
+            yield str(row["answer"])
+    except RayError as error:
+        address = re.search(r"\bip=([^,\s)]+)", str(error))
+        where = f" on {address[1]}" if address is not None else ""
+        raise ClusterError(f"a worker failed{where}: {last_error(str(error))}") from error

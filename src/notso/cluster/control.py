@@ -77,13 +77,13 @@ def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
         # In its own session, so that Ctrl-C in the terminal does not interrupt the submission.
         completed = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     if completed.returncode:
-        raise ClusterError(f"Serve rejected the configuration: {_last_error(completed.stderr)}")
+        raise ClusterError(f"Serve rejected the configuration: {last_error(completed.stderr)}")
     while not is_cancelled():
         found = status()
         if found.state == "RUNNING":
             return True
         if found.state in ("DEPLOY_FAILED", "UNHEALTHY"):
-            raise ClusterError(f"the replicas did not start: {_last_error(found.message)}")
+            raise ClusterError(f"the replicas did not start: {last_error(found.message)}")
         time.sleep(POLL_INTERVAL_SECONDS)
     return False
 
@@ -113,8 +113,8 @@ def shut_down() -> None:
         serve.shutdown()
 
 
-def _last_error(output: str) -> str:
-    # Return the last error in Serve's output, or its last line if it contains no error.
+def last_error(output: str) -> str:
+    # Return the last error in Ray's output, or its last line if it contains no error.
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
     return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]
