@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -171,6 +172,26 @@ def test_log_is_published_again_after_flush(valkey: ValkeyServer) -> None:
         with there.following("x", late.take):
             await until(lambda: late.finished)
         assert late.lines == copy.lines == ["one", "two"]
+
+    together(valkey, play)
+
+
+def test_claim_survives_restart_of_valkey(valkey: ValkeyServer) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        assert await here.claim("c", "first") == ""
+        valkey.stop()
+        await until(lambda: here.is_unreachable and there.is_unreachable)
+        valkey.start()
+        found = 0
+        async with asyncio.timeout(60):
+            while not found:
+                with contextlib.suppress(*valkey_exchange.FAILURES):  # the pool may have connections from before
+                    found = await here._client.exists("notso:claim:c")
+        assert await there.is_claimed("c") and await there.claim("c", "second") == "first"
+        here.release("c")
+        async with asyncio.timeout(60):
+            while await there.is_claimed("c"):
+                await asyncio.sleep(0.01)
 
     together(valkey, play)
 

@@ -97,6 +97,7 @@ class ValkeyExchange:
         self._subscribers: dict[str, list[Subscriber]] = {}
         self._copies: dict[str, list[_Copy]] = {}
         self._claims: dict[str, str] = {}
+        self._claims_lock = asyncio.Lock()  # a renewal must not store a claim again that is being deleted
         self.at_gap: list[Callable[[], None]] = []
         self._at: bytes | None = None
         self._bell_at = b"0-0"
@@ -104,6 +105,7 @@ class ValkeyExchange:
         self._may_have_missed = False
         self._unreachable = False
         self._work = asyncio.Event()
+        self._returned = asyncio.Event()  # set when the Valkey server is reachable again
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -205,8 +207,9 @@ class ValkeyExchange:
         task.add_done_callback(self._tasks.remove)
 
     async def _delete(self, key: str) -> None:
-        with suppress(*FAILURES):
-            await self._client.delete(key)
+        async with self._claims_lock:
+            with suppress(*FAILURES):
+                await self._client.delete(key)
 
     async def _send(self) -> None:
         while True:
@@ -315,11 +318,16 @@ class ValkeyExchange:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(RENEW_SECONDS)
-            if self._claims:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_SECONDS):
+                    await self._returned.wait()
+            self._returned.clear()
+            async with self._claims_lock:
                 with suppress(*FAILURES):
                     pipe = self._client.pipeline(transaction=False)
-                    for name in self._claims:
+                    for name, holder in self._claims.items():
+                        # Store the claim again if the Valkey server has lost it.
+                        pipe.set(f"notso:claim:{name}", holder, ex=CLAIM_SECONDS, nx=True)
                         pipe.expire(f"notso:claim:{name}", CLAIM_SECONDS)
                     await pipe.execute()
 
@@ -331,6 +339,7 @@ class ValkeyExchange:
     def _mark_reachable(self) -> None:
         if self._unreachable:
             logger.warning("Valkey is reachable again")
+            self._returned.set()
         self._unreachable = False
 
 
