@@ -92,6 +92,19 @@ def test_summary_can_be_removed_from_the_middle(kept: Kept) -> None:
     kept.run(work)
 
 
+def test_repeated_question_is_refused_after_its_answer_was_purged(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        chat = a_chat()
+        turn = await finished(store, a_turn(chat, "q", key="k"), "a", chat)
+        assert await store.trash_message(OWNER, chat.id, turn.assistant_message.id)
+        assert isinstance(await store.add_turn(OWNER, a_turn(chat, "q", key="k")), TurnAccepted)
+        assert await store.purge(0.0) == 1
+        assert isinstance(await store.add_turn(OWNER, a_turn(chat, "q", key="k")), TurnRefused)
+        assert await shown(store, chat) == ["q"]
+
+    kept.run(work)
+
+
 def test_deleted_chats_and_messages_can_be_restored_until_purged(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat("Walruses")

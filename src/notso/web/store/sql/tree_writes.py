@@ -322,7 +322,7 @@ def _find_by_idempotency_key(db: Database, owner: str, key: str) -> StoredMessag
     return message_from_row(row) if row is not None else None
 
 
-def _load_accepted_turn(db: Database, owner: str, stored: StoredMessage) -> TurnAccepted:
+def _load_accepted_turn(db: Database, owner: str, stored: StoredMessage) -> TurnAccepted | TurnRefused:
     if stored.role == "assistant":
         other = db.execute("SELECT * FROM messages WHERE id = ? AND owner = ?", (stored.parent_id, owner)).fetchone()
         return TurnAccepted(message_from_row(other), stored, repeated=True)
@@ -330,6 +330,8 @@ def _load_accepted_turn(db: Database, owner: str, stored: StoredMessage) -> Turn
         "SELECT * FROM messages WHERE parent_id = ? AND owner = ? AND role = 'assistant' ORDER BY position",
         (stored.id, owner),
     ).fetchone()
+    if other is None:  # the answer has been deleted
+        return TurnRefused(None)
     return TurnAccepted(stored, message_from_row(other), repeated=True)
 
 
