@@ -334,6 +334,18 @@ def test_concurrent_starts_create_one_schema(database: str) -> None:
     run(work)
 
 
+def test_schema_may_be_created_by_an_administrator(database: str) -> None:
+    role = f"app_{new_id().replace('-', '')}"
+    with psycopg.connect(database, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN".encode())
+        admin.execute(f"CREATE SCHEMA notso AUTHORIZATION {role}".encode())  # the role itself may create no schema
+
+    async def work(store: Any) -> None:
+        assert await store.chats("me") == []
+
+    run_with_store(PostgresStore(database.replace("://postgres@", f"://{role}@")), work)
+
+
 def test_data_of_a_newer_release_is_refused(database: str) -> None:
     async def work() -> None:
         async with stores(database, 1) as (store,):

@@ -486,7 +486,10 @@ def migrate(connection: Connection[Any]) -> None:
             if version >= SCHEMA_VERSION:
                 break
             if version == 0:
-                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}".encode())
+                # CREATE SCHEMA IF NOT EXISTS would require the right to create schemas even if the schema exists.
+                schemas = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s"
+                if connection.execute(schemas, (SCHEMA,)).fetchone() is None:
+                    connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
                 connection.execute(f"CREATE TABLE {SCHEMA}.schema_version (version INTEGER NOT NULL)".encode())
                 connection.execute(f"INSERT INTO {SCHEMA}.schema_version VALUES (0)".encode())
             connection.execute(f"SET LOCAL search_path = {SCHEMA}".encode())
