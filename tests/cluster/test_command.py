@@ -10,9 +10,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from cluster.ray_cluster import HAS_RAY, NO_RAY
 
 from notso.cli import cluster, exit_codes
 from notso.cli.app import run_command_line
+from notso.cluster.plan import ENVIRONMENT
 
 
 def test_dry_run_prints_the_serve_configuration(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,3 +71,14 @@ def test_up_that_is_interrupted_before_replicas_are_ready_exits_with_code_130(
             signal.signal(each, handler)
     printed = capsys.readouterr()
     assert printed.out == "" and "Stopped before the replicas were ready" in printed.err
+
+
+@pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999", "no-such-host.invalid:6379"])
+def test_unreachable_cluster_is_reported_at_once(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in ENVIRONMENT.items():  # or the command sets them beyond this test
+        monkeypatch.setenv(name, value)
+    assert run_command_line(["cluster", "status", "--address", address]) == exit_codes.FAILED
+    assert "Ray could not be reached or started: " in capsys.readouterr().err

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from notso.cluster.plan import APPLICATION, ClusterError
 # Size of Ray's object store. It holds little data here, and by default, Ray would reserve 30% of the memory for it.
 OBJECT_STORE_BYTES = 100 * 2**20
 POLL_INTERVAL_SECONDS = 0.5
+CONNECT_SECONDS = 10.0
 
 
 @contextlib.contextmanager
@@ -33,6 +35,10 @@ def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
         if address is not None:
+            host, _, port = address.rpartition(":")
+            if port.isdecimal() and "/" not in host:  # not `auto` or ray://
+                # Ray itself would try for minutes, without saying why.
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
             ray.init(address=address, **quiet)
         else:
             os.umask(0o077)  # for the file that Ray creates for its authentication token
@@ -43,7 +49,7 @@ def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
                 include_dashboard=False,
                 **quiet,
             )
-    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+    except (RayError, OSError, OverflowError, RuntimeError, ValueError) as error:
         raise ClusterError(f"Ray could not be reached or started: {' '.join(str(error).split())}") from error
     try:
         yield
