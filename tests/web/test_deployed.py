@@ -407,6 +407,8 @@ class _Replica(http.server.BaseHTTPRequestHandler):
     def _answer(self, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Port", str(self.server.server_address[1]))
+        self.send_header("X-Asked", " ".join(self.headers))
         self.end_headers()
         self.wfile.write(body)
 
@@ -443,6 +445,27 @@ def test_proxy_forwards_events_one_by_one(machine: Machine, replicas: dict[str, 
             if (status, text) == (200, whole):
                 break
         assert (status, text) == (200, whole)
+
+
+@pytest.mark.parametrize("proxy", [haproxy, caddy])
+@pytest.mark.parametrize("name", ["X-Conversation-Id", "X-Api-Key", "Authorization", "none"])
+def test_proxy_sends_requests_of_a_program_to_one_replica(
+    machine: Machine, replicas: dict[str, str], proxy: Any, name: str
+) -> None:
+    values = ["none" if name == "none" else str(number) for number in range(24)]
+    with proxy(machine, replicas) as url:
+        machine.wait(lambda: machine.answers(f"{url}/health", {"Host": "chat.example.com"}))
+        for _ in range(10):  # on a busy machine the proxy's health checks may fail for a moment
+            ports = dict[str, set[str | None]]()
+            for value in values * 3:
+                headers = {"Host": "chat.example.com", name: value}
+                answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=120)
+                assert "x-affinity" not in answer.headers.get("X-Asked", "").lower()
+                ports.setdefault(value, set()).add(answer.headers.get("X-Port"))
+            found = {max(len(each) for each in ports.values()), len(set.union(*ports.values()))}
+            if found == (expected := {1, 1 if name == "none" else 3}):
+                break
+        assert found == expected
 
 
 @pytest.mark.parametrize("proxy", [haproxy, caddy])
