@@ -45,9 +45,8 @@ def answers(
         worker_class,
         fn_constructor_kwargs=dict(options),
         batch_size=None,  # one call per block, that is, per `requests_per_call` requests
-        compute=ray.data.ActorPoolStrategy(size=count),
+        compute=ray.data.ActorPoolStrategy(size=count),  # Ray Data spreads actors over the machines
         num_cpus=max(1, int(min(machines, default=1)) // engines_per_machine),
-        scheduling_strategy="SPREAD",
     )
     try:
         for row in answered.iter_rows():
