@@ -12,8 +12,7 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-from notso.cluster.control import last_error
-from notso.cluster.plan import ClusterError
+from notso.cluster.plan import ClusterError, last_error
 
 Column = Mapping[str, Sequence[str]]
 

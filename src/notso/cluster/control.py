@@ -20,7 +20,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from notso.cluster.plan import APPLICATION, ClusterError
+from notso.cluster.plan import APPLICATION, ClusterError, last_error
 
 # Size of Ray's object store. It holds little data here, and by default, Ray would reserve 30% of the memory for it.
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -117,10 +117,3 @@ def shut_down() -> None:
     with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # raised if nothing is deployed
         serve.delete(APPLICATION)
         serve.shutdown()
-
-
-def last_error(output: str) -> str:
-    # Return the last error in Ray's output, or its last line if it contains no error.
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error: " in line]
-    return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]

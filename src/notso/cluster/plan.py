@@ -118,6 +118,13 @@ class ClusterError(NotsoError):
     """Ray is not installed, is unreachable, or failed."""
 
 
+def last_error(output: str) -> str:
+    # Return the last error in Ray's output, or its last line if it contains no error.
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error: " in line]
+    return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]
+
+
 # Name of the metric that replicas report to autoscaling: the number of running and waiting engine requests.
 METRIC = "requests"
 
