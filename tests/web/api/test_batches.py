@@ -316,6 +316,25 @@ def test_batch_retries_requests_when_queue_is_full(start: Start, monkeypatch: py
     assert batch.request_counts.to_dict() == {"total": 30, "completed": 30, "failed": 0}
 
 
+def test_only_requests_that_fail_twice_count_as_failed(start: Start) -> None:
+    asked = list[str]()
+
+    def fail(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        text = messages[-1].content
+        asked.append(text)
+        if text.endswith("3") or (text.endswith(("4", "5")) and asked.count(text) == 1):
+            raise ValueError("the engine failed")
+        return echo(messages, thinking)
+
+    server = start(ScriptedEngine(fail)).ready()
+    client = client_of(server)
+    batch = ended(server, client, begun(client, jsonl([entry(number) for number in range(8)])))
+    assert batch.request_counts.to_dict() == {"total": 8, "completed": 7, "failed": 1}
+    (failed,) = lines_of(client, batch.error_file_id)
+    assert failed["custom_id"] == "r3" and failed["response"]["status_code"] == 500
+    assert sorted(asked.count(f"question {number}") for number in range(8)) == [1] * 5 + [2] * 3
+
+
 def test_files_and_batches_are_hidden_from_other_owners(start: Start) -> None:
     server = start(ScriptedEngine(echo), api_key="a long secret key").ready()
     mine = client_of(server, api_key="a long secret key")

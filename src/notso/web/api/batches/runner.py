@@ -131,6 +131,7 @@ class _Run:
         self._app = app
         self._inner_app = AccessLog(ApiEdge(services.inner_app))
         self._lost = False  # another process has leased the batch
+        self._repeating = asyncio.Lock()
 
     async def run(self) -> None:
         lines: list[bytes] = []
@@ -193,6 +194,10 @@ class _Run:
             entry = read_line(lines[number], (self._body["endpoint"],))
             body = json.dumps(entry.body).encode()
             status, headers, answer = await self._send_request(entry.url, body)
+            if status == 500:
+                # Another request may have made the engine fail. Those that failed with it are repeated one at a time.
+                async with self._repeating:
+                    status, headers, answer = await self._send_request(entry.url, body)
             response = {
                 "status_code": status,
                 "request_id": headers.get(HEADER.lower(), ""),
