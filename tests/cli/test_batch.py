@@ -316,6 +316,15 @@ def test_engine_that_cannot_be_loaded_again_leaves_lines(
     assert 0 < len(answers(out)) < 20 and all(line["error"] is None for line in answers(out).values())
 
 
+def test_ray_batch_stops_when_all_tasks_fail(
+    many: ManyAnswers, ray_models: list[Path | None], notso: Run, tmp_path: Path
+) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(400)]), tmp_path / "out.jsonl"
+    many.fails = {f"question {number}": EngineLostError("the GPU failed") for number in range(400)}
+    assert notso("batch", "--ray", str(source), str(out)).code == 1
+    assert many.opened == 9 * batch.MAX_FAILED_TASKS and not out.read_bytes()
+
+
 def test_answer_that_a_closing_engine_cuts_off_is_not_written(
     many: ManyAnswers, notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,7 +494,9 @@ def ray_models(many: ManyAnswers, monkeypatch: pytest.MonkeyPatch) -> list[Path 
 
     def answer(requests: list[str], worker: Any, options: dict[str, Any], **_: object) -> Iterator[str]:
         opened.append(options["model"])
-        yield from worker(**options)({"request": requests})["answer"]
+        engine = worker(**options)
+        for at in range(0, len(requests), 20):
+            yield from engine({"request": requests[at : at + 20]})["answer"]
 
     monkeypatch.setattr(batch, "FAILED_PAUSE_SECONDS", 0)
     control = SimpleNamespace(ray_connection=lambda *_: contextlib.nullcontext())

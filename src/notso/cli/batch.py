@@ -138,6 +138,7 @@ def _print_summary(source: BatchInput, already_done: int, answered: int, failed:
 REQUESTS_PER_TASK = 32
 # Pause of a worker whose engine always fails, so that the other workers get most of the remaining tasks.
 FAILED_PAUSE_SECONDS = 60.0
+MAX_FAILED_TASKS = 5  # without an answer in between; then no worker's engine works
 
 
 @dataclass(slots=True)
@@ -202,14 +203,17 @@ def answer_on_cluster(
         model = path.absolute()
     options = {**engine_options, "model": model}
     missing = [_line_to_json(line) for line in source.lines() if line.id not in sink.done]
-    tally, failure = Tally(), ENGINE_FAILED
+    tally, failure, failed_tasks = Tally(), ENGINE_FAILED, 0
     report("answering", len(sink.done), len(source.ids))
     with control.ray_connection(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
         for text in answers(missing, BatchWorker, options, engines=count, requests_per_call=REQUESTS_PER_TASK):
             answer = json.loads(text)
             if "failure" in answer:
-                failure = answer["failure"]
+                failure, failed_tasks = answer["failure"], failed_tasks + 1
+                if failed_tasks == MAX_FAILED_TASKS:
+                    raise EngineError(failure)
                 continue
+            failed_tasks = 0
             sink.write(answer)
             if answer["error"] is None:
                 tally.answered += 1
