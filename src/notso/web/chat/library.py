@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path, PurePath
 
 from notso.documents.kinds import EXTENSIONS
@@ -30,6 +29,7 @@ logger = logging.getLogger("notso.web.library")
 MAX_NAME_CHARACTERS = 200
 MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
 CHECK_SECONDS = 5.0  # interval of checks for documents queued by another server and for changes in the folder
+_reported: set[Path] = set()  # folders with too many documents
 
 
 class LibraryWorker:
@@ -223,14 +223,11 @@ def find_document_files(root: Path, on_error: Callable[[OSError], None] | None =
                 continue
             count += 1
             if count > MAX_DOCUMENTS_OF_OWNER:
-                _warn_once(root)
+                if root not in _reported:
+                    logger.warning("%s has more than %d documents; the rest is ignored", root, MAX_DOCUMENTS_OF_OWNER)
+                _reported.add(root)
                 return
             yield path
-
-
-@cache
-def _warn_once(root: Path) -> None:
-    logger.warning("%s has more than %d documents; the rest is ignored", root, MAX_DOCUMENTS_OF_OWNER)
 
 
 def display_name(name: str) -> str:
