@@ -34,6 +34,7 @@ FAILED = pytest.StashKey[bool]()
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-first-run", "--mute-audio"),
+    "--host-resolver-rules=MAP notso.test 127.0.0.1",  # a name that is not loopback for the browser
 ]
 
 

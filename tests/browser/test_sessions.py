@@ -32,6 +32,20 @@ def test_chat_title_is_the_first_line_of_the_question(serve: Serve, open_page: O
     expect(page).to_have_title(f"{title} · notso")
 
 
+def test_forms_work_over_http_on_another_machine(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    key = "k" * 24
+    server = serve(demo.load, api_key=key, allowed_hosts=("notso.test",))
+    page = open_page(f"http://notso.test:{server.port}/login", expected="Cross-Origin-Opener-Policy")
+    page.locator("#api_key").fill(key)
+    page.locator("#api_key").press("Enter")
+    expect(page.locator("#text")).to_be_focused()
+    begin(page, "Apples")
+    page.get_by_role("button", name="Chat menu").click()
+    page.locator("#chat-menu").get_by_label("Title").fill("Fruit")
+    page.locator("#chat-menu").get_by_role("button", name="Rename").click()
+    expect(page.get_by_role("heading", name="Fruit")).to_be_visible()
+
+
 def test_chat_list_is_synchronized_between_tabs(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:

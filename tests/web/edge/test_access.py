@@ -181,7 +181,7 @@ def test_every_response_has_security_headers(shared: Any, path: str) -> None:
     assert policies[0] == content_security_policy(nonce)
     for answer in answers:
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["referrer-policy"] == "same-origin"
         assert answer.headers["cache-control"] == "no-store"
         assert "access-control-allow-origin" not in answer.headers
         assert "server" not in answer.headers

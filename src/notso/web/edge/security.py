@@ -188,7 +188,9 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("Content-Security-Policy", content_security_policy(nonce))
                 headers["X-Content-Type-Options"] = "nosniff"
-                headers["Referrer-Policy"] = "no-referrer"
+                # With "no-referrer", browsers send `Origin: null` with forms, which CrossSiteGuard rejects. Over HTTP
+                # (other than on loopback), they send no Sec-Fetch-Site that would show that the form is the server's.
+                headers["Referrer-Policy"] = "same-origin"
                 headers["Cross-Origin-Opener-Policy"] = "same-origin"
                 headers["Cross-Origin-Resource-Policy"] = "same-origin"
                 if not headers.get("Cache-Control", "").startswith("public"):

@@ -25,7 +25,7 @@ router = APIRouter()
 DAYS = (1, 7, 30)
 DAY_MS = 86_400_000
 SECRET_BYTES = 24
-HEADERS = {"X-Robots-Tag": "noindex", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+HEADERS = {"X-Robots-Tag": "noindex", "Cache-Control": "no-store"}
 
 
 @router.get("/chats/{chat_id}/share", dependencies=[GUARDED])
