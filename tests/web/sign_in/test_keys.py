@@ -377,6 +377,17 @@ def test_operator_page_removes_a_user_with_all_data(start: Start, book: KeyManag
     assert remove("proxy:ann").status_code == 303, "a user without a key can be removed too"
 
 
+def test_removal_of_a_revoked_key_keeps_the_new_key_of_its_name(start: Start, book: KeyManager) -> None:
+    operator = book.add("olga", is_operator=True)[0]
+    _, revoked = book.add("ann")
+    book.revoke("ann")
+    ann = book.add("ann")[0]
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    form = {"name": revoked.id}
+    assert server.client.post("/operator/users/remove", data=form, headers=bearer(operator)).status_code == 303
+    assert asked(server, ann).status_code == 200
+
+
 def test_many_keys_in_one_request_cause_at_most_two_lookups(
     start: Start, book: KeyManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,8 @@ async def remove(request: Request, services: Services, owner: Owner) -> Response
         return await _page(request, services, owner, problem=str(error))
     if user == owner:
         return await _page(request, services, owner, problem=words["error_remove_self"])
-    if user.startswith(KEY_OWNER) and (key := await accounts.store.key(user.removeprefix(KEY_OWNER))) is not None:
+    key = await accounts.store.key(user.removeprefix(KEY_OWNER)) if user.startswith(KEY_OWNER) else None
+    if key is not None and not key.revoked_ms:  # the name of a revoked key may be that of another key
         await accounts.store.revoke_key(key.name, time.time_ns() // 1_000_000)
     for _ in range(STOP_ROUNDS):  # a running request would store its answer after the removal
         if not shared.requests.stop_owner(user):
