@@ -40,6 +40,8 @@ def test_page_uses_browser_language_or_selected_language(start: Start) -> None:
     refused = server.client.post("/language", data={"language": "klingon"}, headers=FRENCH)
     assert refused.status_code == 400 and language_table("fr")["error_form"] in unescape(refused.text)
     assert server.client.get("/", headers={"Cookie": "notso-language=[];;=,", **FRENCH}).status_code == 200
+    others = 'seen[1]=yes; view={"wide": true}; '  # of other servers on this machine
+    assert spoken(server.client.get("/", headers={"Cookie": f"{others}notso-language=it", **FRENCH}).text) == {"it"}
 
 
 def test_cached_answers_and_errors_use_the_readers_language(start: Start) -> None:

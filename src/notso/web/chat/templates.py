@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from fastapi import Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -321,15 +321,6 @@ class PageLanguage:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_api(scope):
             headers = Headers(scope=scope)
-            language.set(
-                select_language(_language_from_cookie(headers.get("cookie", "")), headers.get("accept-language", ""))
-            )
+            chosen = cookie_parser(headers.get("cookie", "")).get(LANGUAGE_COOKIE, "")
+            language.set(select_language(chosen, headers.get("accept-language", "")))
         await self._app(scope, receive, send)
-
-
-def _language_from_cookie(cookie: str) -> str:
-    try:
-        found = SimpleCookie(cookie).get(LANGUAGE_COOKIE)
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""
