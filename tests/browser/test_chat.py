@@ -39,6 +39,27 @@ Open = Callable[..., Page]
 Picture = Callable[..., None]
 
 
+@pytest.mark.parametrize("awaited", ["notification", "queue"])
+def test_awaited_answer_ends_in_the_background(serve: Serve, open_page: Open, demo: DemoEngine, awaited: str) -> None:
+    page = open_page(serve(demo.load).url)
+    page.context.add_init_script("""
+        window.notes = [];
+        window.Notification = class { constructor(title) { notes.push(title); } static permission = "granted"; };
+    """)
+    demo.hold("thinking", 3)
+    ask(page, "What is 27 + 48?")
+    page.wait_for_url("**/chats/*")
+    expect(page.locator("#status-label")).to_have_text("Thinking")
+    if awaited == "queue":
+        ask(page, "What is 1 + 2?")
+    else:
+        page.evaluate("document.documentElement.dataset.notify = 'on'")
+    page.evaluate(HIDE, True)
+    demo.release()
+    finished(page, 2 if awaited == "queue" else 1)
+    assert page.evaluate("notes") == ([] if awaited == "queue" else ["What is 27 + 48?"])
+
+
 def test_streamed_answer_is_unchanged_after_reload(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:

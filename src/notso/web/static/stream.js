@@ -26,9 +26,14 @@
   for (const kind of ["htmx:sse:error", "htmx:error"]) document.addEventListener(kind, lost(true));
   document.addEventListener("htmx:sse:after:connection", lost(false));
 
+  // htmx pauses streams while the page is in the background. An answer whose end is awaited there must not pause.
+  const notifies = () => document.documentElement.dataset.notify === "on" && window.Notification?.permission === "granted";
+  addEventListener("visibilitychange", (event) => {
+    const awaited = notifies() || document.querySelector("#queued > li");
+    if (awaited && document.querySelector("#turns > [aria-busy]")) event.stopPropagation();
+  }, true);
   document.addEventListener("done", () => {
-    const wanted = document.hidden && document.documentElement.dataset.notify === "on";
-    if (!wanted || window.Notification?.permission !== "granted") return;
+    if (!document.hidden || !notifies()) return;
     const note = new Notification(document.querySelector("h1").textContent, { tag: location.pathname });
     note.onclick = () => focus();
   });
