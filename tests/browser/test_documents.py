@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from browser.conversation import begin, finished, questions
+from browser.conversation import ask, begin, finished, questions
 from browser.demo_engine import DemoEngine
 from browser.test_accessibility import violations
 from documents.made import text_pdf
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 Serve = Callable[..., Any]
 Open = Callable[..., Page]
@@ -147,3 +147,24 @@ def test_document_of_a_temporary_chat_is_not_stored_in_the_library(
     assert "The heron eats fish." in demo.prompts[0]
     page.get_by_role("link", name="Documents", exact=True).click()
     expect(page.locator("#documents")).to_contain_text("No documents yet.")
+
+
+def test_question_waits_for_its_documents(serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path) -> None:
+    page = open_page(serve(demo.load).url)
+    held: list[Route] = []
+    page.route("**/documents?*", lambda route: held.append(route))
+    page.locator("#files").set_input_files(files(tmp_path, birds_pdf=text_pdf(["The heron eats fish."])))
+    expect(page.locator("#attachments [data-reading]")).to_be_visible()
+    ask(page, "Who?")
+    expect(page.locator("#text")).to_have_value("Who?")
+    held[0].continue_()
+    page.wait_for_url("**/chats/*")
+    finished(page)
+    assert "The heron eats fish." in demo.prompts[0]
+    page.locator("#files").set_input_files(files(tmp_path, owls_pdf=b"%PDF-1.7 broken"))
+    expect(page.locator("#attachments [data-reading]")).to_be_visible()
+    ask(page, "And they?")
+    held[1].continue_()
+    expect(page.locator("#attachments .bad")).to_contain_text("owls.pdf")
+    expect(page.locator("#text")).to_have_value("And they?")
+    expect(questions(page)).to_have_count(1)

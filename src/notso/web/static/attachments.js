@@ -10,7 +10,7 @@
   const copyOf = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
   const attached = () => [...list.querySelectorAll(".attached")];
   const kept = `files ${location.pathname}`;
-  let [restored, found] = [false, []];
+  let [restored, found, reading, sending] = [false, [], 0, false];
   const keep = () => {
     if (!restored) return;
     const files = attached().map((chip) => {
@@ -31,6 +31,7 @@
     const words = note.querySelector("span");
     words.textContent = `${name} ${words.dataset[reason] ?? reason}`;
     list.append(note);
+    sending = false; // the user decides
   };
   const removable = (chip) => chip.querySelector("button").addEventListener("click", () => { chip.remove(); renumber(); text.focus(); });
   const attach = (name, content, facts = "", part = "text") => {
@@ -53,7 +54,10 @@
   for (const [name, content, facts, part] of found) if (!ids.includes(content)) attach(name, content, facts, part);
   if (chosen.length) renumber();
   restored = true;
-  const forget = () => { for (const note of list.querySelectorAll("p:not([data-reading])")) note.remove(); };
+  const forget = () => {
+    for (const note of list.querySelectorAll("p:not([data-reading])")) note.remove();
+    sending = false;
+  };
   const readByServer = async (file, extension) => {
     if (file.size > DOCUMENT_BYTES) return refuse(file.name, "documentTooBig");
     const note = copyOf("attachment-reading");
@@ -79,9 +83,23 @@
     } catch { refuse(file.name, "offline"); } finally { note.remove(); }
   };
   text.addEventListener("input", forget);
+  // A question that is sent while its files are being read waits for them.
+  form.addEventListener("submit", (event) => {
+    if (event.submitter?.matches("[data-stop]")) return;
+    sending = reading > 0;
+    if (!sending) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }, true);
   const take = async (files) => {
+    reading += 1;
+    await takeEach([...files]).finally(() => { reading -= 1; });
+    if (!reading && sending) form.requestSubmit();
+    else form.dispatchEvent(new Event("change", { bubbles: true }));
+  };
+  const takeEach = async (files) => {
     forget();
-    for (const file of [...files]) {
+    for (const file of files) {
       const extension = file.name.includes(".") ? file.name.split(".").pop().toLowerCase() : "";
       if (DOCUMENTS.test(extension)) { await readByServer(file, extension); continue; }
       if (file.size > BYTES) { refuse(file.name, "tooBig"); continue; }

@@ -76,7 +76,7 @@
   });
   const advance = () => {
     const next = queue.querySelector("li");
-    if (!next || form.querySelector("[data-stop]") || pending?.isConnected || sent) return;
+    if (!next || form.querySelector("[data-stop], [data-reading]") || pending?.isConnected || sent) return;
     const last = [...document.querySelectorAll("article.assistant")].at(-1);
     if (last?.ariaBusy === "true") return; // the page does not show the end of this answer yet
     const state = last?.dataset.state;
@@ -104,7 +104,7 @@
   document.addEventListener("htmx:after:swap", () => setTimeout(advance));
   addEventListener("load", () => setTimeout(advance));
   // With an attachment, the text may be empty.
-  form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); });
+  form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); setTimeout(advance); });
   document.addEventListener("click", (event) => { // insert a prompt template before typed text
     const { start } = event.target.closest("[data-start]")?.dataset ?? {};
     if (!start) return;
