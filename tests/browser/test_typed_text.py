@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +178,15 @@ def test_text_direction_is_determined_per_text(serve: Callable[..., Any], open_p
     assert page.locator(".answer p", has_text="Hello").evaluate(left) < 5, "English text still starts on the left"
     page.locator("#text").fill(hebrew)
     assert page.locator("#text").evaluate(direction) == "rtl"
+
+
+def test_empty_input_has_the_direction_of_the_page(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine, tmp_path: Path
+) -> None:
+    page = open_page(serve(demo.load).url, locale="ar")
+    direction = "(element) => getComputedStyle(element).direction"
+    assert page.locator("#text").evaluate(direction) == "rtl"
+    page.locator("#text").fill("Hello")
+    assert page.locator("#text").evaluate(direction) == "ltr"
+    page.goto(page.url + "settings")
+    expect(page.locator("#data-folder")).to_contain_text(f"\u2066{tmp_path}/data\u2069")

@@ -166,6 +166,7 @@ class Pages:
             duration=human_duration,
             count=human_count,
             number=number,
+            ltr=isolate_direction,
             translated=translated,
             unreadable=unreadable,
             rate=format_rate,

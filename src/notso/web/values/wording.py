@@ -201,9 +201,9 @@ def format_rate(per_second: float) -> str:
     return number(per_second, 1 if per_second < 100 else 0)
 
 
-def isolate_direction(figure: str) -> str:
-    """Isolate a figure and its unit from the direction of surrounding right-to-left text."""
-    return f"\u2066{figure}\u2069" if language.get() in RIGHT_TO_LEFT else figure
+def isolate_direction(figure: object) -> str:
+    """Isolate a path, or a figure and its unit, from the direction of surrounding right-to-left text."""
+    return f"\u2066{figure}\u2069" if language.get() in RIGHT_TO_LEFT else str(figure)
 
 
 def direction() -> str:
