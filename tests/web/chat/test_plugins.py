@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,13 @@ def test_plugin_tool_is_offered_and_can_be_called(serving: Callable[..., Any]) -
     assert used(server, "echo", text="hello").text == "hello|local|[]"
     assert used(server, "refuse").text == "error: not today nor tomorrow"
     assert state(server, "kind") == ("on", "")
+
+
+def test_form_of_many_tools_is_saved(serving: Callable[..., Any]) -> None:
+    server = serving("kind")
+    form = {"was": "", "tool-echo": "on"} | {f"tool-other{number}": "on" for number in range(60)}
+    assert server.client.post("/tools", data=form).status_code == 303
+    assert re.search(r'name="tool-echo" checked', server.client.get("/tools").text)
 
 
 def test_plugin_page_has_restrictive_content_security_policy(serving: Callable[..., Any]) -> None:

@@ -111,6 +111,7 @@ async def _call_plugin(process: PluginProcess, kind: str, params: Mapping[str, A
 router = APIRouter()
 
 OFFER_SECONDS = 60.0
+MAX_CHOICES = 1000  # fields of the form that enables tools; each plugin may have 32 tools
 
 
 @router.get("/generations/{generation_id}/permission", dependencies=[GUARDED])
@@ -179,7 +180,7 @@ async def show_tools(request: Request, services: Services, owner: Owner, chat: N
 @router.post("/tools", dependencies=[GUARDED])
 @router.post("/chats/{chat_id}/tools", dependencies=[GUARDED])
 async def choose_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
-    fields = await read_form(request)
+    fields = await read_form(request, most=MAX_CHOICES)
     await services.toolbox.ready()
     stored = (await load_settings(services, owner, chat)).tool_names
     names = [tool.name for tool in services.toolbox.all() if _is_chosen(tool.name, fields, stored)]
