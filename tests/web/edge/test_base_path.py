@@ -125,6 +125,12 @@ def test_only_trusted_proxy_may_set_forwarded_prefix(start: Callable[..., Any], 
     assert 'href="/archive"' in wary.client.get("/", headers=given).text
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no socket for both IPv6 and IPv4")
+def test_proxy_is_trusted_on_a_socket_for_both_ip_versions(start: Callable[..., Any]) -> None:
+    server = start(ScriptedEngine(), host="::", api_key="k" * 24, trusted_proxies=("127.0.0.1",)).ready()
+    assert 'action="/chat/login"' in server.client.get("/login", headers={"X-Forwarded-Prefix": "/chat"}).text
+
+
 def test_base_path_is_matched_exactly(start: Callable[..., Any]) -> None:
     server = start(ScriptedEngine(), base_path="/chat").ready()
     assert server.client.get("/chat").status_code == server.client.get("/chat/").status_code == 200

@@ -66,7 +66,10 @@ def test_one_network_cannot_take_all_connections() -> None:
 
 @pytest.mark.parametrize(
     ("host", "network"),
-    [("10.1.2.3", "10.1.2.3"), ("2001:db8::1", "2001:db8::/64"), ("", ""), ("testclient", ""), ("::1", "::/64")],
+    [
+        *(("10.1.2.3", "10.1.2.3"), ("::ffff:10.1.2.3", "10.1.2.3"), ("2001:db8::1", "2001:db8::/64")),
+        *(("", ""), ("testclient", ""), ("::1", "::/64")),
+    ],
 )
 def test_network_of_groups_ipv6_by_64_prefix(host: str, network: str) -> None:
     assert network_of(host) == network

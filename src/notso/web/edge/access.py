@@ -89,11 +89,16 @@ PEER = "notso.peer"
 class PeerAddress:
     """ASGI middleware that saves the peer's address before X-Forwarded-For replaces it."""
 
+    # On a socket for both IPv6 and IPv4, the IPv4 address 192.0.2.1 is ::ffff:192.0.2.1.
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[PEER] = (scope.get("client") or ("",))[0]
+        address, *port = scope.get("client") or ("",)
+        scope[PEER] = address.removeprefix("::ffff:") if "." in address else address
+        if port:
+            scope["client"] = (scope[PEER], *port)
         await self._app(scope, receive, send)
 
 

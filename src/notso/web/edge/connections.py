@@ -163,8 +163,9 @@ def network_of(host: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         return ""
+    address = getattr(address, "ipv4_mapped", None) or address  # all mapped addresses are in one /64 network
     # IPv6 addresses are counted by /64 network, because providers usually assign at least a whole /64 to one customer.
-    return str(ipaddress.IPv6Network((address, 64), strict=False)) if address.version == 6 else host
+    return str(ipaddress.IPv6Network((address, 64), strict=False)) if address.version == 6 else str(address)
 
 
 access_log = logging.getLogger("notso.access")
