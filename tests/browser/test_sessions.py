@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from browser.conversation import answers, ask, begin, chat_row, finished, questions, show_settings
+from browser.conversation import answers, ask, begin, chat_row, finished, last_answer, questions, show_settings
 from browser.demo_engine import DemoEngine
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from notso.web.values.wording import words
 
@@ -98,6 +99,44 @@ def test_deletion_in_another_tab_is_shown_and_can_be_undone(serve: Serve, open_p
     expect(page.locator("#text")).to_have_value("Still here?")
     other.get_by_role("button", name="Undo").click()
     expect(questions(page)).to_contain_text("Go on")
+
+
+def test_failed_requests_leave_the_page_as_it_is(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url, expected="status of 503|response:error")
+    begin(page, "Apples")
+    page.get_by_role("button", name=words["regenerate"]).click()
+    finished(page)
+    failed: list[str] = []
+
+    def fail(route: Route) -> None:
+        failed.append(route.request.url.rpartition("/")[2].partition("?")[0])
+        route.fulfill(status=503, content_type="text/html", body="<p>No backend</p>")
+
+    page.route(re.compile("/(chats|delete|choose|edit)([?]|$)"), fail)
+    page.get_by_role("button", name=words["version_previous"]).click()
+    expect(page.locator("#composer-problem")).to_have_text("No backend")
+    for request in ("edit", "chats", "delete"):
+        with page.expect_response(re.compile(f"/{request}([?]|$)")):
+            if request == "edit":
+                page.locator("article.user [data-edit]").evaluate("link => link.click()")
+            elif request == "chats":
+                page.evaluate("htmx.trigger(document.body, 'chats')")
+            else:
+                chat_row(page, "Apples").get_by_role("button", name=words["delete"]).click()
+    page.unroute_all()
+    chat_row(page, "Apples").get_by_role("button", name="Pin", exact=True).click()
+    expect(page.locator("#chat-list")).to_contain_text("Pinned")
+    expect(questions(page)).to_contain_text("Apples")
+    expect(answers(page)).to_have_count(1)
+    assert set(failed) == {"chats", "choose", "delete", "edit"}
+    demo.hold("answer", 1)
+    ask(page, "Pears")
+    expect(last_answer(page)).to_have_attribute("aria-busy", "true")
+    failed.clear()
+    page.route(re.compile("/messages/[^/]+[?]after="), fail, times=1)
+    demo.release()
+    finished(page, 2)
+    assert len(failed) == 1
 
 
 def test_cleared_chat_can_be_restored(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
