@@ -32,7 +32,7 @@ def serve(start: Start, provider: Provider) -> Callable[..., Any]:
     """Return a function that starts a server with OpenID sign-in. The redirect address is corrected once the port is
     known."""
 
-    def begin(operators: tuple[str, ...] = (), **chosen: Any) -> Any:
+    def begin(operators: tuple[str, ...] = (), base_path: str = "", **chosen: Any) -> Any:
         given = {
             "issuer": provider.issuer,
             "client_id": CLIENT,
@@ -40,8 +40,9 @@ def serve(start: Start, provider: Provider) -> Callable[..., Any]:
             "public_url": "http://127.0.0.1",
         }
         oidc = OidcSettings(**(given | chosen))
-        server = start(ScriptedEngine(), sign_in=SignInSettings(oidc=oidc, operators=operators))
-        server.app.state.oidc._redirect = server.address + oidc_module.CALLBACK
+        sign_in = SignInSettings(oidc=oidc, operators=operators)
+        server = start(ScriptedEngine(), sign_in=sign_in, base_path=base_path)
+        server.app.state.oidc._redirect = server.address + base_path + oidc_module.CALLBACK
         return server
 
     return begin
@@ -51,9 +52,9 @@ def browser(server: Any) -> httpx.Client:
     return httpx.Client(base_url=server.address, timeout=60)
 
 
-def sent_back(client: httpx.Client) -> httpx.Response:
+def sent_back(client: httpx.Client, base_path: str = "") -> httpx.Response:
     """Follow the redirects to the provider and back; return the server's response."""
-    there = client.get("/login/oidc")
+    there = client.get(f"{base_path}/login/oidc")
     assert there.status_code == 303, there.text
     consented = httpx.get(there.headers["location"])
     return client.get(consented.headers["location"])
@@ -74,6 +75,11 @@ def test_provider_user_can_sign_in_and_out(serve: Callable[..., Any], provider: 
     assert page.status_code == 200 and "signed in" in page.text and "oidc:ann@example.org" in page.text
     assert client.post("/logout").status_code == 303 and client.get("/").status_code == 401
     assert "signed out" in str(server.on_loop(lambda: server.shared.accounts.store.audit(10)))
+
+
+def test_sign_in_below_a_base_path_ends_there(serve: Callable[..., Any], provider: Provider) -> None:
+    back = sent_back(browser(serve(base_path="/notso")), "/notso")
+    assert back.status_code == 200 and 'content="0;url=/notso/"' in back.text
 
 
 def test_users_cannot_open_each_others_chats(serve: Callable[..., Any], provider: Provider) -> None:
