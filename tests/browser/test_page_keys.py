@@ -151,6 +151,18 @@ def test_mac_editing_keys_are_not_intercepted(browser: Browser, server: Served, 
     context.close()
 
 
+def test_shortcuts_work_on_keyboards_of_other_scripts(page: Page) -> None:
+    for event, sheet in (
+        ({"key": "ن", "code": "KeyK", "ctrlKey": True}, "search"),
+        ({"key": "؟", "code": "Slash", "shiftKey": True}, "help"),
+    ):
+        page.locator("#scroller").focus()
+        assert page.evaluate(PRESSED, [event])
+        expect(page.locator(f"#{sheet}")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator(f"#{sheet}")).to_be_hidden()
+
+
 @pytest.mark.parametrize("event", [{"isComposing": True}, {"keyCode": 229}])
 def test_enter_that_ends_an_ime_composition_does_not_send(page: Page, event: dict[str, Any]) -> None:
     """Safari reports the end of a composition before the Enter that caused it, with key code 229."""

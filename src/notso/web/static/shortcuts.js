@@ -3,7 +3,9 @@
   const rows = [...document.querySelectorAll("#help [data-press]")].filter((row) => row.dataset.press);
   const isMac = navigator.platform.startsWith("Mac");
   const nameOf = (event) => {
-    const key = event.code === "Semicolon" ? ";" : event.key.length === 1 ? event.key.toUpperCase() : event.key;
+    const letter = event.key > "\x7f" && /^Key(.)$/.exec(event.code)?.[1]; // on Arabic, Cyrillic and other keyboards
+    const typed = letter || (event.key.length === 1 ? event.key.toUpperCase() : event.key);
+    const key = event.code === "Semicolon" ? ";" : typed === "؟" ? "?" : typed;
     const shift = event.shiftKey && key !== "?";
     const control = isMac ? event.metaKey : event.ctrlKey;
     return [control && "Control", event.altKey && "Alt", shift && "Shift", key].filter(Boolean).join("+");
