@@ -150,6 +150,22 @@ def test_cleared_chat_can_be_restored(serve: Serve, open_page: Open, demo: DemoE
     expect(answers(page)).to_have_count(1)
 
 
+def test_shared_chat_is_wide_and_has_no_buttons(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.dictate("Look:\n\n```python\nprint(1)\n```\n")
+    begin(page, "Show me code")
+    page.goto(f"{page.url}/share")
+    page.locator("main button.accent").click()
+    page.goto(page.locator("#share-link").input_value())
+    picture(page, dark=True)
+    expect(page.locator(".answer pre")).to_contain_text("print(1)")
+    assert page.locator("button").filter(visible=True).count() == 0
+    box = page.locator("main").bounding_box()
+    assert box and box["width"] == 48 * 16
+
+
 def test_search_result_opens_the_matching_branch(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
