@@ -134,6 +134,7 @@ def test_proxy_is_trusted_on_a_socket_for_both_ip_versions(start: Callable[..., 
 def test_base_path_is_matched_exactly(start: Callable[..., Any]) -> None:
     server = start(ScriptedEngine(), base_path="/chat").ready()
     assert server.client.get("/chat").status_code == server.client.get("/chat/").status_code == 200
+    assert server.client.get("/chat/search/?q=a").headers["location"] == "/chat/search?q=a"
     assert server.client.get("/chatter").status_code == 404
     assert server.raw(b"GET /%63hat/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(
         b"HTTP/1.1 404"

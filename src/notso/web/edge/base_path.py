@@ -10,6 +10,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from contextvars import ContextVar
+from urllib.parse import urlsplit
 
 from jinja2.ext import Extension
 from starlette.datastructures import Headers, MutableHeaders
@@ -60,7 +61,10 @@ class BasePath:
 
         async def send_prefixed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _prefix_headers(base, MutableHeaders(scope=message))
+                headers = MutableHeaders(scope=message)
+                if message["status"] == 307:  # from the router, for a path with a superfluous slash, as a whole URL
+                    headers["location"] = urlsplit(headers["location"])._replace(scheme="", netloc="").geturl()
+                _prefix_headers(base, headers)
             await send(message)
 
         await self._app(scope, receive, send_prefixed)
