@@ -30,7 +30,7 @@
   const notifies = () => document.documentElement.dataset.notify === "on" && window.Notification?.permission === "granted";
   addEventListener("visibilitychange", (event) => {
     const awaited = notifies() || document.querySelector("#queued > li");
-    if (awaited && document.querySelector("#turns > [aria-busy]")) event.stopPropagation();
+    if (document.hidden && awaited && document.querySelector("#turns > [aria-busy]")) event.stopPropagation();
   }, true);
   document.addEventListener("done", () => {
     if (!document.hidden || !notifies()) return;
