@@ -56,7 +56,9 @@ def test_unchanged_receipt_is_reproduced(engine: Engine, options: RequestOptions
 
 
 def test_receipt_of_continued_text_is_reproduced(engine: Engine) -> None:
-    params, options = SamplingParams(seed=4, max_tokens=20, temperature=1.3), RequestOptions(token_ids=True)
+    biases = {9: 1.0, 300: 2.0, 1000: -0.5}  # numbers are sorted in another order than text
+    params = SamplingParams(seed=4, max_tokens=20, temperature=1.3, logit_bias=biases)
+    options = RequestOptions(token_ids=True)
     written = Written(list(engine.submit("Once upon", params, options).events()))
     receipt = engine.receipt("Once upon", params, RequestOptions(replay=written.replay))
     assert engine.check_receipt(json.loads(json.dumps(receipt))).problem == ""

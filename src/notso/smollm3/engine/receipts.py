@@ -58,6 +58,8 @@ def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str,
     params, defaults = request.sampler.params, SamplingParams()
     sampling = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
     changed = {name: value for name, value in sampling.items() if value != getattr(defaults, name)}
+    if "logit_bias" in changed:  # as in JSON, because text and numbers are sorted differently for the digest
+        changed["logit_bias"] = {str(token): bias for token, bias in changed["logit_bias"].items()}
     choice = options.tool_choice
     prompt, ids = list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :]
     reason = request.output.finish_reason or ("length" if request.output.tokens >= request.max_tokens else "cancelled")
