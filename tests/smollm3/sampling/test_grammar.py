@@ -133,6 +133,8 @@ def test_takes_all_accepts_only_a_matching_prefix(grammars: GrammarCompiler, sma
         ),
         ("json_schema", '{"contains": {}, "maxContains": 2}', "/maxContains is not supported"),
         ("json_schema", '{"const": "a\\u0000b"}', "/const has control characters"),
+        ("json_schema", '{"enum": [1, [9007199254740993]]}', "/enum has the number 9007199254740993, which no double"),
+        ("json_schema", f'{{"const": -1{"2" * 400}}}', "/const has the number -122"),
         ("json_schema", '{"pattern": "a\\\\x00b"}', "/pattern has control characters"),
         ("json_schema", '{"type": "string", "pattern": "(?=a)b"}', "matches no text"),
         ("json_schema", " " * (MAX_CHARACTERS + 1), "longer than"),

@@ -334,7 +334,12 @@ CLOSED: dict[str, tuple[Any, str, bool]] = {
         False,
     ),
     "a condition": ({"if": record([], a={"const": 1}), "then": {"required": ["b"]}}, '{"a":1,"b":2,"c":3}', True),
-    "sixteen digits": (INTEGER, "1234567890123456", True),
+    "a range of 64-bit integers": (
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        str(-(2**63) + 1024),
+        True,
+    ),
+    "a range of doubles": ({"type": "number", "minimum": -1.7e308, "maximum": 1.7e308}, "-1.5", True),
     "white space is optional": (record(["a"], a=INTEGER), '{"a": 1}', True),
 }
 
@@ -358,9 +363,7 @@ def test_objects_are_closed_by_default(grammars: GrammarCompiler, small_tokenize
     ],
     ids=json.dumps,
 )
-def test_numbers_have_at_most_sixteen_digits(
-    grammars: GrammarCompiler, small_tokenizer: Tokenizer, schema: Any
-) -> None:
+def test_numbers_have_at_most_twenty_digits(grammars: GrammarCompiler, small_tokenizer: Tokenizer, schema: Any) -> None:
     """However much a model likes digits."""
     tokenizer = small_tokenizer
     likes = np.array([tokenizer.token_bytes(token)[:1].isdigit() for token in range(tokenizer.vocab_size)])
@@ -376,10 +379,22 @@ def test_numbers_have_at_most_sixteen_digits(
             output.consume(token, False)
             text += tokenizer.decode([token])
         numbers = "".join(letter if letter in "0123456789.eE+-" else " " for letter in text).split()
-        assert numbers and all(sum(map(str.isdigit, number)) <= 16 for number in numbers), text
+        assert numbers and all(sum(map(str.isdigit, number)) <= 20 for number in numbers), text
 
 
-def test_minimum_can_require_more_than_sixteen_digits(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("number", [str(2**64 - 1), "-2.2250738585072014e-308"])
+def test_long_numbers_are_not_truncated(grammars: GrammarCompiler, small_tokenizer: Tokenizer, number: str) -> None:
+    output = structured(grammars, small_tokenizer, of_schema(NUMBER))
+    for token in small_tokenizer.encode(number):
+        logits = output.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), False)
+        assert np.isfinite(logits[token]), number
+        output.consume(token, False)
+
+
+def test_minimum_can_require_more_digits(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notso.smollm3.sampling.grammar.MAX_DIGITS", 16)
     text, ended = draw(
         structured(grammars, small_tokenizer, of_schema({**INTEGER, "minimum": 10**17})), small_tokenizer, 60, 1
     )

@@ -420,8 +420,8 @@ class TokenLimit:
         return _Ending(tuple(tokens), b"".join(self._texts[token] for token in tokens))
 
 
-MAX_DIGITS = 16
-"""Maximum digits of a number: the precision of a double. Stops a model from repeating digits forever."""
+MAX_DIGITS = 20
+"""Maximum digits of a number: those of the largest 64-bit integer. Stops a model from repeating digits forever."""
 
 _NUMBER = frozenset(b"0123456789.eE+-")
 _DIGITS = frozenset(b"0123456789")

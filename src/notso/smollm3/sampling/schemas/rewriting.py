@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -217,6 +218,9 @@ def remaining_items(schema: dict[str, Any], rest: Schema) -> Schema:
     return {"prefixItems": [True] * count, "items": rest} if count else {"items": rest}
 
 
+LARGEST_BOUND = 2**63 - 1024
+"""The largest double below 2**63. Bounds beyond it are narrowed to it, because the library refuses them."""
+
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
 """Maximum steps of rewriting and comparing, which take about a second on a slow machine."""
@@ -347,12 +351,18 @@ class SchemaRewriter:
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 is_valid = is_number and abs(value) < math.inf
+                if is_valid and keyword != "multipleOf" and not self._conditions:
+                    is_lower = keyword.endswith("inimum")
+                    value = max(value, -LARGEST_BOUND) if is_lower else min(value, LARGEST_BOUND)
             case _:
                 is_number = isinstance(value, int | float) and abs(value) < math.inf
                 is_valid = is_number and value == int(value) >= 0
                 return {keyword: self._checked(int(value) if is_valid else value, is_valid, path)}
-        if keyword in ("const", "enum") and any(map(has_unwritable_characters, _all_strings(value))):
-            raise self._refusal(f"{path} has control characters, which cannot be generated")
+        for each in _scalars(value) if keyword in ("const", "enum") else ():
+            if isinstance(each, str) and has_unwritable_characters(each):
+                raise self._refusal(f"{path} has control characters, which cannot be generated")
+            if isinstance(each, int) and not _is_exact(each):
+                raise self._refusal(f"{path} has the number {str(each)[:40]}, which no double equals; use text")
         return {keyword: self._checked(value, is_valid, path)}
 
     def _pattern(self, value: Any, path: str) -> str:
@@ -656,16 +666,21 @@ class SchemaRewriter:
             raise self._refusal("the schema takes too long to be enforced: it has too many combinations")
 
 
-def _all_strings(value: Any) -> Iterator[str]:
+def _scalars(value: Any) -> Iterator[Any]:
     pending = [value]
     while pending:
         each = pending.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, list):
+        if isinstance(each, list):
             pending += each
         elif isinstance(each, dict):
             pending += each.values()
+        else:
+            yield each
+
+
+def _is_exact(number: int) -> bool:
+    # The library reads numbers as doubles, and writes the fewest digits that determine them, followed by zeros.
+    return abs(number) <= 2**53 or (abs(number) < 2**1023 and number == Decimal(repr(float(number))))
 
 
 def _is_name_list(value: object) -> bool:
