@@ -6,9 +6,12 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from notso.smollm3 import Engine, Grammar, InvalidRequestError, Message, QuoteSource, RequestOptions, SamplingParams
+from notso.smollm3.sampling.quoted_fields import quoted_fields
+from notso.smollm3.sampling.quotes import QuoteManager
 
 INVOICES = 200
 FIELDS: dict[str, Any] = {
@@ -79,3 +82,40 @@ def test_many_quoted_values_are_parts_of_their_document(demo_engine: Engine) -> 
 def test_invalid_quote_fields_are_refused(demo_engine: Engine, field: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         extract(demo_engine, "one two three", 1, {"type": "object", "properties": {"a": field}})
+
+
+@pytest.mark.parametrize("words", ["The quick bro", 'a \\"b', "", "none"])
+def test_continued_field_is_a_part_of_its_document(demo_engine: Engine, words: str) -> None:
+    source = 'The quick brown fox jumps over the lazy dog. It is a "b", not a "c".'
+    field = {"type": "string", "x-quote-of": "text"}
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": field}, "required": ["a", "b"]}
+    options = RequestOptions(
+        thinking=False,
+        continue_last=True,
+        grammar=Grammar("json_schema", json.dumps(schema)),
+        sources=(QuoteSource(source, "text"),),
+    )
+    started = f'{{"a": "x\\"y", "b": "{words}'
+    messages = [Message("user", "Extract."), Message("assistant", started)]
+    if words == "none":
+        with pytest.raises(InvalidRequestError, match="does not match the documents"):
+            demo_engine.submit(messages, SamplingParams(max_tokens=200), options)
+        return
+    for seed in range(4):
+        answer = demo_engine.submit(messages, SamplingParams(max_tokens=200, temperature=1.5, seed=seed), options)
+        assert json.loads(started + answer.result().text)["b"] in source
+
+
+def test_quote_can_be_escaped_by_two_tokens(demo_engine: Engine) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "x-quote-of": "text"}}}
+    options = RequestOptions(
+        grammar=Grammar("json_schema", json.dumps(schema)), sources=(QuoteSource('say "hello" now', "text"),)
+    )
+    tokenizer = demo_engine.tokenizer
+    _, fields = quoted_fields(options, QuoteManager(tokenizer))
+    assert fields is not None
+    for text in (b'{"', b"a", b'": "', b"say ", b"\\", b'"'):
+        fields.consume(text)
+    every = np.ones(tokenizer.vocab_size, np.bool_)
+    allowed = np.flatnonzero(fields.narrow(every, np.zeros(tokenizer.vocab_size, np.float32)))
+    assert any(tokenizer.token_bytes(token).startswith(b"h") for token in allowed)

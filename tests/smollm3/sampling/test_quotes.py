@@ -311,6 +311,17 @@ def test_mark_without_a_source_cannot_start_a_quotation(quotes: QuoteManager, de
     assert np.isfinite(free.restrict(np.zeros(tokenizer.vocab_size, np.float32), False)).all()
 
 
+@pytest.mark.parametrize("words", ["The quick bro", "The quick brown fox", "The quick brown fox]", "no such words"])
+def test_continued_quotation_remains_a_quotation(demo_engine: Engine, words: str) -> None:
+    source = "The quick brown fox jumps over the lazy dog. Then the slow white cat sleeps under the busy tree."
+    options = RequestOptions(thinking=False, continue_last=True, sources=(QuoteSource(source),))
+    messages = [Message("user", "Quote"), Message("assistant", f"As in [[1: a]], see [[1: {words}")]
+    for seed in range(4):
+        answer = demo_engine.submit(messages, SamplingParams(max_tokens=60, temperature=1.5, seed=seed), options)
+        quotation, mark, _ = (words + answer.result().text).partition("]]")
+        assert words not in source + "]" or (mark and quotation in source)
+
+
 def test_invalid_sources_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="sources"):
         RequestOptions(sources=("text",))  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ class JsonPosition:
     def __init__(self) -> None:
         self._containers: list[list[Any]] = []  # [key or index, whether a key comes next]
         self._string: bytearray | None = None
-        self._is_escaped = False
+        self.is_escaped = False
         self._is_key = False
 
     @property
@@ -83,10 +83,10 @@ class JsonPosition:
 
     def _consume_in_string(self, string: bytearray, byte: int) -> None:
         string.append(byte)
-        if self._is_escaped:
-            self._is_escaped = False
+        if self.is_escaped:
+            self.is_escaped = False
         elif byte == ord("\\"):
-            self._is_escaped = True
+            self.is_escaped = True
         elif byte == ord('"'):
             if self._is_key and self._containers:
                 self._containers[-1][0] = json.loads(string.decode("utf-8", "replace"))
@@ -128,7 +128,7 @@ class QuotedFields:
         return allowed & permitted
 
     def consume(self, text: bytes) -> None:
-        if self._open is not None and not text.startswith(b'"'):
+        if self._open is not None and (self._position.is_escaped or not text.startswith(b'"')):
             self._open.consume(text)
             self._is_empty = False
         self._position.consume(text)

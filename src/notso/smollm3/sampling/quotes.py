@@ -19,7 +19,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Interval, Keys, Places, QuoteIndex, QuoteLimits, TokenTexts
+from notso.smollm3.sampling.quote_index import (
+    CLOSE,
+    PROSE,
+    QUOTE_BYTES,
+    Interval,
+    Keys,
+    Places,
+    QuoteIndex,
+    QuoteLimits,
+    TokenTexts,
+)
 from notso.smollm3.sampling.quote_index_child import compute_places
 from notso.smollm3.sampling.quote_index_files import QuoteIndexFiles
 from notso.smollm3.sampling.sampler import Floats
@@ -179,7 +189,20 @@ class QuotedOutput(StructuredOutput):
         self._is_half_closed = False  # the last token was the first byte of CLOSE, but may be part of the quotation
         self._tail = b""
         self._left = 1 << 31
-        self._track_marks(started.encode())
+        self._resume(started.encode())
+
+    def _resume(self, started: bytes) -> None:
+        at = started.rfind(b"[[")
+        found = OPEN_WITHIN.match(started, at) if at >= 0 else None
+        words = b"" if found is None else started[found.end() :]
+        if found is None or CLOSE in words or len(words) > QUOTE_BYTES:
+            self._track_marks(started)
+            return
+        self._track_marks(found[0])
+        for byte in words:
+            self._quote(bytes((byte,)))
+        if self._open is None or not len(self._allowed(self._open, np.zeros(self._vocabulary.size, np.float32))):
+            self._open, self._is_half_closed, self._tail = None, False, started[-MARK_BYTES:]  # not a quotation
 
     @property
     def constrains_tool_calls(self) -> bool:
@@ -221,13 +244,7 @@ class QuotedOutput(StructuredOutput):
         self._left = self._left if left is None else left
         text = b"" if in_reasoning else self._vocabulary.texts[token]
         if self._open is not None and not in_reasoning:
-            closer = CLOSE[1:] if self._is_half_closed else CLOSE
-            if text.startswith(closer):
-                self._open, self._tail = None, text[len(closer) :][-MARK_BYTES:]
-                self._is_half_closed = False
-            else:
-                self._is_half_closed = text == CLOSE[:1] and self._open.may_end
-                self._open.consume(text)
+            self._quote(text)
             return False
         starts = self._inner is not None and self._inner.consume(token, in_reasoning, left)
         if self._in_call:
@@ -235,6 +252,17 @@ class QuotedOutput(StructuredOutput):
         else:
             self._track_marks(text)
         return starts
+
+    def _quote(self, text: bytes) -> None:
+        closer = CLOSE[1:] if self._is_half_closed else CLOSE
+        if self._open is None:
+            return
+        if text.startswith(closer):
+            self._open, self._tail = None, text[len(closer) :][-MARK_BYTES:]
+            self._is_half_closed = False
+        else:
+            self._is_half_closed = text == CLOSE[:1] and self._open.may_end
+            self._open.consume(text)
 
     def _allowed(self, quotation: Quotation, logits: Floats) -> Ids:
         closers = self._vocabulary.closers if quotation.may_end else np.zeros(0, np.intp)

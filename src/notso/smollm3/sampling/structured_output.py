@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -293,7 +294,10 @@ def structured_output_for(
         if matcher.is_over:
             raise InvalidRequestError("the answer is already complete according to its grammar", param="continue_last")
     if fields is not None:
-        fields.consume(started.encode())
+        for piece in re.split(rb'(?<=")', started.encode()):  # as in an answer, each string begins a new piece
+            fields.consume(piece)
+        if not fields.narrow(matcher.allowed(), np.zeros(tokenizer.vocab_size, np.float32)).any():
+            raise InvalidRequestError("the text so far does not match the documents", param="continue_last")
     may_think = options.thinking and may_think
     return StructuredOutput(
         tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started), closing=closing, fields=fields
