@@ -13,7 +13,7 @@ import pytest
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling import grammar
 from notso.smollm3.sampling.grammar import GrammarCompiler, Matcher, arguments_part, grammar_part
-from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, enforced_schema
+from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, MAX_OPTIONAL, enforced_schema
 from notso.smollm3.sampling.schemas.rewriting import MAX_DEPTH
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
@@ -203,11 +203,23 @@ def test_reference_chain_length_is_limited(grammars: GrammarCompiler) -> None:
         ({"type": "integer", "multipleOf": 99_989}, "multipleOf"),
         ({"allOf": [{"multipleOf": 311}, {"multipleOf": 313}]}, "multipleOf"),
         ({"patternProperties": {f"^[a-z ]*k{i}$": {} for i in range(33)}}, "patternProperties"),
+        ({"items": {"properties": {f"p{i}": {} for i in range(MAX_OPTIONAL + 1)}}}, "consecutive optional properties"),
     ],
 )
 def test_expensive_schemas_are_refused(schema: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRequestError, match=told):
         grammar_part(Grammar("json_schema", json.dumps(schema)))
+
+
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": {"type": "string"}}])
+def test_many_optional_properties_can_be_generated(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, more: dict[str, Any]
+) -> None:
+    named: dict[str, Any] = {f"p{i}": {"type": "integer"} for i in range(2 * MAX_OPTIONAL + 1)}
+    item = {"type": "object", "properties": named, "required": [f"p{MAX_OPTIONAL}"], **more}
+    created = matcher(grammars, "json_schema", json.dumps({"type": "array", "items": item}))
+    last = 2 * MAX_OPTIONAL
+    assert created.try_consume_all(small_tokenizer.encode(f'[{{"p0": 1, "p{MAX_OPTIONAL}": 2, "p{last}": 3}}]'))
 
 
 @pytest.mark.parametrize("step", [1, 0.01, 0.25, 5, 100_000, 1e-6, 360])

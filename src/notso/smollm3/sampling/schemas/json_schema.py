@@ -34,6 +34,10 @@ for every remainder."""
 MAX_INTERSECTED = 10
 """Maximum patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""
 
+MAX_OPTIONAL = 240
+"""Maximum consecutive optional properties of an object. The library allows 1,000 alternatives at each position of an
+answer, and each such property takes four."""
+
 CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
 """Up to CACHED_SCHEMAS schemas of up to CACHED_CHARACTERS characters are cached, because clients repeat them. Longer
 schemas are read one at a time, because reading takes a hundred times their size in memory."""
@@ -108,6 +112,12 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
                     f"patternProperties has {patterns} members; at most {MAX_PATTERN_PROPERTIES} are supported",
                     param=param,
                 )
+            if (optional := _longest_optional_run(inner)) > MAX_OPTIONAL:
+                raise InvalidRequestError(
+                    f"an object has {optional} consecutive optional properties; at most {MAX_OPTIONAL} are supported: "
+                    "require some of them",
+                    param=param,
+                )
         if _intersected(each, definitions, patterns_of) > MAX_INTERSECTED:
             raise InvalidRequestError(f"more than {MAX_INTERSECTED} patterns apply to the same value", param=param)
         own, depth = _extent(each, sizes)
@@ -131,6 +141,14 @@ def _iter_subschemas(schema: Schema) -> Iterator[dict[str, Any]]:
             seen.add(id(each))
             yield each
             pending += _inner(each)
+
+
+def _longest_optional_run(schema: dict[str, Any]) -> int:
+    required, run, longest = set(schema.get("required", ())), 0, 0
+    for name, each in schema.get("properties", {}).items():
+        run = 0 if name in required else run + (each is not False)
+        longest = max(longest, run)
+    return longest
 
 
 def _extent(schema: Schema, cache: dict[int, tuple[int, int]]) -> tuple[int, int]:
