@@ -112,6 +112,15 @@ def test_replayed_answer_continues_identically_from_any_token(
         assert replay.ids[:place] + again.replay.ids == replay.ids, "the new ids must follow the replayed ones"
 
 
+def test_replayed_answer_ends_within_its_limit_as_before(engine: Engine) -> None:
+    options = RequestOptions(thinking=False, grammar=Grammar("regex", "[a-c]{1,30}( x)?"))
+    messages, params = [Message("user", "Quote it [[1: ")], SamplingParams(max_tokens=3, temperature=0.7, seed=708)
+    whole = write(engine, messages, params, options)
+    for place in range(len(whole.replay.ids) + 1):
+        again = write(engine, messages, params, replace(options, replay=cut(whole.replay, place)))
+        assert again.shown == whole.shown
+
+
 def test_replay_ends_reasoning_where_answer_now_was_called(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     messages, params = asked(RequestOptions()), SamplingParams(seed=3, max_tokens=40)
     ended, step = threading.Event(), engine._core._step

@@ -182,8 +182,11 @@ class Request:
                 if written != list(replay.ids[at : at + len(written)]):
                     raise InvalidRequestError("replay: the tokens that end the reasoning differ", param="replay")
                 continue
+            token = replay.ids[at]
             try:
-                self.replayed_events += self.consume(replay.ids[at])
+                if self.structured_output is not None:  # records how the answer could end after the token
+                    self.structured_output.permits(token, self.output.in_reasoning, self.remaining_tokens - 1)
+                self.replayed_events += self.consume(token)
             except (ValueError, RuntimeError) as error:
                 raise InvalidRequestError(f"replay: token {at} is not possible here", param="replay") from error
         if self.output.tokens != len(replay.ids):
