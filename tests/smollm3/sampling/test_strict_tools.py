@@ -94,6 +94,21 @@ def test_random_calls_follow_the_strict_tool_schema(
             jsonschema.validate(arguments, PLACE)
 
 
+@pytest.mark.parametrize("strict", [(), ("weather",)])
+def test_calls_are_compiled_before_the_answer_starts(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, strict: tuple[str, ...]
+) -> None:
+    """The engine's thread must not wait for the compilation of other grammars."""
+    structured_output = guide_of(small_tokenizer, grammars, strict_tools=strict)
+    monkeypatch.setattr(GrammarCompiler, "_create_matcher", None)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn", "days": 1}}\n</tool_call>'
+    for _ in range(2):
+        for token in small_tokenizer.encode(call, control=True):
+            assert structured_output.permits(token, False, 100)
+            structured_output.consume(token, False, 100)
+        assert not structured_output.in_call
+
+
 def test_text_outside_calls_is_unconstrained(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     structured_output = guide_of(small_tokenizer, grammars)
     logits = np.random.default_rng(1).standard_normal(small_tokenizer.vocab_size).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -94,6 +95,12 @@ class Matcher:
         self.is_json = is_json
         self._make_limit = limit
         self._limit: TokenLimit | None = None
+
+    def copy(self) -> Matcher:
+        """Return an independent matcher in the same state."""
+        copied = copy.copy(self)
+        copied._matcher, copied._limit = self._matcher.deep_copy(), None
+        return copied
 
     @property
     def is_over(self) -> bool:
@@ -259,11 +266,8 @@ class GrammarCompiler:
                 self._spellings[tag] = _spelling(self._tokenizer, tag.encode())
             return self._spellings[tag]
 
-    def prepare(self) -> None:
-        """Prepare the vocabulary for llguidance, which takes a third of a second for the 3B model."""
-        self._llguidance_tokenizer()
-
     def _llguidance_tokenizer(self) -> llguidance.LLTokenizer:
+        # The first call takes a third of a second for the 3B model.
         import llguidance
 
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -174,7 +174,7 @@ class StructuredCalls(StructuredOutput):
     def __init__(
         self,
         tokenizer: Tokenizer,
-        begin: Callable[[], Matcher],
+        matcher: Matcher,
         spelling: Mapping[bytes, Sequence[int]],
         started: str,
         *,
@@ -182,11 +182,10 @@ class StructuredCalls(StructuredOutput):
     ) -> None:
         super().__init__(tokenizer, None)
         self._tokenizer = tokenizer
-        self._begin = begin
+        self._fresh_matcher = matcher
         self._spelling = spelling
         self._tail = started.encode()[-len(CALL_TAG) :]
         self._call: Matcher | None = None
-        self._fresh_matcher: Matcher | None = None
         _, opened, rest = started.rpartition(CALL_TAG)
         if opened and CALL_END not in rest:
             self._open_call()
@@ -239,8 +238,6 @@ class StructuredCalls(StructuredOutput):
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:
             return True
-        if self._fresh_matcher is None:
-            self._fresh_matcher = self._begin()
         if left > self._fresh_matcher.least_estimate:
             return True
         least = self._fresh_matcher.distance(MAX_CALL_TOKENS)
@@ -258,7 +255,7 @@ class StructuredCalls(StructuredOutput):
 
     def _open_call(self) -> None:
         if self.call_tag is not None:
-            self._call, self._tail = self._begin(), b""
+            self._call, self._tail = self._fresh_matcher.copy(), b""
             self._call.consume(self.call_tag)
 
 
@@ -358,16 +355,10 @@ def _structured_calls(
         raise InvalidRequestError(
             "this model has no token that begins a tool call, so arguments cannot be constrained", param="tools"
         )
-    parts = _arguments_parts(tools, options.strict_tools)
-
-    def begin() -> Matcher:
-        return _calls_matcher("start: call", tools, tokenizer, grammars, parts)
-
-    is_strict = bool(options.strict_tools)
-    grammars.prepare()  # preparing at the start of a call would delay other answers
-    if is_strict:
-        begin()  # unsupported tools raise an error here, before generation starts
-    return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started, is_strict=is_strict)
+    # Compiled here and not at the start of a call, because that would delay other answers.
+    matcher = _calls_matcher("start: call", tools, tokenizer, grammars, _arguments_parts(tools, options.strict_tools))
+    spelling = grammars.spelling(CALL_TAG)
+    return StructuredCalls(tokenizer, matcher, spelling, started, is_strict=bool(options.strict_tools))
 
 
 def _select_tools(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
