@@ -77,9 +77,14 @@ def test_truncated_calls_give_parts_of_their_arguments(calls: list[tuple[str, di
         assert not isinstance(pieces[-1], str) or pieces[-1] == "Well."
 
 
-@pytest.mark.parametrize(
-    "text", ["<tool_call>\n{", '<tool_call>\n{"arguments": {}, "name": "x"}\n</tool_call>', "<tool_call>no"]
-)
+@pytest.mark.parametrize("cut", range(len('<tool_call>\n{"name": "x", "arguments": {"a": 1}}')))
+def test_beginning_of_a_truncated_call_is_not_shown(cut: int) -> None:
+    text = 'Well.\n<tool_call>\n{"name": "x", "arguments": {"a": 1}}'[: len("Well.\n<tool_call>") + cut]
+    shown = "".join(piece for piece in parsed(text, [3, 9, 14]) if isinstance(piece, str))
+    assert shown == "Well."
+
+
+@pytest.mark.parametrize("text", ['<tool_call>\n{"arguments": {}, "name": "x"}\n</tool_call>', "<tool_call>no"])
 def test_text_outside_the_call_grammar_gives_no_parts(text: str) -> None:
     """No call is announced before its arguments begin in the position that a grammar enforces."""
     pieces = parsed(text, [3, 9, 14])

@@ -41,7 +41,8 @@ class ToolCallParser:
     # Newlines around calls are dropped. The result does not depend on how the text is divided into chunks.
     #
     # in_parts: before each ToolCall, return its arguments as ToolCallParts while they arrive. If the text ends before
-    # the JSON is complete, no ToolCall follows. Requires a grammar that guarantees valid calls.
+    # the JSON is complete, no ToolCall follows, and its beginning is not returned as text, so that a continued answer
+    # can begin the call again. Requires a grammar that guarantees valid calls.
     # tool_names: names of the available tools; a call to any other tool is returned as text, as it cannot be executed.
     # None: accept any name.
     def __init__(self, in_parts: bool = False, tool_names: Collection[str] | None = None) -> None:
@@ -68,7 +69,7 @@ class ToolCallParser:
         pieces: list[Span | ToolCall | ToolCallPart] = []
         call = self._call(self._lookahead.text[self._body_start :]) if self._in_call else None
         rest = self._lookahead.pop_text(len(self._lookahead.text))
-        if call is not None or self._arguments_reader is None:
+        if call is not None or not (self._in_parts and self._in_call):
             _append(pieces, call or rest)
         self._in_call = False
         return pieces
