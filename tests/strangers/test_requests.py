@@ -83,6 +83,8 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str,
     thread.start()
     assert ready.wait(60)
     own, ollama = (f"http://127.0.0.1:{each.getsockname()[1]}" for each in sockets)
+    while httpx.get(f"{own}/health", timeout=60).status_code == 503:  # the model is being loaded
+        pass
     yield {"own": own, "ollama": ollama}
     server.should_exit = True
     thread.join()

@@ -172,7 +172,8 @@ def test_unusable_chat_template_is_reported(
     assert told in found.problems[0] and len(found.problems) == 1 and not found.ok
 
 
-def test_vocabulary_without_chat_tokens_is_reported(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"<|im_end|>", b"<|im_END|>").replace(b"<|im_start|>", b"[|im_start|>"))
+def test_vocabulary_without_chat_tokens_is_reported(path: Path, small_metadata: dict[str, Any]) -> None:
+    template = "<|im_begin|>user\n{{ messages[-1].content }}<|im_end|>"
+    write_synthetic(path, **SIZES, tokenizer=small_metadata, template=template)
     found = verify_file(path, hash_file=False)
-    assert found.prompt_problem is not None and "[|im_start|>" in found.prompt_problem and not found.ok
+    assert found.prompt_problem is not None and "<|im_begin|>" in found.prompt_problem and not found.ok

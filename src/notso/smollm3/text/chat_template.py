@@ -36,6 +36,7 @@ KNOWN_TEMPLATES = {
     "7fb78f6bbda2e1ec0ed5481201674d70e591684186b93c1c430f19bc177add56": "the demo model, training/chat_template.jinja",
 }
 
+_MARKER = re.compile(r"<\|\w+\|>")
 # Flags that SmolLM3's templates look for in a system message.
 _FLAGS = re.compile("(/no_think|/think|/system_override)")
 
@@ -115,6 +116,7 @@ class ChatTemplate:
         return cls(source, specials, **named, known=KNOWN_TEMPLATES.keys())
 
     def _check_output(self) -> None:
+        specials = frozenset(self._specials)
         question = f"probe {secrets.token_hex(8)}"  # the output must contain this text, which no template contains
         first = [Message("user", question)]
         later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
@@ -128,6 +130,9 @@ class ChatTemplate:
                 raise TemplateError("the model's chat template prints nothing")
             if question not in printed:
                 raise TemplateError("the model's chat template omits the user's message")
+            for text in _MARKER.findall(printed) if specials else ():
+                if text not in specials:
+                    raise ModelFileError(f"the chat template prints {text}, which is not a token of the vocabulary")
 
     def _detect_dropped_parts(self) -> tuple[str, ...]:
         # Returns the parts of a conversation that the template silently drops.
