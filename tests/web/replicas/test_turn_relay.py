@@ -70,8 +70,7 @@ def test_answer_can_be_resumed_at_another_replica(replica: Replica, gate: QuotaC
         return False
 
     rest = there.stream(asked, str(last), until=opens)
-    assert min(int(event.id) for event in rest) >= last
-    for event in rest:
+    for event in rest:  # begins with an older state if the reader is ahead of the other replica
         screen.apply(event)
     assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER)
     assert (rest[-1].event, json.loads(rest[-1].data)["state"]) == ("done", "done")
