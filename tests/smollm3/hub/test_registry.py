@@ -233,3 +233,19 @@ def test_latest_download_of_a_repository_is_used_by_name(own_home: Path) -> None
     linked("other/Tuned", "a" * 40, name, b"other", 4)
     with pytest.raises(ModelFileError, match=r"several files are named smollm3-tuned-Q6_K; specify the path"):
         registry.resolve_model("smollm3-tuned-Q6_K")
+
+
+def test_name_of_several_files_of_a_snapshot_is_refused(own_home: Path) -> None:
+    name = "SmolLM3.gguf"
+    linked("somebody/Tuned", "b" * 40, f"first/{name}", b"before it was moved", 1)
+    first = linked("somebody/Tuned", "a" * 40, f"second/{name}", b"two", 2)
+    assert registry.resolve_model("SmolLM3") == first
+    linked("somebody/Tuned", "a" * 40, f"third/{name}", b"three", 3)
+    with pytest.raises(ModelFileError, match="several files are named SmolLM3; specify the path"):
+        registry.resolve_model("SmolLM3")
+
+
+def test_only_file_of_a_split_model_is_listed(own_home: Path) -> None:
+    for number in ("00001-of-00001", "00001-of-00002"):
+        linked("somebody/Tuned", "a" * 40, f"SmolLM3-{number}.gguf", b"model", 1)
+    assert [each.name for each in registry.local_models() if each.where == "cache"] == ["SmolLM3-00001-of-00001"]

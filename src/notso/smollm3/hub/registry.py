@@ -131,7 +131,7 @@ _QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF1
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Suffix of a file that holds only a part of a model.
-PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +233,8 @@ def cached_files(repository: str) -> list[Path]:
     return _files_by_download(hub_cache() / ("models--" + repository.replace("/", "--")))
 
 
-def _repository_of(path: Path) -> Path:
-    return hub_cache() / path.relative_to(hub_cache()).parts[0]
+def _snapshot_of(path: Path) -> Path:
+    return hub_cache().joinpath(*path.relative_to(hub_cache()).parts[:3])
 
 
 def _files_by_download(folder: Path) -> list[Path]:
@@ -308,14 +308,13 @@ def resolve_model(model_name: str | Path | None = None) -> Path | None:
 
 def _installed(name: str) -> Path | None:
     named = [model for model in local_models() if model.name.lower() == name.lower()]
+    cached = {model.path: _snapshot_of(model.path) for model in named if model.where == "cache"}
     latest: dict[Path, Path] = {}  # by repository
-    for model in named:
-        if model.where == "cache":
-            latest.setdefault(_repository_of(model.path), model.path)
-    if len({path.resolve().name for path in latest.values()}) > 1:
-        raise ModelFileError(
-            f"several files are named {name}; specify the path: {', '.join(map(str, latest.values()))}"
-        )
+    for snapshot in cached.values():
+        latest.setdefault(snapshot.parent, snapshot)
+    current = [path for path, snapshot in cached.items() if snapshot in latest.values()]
+    if len({(path.resolve().name, _size(path)) for path in current}) > 1:
+        raise ModelFileError(f"several files are named {name}; specify the path: {', '.join(map(str, current))}")
     if named:
         return named[0].path
     # Lists show only one of the names of a file.
@@ -403,7 +402,7 @@ def _describe(path: Path, where: Where) -> LocalModel:
     sha256 = stored_hash(path)
     known = find_by_hash(sha256) if sha256 else None
     same_name = next((file for file in KNOWN_FILES if file.filename == path.name), None)
-    if where == "cache" and same_name is not None and _repository_of(path) != repository_folder(same_name):
+    if where == "cache" and same_name is not None and _snapshot_of(path).parents[1] != repository_folder(same_name):
         same_name = None
     verified: Verified = "no"
     if known is not None:
@@ -475,7 +474,7 @@ def find_fetched_model(name: str) -> LocalModel:
 
 def remove(model: LocalModel) -> int:
     """Remove a cached file and its links; return the number of bytes freed."""
-    blob, snapshots = model.path.resolve(), _repository_of(model.path) / "snapshots"
+    blob, snapshots = model.path.resolve(), _snapshot_of(model.path).parent
     freed = blob.stat().st_size
     for name in [*snapshots.glob("*/**/*")]:
         if name.resolve() == blob:
