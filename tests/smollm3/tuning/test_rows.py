@@ -79,6 +79,19 @@ def test_reasoning_in_the_forms_of_other_programs_is_trained(
     assert tokenizer.think_close_id in expected.labels
 
 
+def test_reasoning_that_mentions_its_tag_is_not_cut(writer: RowWriter, tokenizer: Tokenizer) -> None:
+    answer = "<think>\nThe </think> tag.\n</think>\nFour"
+    found = writer.row(row(said("user", "2 + 2?"), said("assistant", answer), thinking=True))
+    assert learned(found, tokenizer) == f"{answer}<|im_end|>" and found.labels.count(tokenizer.think_close_id) == 1
+
+
+def test_weight_of_an_answer_in_a_prompt_is_not_refused(writer: RowWriter) -> None:
+    prompt, completion = [said("user", "a"), said("assistant", "b"), said("user", "c")], [said("assistant", "d")]
+    plain = writer.row({"prompt": prompt, "completion": completion})
+    prompt[1]["weight"] = 0  # as it is applied to all of them
+    assert writer.row({"prompt": prompt, "completion": completion}) == plain
+
+
 def test_calls_at_the_end_of_a_text_are_trained_as_calls(writer: RowWriter, tokenizer: Tokenizer) -> None:
     written = '<tool_call>\n{"name": "add", "arguments": {"x": 2}}\n</tool_call>'
     call = {"function": {"name": "add", "arguments": {"x": 2}}}

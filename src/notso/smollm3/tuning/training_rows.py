@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from notso.smollm3.output.generation import Generation
 
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
-_REASONING = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
+# Tags on lines of their own take precedence, because reasoning can mention </think>.
+_REASONING = re.compile(r"\s*<think>(?:\n(.*?)\n</think>\n|\n?(.*?)\n?</think>\n?)", re.DOTALL)
 # Fields of messages in which other programs store reasoning.
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _OFF: tuple[Any, ...] = (None, False, [], {}, "")
@@ -179,7 +180,7 @@ def parse_messages(records: Any, name: str) -> Iterator[Message]:
 def _require_learnable(answer: Mapping[str, Any], name: str) -> None:
     if answer.get("function_call"):
         raise ValueError(f"{name}: function_call is not supported; use tool_calls")
-    if answer.get("weight", 1) not in (1, None):
+    if name != "prompt" and answer.get("weight", 1) not in (1, None):
         raise ValueError(f"{name}: the weight of a message must be 1; prompt and completion exclude earlier answers")
 
 
@@ -187,7 +188,7 @@ def _split_answer(text: str) -> tuple[str, str, list[ToolCall]]:
     # Tags that the model would write as special tokens become these tokens, not ordinary text.
     thoughts = ""
     if found := _REASONING.match(text):
-        thoughts, text = found[1], text[found.end() :]
+        thoughts, text = found[1] or found[2] or "", text[found.end() :]
     elif text.lstrip().startswith("<think>"):
         raise ValueError("an answer begins with <think>, but </think> is missing")
     if OPEN not in text:
