@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -197,14 +198,18 @@ def damaged_copy(found: Verification) -> str | None:
 
     if found.known_as is not None:
         return None
-    # The size alone does not suffice: a fine-tuned model merged into the published file has the same size.
-    names = f"{Path(found.path).name} {Path(found.path).resolve().name}".lower()
+    # The size alone does not suffice: an adapter merged into the published file does not change it. The name of a copy
+    # can end with a number, such as " (1)".
+    path = Path(found.path)
     return next(
         (
             known.name
             for known in registry.KNOWN_FILES
             if known.size_bytes == found.size_bytes
-            and (Path(known.filename).stem.lower() in names or known.sha256 in names)
+            and (
+                re.fullmatch(rf"(?i){re.escape(Path(known.filename).stem)}[\W\d_]*", path.stem)
+                or path.resolve().name == known.sha256
+            )
         ),
         None,
     )
