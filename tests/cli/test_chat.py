@@ -12,6 +12,7 @@ import pytest
 from notso.cli import engines
 from notso.cli.slash_commands import COMMANDS
 from notso.smollm3.errors import ContextLengthError, OutOfMemoryError
+from notso.smollm3.hub import registry
 from notso.smollm3.values.events import Event
 
 Run = Callable[..., Any]
@@ -274,6 +275,19 @@ def test_model_command_switches_model_and_keeps_conversation(engine: Any, notso:
     assert "Using Scripted. Models:" in result.err and "demo" in result.err
     assert engine.opened_with == (small_model, 512, None)
     assert said(engine)[0] == ("user", "x")
+
+
+def test_model_command_refuses_a_name_of_several_files(
+    engine: Any, notso: Run, own_home: Path, small_model: Path
+) -> None:
+    for owner in ("first", "second"):
+        path = registry.hub_cache() / f"models--{owner}--Tuned/snapshots/{'a' * 40}/SmolLM3-Tuned.gguf"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(owner.encode())
+    (path.parent / "SmolLM3-Other.gguf").symlink_to(small_model)
+    result = notso("chat", stdin="/model tuned\n/model smollm3-other\ny\n")
+    assert "several files are named SmolLM3-Tuned; specify the path" in result.err
+    assert engine.opened_with[0] == path.parent / "SmolLM3-Other.gguf"
 
 
 @pytest.mark.parametrize("name", ["/no/such/file.gguf", "no-such-name"])

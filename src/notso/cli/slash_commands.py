@@ -243,14 +243,12 @@ def _model(conversation: ChatSession, argument: str) -> CommandResult:
         return CommandResult((f"Using {conversation.engine.info.name}. Models:", *terminal.columns(rows, right=(1,))))
     path = Path(argument).expanduser()
     if not path.exists():
-        models = reversed(registry.local_models())  # the first of those with equal names is used
-        found = {each.name: each.path for each in models if argument.lower() in each.name.lower()}
-        exact = {name: path for name, path in found.items() if name.lower() == argument.lower()}
-        found = exact or found
+        names = dict.fromkeys(each.name for each in registry.local_models() if argument.lower() in each.name.lower())
+        found = [name for name in names if name.lower() == argument.lower()] or list(names)
         if len(found) != 1:
             several = f"Several models match: {', '.join(found)}" if found else f"No model is named {argument!r}"
             return CommandResult((f"{several}; /model lists them.",))
-        (path,) = found.values()
+        path = Path(found[0])
     dropped = conversation.switch_model(model_file(path))
     unused = f"The adapter {dropped} belongs to the previous model and is not used." if dropped is not None else None
     notice = engines.demo_notice(conversation.engine.info)
