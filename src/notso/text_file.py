@@ -10,6 +10,9 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+LFS_POINTER = b"version https://git-lfs"  # beginning of a file that `git clone` leaves in place of a large one
+LFS_ADVICE = "a Git LFS pointer to a file that has not been downloaded; run `git lfs pull`"
+
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark is a prefix of this one

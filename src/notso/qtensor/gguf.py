@@ -30,11 +30,9 @@ from notso.qtensor.cursor import Cursor, StringSpan
 from notso.qtensor.errors import GGUFError, UnsupportedFormatError, quoted, set_error_path
 from notso.qtensor.formats import FORMATS, format_name
 from notso.qtensor.tensor import QTensor
-from notso.text_file import open_regular
+from notso.text_file import LFS_ADVICE, LFS_POINTER, open_regular
 
 MAGIC: Final = b"GGUF"
-LFS_POINTER: Final = b"version https://git-lfs"  # beginning of a file that `git clone` leaves in place of a large one
-LFS_ADVICE: Final = "a Git LFS pointer to a file that has not been downloaded; run `git lfs pull`"
 VERSIONS: Final = (2, 3)  # GG1; same layout
 MAX_ENTRIES: Final = 4096  # GG2
 MAX_TENSORS: Final = 4096  # GG2

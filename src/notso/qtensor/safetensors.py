@@ -18,9 +18,8 @@ import numpy as np
 
 from notso.qtensor.errors import SafetensorsError, quoted
 from notso.qtensor.formats import BF16, F16, F32, Format
-from notso.qtensor.gguf import LFS_ADVICE, LFS_POINTER
 from notso.qtensor.tensor import QTensor
-from notso.text_file import open_regular
+from notso.text_file import LFS_ADVICE, LFS_POINTER, open_regular
 
 MAX_HEADER_BYTES = 100_000_000  # limit of the official reader
 

@@ -166,6 +166,7 @@ def test_missing_file_of_a_folder_is_named(tmp_path: Path, gone: str) -> None:
     ("name", "content", "words"),
     [
         ("tokenizer.json", b"[" * 100_000, "not a byte-level BPE tokenizer.json"),
+        ("tokenizer.json", b"version https://git-lfs.github.com/spec/v1\n", "tokenizer.json is a Git LFS pointer"),
         (
             "tokenizer.json",
             b'{"model": {"vocab": {"a": "x", "b": 1}, "merges": []}, "added_tokens": []}',

@@ -19,7 +19,7 @@ from tokenizers import models
 
 from notso.smollm3.errors import ModelFileError, quoted
 from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED
-from notso.text_file import NotTextError, read_regular, read_text
+from notso.text_file import LFS_ADVICE, LFS_POINTER, NotTextError, read_regular, read_text
 
 # Project-specific GGUF key for a pipeline in JSON. `tokenizer.ggml.pre` can only name a pre-tokenizer of llama.cpp.
 PIPELINE_KEY = "notso.tokenizer.pipeline"
@@ -290,7 +290,10 @@ TEMPLATE_FILE = "chat_template.jinja"
 def tokenizer_entries(path: Path) -> dict[str, Any]:
     """Return the GGUF entries of a tokenizer.json and of a chat template next to it. Raises ModelFileError."""
     try:
-        content = json.loads(read_regular(path, MAX_JSON_BYTES))
+        raw = read_regular(path, MAX_JSON_BYTES)
+        if raw.startswith(LFS_POINTER):
+            raise ModelFileError(f"{path.name} is {LFS_ADVICE}")
+        content = json.loads(raw)
     except OSError as error:
         raise ModelFileError(f"the tokenizer file cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
