@@ -130,7 +130,7 @@ _QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF1
 
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Suffix of a file that holds only a part of a model.
+# Suffix of a file that holds only a part of a model, unlike -00001-of-00001.
 PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 
 
