@@ -122,16 +122,16 @@ def tune(
     trained, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
         terminal.note(f"{len(rows)} rows are too few for a validation split; no validation loss is reported.")
-    parameters, base_digest = base_model.count_parameters(base), _file_digest(base)
+    parameters = base_model.count_parameters(base)
     with terminal.progress(as_json=as_json) as report:
         rehearsal = []
         if not no_rehearsal:
-            rehearsal = _rehearsal_rows(base, base_digest, prompts, folder, recipe.max_tokens, day, threads, report)
+            rehearsal = _rehearsal_rows(base, prompts, folder, recipe.max_tokens, day, threads, report)
         rehearsed = []
         for row in rehearsal:
             with suppress(ValueError):  # raised if the truncated conversation contains no answer
                 rehearsed.append(writer.row(row))
-        digest = recipe.digest(data.read_bytes(), base_digest, json.dumps(rehearsal).encode())
+        digest = recipe.digest(data.read_bytes(), _file_digest(base), json.dumps(rehearsal).encode())
         outcome = trainer.train(
             partial(base_model.load, source),
             recipe,
@@ -186,7 +186,6 @@ def _collect_text(events: Iterator[Event]) -> str:
 
 def _rehearsal_rows(
     base: Path,
-    base_digest: bytes,
     prompts: str,
     folder: Path,
     max_tokens: int,
@@ -194,20 +193,19 @@ def _rehearsal_rows(
     threads: int | None,
     report: terminal.Progress,
 ) -> list[dict[str, Any]]:
-    from notso.smollm3.tuning import training_rows
+    from notso.smollm3.tuning import trainer, training_rows
 
     shipped = training_rows.SHIPPED.read_text("utf-8")
     conversations = training_rows.read(shipped, training_rows.SHIPPED.name)
     conversations += training_rows.read(prompts, "--rehearse")
     # Rehearsal rows are answers of the untuned model, added to the training rows so that tuning does not make the model
-    # forget them. They are stored, so that a resumed run uses the same rows.
-    depends_on = repr((base_digest, shipped, prompts, max_tokens, day))
-    file = folder / f"rehearsal-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.json"
-    try:
-        rows: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
-        return rows
-    except (OSError, ValueError):
-        pass
+    # forget them. They are stored, so that a resumed run uses the same rows. Those stored before a run was recorded can
+    # be from another model.
+    file = folder / f"rehearsal-{hashlib.sha256((shipped + prompts).encode()).hexdigest()[:16]}.json"
+    if trainer.run_start_date(folder) is not None:
+        with suppress(OSError, ValueError):
+            rows: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
+            return rows
     with engines.open_engine(base, None, threads, device="cpu", silent=True) as engine:
         rows = training_rows.generate_answers(engine, conversations, max_tokens, day, report)
     folder.mkdir(parents=True, exist_ok=True)

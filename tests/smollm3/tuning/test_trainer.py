@@ -116,23 +116,26 @@ def test_tune_ends_with_a_command_that_uses_the_base_model(
     assert f"`notso run --model '{base}' --adapter tuned={out} PROMPT`" in capsys.readouterr().err
 
 
-def test_rehearsed_answers_of_another_model_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehearsed_answers_are_used_again_only_by_the_run_that_began_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a run begins, it can be repeated with another base model."""
     data, out = write_facts(tmp_path / "facts.jsonl"), tmp_path / "facts.gguf"
-    base = Path(shutil.copy(demo_path(), tmp_path / "base.gguf"))
     answered: list[bool] = []
 
     def fail(*given: object) -> TrainingResult:
-        raise TuningError("stopped before the run was recorded")
+        raise TuningError("stopped")
 
     monkeypatch.setattr(trainer, "require_libraries", lambda: None)
     monkeypatch.setattr(trainer, "train", fail)
     monkeypatch.setattr(training_rows, "generate_answers", lambda *_: answered.append(True) or [])
-    arguments = ["tune", str(data), "--out", str(out), "--model", str(base)]
-    for _ in range(2):
-        assert run_command_line(arguments) != 0 and len(answered) == 1
-    with base.open("ab") as file:
-        file.write(bytes(32))
-    assert run_command_line(arguments) != 0 and len(answered) == 2
+    arguments = ["tune", str(data), "--out", str(out), "--model", str(demo_path())]
+    for count in (1, 2):
+        assert run_command_line(arguments) != 0 and len(answered) == count
+    (tmp_path / "facts.gguf.tuning" / trainer.RUN_FILE).write_text('{"day": "2026-01-02"}')
+    # Answers of minutes or hours are not generated for a run that cannot be resumed with these settings.
+    for more in ([], ["--max-length", "512"]):
+        assert run_command_line([*arguments, *more]) != 0 and len(answered) == 2
 
 
 @needs_libraries
