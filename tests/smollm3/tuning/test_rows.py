@@ -177,6 +177,7 @@ def test_template_without_an_end_token_is_refused(tokenizer: Tokenizer) -> None:
         ('{"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}', "function_call"),
         ('{"messages": [{"role": "assistant", "content": "x", "weight": 0}]}', "weight"),
         ('{"messages": [{"role": "assistant", "content": "<think>x"}]}', "</think> is missing"),
+        (r'{"messages": [{"role": "assistant", "content": "x\n</think>\ny"}]}', ", but <think> is missing"),
     ],
 )
 def test_invalid_row_is_refused_by_line(writer: RowWriter, tmp_path: Path, line: str, words: str) -> None:

@@ -191,6 +191,8 @@ def _split_answer(text: str) -> tuple[str, str, list[ToolCall]]:
         thoughts, text = found[1] or found[2] or "", text[found.end() :]
     elif text.lstrip().startswith("<think>"):
         raise ValueError("an answer begins with <think>, but </think> is missing")
+    elif THINK_CLOSE in text and "<think>" not in text:  # templates of other models put <think> into the prompt
+        raise ValueError("an answer has a line </think>, but <think> is missing")
     if OPEN not in text:
         return text, thoughts, []
     parser = ToolCallParser()
