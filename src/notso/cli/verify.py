@@ -198,8 +198,8 @@ def damaged_copy(found: Verification) -> str | None:
 
     if found.known_as is not None:
         return None
-    # The size alone does not suffice: an adapter merged into the published file does not change it. The name of a copy
-    # can end with a number, such as " (1)".
+    # The size alone does not suffice: an adapter merged into the published file does not change it. The names of copies
+    # contain a number, such as " (1)" or ".1".
     path = Path(found.path)
     return next(
         (
@@ -207,7 +207,7 @@ def damaged_copy(found: Verification) -> str | None:
             for known in registry.KNOWN_FILES
             if known.size_bytes == found.size_bytes
             and (
-                re.fullmatch(rf"(?i){re.escape(Path(known.filename).stem)}[\W\d_]*", path.stem)
+                re.fullmatch(rf"(?i){re.escape(Path(known.filename).stem)}[\W\d_]*\.gguf[\W\d_]*", path.name)
                 or path.resolve().name == known.sha256
             )
         ),
