@@ -176,6 +176,8 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         (b"<meta CHARSET=gb2312><p>" + "\u9555".encode("gbk"), "a.htm", "\u9555"),
         (b"<meta charset=shift_jis><p>" + "\u2460".encode("cp932"), "a.htm", "\u2460"),
         (b"<?xml version='1.0' encoding='utf-16'?><html><p>ab", "a.xhtml", "ab"),
+        ("<a encoding='cp1252'>\u00fc".encode(), "a.xml", "<a encoding='cp1252'>\u00fc"),
+        (b"<meta charset=big5><p>\xc6\xcf", "a.html", "\u306b"),
         (
             b"<?xml version='1.0' encoding='windows-1251'?>\xe0",
             "a.xml",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from contextlib import suppress
 from email import policy
 from email.errors import MessageError
 from email.message import EmailMessage
@@ -21,13 +22,16 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
     (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
 )
-_DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE)
+# Other attributes may name encodings, too, such as that of an output file.
+_DECLARED = re.compile(
+    rb"""(?:<meta\s[^>]*?charset|\A\s*<\?xml\s[^>]*?encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE
+)
 # Files often name an encoding and use characters of its superset. Browsers decode them in the same way.
 _SUPERSETS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874", "gb2312": "gb18030"},
     **{"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
-    **{"windows-874": "cp874", "x-sjis": "cp932"},  # labels that Python does not know
 }
+_LABELS = {"windows-874": "cp874", "x-sjis": "cp932"}  # unknown to Python
 _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MAX_UNTEXTUAL_SHARE = 0.01
@@ -73,8 +77,10 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
 
 
 def _decode(data: bytes, label: str) -> str:
-    encoding = codecs.lookup(_SUPERSETS.get(label.lower(), label)).name
-    return data.decode(_SUPERSETS.get(encoding, encoding))
+    encoding = codecs.lookup(_LABELS.get(label.lower(), label)).name
+    with suppress(UnicodeDecodeError):  # a few characters may be undefined in the superset
+        return data.decode(_SUPERSETS.get(encoding, encoding))
+    return data.decode(encoding)
 
 
 def _require_text(text: str) -> str:
