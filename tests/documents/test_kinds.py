@@ -165,6 +165,7 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         ),
         (b"1,5;2,5\n3,5;4,5\n", "a.csv", "| 1,5 | 2,5 |\n| --- | --- |\n| 3,5 | 4,5 |"),
         (b"sep=;\r\na;b\r\n1;2\r\n", "a.csv", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
+        (b'a,b\n1,"x;\ny;\nz;"\n', "a.csv", "| a | b |\n| --- | --- |\n| 1 | x; y; z; |"),
         (b"a, b\r1, 2\r", "a.csv", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
         (b"<!DOCTYPE html><?php echo 1 ?>", "a.php", "<!DOCTYPE html><?php echo 1 ?>"),
         (b"def f():\n\treturn 1\n", "a.py", "def f():\n\treturn 1\n"),

@@ -19,6 +19,7 @@ HEADER_EVERY = 40
 MAX_CELLS = 2_000_000
 _DELIMITERS = "\t;|,"  # the last is the most frequent one within cells
 _DECLARED = re.compile(r"sep=([\t;|,])\r?\n")  # the first line of files for Excel
+_QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which may contain delimiters and several lines
 _SAMPLE = 1 << 16
 
 
@@ -57,7 +58,8 @@ def format_delimited(text: str) -> str:
     if declared:
         text = text[declared.end() :]
     try:
-        delimiter = declared[1] if declared else max(_DELIMITERS, key=lambda each: _uniform_rows(text[:_SAMPLE], each))
+        sample = _QUOTED.sub("", text[:_SAMPLE])
+        delimiter = declared[1] if declared else max(_DELIMITERS, key=lambda each: _uniform_rows(sample, each))
         return "\n".join(markdown_lines(_rows(text, delimiter)))
     except csv.Error:
         return text
