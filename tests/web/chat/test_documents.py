@@ -373,6 +373,9 @@ def test_folder_sync_keeps_documents_that_cannot_be_read_at_present(
             patched.setattr(os, "scandir", lambda path: denied(path) if Path(path).name == "sub" else scan(path))
             patched.setattr(Path, "read_bytes", lambda path: denied(path) if path.name == "b.txt" else read(path))
             assert not await library.sync()
+            patched.setattr(os, "scandir", denied)
+            with pytest.raises(PermissionError):
+                await library.sync()
         assert await names() == ["a.txt", "b.txt", "sub/c.txt"]
         (folder / "sub" / "c.txt").unlink()
         assert await library.sync() and await names() == ["a.txt", "b.txt"]

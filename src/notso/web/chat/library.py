@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -179,6 +180,8 @@ class FolderLibrary:
         unreadable: list[str] = []
 
         def on_error(error: OSError) -> None:
+            if Path(error.filename) == root:
+                raise error
             if not isinstance(error, FileNotFoundError):  # otherwise, the file was deleted in the meantime
                 unreadable.append(display_name(os.path.relpath(error.filename, root)))
 
@@ -215,11 +218,12 @@ def find_document_files(root: Path, on_error: Callable[[OSError], None] | None =
             if name.startswith(".") or path.suffix[1:].lower() not in EXTENSIONS:
                 continue
             try:
-                if path.is_symlink() or not path.is_file() or not 0 < path.stat().st_size <= MAX_FILE_BYTES:
-                    continue
+                status = path.lstat()
             except OSError as error:
                 if on_error is not None:
                     on_error(error)
+                continue
+            if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= MAX_FILE_BYTES:
                 continue
             count += 1
             if count > MAX_DOCUMENTS_OF_OWNER:
