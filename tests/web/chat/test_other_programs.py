@@ -238,8 +238,8 @@ def test_invalid_chat_does_not_prevent_import_of_the_others() -> None:
     empty = json.dumps({"name": "New", "createdAt": 1, "messages": []})
     own = {"format": "notso-chats", "version": 3, "chats": [{"title": "", "prompt_date": "2024-02-30", "messages": []}]}
     members = {f"{at}.json": json.dumps(other_exports.lm_studio(chat)) for at, chat in enumerate(chats)}
-    found = read(zipped({"empty.json": empty, "own.json": json.dumps(own)} | members))
-    assert len(found.chats) == 2 and found.left_out["chats"] == 2
+    found = read(zipped({"empty.json": empty, "own.json": json.dumps(own), "a.json": '{"messages": 1}'} | members))
+    assert len(found.chats) == 2 and found.left_out["chats"] == 3
     with pytest.raises(Problem, match="messages: List should have at least 1 item"):
         read(zipped({"empty.json": empty, "own.json": json.dumps(own)}))
 

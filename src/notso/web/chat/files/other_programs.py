@@ -187,8 +187,12 @@ class ExportReader:
                 yield from self._read_own(value)
             elif isinstance(value, dict) and (read := _detect_format(value)) is not None:
                 yield from self._convert(read, value)
-            elif isinstance(value, dict) and "messages" in value:
+            elif isinstance(value, dict) and isinstance(value.get("messages"), list):
                 yield "openai", self._openai(value)
+            elif isinstance(value, dict) and "messages" in value:
+                invalid = ImportFormatError("import_invalid", place="messages", reason="a list is required")
+                self._problem = self._problem or invalid
+                self.left_out["chats"] += 1
             elif is_listed:
                 listed.append(value)
                 self._count(len(listed), only_check=True)
@@ -232,10 +236,7 @@ class ExportReader:
             yield "own", {"file_version": version, **chat}
 
     def _openai(self, document: JSON) -> JSON:
-        messages = document["messages"]
-        if not isinstance(messages, list):
-            raise ImportFormatError("import_invalid", place="messages", reason="a list is required")
-        return {**document, "messages": [self._join_text_parts(each) for each in messages]}
+        return {**document, "messages": [self._join_text_parts(each) for each in document["messages"]]}
 
     def _join_text_parts(self, message: Any) -> Any:
         parts = message.get("content") if isinstance(message, dict) else None
