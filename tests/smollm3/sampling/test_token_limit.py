@@ -339,6 +339,23 @@ CLOSED: dict[str, tuple[Any, str, bool]] = {
         str(-(2**63) + 1024),
         True,
     ),
+    "the largest 64-bit integer": ({"type": "integer", "minimum": -(2**63), "maximum": 2**64}, str(2**63 - 1), True),
+    "a value in a wide range": ({"enum": [10**19, 1], "maximum": 10**20}, str(10**19), True),
+    "one of, in a wide range": (
+        {"oneOf": [{**INTEGER, "maximum": 10**20}, {"enum": [10**19, ""]}]},
+        str(10**19),
+        False,
+    ),
+    "a wide range of draft 4": (
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            **INTEGER,
+            "minimum": -1e300,
+            "exclusiveMinimum": True,
+        },
+        "5",
+        True,
+    ),
     "a range of doubles": ({"type": "number", "minimum": -1.7e308, "maximum": 1.7e308}, "-1.5", True),
     "white space is optional": (record(["a"], a=INTEGER), '{"a": 1}', True),
 }
@@ -380,6 +397,18 @@ def test_numbers_have_at_most_twenty_digits(grammars: GrammarCompiler, small_tok
             text += tokenizer.decode([token])
         numbers = "".join(letter if letter in "0123456789.eE+-" else " " for letter in text).split()
         assert numbers and all(sum(map(str.isdigit, number)) <= 20 for number in numbers), text
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**60), 2**63 - 1024, 2**63 - 1, 10**20])
+def test_long_integers_are_written_exactly(grammars: GrammarCompiler, small_tokenizer: Tokenizer, number: int) -> None:
+    assert takes(grammars, small_tokenizer, {"enum": [number, 0]}, str(number))
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, 2**60 + 1, 2**63, -(2**63), 2**64 - 1, 10**400])
+def test_inexact_integers_are_refused(number: int) -> None:
+    """The library would write other numbers, and crash at the fourth."""
+    with pytest.raises(InvalidRequestError, match="cannot be written exactly"):
+        grammar_part(Grammar("json_schema", json.dumps({"enum": [number, 0]})))
 
 
 @pytest.mark.parametrize("number", [str(2**64 - 1), "-2.2250738585072014e-308"])

@@ -218,9 +218,6 @@ def remaining_items(schema: dict[str, Any], rest: Schema) -> Schema:
     return {"prefixItems": [True] * count, "items": rest} if count else {"items": rest}
 
 
-LARGEST_BOUND = 2**63 - 1024
-"""The largest double below 2**63. Bounds beyond it are narrowed to it, because the library refuses them."""
-
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
 """Maximum steps of rewriting and comparing, which take about a second on a slow machine."""
@@ -343,17 +340,13 @@ class SchemaRewriter:
                 return self._patterns(value, path)
             case "const":
                 is_valid = True
-            case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):  # draft 4
-                bound = keyword.replace("exclusiveM", "m")
-                return {keyword: schema[bound]} if value and bound in schema else {}
-            case "minimum" | "maximum" if schema.get(keyword.replace("m", "exclusiveM", 1)) is True:
-                return {}
+            case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):
+                return {}  # draft 4: applied to the bound
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 is_valid = is_number and abs(value) < math.inf
-                if is_valid and keyword != "multipleOf" and not self._conditions:
-                    is_lower = keyword.endswith("inimum")
-                    value = max(value, -LARGEST_BOUND) if is_lower else min(value, LARGEST_BOUND)
+                exclusive = keyword.replace("m", "exclusiveM", 1)
+                keyword = exclusive if schema.get(exclusive) is True else keyword
             case _:
                 is_number = isinstance(value, int | float) and abs(value) < math.inf
                 is_valid = is_number and value == int(value) >= 0
@@ -362,7 +355,9 @@ class SchemaRewriter:
             if isinstance(each, str) and has_unwritable_characters(each):
                 raise self._refusal(f"{path} has control characters, which cannot be generated")
             if isinstance(each, int) and not _is_exact(each):
-                raise self._refusal(f"{path} has the number {str(each)[:40]}, which no double equals; use text")
+                raise self._refusal(
+                    f"{path} has the number {str(each)[:40]}, which cannot be written exactly; use text"
+                )
         return {keyword: self._checked(value, is_valid, path)}
 
     def _pattern(self, value: Any, path: str) -> str:
@@ -679,8 +674,11 @@ def _scalars(value: Any) -> Iterator[Any]:
 
 
 def _is_exact(number: int) -> bool:
-    # The library reads numbers as doubles, and writes the fewest digits that determine them, followed by zeros.
-    return abs(number) <= 2**53 or (abs(number) < 2**1023 and number == Decimal(repr(float(number))))
+    # The library reads numbers as doubles. It writes those of 64 bits exactly; of larger ones, only as many digits as
+    # determine them, followed by zeros. It crashes at -(2**63).
+    if abs(number) < 2**63:
+        return number == min(int(float(number)), 2**63 - 1)
+    return abs(number) < 2**1023 and number == Decimal(repr(float(number)))
 
 
 def _is_name_list(value: object) -> bool:

@@ -4,9 +4,9 @@ First, objects that declare properties are closed: no other names are allowed, b
 forever. The closed schema may allow fewer values, but never more. Objects stay open if `additionalProperties` requires
 it, or if there would not be enough names for `minProperties`.
 
-Closed schemas are then simplified; the result allows the same values. The library intersects a reference with the
-keywords next to it, and the schema of a declared name with those of patterns that match the name. This fails if one of
-these schemas is recursive, so the intersections are computed here where possible.
+Closed schemas are then simplified; the result allows the same values, except beyond LARGEST_BOUND. The library
+intersects a reference with the keywords next to it, and the schema of a declared name with those of patterns that match
+the name. This fails if one of these schemas is recursive, so the intersections are computed here where possible.
 """
 
 from __future__ import annotations
@@ -230,6 +230,11 @@ _PLAIN = {
 """Schemas of a type are intersected only if they have no keywords besides these."""
 
 
+LARGEST_BOUND = 2**63 - 1024
+"""The largest double below 2**63. Bounds beyond it are narrowed to it where the library refuses them: not for upper
+bounds of integers, nor next to `enum` or `const`."""
+
+
 class Simplifier:
     """Simplifies the schema of one document and its definitions. `spend` is called for each step."""
 
@@ -258,6 +263,7 @@ class Simplifier:
 
     def _rebuilt(self, schema: dict[str, Any]) -> dict[str, Any]:
         simplified: dict[str, Any] = {}
+        is_range = not schema.keys() & {"const", "enum"}
         for keyword, value in self._with_disjoint_names(self._without_implied_type(schema)).items():
             if keyword == "additionalProperties" and (value is True or value == {}):
                 continue  # only needed to keep the object open
@@ -267,6 +273,10 @@ class Simplifier:
                 simplified[keyword] = [self._simplified(each) for each in value]
             elif keyword in NAMED:
                 simplified[keyword] = {name: self._simplified(each) for name, each in value.items()}
+            elif keyword in ("minimum", "exclusiveMinimum") and is_range:
+                simplified[keyword] = max(value, -LARGEST_BOUND)
+            elif keyword in ("maximum", "exclusiveMaximum") and is_range and schema.get("type") != "integer":
+                simplified[keyword] = min(value, LARGEST_BOUND)
             else:
                 simplified[keyword] = value
         return simplified
