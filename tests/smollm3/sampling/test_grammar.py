@@ -223,6 +223,24 @@ def test_many_optional_properties_can_be_generated(
     assert created.try_consume_all(small_tokenizer.encode(f'[{{"p0": 1, "p{MAX_OPTIONAL}": 2, "p{last}": 3}}]'))
 
 
+def test_names_required_elsewhere_are_not_optional(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
+    many = {"properties": {f"p{i}": {"type": "integer"} for i in range(MAX_OPTIONAL + 1)}}
+    schema = {"$ref": "#/$defs/many", "required": ["p9"], "$defs": {"many": many}}
+    created = matcher(grammars, "json_schema", json.dumps({"type": "object", **schema}))
+    assert created.try_consume_all(small_tokenizer.encode('{"p0": 1, "p9": 2}'))
+    matcher(grammars, "json_schema", json.dumps({"type": "string", **many}))
+
+
+def test_too_many_alternatives_are_explained(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
+    options = [
+        {"type": "object", "properties": {f"{letter}{i}": {"type": "integer"} for i in range(MAX_OPTIONAL)}}
+        for letter in "ab"
+    ]
+    created = matcher(grammars, "json_schema", json.dumps({"anyOf": options}))
+    with pytest.raises(InvalidRequestError, match="consecutive optional properties"):
+        created.consume(small_tokenizer.encode("{")[0])
+
+
 @pytest.mark.parametrize("step", [1, 0.01, 0.25, 5, 100_000, 1e-6, 360])
 def test_ordinary_multiple_of_values_are_accepted(grammars: GrammarCompiler, step: float) -> None:
     grammars.matcher([grammar_part(Grammar("json_schema", json.dumps({"multipleOf": step})))], "grammar")

@@ -432,4 +432,6 @@ def _readable_error(error: str) -> str:
         return "^ and $ are supported only at the start and the end of a pattern"
     if "NoExtensionBias" in error:
         return "it matches no text"
+    if "Current row has" in error:
+        return "it has too many alternatives at one place, such as consecutive optional properties of an object"
     return error.strip().split("\n", 1)[0][:200]

@@ -101,7 +101,9 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
     sizes: dict[int, tuple[int, int]] = {}
     deepest, size, period = 1, 0, 1
     patterns_of: dict[int, int] = {}
-    for each in (schema, *definitions.values()):
+    whole = schema, *definitions.values()
+    required = {name for each in whole for inner in _iter_subschemas(each) for name in inner.get("required", ())}
+    for each in whole:
         for inner in _iter_subschemas(each):
             period = math.lcm(period, _period(inner.get("multipleOf")))
             if period > MAX_PERIOD:
@@ -112,7 +114,7 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
                     f"patternProperties has {patterns} members; at most {MAX_PATTERN_PROPERTIES} are supported",
                     param=param,
                 )
-            if (optional := _longest_optional_run(inner)) > MAX_OPTIONAL:
+            if (optional := _longest_optional_run(inner, required)) > MAX_OPTIONAL:
                 raise InvalidRequestError(
                     f"an object has {optional} consecutive optional properties; at most {MAX_OPTIONAL} are supported: "
                     "require some of them",
@@ -143,9 +145,10 @@ def _iter_subschemas(schema: Schema) -> Iterator[dict[str, Any]]:
             pending += _inner(each)
 
 
-def _longest_optional_run(schema: dict[str, Any]) -> int:
-    required, run, longest = set(schema.get("required", ())), 0, 0
-    for name, each in schema.get("properties", {}).items():
+def _longest_optional_run(schema: dict[str, Any], required: set[str]) -> int:
+    # required: the names that any subschema requires, because several can describe the same object.
+    run = longest = 0
+    for name, each in schema.get("properties", {}).items() if "object" in schema.get("type", "object") else ():
         run = 0 if name in required else run + (each is not False)
         longest = max(longest, run)
     return longest
