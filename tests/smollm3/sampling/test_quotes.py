@@ -26,8 +26,10 @@ from notso.smollm3 import (
     SamplingParams,
 )
 from notso.smollm3.sampling import quote_index, quote_index_child
+from notso.smollm3.sampling.grammar import GrammarCompiler
 from notso.smollm3.sampling.quote_index import QUOTE_BYTES, Interval, QuoteIndex, QuoteLimits, TokenTexts
 from notso.smollm3.sampling.quotes import LIKELIEST, LOOKUPS, NARROW, Quotation, QuotedOutput, QuoteManager
+from notso.smollm3.sampling.structured_output import structured_output_for
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.system.confinement import ConfinedWorkError
 
@@ -320,6 +322,15 @@ def test_continued_quotation_remains_a_quotation(demo_engine: Engine, words: str
         answer = demo_engine.submit(messages, SamplingParams(max_tokens=60, temperature=1.5, seed=seed), options)
         quotation, mark, _ = (words + answer.result().text).partition("]]")
         assert words not in source + "]" or (mark and quotation in source)
+
+
+def test_mark_in_a_continued_call_starts_no_quotation(quotes: QuoteManager, demo_engine: Engine) -> None:
+    started = '<tool_call>\n{"name": "note", "arguments": {"text": "[[1: The quick brown'
+    options = RequestOptions(tools=[{"type": "function", "function": {"name": "note"}}])
+    tokenizer = demo_engine.tokenizer
+    calls = structured_output_for(options, tokenizer, GrammarCompiler(tokenizer), may_think=False, started=started)
+    output = quotes.output([QuoteSource("The quick brown fox jumps over the lazy dog.")], calls, started)
+    assert isinstance(output, QuotedOutput) and not output.is_quoting
 
 
 def test_invalid_sources_are_refused() -> None:

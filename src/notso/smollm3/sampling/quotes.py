@@ -192,6 +192,8 @@ class QuotedOutput(StructuredOutput):
         self._resume(started.encode())
 
     def _resume(self, started: bytes) -> None:
+        if self._in_call:
+            return
         at = started.rfind(b"[[")
         found = OPEN_WITHIN.match(started, at) if at >= 0 else None
         words = b"" if found is None else started[found.end() :]
