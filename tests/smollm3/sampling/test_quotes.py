@@ -313,9 +313,11 @@ def test_mark_without_a_source_cannot_start_a_quotation(quotes: QuoteManager, de
     assert np.isfinite(free.restrict(np.zeros(tokenizer.vocab_size, np.float32), False)).all()
 
 
-@pytest.mark.parametrize("words", ["The quick bro", "The quick brown fox", "The quick brown fox]", "no such words"])
+@pytest.mark.parametrize(
+    "words", ["The quick bro", "The quick brown fox", "The quick brown fox]", "no such words", "fox jumps [[ov"]
+)
 def test_continued_quotation_remains_a_quotation(demo_engine: Engine, words: str) -> None:
-    source = "The quick brown fox jumps over the lazy dog. Then the slow white cat sleeps under the busy tree."
+    source = "The quick brown fox jumps [[over the lazy dog. Then the slow white cat sleeps under the busy tree."
     options = RequestOptions(thinking=False, continue_last=True, sources=(QuoteSource(source),))
     messages = [Message("user", "Quote"), Message("assistant", f"As in [[1: a]], see [[1: {words}")]
     for seed in range(4):

@@ -194,8 +194,7 @@ class QuotedOutput(StructuredOutput):
     def _resume(self, started: bytes) -> None:
         if self._in_call:
             return
-        at = started.rfind(b"[[")
-        found = OPEN_WITHIN.match(started, at) if at >= 0 else None
+        found = next(reversed([*OPEN_WITHIN.finditer(started)]), None)
         words = b"" if found is None else started[found.end() :]
         if found is None or CLOSE in words or len(words) > QUOTE_BYTES:
             self._track_marks(started)
