@@ -63,6 +63,24 @@ def test_random_text_of_a_schema_grammar_is_valid(grammars: GrammarCompiler, sma
         assert type(found["age"]) is int and 0 <= found["age"] <= 150
 
 
+def test_equal_grammars_are_compiled_once(small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, compiled = GrammarCompiler(small_tokenizer), []
+    create = GrammarCompiler._create_matcher
+
+    def record(compiler: GrammarCompiler, parts: Any) -> Any:
+        compiled.append(parts)
+        return create(compiler, parts)
+
+    monkeypatch.setattr(GrammarCompiler, "_create_matcher", record)
+    first, second = (matcher(grammars, "regex", "[0-9]") for _ in range(2))
+    first.consume(small_tokenizer.encode("7")[0])
+    assert first.is_over and not second.is_over and len(compiled) == 1
+    for number in range(grammar.MAX_COMPILED):
+        matcher(grammars, "regex", f"[0-9]{number}")
+    matcher(grammars, "regex", "[0-9]")
+    assert len(compiled) == grammar.MAX_COMPILED + 2
+
+
 def test_tokens_of_a_matching_text_are_allowed(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
     """The tokenizer's tokens of a matching text are allowed, and the end is allowed where the text may end."""
     text = '{"name": "Zoë 🦜", "age": 7}'

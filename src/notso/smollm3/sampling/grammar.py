@@ -58,6 +58,9 @@ JSON_STYLE = {
 
 
 _DEEP = threading.Lock()
+MAX_COMPILED, MAX_COMPILED_CHARACTERS = 8, 100_000
+"""Compiled grammars that are kept, and the maximum length of each."""
+
 SHOWN_CHARACTERS = 200
 """Maximum characters of a regular expression or a schema in an error message."""
 
@@ -191,12 +194,25 @@ class GrammarCompiler:
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._pieces: Pieces | None = None
         self._ending_search: ShortestEndingSearch | None = None
+        self._compiled: dict[str, Matcher] = {}  # the last ones used, unconsumed: clients repeat their tools
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
         """Return a matcher for the first part, which can refer to other parts by name.
 
         Control tokens are masked, except `tags` and end tokens. Raises InvalidRequestError with `param`.
         """
+        key = json.dumps([parts, param, tags])
+        with self._lock:
+            compiled = self._compiled.pop(key, None)
+        compiled = compiled or self._compile(parts, param, tags)
+        with self._lock:
+            if len(key) <= MAX_COMPILED_CHARACTERS:
+                self._compiled[key] = compiled
+            if len(self._compiled) > MAX_COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            return compiled.copy()
+
+    def _compile(self, parts: Sequence[Part], param: str, tags: Sequence[int]) -> Matcher:
         created = self._create_matcher(parts)
         if created.is_error():
             reason = _readable_error(created.get_error())
