@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,10 +91,10 @@ def batch(
             return
         engine = None
         if not ray:
-            engine = BatchEngine(
-                lambda: engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
-            )
-            engine.get()  # only now, because a batch that is already complete does not need it
+            load = partial(engines.open_engine, model, context, threads, kv=kv, device=device, fetch=fetch)
+            # The engine is loaded only now, because a batch that is already complete does not need it. When it is
+            # loaded again, nothing is printed into the progress bar.
+            engine = BatchEngine(load(silent=as_json), partial(load, silent=True))
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if engine is None:
                 chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
@@ -151,8 +152,8 @@ class BatchWorker:
     # An engine on a Ray worker. Ray Data calls the object once per task, with the requests of the task.
     def __init__(self, **engine_options: Any) -> None:
         model, context = engine_options.pop("model"), engine_options.pop("context_tokens")
-        self._engine = BatchEngine(lambda: engines.open_engine(model, context, **engine_options, silent=True))
-        self._engine.get()
+        load = partial(engines.open_engine, model, context, **engine_options, silent=True)
+        self._engine = BatchEngine(load(), load)
 
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         from notso.smollm3.errors import NotsoError

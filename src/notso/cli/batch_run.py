@@ -195,9 +195,9 @@ class AnswerSink(Protocol):
 
 class BatchEngine:
     # The engine of a batch. After `close`, `get` loads it again.
-    def __init__(self, load: Callable[[], Engine]) -> None:
+    def __init__(self, engine: Engine, load: Callable[[], Engine]) -> None:
+        self._engine: Engine | None = engine
         self._load = load
-        self._engine: Engine | None = None
 
     def get(self) -> Engine:
         if self._engine is None:
