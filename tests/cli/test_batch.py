@@ -316,13 +316,30 @@ def test_engine_that_cannot_be_loaded_again_leaves_lines(
     assert 0 < len(answers(out)) < 20 and all(line["error"] is None for line in answers(out).values())
 
 
-def test_ray_batch_stops_when_all_tasks_fail(
+def test_ray_batch_stops_when_all_workers_fail(
     many: ManyAnswers, ray_models: list[Path | None], notso: Run, tmp_path: Path
 ) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(400)]), tmp_path / "out.jsonl"
     many.fails = {f"question {number}": EngineLostError("the GPU failed") for number in range(400)}
     assert notso("batch", "--ray", str(source), str(out)).code == 1
-    assert many.opened == 9 * batch.MAX_FAILED_TASKS and not out.read_bytes()
+    assert many.opened == 9 and not out.read_bytes()
+
+
+def test_ray_batch_continues_while_one_worker_fails(
+    many: ManyAnswers, ray_models: list[Path | None], notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(requests: list[str], worker: Any, options: dict[str, Any], **_: object) -> Iterator[str]:
+        failing = worker(**options, workers=2)
+        for each in requests[:-1]:  # one worker fails often during one task of the other
+            yield from failing({"request": [each] * 8})["answer"]
+        many.fails = {}
+        yield from worker(**options, workers=2)({"request": requests[-1:]})["answer"]
+
+    monkeypatch.setitem(sys.modules, "notso.cluster.batch_pool", cast(Any, SimpleNamespace(answers=answer)))
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(7)]), tmp_path / "out.jsonl"
+    many.fails = {f"question {number}": EngineLostError("the GPU failed") for number in range(7)}
+    result = notso("batch", "--ray", str(source), str(out))
+    assert result.code == 1 and "run the same command again" in result.err and list(answers(out)) == ["request-6"]
 
 
 def test_answer_that_a_closing_engine_cuts_off_is_not_written(
@@ -494,7 +511,7 @@ def ray_models(many: ManyAnswers, monkeypatch: pytest.MonkeyPatch) -> list[Path 
 
     def answer(requests: list[str], worker: Any, options: dict[str, Any], **_: object) -> Iterator[str]:
         opened.append(options["model"])
-        engine = worker(**options)
+        engine = worker(**options, workers=1)
         for at in range(0, len(requests), 20):
             yield from engine({"request": requests[at : at + 20]})["answer"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -137,9 +138,8 @@ def _print_summary(source: BatchInput, already_done: int, answered: int, failed:
 # Request lines per Ray task. This is twice an engine's default concurrency, to keep the engine busy; if an engine is
 # lost, Ray repeats only its current task.
 REQUESTS_PER_TASK = 32
-# Pause of a worker whose engine always fails, so that the other workers get most of the remaining tasks.
+# Pause of a worker after a failed task, so that the other workers get most of the remaining tasks.
 FAILED_PAUSE_SECONDS = 60.0
-MAX_FAILED_TASKS = 5  # without an answer in between; then no worker's engine works
 
 
 @dataclass(slots=True)
@@ -152,20 +152,24 @@ class BatchWorker:
     # An engine on a Ray worker. Ray Data calls the object once per task, with the requests of the task.
     def __init__(self, **engine_options: Any) -> None:
         model, context = engine_options.pop("model"), engine_options.pop("context_tokens")
+        self._workers = engine_options.pop("workers")
         load = partial(engines.open_engine, model, context, **engine_options, silent=True)
         self._engine = BatchEngine(load(), load)
+        self._name, self._has_failed = secrets.token_hex(8), False
 
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         from notso.smollm3.errors import NotsoError
 
         # If the engine always fails, its requests stay unanswered; an exception would end the batch on all machines.
         task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
+        if self._has_failed:
+            time.sleep(FAILED_PAUSE_SECONDS)
         failures = []
         try:
             BatchRun(self._engine, task, task, Interruption(), lambda what, done, total: None).answer_all()
         except NotsoError as error:
-            failures.append({"failure": str(error)})
-            time.sleep(FAILED_PAUSE_SECONDS)
+            failures.append({"failure": str(error), "worker": self._name, "workers": self._workers})
+        self._has_failed = bool(failures)
         return {"answer": [json.dumps(answer) for answer in (*task.answers.values(), *failures)]}
 
 
@@ -204,17 +208,19 @@ def answer_on_cluster(
         model = path.absolute()
     options = {**engine_options, "model": model}
     missing = [_line_to_json(line) for line in source.lines() if line.id not in sink.done]
-    tally, failure, failed_tasks = Tally(), ENGINE_FAILED, 0
+    tally, failure = Tally(), ENGINE_FAILED
+    failing = set[str]()  # workers that failed since the last answer
     report("answering", len(sink.done), len(source.ids))
     with control.ray_connection(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
         for text in answers(missing, BatchWorker, options, engines=count, requests_per_call=REQUESTS_PER_TASK):
             answer = json.loads(text)
             if "failure" in answer:
-                failure, failed_tasks = answer["failure"], failed_tasks + 1
-                if failed_tasks == MAX_FAILED_TASKS:
+                failure = answer["failure"]
+                failing.add(answer["worker"])
+                if len(failing) >= answer["workers"]:
                     raise EngineError(failure)
                 continue
-            failed_tasks = 0
+            failing.clear()
             sink.write(answer)
             if answer["error"] is None:
                 tally.answered += 1

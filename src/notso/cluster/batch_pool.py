@@ -26,8 +26,8 @@ def answers(
     requests_per_call: int,
 ) -> Iterator[str]:
     """Yield answers in order of completion. Raises ClusterError if a worker fails, for example at its start."""
-    # worker_class: class of objects that each hold an engine. An object is constructed with `options`, and called with
-    # {"request": [...]} to return {"answer": [...]}.
+    # worker_class: class of objects that each hold an engine. An object is constructed with `options` and the number of
+    # `workers`, and called with {"request": [...]} to return {"answer": [...]}.
     # engines: number of engines; None: one per machine.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     machines = [cpus for cpus in machines if cpus >= 1]  # Ray's head node may have no CPUs for work
@@ -42,7 +42,7 @@ def answers(
     )
     answered = data.map_batches(
         worker_class,
-        fn_constructor_kwargs=dict(options),
+        fn_constructor_kwargs={**options, "workers": count},
         batch_size=None,  # one call per block, that is, per `requests_per_call` requests
         compute=ray.data.ActorPoolStrategy(size=count),  # Ray Data spreads actors over the machines
         num_cpus=max(1, int(min(machines, default=1)) // engines_per_machine),
