@@ -335,6 +335,33 @@ def test_only_requests_that_fail_twice_count_as_failed(start: Start) -> None:
     assert sorted(asked.count(f"question {number}") for number in range(8)) == [1] * 5 + [2] * 3
 
 
+def test_no_request_starts_while_one_is_repeated(start: Start) -> None:
+    asked, repeated, go = list[str](), threading.Event(), threading.Event()
+    first = threading.Barrier(4)
+
+    def answer(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        text = messages[-1].content
+        asked.append(text)
+        if asked.count(text) == 2:
+            repeated.set()
+            assert go.wait(60)
+        elif int(text.split()[-1]) < 4:
+            first.wait(60)
+            if text == "question 0":
+                raise ValueError("the engine failed")
+            assert repeated.wait(60)
+        yield from echo(messages, thinking)
+
+    server = start(ScriptedEngine(answer, slots=4)).ready()
+    client = client_of(server)
+    batch = begun(client, jsonl([entry(number) for number in range(12)]))
+    server.wait(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 3)
+    started = len(asked)
+    go.set()
+    assert ended(server, client, batch).request_counts.to_dict() == {"total": 12, "completed": 12, "failed": 0}
+    assert started == 5 and len(asked) == 13
+
+
 def test_files_and_batches_are_hidden_from_other_owners(start: Start) -> None:
     server = start(ScriptedEngine(echo), api_key="a long secret key").ready()
     mine = client_of(server, api_key="a long secret key")

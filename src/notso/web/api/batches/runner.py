@@ -193,6 +193,8 @@ class _Run:
         for number in numbers:
             entry = read_line(lines[number], (self._body["endpoint"],))
             body = json.dumps(entry.body).encode()
+            async with self._repeating:  # new requests must not fail with one that is repeated, nor make it fail again
+                pass
             status, headers, answer = await self._send_request(entry.url, body)
             if status == 500:
                 # Another request may have made the engine fail. Those that failed with it are repeated one at a time.
