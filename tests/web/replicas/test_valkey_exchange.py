@@ -196,6 +196,28 @@ def test_claim_survives_restart_of_valkey(valkey: ValkeyServer) -> None:
     together(valkey, play)
 
 
+def test_claims_are_renewed_while_others_are_deleted(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        assert await here.claim("a", "first") == await here.claim("b", "second") == ""
+        deleting, go = asyncio.Event(), asyncio.Event()
+
+        async def delete(*_: str) -> None:
+            deleting.set()
+            await go.wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here._client, "delete", delete)
+            here.release("a")
+            await deleting.wait()
+            await there._client.delete("notso:claim:b")
+            async with asyncio.timeout(60):
+                while not await there.is_claimed("b"):
+                    await asyncio.sleep(0.01)
+            go.set()
+
+    together(valkey, play)
+
+
 def test_claim_is_exclusive_until_released_or_holder_closes(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         assert await here.claim("c", "first") == ""

@@ -97,7 +97,7 @@ class ValkeyExchange:
         self._subscribers: dict[str, list[Subscriber]] = {}
         self._copies: dict[str, list[_Copy]] = {}
         self._claims: dict[str, str] = {}
-        self._claims_lock = asyncio.Lock()  # a renewal must not store a claim again that is being deleted
+        self._renewing = asyncio.Lock()
         self.at_gap: list[Callable[[], None]] = []
         self._at: bytes | None = None
         self._bell_at = b"0-0"
@@ -207,9 +207,10 @@ class ValkeyExchange:
         task.add_done_callback(self._tasks.remove)
 
     async def _delete(self, key: str) -> None:
-        async with self._claims_lock:
-            with suppress(*FAILURES):
-                await self._client.delete(key)
+        async with self._renewing:  # or the renewal could store the claim again
+            pass
+        with suppress(*FAILURES):
+            await self._client.delete(key)
 
     async def _send(self) -> None:
         while True:
@@ -322,7 +323,7 @@ class ValkeyExchange:
                 async with asyncio.timeout(RENEW_SECONDS):
                     await self._returned.wait()
             self._returned.clear()
-            async with self._claims_lock:
+            async with self._renewing:
                 with suppress(*FAILURES):
                     pipe = self._client.pipeline(transaction=False)
                     for name, holder in self._claims.items():
