@@ -67,7 +67,7 @@ from notso.web.chat.submit import resume_orphan
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import ChatMarkNotifier, PageLanguage, Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, owner_of
+from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, ipv4_network, owner_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.assets import Assets
 from notso.web.edge.base_path import BasePath
@@ -225,6 +225,7 @@ def create_app(
     """
     settings = settings or Settings()
     parts = _create_components(engine_source, settings, model_registry, plugins or Plugins())
+    trusted_proxies = [ipv4_network(proxy) for proxy in settings.trusted_proxies]
     tracing = configure_tracing()
     if tracing is not None:
         tracing.instrument(parts.shared.requests, parts.chat.turns)
@@ -268,8 +269,8 @@ def create_app(
         telemetry=tracing.config if tracing is not None else _NO_TRACES,
         middleware=[
             Middleware(PeerAddress),
-            Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)),
-            Middleware(BasePath, configured=settings.base_path, trusted_proxies=settings.trusted_proxies),
+            Middleware(ProxyHeadersMiddleware, trusted_hosts=trusted_proxies),
+            Middleware(BasePath, configured=settings.base_path, trusted_proxies=trusted_proxies),
             Middleware(AccessLog),
             Middleware(ChunkedBodies),
             Middleware(RequestMetrics, metrics=parts.api.metrics),

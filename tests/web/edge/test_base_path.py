@@ -126,8 +126,9 @@ def test_only_trusted_proxy_may_set_forwarded_prefix(start: Callable[..., Any], 
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no socket for both IPv6 and IPv4")
-def test_proxy_is_trusted_on_a_socket_for_both_ip_versions(start: Callable[..., Any]) -> None:
-    server = start(ScriptedEngine(), host="::", api_key="k" * 24, trusted_proxies=("127.0.0.1",)).ready()
+@pytest.mark.parametrize("proxy", ["127.0.0.1", "::ffff:127.0.0.1", "::ffff:127.0.0.0/104"])
+def test_proxy_is_trusted_on_a_socket_for_both_ip_versions(start: Callable[..., Any], proxy: str) -> None:
+    server = start(ScriptedEngine(), host="::", api_key="k" * 24, trusted_proxies=(proxy,)).ready()
     assert 'action="/chat/login"' in server.client.get("/login", headers={"X-Forwarded-Prefix": "/chat"}).text
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import secrets
 import time
@@ -100,6 +101,13 @@ class PeerAddress:
         if port:
             scope["client"] = (scope[PEER], *port)
         await self._app(scope, receive, send)
+
+
+def ipv4_network(network: str) -> str:
+    """Return a network of IPv4-mapped addresses in its IPv4 form, in which `PeerAddress` saves peers."""
+    parsed = ipaddress.ip_network(network)
+    mapped = getattr(parsed.network_address, "ipv4_mapped", None)
+    return f"{mapped}/{parsed.prefixlen - 96}" if mapped is not None and parsed.prefixlen >= 96 else network
 
 
 def peer_of(request: Request) -> str:
