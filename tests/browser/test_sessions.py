@@ -139,6 +139,18 @@ def test_failed_requests_leave_the_page_as_it_is(serve: Serve, open_page: Open, 
     assert len(failed) == 1
 
 
+def test_streams_that_fail_to_open_are_opened_again(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url, expected="status of 503|response:error")
+    feed = re.compile("/feed[?]chat=[0-9a-f]")
+    with page.expect_response(feed):
+        begin(page, "Apples")
+    for stream in (re.compile("/events[?]"), feed):
+        page.route(stream, lambda route: route.fulfill(status=503), times=1)
+    with page.expect_response(lambda response: feed.search(response.url) is not None and response.ok):
+        ask(page, "Pears")
+        finished(page, 2)
+
+
 def test_cleared_chat_can_be_restored(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     begin(page)
