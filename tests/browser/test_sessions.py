@@ -110,7 +110,8 @@ def test_failed_requests_leave_the_page_as_it_is(serve: Serve, open_page: Open, 
 
     def fail(route: Route) -> None:
         failed.append(route.request.url.rpartition("/")[2].partition("?")[0])
-        route.fulfill(status=503, content_type="text/html", body="<p>No backend</p>")
+        body = "<title>Error</title><p>No backend</p>"
+        route.fulfill(status=503, content_type="text/html", body=body)
 
     page.route(re.compile("/(chats|delete|choose|edit)([?]|$)"), fail)
     page.get_by_role("button", name=words["version_previous"]).click()
@@ -123,6 +124,7 @@ def test_failed_requests_leave_the_page_as_it_is(serve: Serve, open_page: Open, 
                 page.evaluate("htmx.trigger(document.body, 'chats')")
             else:
                 chat_row(page, "Apples").get_by_role("button", name=words["delete"]).click()
+    expect(page).to_have_title(re.compile("Apples"))
     page.unroute_all()
     chat_row(page, "Apples").get_by_role("button", name="Pin", exact=True).click()
     expect(page.locator("#chat-list")).to_contain_text("Pinned")

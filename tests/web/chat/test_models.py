@@ -200,6 +200,7 @@ def test_details_of_the_loaded_model_are_shown(start: Start, own_home: Path) -> 
     )
     server = start(engine).ready()
     for path in ("/models", "/"):
+        assert 'id="composer-problem"' in page(server, path), "a place for errors of the list of chats"
         shown = text_of(page(server, path))
         assert "48 Q4_K, 9 Q6_K, 17 F32" in shown and "every 4th (9 of 36)" in shown
         assert "4,096 tokens, 16 parallel requests" in shown and "k8v8, 1.07 GB" in shown

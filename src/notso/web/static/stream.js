@@ -111,6 +111,8 @@
     getSelection().setBaseAndExtent(anchor, within(anchor, from), focus, within(focus, to));
   };
   document.addEventListener("htmx:before:swap", hold);
+  // An error page of a proxy has a title, which must not become that of this page.
+  document.addEventListener("htmx:before:swap", ({ detail: { ctx } }) => { if (ctx.response?.status >= 400) ctx.title = ""; });
   document.addEventListener("htmx:after:swap", release);
 
   // A reasoning panel is open while its text is generated, and closes afterwards. Panels that the user has clicked or
