@@ -208,5 +208,11 @@ def test_details_of_the_loaded_model_are_shown(start: Start, own_home: Path) -> 
         assert re.search(r"[\d.]+ [MG]B in use \([\d.]+ [MG]B including mapped weights\)", shown)
 
 
+def test_path_can_be_copied_without_invisible_characters(start: Start) -> None:
+    server = start(named("one", "/models/one.gguf")).ready()
+    shown = server.client.get("/models", headers={"Accept-Language": "ar"}).text
+    assert '<bdi dir="ltr">/models/one.gguf</bdi>' in shown
+
+
 def test_human_duration_formats_seconds_minutes_and_hours() -> None:
     assert [human_duration(seconds) for seconds in (0, 45.4, 75, 7500)] == ["1 s", "45 s", "1 min 15 s", "2 h 5 min"]
