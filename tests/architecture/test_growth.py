@@ -274,6 +274,7 @@ LOCAL = {  # source of a pattern built within a function -> an example of its va
     '"|".join(map(re.escape, runs))': "日本語|手机",
     'b"|".join(re.escape(each) for each in (CLOSE, *barred))': rb"\]\]|<\|im_end\|>|<think>",
     "cls.PATTERN + re.escape(cls.SUFFIX)": r"[0-9a-f]{64}\.kv4",
+    r'rf"(?i){re.escape(Path(known.filename).stem)}[\W\d_]*\.gguf[\W\d_]*"': r"(?i)SmolLM3\-Q8_0[\W\d_]*\.gguf[\W\d_]*",
 }
 EXAMPLES = {ast.dump(ast.parse(source, mode="eval").body): example for source, example in LOCAL.items()}
 

@@ -24,7 +24,7 @@ _MARKS = (
 )
 # Other attributes may name encodings, too, such as that of an output file.
 _DECLARED = re.compile(
-    rb"""(?:<meta\s[^>]*?charset|\A\s*<\?xml\s[^>]*?encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE
+    rb"""(?:<meta\s[^<>]*?charset|\A\s*<\?xml\s[^<>]*?encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE
 )
 # Files often name an encoding and use characters of its superset. Browsers decode them in the same way.
 _SUPERSETS = {
