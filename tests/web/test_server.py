@@ -111,8 +111,9 @@ def test_partial_answer_survives_kill_and_resumes(process: Callable[..., Process
     os.kill(first.process.pid, signal.SIGKILL)
     assert first.end()[0] == -signal.SIGKILL
     second = process()
+    second.wait_for("word word word", chat)
     page = second.client.get(chat).text
-    assert "word word word" in page and 'data-state="running"' in page
+    assert 'data-state="running"' in page
     stream = page.partition('hx-sse:connect="/generations/')[2].partition("/")[0]
     assert second.client.post(f"/generations/{stream}/stop").status_code == 303
     second.wait_for('data-state="stopped"', chat)
