@@ -321,6 +321,16 @@ def test_stale_settings_form_changes_only_edited_fields(shared: Running) -> None
     assert settings() == {"titles": True, "top_p": 0.5}
 
 
+def test_budget_is_shown_again_if_the_first_response_is_lost(shared: Running) -> None:
+    """A click on Save after a change sends two requests; the page discards the first one's response."""
+    address = f"/chats/{shared.ask('budget').chat_id}/settings"
+    (was,) = re.findall(r'name="was" value="([^"]*)"', shared.client.get(address).text)
+    headers = {"HX-Request": "true", "HX-Request-Type": "partial"}
+    for budget, shows in (("", False), ("1024", True), ("1024", True)):
+        page = shared.client.post(address, data={"was": was, "thinking_budget": budget}, headers=headers).text
+        assert ('hx-target="#thinking-budget"' in page) == shows
+
+
 def test_stale_tools_form_changes_only_edited_tools(shared: Running) -> None:
     chat_id = shared.ask("tools").chat_id
     address = f"/chats/{chat_id}/tools"

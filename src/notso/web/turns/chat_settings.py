@@ -91,11 +91,8 @@ def updated_settings(
     Missing fields keep their value; empty ones are reset.
     """
     result, problems = dict(settings), {}
-    # `was` contains digests of the values that the page showed. Fields that still have these values are skipped, so
-    # that a form that was open for long does not undo changes made in another tab.
-    untouched = set(form.get("was", "").split())
     for name in SETTING_NAMES:
-        if name not in form or _digest(name, form[name]) in untouched:
+        if not is_changed(name, form):
             continue
         text = form[name] if name == "system_prompt" else form[name].strip()
         if not text.strip():
@@ -106,6 +103,13 @@ def updated_settings(
         except ValueError as error:
             problems[name] = str(error)
     return result, problems
+
+
+def is_changed(name: str, form: Mapping[str, str]) -> bool:
+    """Return whether a field differs from what the page showed, whose digests the field `was` contains."""
+    # A field that does not differ is skipped, so that a form that was open for long does not undo changes made in
+    # another tab.
+    return name in form and _digest(name, form[name]) not in form.get("was", "").split()
 
 
 def form_digests(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:

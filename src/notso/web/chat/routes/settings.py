@@ -40,6 +40,7 @@ from notso.web.turns.chat_settings import (
     form_defaults,
     form_digests,
     form_values,
+    is_changed,
     merge_settings,
     updated_settings,
 )
@@ -94,7 +95,8 @@ async def change_settings(
     else:
         await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
-    budget_changed = project is None and settings.get("thinking_budget") != before.get("thinking_budget")
+    # Compared with the page, because a click on Save after a change sends two requests, and the first response is lost.
+    budget_changed = project is None and is_changed("thinking_budget", form)
     if problems:  # keep all input, because the dialog may be closed before the errors are corrected
         typed = {name: value for name, value in form.items() if name in form_values({})}
         return await _show(
