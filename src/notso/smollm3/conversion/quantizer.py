@@ -38,8 +38,8 @@ def quantize(
     The same arguments always give the same file.
     text: name and content of a text on which to measure importance (see importance.py).
 
-    Raises ModelFileError, GGUFError or SafetensorsError for an unsupported source, InvalidRequestError for an unknown
-    mix or short text, OperandError for values that a format cannot represent, or OSError. No file is created on
+    Raises ModelFileError, GGUFError or SafetensorsError for an unsupported source, InvalidRequestError for a short
+    text or unknown mix, OperandError for values that a format cannot represent, or OSError. No file is created on
     error.
     """
     if mix not in MIXES:

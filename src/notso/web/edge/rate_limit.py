@@ -59,7 +59,7 @@ class LocalCounters:
 
 
 class RateLimit:
-    """Rejects API POSTs and sign-ins of an address beyond `per_minute` (429); 0 disables the limit."""
+    """Rejects (429) API POSTs and sign-ins beyond `per_minute` for each address; 0 disables the limit."""
 
     def __init__(self, app: ASGIApp, per_minute: int, counters: Counters | None = None) -> None:
         self._app = app

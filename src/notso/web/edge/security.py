@@ -4,8 +4,8 @@ The checks use the raw `Host` header and `scope["path"]`, never a URL built from
 question mark, the path of such a URL differs from the path that is routed; in other servers, this has allowed access to
 guarded routes without a key.
 
-Origin rules allow pages of other sites to use the API, without cookies, but never the chat pages. On the port that
-imitates Ollama, Ollama's default origins are allowed as well.
+Origin rules let pages of other sites use the API, without cookies, but never the chat pages. On the port that imitates
+Ollama, Ollama's default origins are allowed as well.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OllamaGreeting:
 
 
 ALLOWED = "notso.allowed_origin"
-"""Scope key of API requests from an allowed origin."""
+"""Scope key that marks requests from an allowed origin."""
 PREFLIGHT_SECONDS = 600
 _METHODS = "GET, POST, DELETE"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
@@ -188,8 +188,8 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("Content-Security-Policy", content_security_policy(nonce))
                 headers["X-Content-Type-Options"] = "nosniff"
-                # With "no-referrer", browsers send `Origin: null` with forms, which CrossSiteGuard rejects. Over HTTP
-                # (other than on loopback), they send no Sec-Fetch-Site that would show that the form is the server's.
+                # With "no-referrer", browsers send `Origin: null` with forms. Over HTTP (other than on loopback), they
+                # also omit Sec-Fetch-Site, so CrossSiteGuard would reject even this server's forms.
                 headers["Referrer-Policy"] = "same-origin"
                 headers["Cross-Origin-Opener-Policy"] = "same-origin"
                 headers["Cross-Origin-Resource-Policy"] = "same-origin"

@@ -128,7 +128,7 @@ def register_installed(host: EngineHost, registry: ModelRegistry, installed: Ins
 
 
 def other_installed_models(host: EngineHost, registry: ModelRegistry) -> list[InstalledModel]:
-    """List the installed SmolLM3 files, except the default model's. Blocks on the disk."""
+    """List the installed SmolLM3 files, except the default model's. Blocks while reading files."""
     inventory = scan_models(None, registry.folder)
     default = host.default.path
     return [each for each in inventory.installed if each.model.is_smollm3 and each.model.path.resolve() != default]

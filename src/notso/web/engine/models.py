@@ -32,7 +32,7 @@ class AdapterFile:
 
 
 def adapter_files(folder: Path | None) -> list[AdapterFile]:
-    """List the adapters directly in a folder; none if unreadable. Blocks on the disk."""
+    """List the adapters directly in a folder; none if unreadable. Blocks while reading files."""
     if folder is None:
         return []
     try:

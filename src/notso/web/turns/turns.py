@@ -37,7 +37,7 @@ def mark_for_phase(phase: str) -> Mark:
 
 
 class Turns:
-    """Start, find, stop and follow turns. Use on the event loop only."""
+    """Starts, finds and stops turns. Use on the event loop only."""
 
     def __init__(
         self,
