@@ -5,7 +5,7 @@
 float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
 Super-blocks consist of groups of values, each with an integer scale. Quantization searches for scales that minimize
-sum(w * (block value - x)^2), where w is the importance of each value. For each group, it tries several scales near the
+sum(w * (dequantized - x)^2), where w is the importance of each value. For each group, it tries several scales near the
 one that maps the largest value to the largest integer, fits each of them to the resulting integers by least squares,
 and keeps the best. Then it fits the minima to the rounded scales, and finally d and dmin of each super-block to all of
 its integers.
@@ -44,7 +44,7 @@ def _reciprocal(x: Floats) -> Floats:
 
 
 def quantize_symmetric(scale: Floats, x: Floats, low: int, high: int) -> tuple[Floats, Integers]:
-    """Return float16 scales (n,) and q = x / scale, rounded and clipped to low..high."""
+    """Return float16-rounded scales (n,) and q = x / scale, rounded and clipped to low..high."""
     d = round_to_half(scale)
     return d, np.clip(np.rint(x * _reciprocal(d)[:, None]), low, high).astype(np.int32)
 

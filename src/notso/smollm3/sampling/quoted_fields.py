@@ -94,7 +94,7 @@ class JsonPosition:
 
 
 class QuotedFields:
-    """Constrains the quoting strings of one answer to match their sources."""
+    """Constrains the quoted fields of one answer to match their sources."""
 
     # fields: keyed by the Python `id()` of the subschema that describes the string.
     def __init__(
@@ -164,7 +164,7 @@ class QuotedFields:
 def quoted_fields(
     options: RequestOptions, quotes: QuoteManager, pinned: PinnedReading | None = None
 ) -> tuple[RequestOptions, QuotedFields | None]:
-    """Return options with x-quote-of removed from the schema, and the constraint on quoting strings, or None.
+    """Return options without x-quote-of in the schema, and the constraint on quoted fields, if any.
 
     Raises InvalidRequestError for an unknown source, and for keywords that cannot be combined with x-quote-of.
     """

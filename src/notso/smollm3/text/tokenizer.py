@@ -1,7 +1,7 @@
 """Tokenizer built from a GGUF file's vocabulary and merges.
 
-By default, control tokens in text are not recognized: `<|im_end|>` typed by a user is encoded as plain text. Only
-`encode(text, control=True)` and runs marked as special in `encode_runs` yield special ids.
+By default, special tokens in text are not recognized: `<|im_end|>` typed by a user is encoded as plain text. Only
+`control=True` and runs marked as special in `encode_runs` yield special ids.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], path: Path | None = None) -> Tokenizer:
-        """Build a tokenizer from metadata and, if present, a `tokenizer.json` next to `path` with equal tokens.
+        """Build from metadata and, if present, the `tokenizer.json` next to `path`, whose tokens must match.
 
         Raises ModelFileError.
         """
@@ -276,8 +276,8 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
 # users' texts by timing requests.
 LEAST_CHARACTERS = 512
 
-# Maximum size of all cached texts and ids: eight million characters of plain English, or a million characters if each
-# is a token.
+# Maximum size of all cached texts and ids: eight million characters of plain English, or over two million if each is
+# a token.
 MOST_BYTES = 16 * 2**20
 
 

@@ -182,7 +182,7 @@ class RunningRequest:
         Returns None if stopped meanwhile. Raises ModelError if loading fails.
         """
         host = self._requests.host
-        if self._served is not None and self._served.engine is None:  # lost by a GPU failure
+        if self._served is not None and self._served.engine is None:  # lost in a GPU failure
             self._release_model()
         if self._served is None:
             host.allow_retry(model)
@@ -221,7 +221,7 @@ class RunningRequest:
     async def reserve(self, engine: ChatEngine, submit: Submitter, off_loop: OffLoop | None = None) -> Submitter:
         """Reserve quota until `close`; return `submit` with `max_tokens` limited to the reservation.
 
-        Equal submissions are reserved once. Raises QuotaError, StorageError or ModelError.
+        Repeated equal calls reserve once. Raises QuotaError, StorageError or ModelError.
         """
         quotas = self._requests.quotas
         if quotas is None or not quotas.has_quota(self.owner):

@@ -45,7 +45,7 @@ class Serializer(Protocol):
 
 
 class LargeJSONResponse(JSONResponse):
-    """JSON response of any size. Construct it in a thread, because encoding takes long."""
+    """JSON response of any size. Construct it in a thread, because encoding is slow."""
 
     render = staticmethod(json_bytes)
 

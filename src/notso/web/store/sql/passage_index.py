@@ -2,7 +2,7 @@
 
 The index is an ordinary table rather than FTS5 or tsvector, for three reasons: both databases rank passages in the same
 order; word frequencies are those of the documents that the user may read; and deleted words are erased (FTS5 keeps
-them until its segments are merged, and can erase them only since SQLite 3.42).
+them until its segments are merged; erasing them at once requires SQLite 3.42).
 """
 
 from __future__ import annotations
