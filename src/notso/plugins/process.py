@@ -1,7 +1,7 @@
 """Server side of a plugin's process: calls have deadlines, and the process is killed if it misses one.
 
 Plugins run in processes, because a thread in an endless loop cannot be stopped. This costs the start of a process, and
-a round trip for each call (see docs/plugins.md for measurements). No thread of the server waits longer than a call's
+a round trip for each call (see docs/plugins.md for measurements). No server thread waits much longer than a call's
 deadline.
 """
 
@@ -36,7 +36,7 @@ State = Literal["starting", "on", "off"]
 START_SECONDS = 60.0  # timeout of loading a plugin, which imports its libraries
 SEND_SECONDS = 2.0  # timeout of sending a call; only a hanging process exceeds it
 ROW_SECONDS = 2.0  # timeout of processing a row (the logits of one token); all answers wait meanwhile
-# Rows that meet the timeout delay all answers, too. Therefore, a plugin may spend at most ROW_SHARE of the time on
+# Even rows processed in time delay all answers. Therefore, a plugin may spend at most ROW_SHARE of the time on
 # rows, plus bursts of ROW_ALLOWANCE_SECONDS.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
@@ -56,7 +56,7 @@ class _Call:
 
 
 class PluginProcess:
-    """Process of an enabled plugin. Thread-safe. No method blocks for longer than its timeout."""
+    """Process of an enabled plugin. Thread-safe. Callers never wait without a timeout."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -8,9 +8,9 @@ llama.cpp. They have a separate code path (`apply_filters`), so that they do not
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
 
 Flat distributions have tens of thousands of candidates for top_p, and sorting them would dominate the cost. Only two
-ranks matter: the rank of the drawn token, and the end of the nucleus (the tokens that top_p keeps). Candidates are
-divided into buckets of nearly equal weight. The sums of the buckets locate both ranks, and only the buckets that
-contain them are sorted.
+ranks matter: the rank of the drawn token, and the end of the nucleus (the tokens that top_p keeps). Candidates of
+nearly equal weight share a bucket. The sums of the buckets locate both ranks, and only the buckets that contain them
+are sorted.
 
 DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and penalizes them more the longer the
 repetition is. The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements
@@ -495,7 +495,7 @@ def likeliest(values: Floats, count: int) -> list[int]:
     count = min(count, len(values))
     if count <= 0:
         return []
-    # At least `count` chunks have a maximum at or above the floor, so at least `count` values do, and rarely many more.
+    # The maxima of at least `count` chunks reach the floor, so at least `count` values do, and rarely many more.
     maxima = np.maximum.reduceat(values, np.arange(0, len(values), _MAXIMA_OF))
     floor = np.partition(maxima, len(maxima) - count)[len(maxima) - count] if count <= len(maxima) else -np.inf
     ids = np.flatnonzero(values >= floor)

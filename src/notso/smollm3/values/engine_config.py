@@ -36,18 +36,17 @@ class EngineConfig:
     context_tokens: capacity for a prompt and its answer, at most the model's maximum (YaRN doubles the trained
         context). None: up to 8,192, as memory allows.
     document_tokens: if context_tokens is None, desired capacity for prompts with a fixed prefix, such as documents.
-        Reduced to the trained context, and to what fits in half of the remaining memory. The cache memory is allocated
+        Capped at the trained context, and at what fits in half of the remaining memory. The cache memory is allocated
         only when used.
     threads: CPU threads. None: one per physical core.
     weights: "mmap" uses the memory-mapped file. "packed" (formerly "hugepages") copies weights to 2 MiB pages in the
         background, in a packed layout if the kernels support it. "auto" copies weights if this is possible and
         worthwhile, and packs them if no operation gets slower.
-    kv: format of the KV cache. "auto" chooses by context and memory.
+    kv: KV cache format. "auto" chooses by model, context and memory.
     max_num_seqs: concurrent sequences. None: up to 16, as memory allows.
     speculation: use draft tokens where worthwhile; results are unchanged.
-    cache_dir: private folder for up to `cache_bytes` of KV blocks, so that conversations survive restarts. None: no
-        disk cache.
-    library_bytes: additional size limit for the prefixes that FixedPrefix.reading keeps in cache_dir.
+    cache_dir: private folder for up to `cache_bytes` of KV blocks, which survive restarts. None: no disk cache.
+    library_bytes: separate size limit for prefixes with a name (FixedPrefix.reading) in cache_dir.
     device: "cpu"; "cuda" or "cuda:1", which must be usable; "auto": the first GPU, or the CPU if no GPU can run the
         model. Results are the same on all devices.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.

@@ -76,7 +76,7 @@ class Event:
     """One event of an answer.
 
     Order: `trimmed` if turns were dropped; `queued` for each new queue position; `started` if token ids are requested;
-    events of replayed tokens; `progress`, and `prompt` if requested, during prefill; `embedding` if requested; then
+    events of the option `replay`; `progress`, and `prompt` if requested, during prefill; `embedding` if requested; then
     `reasoning`, `text`, `tool_call_part`, `tool_call` and `tokens` events; finally `usage` and `end`, or `error`.
 
     Fields set for each kind:

@@ -1,4 +1,4 @@
-"""Connection interface for the shared SQL, with the operations that differ between databases."""
+"""Connection interface for SQL that all databases share, with the operations that differ."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Database(ABC):
     """A connection with the operations that differ between databases."""
 
     for_update: str  # suffix of a SELECT that locks its rows until the transaction ends
-    lowercase: str  # format of an expression for comparisons that ignore case, also outside ASCII
+    lowercase: str  # format string for comparisons that ignore case, also outside ASCII
 
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows: ...
@@ -90,7 +90,7 @@ class Database(ABC):
 
     @abstractmethod
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
-        """Interrupt the chat's unfinished answer if its process has ended."""
+        """Mark the chat's unfinished answer interrupted if its process has ended."""
 
     @abstractmethod
     def holds_lease(self, message_id: str) -> bool: ...

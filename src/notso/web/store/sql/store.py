@@ -176,7 +176,7 @@ class SQLStore(ABC):
 
     @abstractmethod
     async def require_exclusive_use(self) -> None:
-        """Mark unfinished answers as interrupted. Raises StorageError if the database is damaged or in use."""
+        """Raise StorageError if the database is damaged or in use; otherwise, mark unfinished answers interrupted."""
 
     @contextlib.asynccontextmanager
     async def exclusive_use(self) -> AsyncIterator[None]:
@@ -270,7 +270,7 @@ class SQLStore(ABC):
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
 
-        if self.read_only:  # read whole tables, because indexes may be damaged
+        if self.read_only:  # read the chat's rows, because index entries may be damaged
             return _branch_of(await self.chat_snapshot(owner, chat_id), last)
 
         def read(db: Database) -> Branch | None:
@@ -294,7 +294,7 @@ class SQLStore(ABC):
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
 
-        if self.read_only:  # read whole tables, because indexes may be damaged
+        if self.read_only:  # read the chat's rows, because index entries may be damaged
             snapshot = await self.chat_snapshot(owner, chat_id)
             path, earlier = branch_end(_shown_path_of(snapshot, through), limit, first)
             return ShownChat(snapshot.chat, snapshot.base, tuple(path), earlier) if snapshot is not None else None
@@ -346,7 +346,7 @@ class SQLStore(ABC):
     async def message_chunks(
         self, owner: str, chat_id: str, *, shown: bool = False
     ) -> AsyncIterator[list[StoredMessage]]:
-        if self.read_only:  # read whole tables, because indexes may be damaged
+        if self.read_only:  # read the chat's rows, because index entries may be damaged
             snapshot = await self.chat_snapshot(owner, chat_id)
             if snapshot is not None:
                 yield branch(snapshot.messages, snapshot.chat.chosen_root) if shown else list(snapshot.messages)
