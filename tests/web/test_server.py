@@ -131,7 +131,7 @@ def test_sigterm_finishes_short_answer_and_rejects_new_ones(process: Callable[..
     refused = first.client.post("/chats", data={"text": "my words", "key": new_id()})
     assert refused.status_code == 503 and "my words" in refused.text and int(refused.headers["retry-after"]) > 0
     (tmp_path / "hold").unlink()
-    assert first.end() == (0, "saved\n")
+    assert first.end() == (0, "the server is stopping: SIGTERM\nsaved\n")
     page = process().client.get(chat).text
     assert 'data-state="done"' in page and page.count("word ") >= 19
 
@@ -147,7 +147,7 @@ def test_shutdown_leaves_long_answer_to_next_process(process: Callable[..., Proc
         began = time.monotonic()
         first.process.send_signal(signal.SIGINT)
         assert [line for line in lines if line.startswith("event:")][-1] == "event: done"
-    assert first.end() == (0, "saved\n")
+    assert first.end() == (0, "the server is stopping: SIGINT\nsaved\n")
     assert time.monotonic() - began < 30, "the shutdown did not wait for the script, which takes 100 s"
     again = process()
     assert 'data-state="running"' in again.client.get(chat).text, "the next process resumes the answer"

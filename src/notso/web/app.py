@@ -350,8 +350,9 @@ def create_app(
     return app
 
 
-async def drain_work(parts: Components) -> None:
+async def drain_work(parts: Components, cause: str = "requested") -> None:
     """Finish or stop running work before shutdown; return when everything is saved."""
+    logger.warning("the server is stopping: %s", cause)
     # Make /health fail first, so that a proxy stops sending requests while the server still admits them.
     parts.shared.leaving = True
     await asyncio.sleep(parts.shared.settings.leave_seconds)
@@ -387,6 +388,7 @@ def _create_components(
     pages = Pages(assets, FairQueue("notso-page", PAGE_THREADS), CommandView(plugins, mcp))
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
+    requests.at_end.append(metrics.count_failure)
     suggestions, feed = Suggestions(requests, turns), Feed()
     mcp_sources: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
     toolbox = Toolbox(PluginTools(plugins), *mcp_sources)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import signal
 import socket
 import sys
 import time
@@ -133,7 +134,7 @@ class ChatServer(uvicorn.Server):
         self._on_ready = on_ready
         limit_log_rate()
         self._connection_limiter, self._pipeline = ConnectionLimiter(connection_limit()), RequestPipeline()
-        self._stop_requested = False
+        self._stop_signal = 0
         self._stopping: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -209,18 +210,19 @@ class ChatServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # A second signal stops the server at once. This is safe, because acknowledged data is already on disk.
         settings = self._notso_app.state.parts.shared.settings
-        if self._stop_requested:
+        if self._stop_signal:
             self.end_in(LAST_RESORT_SECONDS)
             self.should_exit = self.force_exit = True
             logging.getLogger("uvicorn.error").disabled = True  # suppress tracebacks of canceled tasks
         else:
             self.end_in(settings.leave_seconds + settings.drain_seconds + LAST_RESORT_SECONDS)
-        self._stop_requested = True
+        self._stop_signal = sig
         self._wake_main_loop()
 
     async def on_tick(self, counter: int) -> bool:
-        if self._stop_requested and self._stopping is None:
-            self._stopping = asyncio.create_task(drain_work(self._notso_app.state.parts))
+        if self._stop_signal and self._stopping is None:
+            cause = signal.Signals(self._stop_signal).name
+            self._stopping = asyncio.create_task(drain_work(self._notso_app.state.parts, cause))
             self._stopping.add_done_callback(lambda _: self._wake_main_loop())
         if self._stopping is not None and self._stopping.done():
             self.should_exit = True

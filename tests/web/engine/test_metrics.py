@@ -137,6 +137,8 @@ def test_engine_statistics_are_exported(engine: EngineHost) -> None:
     metrics = Metrics(engine)
     metrics.observe(Usage(10, 5, 2, 3, 200.0, 400.0, 50.0), "length")
     metrics.observe(None, None)
+    metrics.count_failure(None, None)
+    metrics.count_failure(None, "cancelled")
     found = samples(metrics.text().decode())
     expected = {
         "num_requests_running": 3,
@@ -151,6 +153,7 @@ def test_engine_statistics_are_exported(engine: EngineHost) -> None:
         "spec_decode_num_accepted_tokens_total": 15,
         "num_preemptions_total": 1,
         "request_success_total{finished_reason=length}": 1,
+        "request_failed_total": 1,
         "reasoning_tokens_total": 2,
         "request_queue_time_seconds_sum": 0.05,
         "request_prefill_time_seconds_sum": 0.2,

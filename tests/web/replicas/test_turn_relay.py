@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -83,7 +84,8 @@ def endless(messages: object, thinking: bool) -> Iterator[Event]:
         yield from say("word ")
 
 
-def test_stop_reaches_replica_that_generates_answer(replica: Replica) -> None:
+def test_stop_reaches_replica_that_generates_answer(replica: Replica, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "notso.access")
     here, there = (replica(ScriptedEngine(endless, pace_seconds=0.01)) for _ in range(2))
     joined(here, there)
     asked = here.ask("Hello", thinking=False)
@@ -95,6 +97,8 @@ def test_stop_reaches_replica_that_generates_answer(replica: Replica) -> None:
         assert '"state": "stopped"' in "".join(stream.iter_text()), "the other replica must send the end to its reader"
     stored = here.finished(asked)
     assert stored.state == "stopped" and stored.content.startswith("word")
+    assert f"generation ended: stopped by the user; id {asked.generation_id};" in caplog.text
+    assert caplog.messages.count(f"stop requested; id {asked.generation_id}") == 2, "logged by both servers"
 
 
 def test_elicitation_reply_reaches_replica_that_runs_tool(replica: Replica) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -122,7 +123,8 @@ def test_unused_reserved_tokens_are_returned(servers: Servers) -> None:
     assert Counter(each.status_code for each in answers) == {200: 30, 429: 10}
 
 
-def test_request_with_several_choices_is_limited_as_a_whole(one: Servers) -> None:
+def test_request_with_several_choices_is_limited_as_a_whole(one: Servers, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "notso.access")
     secret, key = one.book.add("ann", tokens_per_day=2 * PROMPT + 7, requests_per_day=3)
     server = one.all[0]
 
@@ -133,6 +135,7 @@ def test_request_with_several_choices_is_limited_as_a_whole(one: Servers) -> Non
     assert asked(n=4).status_code == 429 and not one.engines[0].requests
     told = asked(n=2).json()
     assert [each["finish_reason"] for each in told["choices"]] == ["length", "length"]
+    server.wait(lambda: caplog.text.count("generation ended: length (quota)") == 2)
     assert one.used(key).completion_tokens == 7 and one.used(key).requests == 2
 
 

@@ -68,7 +68,9 @@ def test_heartbeats_continue_after_database_errors(
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "leases could not be renewed",
         "leases are renewed again",
+        "turn interrupted",
     ]
+    assert caplog.messages[-1].endswith("; id generation")
 
 
 def test_turn_reported_as_lost_is_interrupted(start: Start) -> None:

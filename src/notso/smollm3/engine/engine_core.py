@@ -6,6 +6,7 @@ engine steps. The pieces are smaller while answers are running, so that the answ
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import threading
@@ -262,7 +263,10 @@ class EngineCore:
             except DeviceLostError as error:
                 self._handle_device_loss(error)
             except Exception as error:
-                _log.exception("a step failed")
+                # Each request's context contains the id of the client's request.
+                contexts = [each.generation.context for each in self._requests.values()]
+                for context in contexts or [contextvars.copy_context()]:
+                    context.run(_log.exception, "a step failed")
                 self._fail_all(error)
 
     def _handle_device_loss(self, error: DeviceLostError) -> None:

@@ -59,6 +59,7 @@ from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import NUMBERS_OF_A_LOG, TurnLog
 from notso.web.values.errors import Problem, QuotaError, StorageError, is_thread_shortage
 from notso.web.values.ids import is_id, new_generation_id, new_id
+from notso.web.values.request_id import request_id
 from notso.web.values.wording import number, translated, words
 
 
@@ -550,6 +551,7 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
             with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
                 await _save_ended_turn(services, orphan.owner, turn)
         return
+    request_id.set(orphan.generation_id)  # for log records; the request's own id is not stored
     pauses = chain(RESUME_RETRY_SECONDS, repeat(RESUME_RETRY_SECONDS[-1]))
     with turns.expecting(orphan.generation_id):
         while not services.shared.stopping:

@@ -89,6 +89,7 @@ class Metrics:
             registry=registry,
         )
         self._cancelled = Counter("notso_request_cancelled", "Requests that were canceled.", registry=registry)
+        self._failed = Counter("notso_request_failed", "Generations that failed.", registry=registry)
         for reason in ("stop", "length", "tool_calls"):
             self._success.labels(reason)  # creates the series, so that it is exported as 0 before the first request
         self._http = Counter("notso_http_requests", "HTTP requests.", ["method", "route", "status"], registry=registry)
@@ -119,6 +120,11 @@ class Metrics:
             self._first_token.observe((usage.queue_ms + usage.prompt_ms) / 1000)
         if usage.completion_tokens > 1:
             self._token.observe(usage.completion_ms / 1000 / (usage.completion_tokens - 1))
+
+    def count_failure(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
+        """Count a generation if it failed."""
+        if finish_reason is None:
+            self._failed.inc()
 
     @property
     def mean_generation_seconds(self) -> float:

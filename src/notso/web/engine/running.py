@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from notso.web.engine.host import EngineHost, ServedModel
 from notso.web.engine.port import (
@@ -57,6 +57,7 @@ class Submission:
     options: RequestOptions
     engine: ChatEngine | None = None
     begin: Callable[[], Generation] | None = None  # submits the prompt that `engine` has prepared; call once
+    limit: str = "max_tokens"  # what determined `params.max_tokens`, for the log
 
     def submit_to(self, engine: ChatEngine) -> Generation:
         """Submit to an engine. Raises ModelError."""
@@ -71,7 +72,7 @@ class Submission:
         least = min(self.params.min_tokens, answer_tokens)
         params = replace(self.params, max_tokens=answer_tokens, min_tokens=least)
         # Drop the prepared request, because it contains the old limit.
-        return replace(self, params=params, engine=None, begin=None)
+        return replace(self, params=params, engine=None, begin=None, limit="quota")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ Submitter = Callable[[ChatEngine], Iterable[Generation]]
 Submissions object, from which the number of tokens to reserve is computed."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
+"""The finish reason is None if the generation failed."""
 
 MOST_AT_ONCE = 32
 """Maximum events per batch, so that a reader that catches up does not block the event loop."""
@@ -142,7 +144,7 @@ class RunningRequest:
     def __init__(self, requests: RunningRequests, name: str, owner: str, choices: int, on_end: OnEnd | None) -> None:
         self.name = name
         self.owner = owner
-        self.stopped_by_client = False
+        self.stopped_by: Literal["", "client", "user"] = ""
         self._requests = requests
         self._on_end = on_end
         self._choices = choices
@@ -158,6 +160,7 @@ class RunningRequest:
         self._context = contextvars.copy_context()
         self._reserved: list[Reservation] = []
         self._limited_submissions: tuple[Submissions, Submissions] | None = None
+        self._submissions: tuple[Submission, ...] = ()
         self._submitting = False
 
     @property
@@ -204,6 +207,7 @@ class RunningRequest:
             engine = await self.load(model)
             if engine is not None and not self._stopped:
                 submit = await self.reserve(engine, submit, off_loop)
+                self._submissions = submit.each if isinstance(submit, Submissions) else ()
             if engine is not None and not self._stopped:
                 self._submitting = True
                 context = contextvars.copy_context()  # so that the engine's log records contain the request id
@@ -286,9 +290,9 @@ class RunningRequest:
         finally:
             self._readers.discard(has_events)
 
-    def stop(self, *, by_client: bool = False) -> None:
-        """Stop the request. `by_client`: the client requested the stop, so the text so far is the answer."""
-        self.stopped_by_client = self.stopped_by_client or by_client
+    def stop(self, by: Literal["", "client", "user"] = "") -> None:
+        """Stop the request. `by`: who requested the stop; the text so far is then the answer."""
+        self.stopped_by = self.stopped_by or by
         self._stopped = True  # set before the loop below; `_submit` stops the generations that it adds later
         self._wake_loader()
         for generation in list(self._generations):
@@ -355,27 +359,34 @@ class RunningRequest:
                 events = generation.read()
                 usage = next((event.usage for event in events if event.kind == "usage"), None)
                 reason = next((event.finish_reason for event in events if event.kind == "end"), None)
-                self._context.run(self._log_end, usage, reason)
+                self._context.run(self._log_end, number, events, usage, reason)
                 if self._requests.quotas is not None:
                     reservation = self._reserved[number] if number < len(self._reserved) else None
                     self._requests.quotas.ended(self.owner, usage, reservation)
                 # Run in the context saved when the request was opened (or by `use_current_context`): it contains the
                 # request id.
                 for callback in self._requests.at_end:
-                    self._context.run(callback, self.owner, usage)
+                    self._context.run(callback, usage, reason)
                 if reason is not None and self._on_end is not None:
                     self._on_end(usage, reason)
 
-    def _log_end(self, usage: Usage | None, reason: FinishReason | None) -> None:
+    def _log_end(self, number: int, events: list[Event], usage: Usage | None, reason: FinishReason | None) -> None:
         outcome: str = reason or "failed"
-        if reason == "cancelled":
-            outcome = "stopped by the client" if self.stopped_by_client else "cancelled"
+        if reason is None:
+            error = next((each.error for each in events if each.error is not None), None)
+            access_log.warning("generation failed: %s", error or "unknown reason")
+        elif reason == "cancelled" and self.stopped_by:
+            outcome = f"stopped by the {self.stopped_by}"
+        elif reason == "length" and usage is not None and number < len(self._submissions):
+            outcome += f" ({_reached_limit(self._submissions[number], usage)})"
+        name = f"; id {self.name}" if self.name else ""
         if usage is None:
-            access_log.info("generation ended: %s", outcome)
+            access_log.info("generation ended: %s%s", outcome, name)
             return
         access_log.info(
-            "generation ended: %s; %d prompt tokens (%d cached), %d generated; queue %d, prefill %d, decode %d ms",
+            "generation ended: %s%s; %d prompt tokens (%d cached), %d generated; queue %d, prefill %d, decode %d ms",
             outcome,
+            name,
             usage.prompt_tokens,
             usage.cached_tokens,
             usage.completion_tokens,
@@ -385,15 +396,20 @@ class RunningRequest:
         )
 
 
+def _reached_limit(submission: Submission, usage: Usage) -> str:
+    if submission.options.prompt_only:
+        return "prompt only"
+    most = submission.params.max_tokens
+    return submission.limit if most is not None and usage.completion_tokens >= most else "context"
+
+
 class RunningRequests:
     """All open requests and the limit on waiting ones. Use on the event loop."""
 
     def __init__(self, host: EngineHost, most_waiting: int) -> None:
         self.host = host
         self.wakes = CallbackQueue()
-        self.at_end: list[
-            Callable[[str, Usage | None], None]
-        ] = []  # called with the owner and usage of each generation
+        self.at_end: list[OnEnd] = []  # called for each generation
         self.quotas: Quotas | None = None  # reserves tokens for each request, and counts those that it used
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}

@@ -66,7 +66,7 @@ class LeaseKeeper:
             self.failing = True
             return
         for orphan in result.taken:
-            access_log.info("turn continued: the server that generated it has ended")
+            access_log.warning("turn continued: the server that generated it has ended; id %s", orphan.generation_id)
             if self.at_taken is not None:
                 self.at_taken(orphan)
         if self.failing:
@@ -76,6 +76,8 @@ class LeaseKeeper:
             # Another process has continued or interrupted this turn, so the answer generated here is obsolete.
             self._turns.stop(generation_id, interrupted=True)
         for orphan in result.orphans:
-            access_log.info("turn interrupted: the server that generated it stopped renewing its lease")
+            access_log.warning(
+                "turn interrupted: the server that generated it stopped renewing its lease; id %s", orphan.generation_id
+            )
             for callback in self.at_orphan:
                 callback(orphan)

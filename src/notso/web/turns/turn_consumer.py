@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import groupby, zip_longest
-from typing import TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from notso.web.engine.port import EngineLostError, Event, FinishReason, InvalidRequestError, Request, Usage
 from notso.web.engine.running import PreparedRequest, RunningRequest, RunningRequests, Submitter, submissions_for
@@ -146,10 +146,10 @@ class TurnConsumer:
                         self._note = words["note_length"]
         self._wake.set()
 
-    def stop(self) -> None:
+    def stop(self, by: Literal["", "user"] = "") -> None:
         """Stop generation, a tool, or a wait for permission."""
         for running in (self.running, *self._part_requests):
-            running.stop()
+            running.stop(by)
         self.calls.stop()
 
     async def run(self) -> None:
@@ -208,7 +208,7 @@ class TurnConsumer:
         self.calls.uses = list(begun.tool_uses)
         self._reset_text(begun, is_apart=recorder.last.is_apart)
         self.turn.log.clear()
-        self._resend_last_run(recorder, self._requests.open(self._owner))
+        self._resend_last_run(recorder, self._requests.open(self._owner, self.turn.id))
         await self._render_existing()
         return await self._follow_engine()
 
@@ -271,7 +271,7 @@ class TurnConsumer:
         self._status_line = self._status_line.next_round(time.monotonic())
         so_far = self._message("running")
         request = continuation_request(self.turn.request, so_far, keep_thinking=self.turn.keep_thinking)
-        self.running = self._requests.open(request.options.owner)
+        self.running = self._requests.open(self._owner, self.turn.id)
         self._begin_run(self._with_remaining_limits(request), so_far)
         return True
 
@@ -320,8 +320,13 @@ class TurnConsumer:
 
     async def _consume_parts(self, parts: Sequence[DocumentPart]) -> None:
         answered = 0
+
+        def opened(running: RunningRequest) -> None:
+            running.name = self.turn.id
+            self._part_requests.append(running)
+
         try:
-            answer = answer_parts(self._requests, parts, self._part_requests.append, lambda: self.turn.cancelled)
+            answer = answer_parts(self._requests, parts, opened, lambda: self.turn.cancelled)
             async for event in answer:
                 self.consume([event])
                 if event.kind == "text" and answered < len(parts):  # a text event contains the whole answer to a part

@@ -24,6 +24,7 @@ from notso.web.values.fair_queue import FairQueue
 from notso.web.values.wording import words
 
 logger = logging.getLogger("notso.web.turns")
+access_log = logging.getLogger("notso.access")
 
 KEEP_FINISHED_SECONDS = 300.0
 MAX_FINISHED = 64
@@ -89,6 +90,7 @@ class Turns:
         for callback in self.at_start:
             callback(turn)
         running.use_current_context()
+        running.name = turn.id
         consumer = TurnConsumer(
             turn,
             self._store,
@@ -154,6 +156,8 @@ class Turns:
 
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool:
         """Stop a turn. Return False if it does not run in this process."""
+        if not interrupted:
+            access_log.info("stop requested; id %s", generation_id)
         consumer = self._consumers.get(generation_id)
         if consumer is None:
             self.forward("stop", generation_id)
@@ -162,7 +166,7 @@ class Turns:
         turn.interrupted = turn.interrupted or interrupted
         turn.cancelled = True
         turn.log.set_status(replace(turn.log.status, phase="stopping", label=words["phase_stopping"]))
-        consumer.stop()
+        consumer.stop("" if interrupted else "user")
         return True
 
     def asking(self, generation_id: str) -> ToolUse | None:

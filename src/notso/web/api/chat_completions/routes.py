@@ -103,7 +103,7 @@ async def stop(request: Request, services: Services, owner: Owner) -> Response:
     if isinstance(stream, RemoteAnswer):
         stream.stop()
     else:
-        stream.running.stop(by_client=True)
+        stream.running.stop("client")
     name = stream.log.id if isinstance(stream, RemoteAnswer) else stream.running.name
     return JSONResponse({"conv_id": request.query_params["conv_id"], "id": name, "stopped": stopped})
 

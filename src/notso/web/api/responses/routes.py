@@ -113,7 +113,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
     """Stop a background response and keep its text. A response that has ended stays unchanged."""
     running = _find_running(services, owner, response_id)
     if running is not None:
-        running.running.stop(by_client=True)
+        running.running.stop("client")
         await asyncio.shield(running.follow_task)
         return await whole_response(running.live_serializer)
     if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
@@ -136,7 +136,7 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
             await remote_answer.wait_for_body()
         await get_response(services, owner, response_id, "response_id")
     else:
-        running.running.stop(by_client=True)
+        running.running.stop("client")
         await asyncio.shield(running.follow_task)
         services.resumable_streams.forget(owner, response_id)
     await services.shared.store.records.delete_unfinished_response(owner, response_id)

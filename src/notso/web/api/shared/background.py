@@ -168,7 +168,7 @@ class BackgroundResponses:
 
     def _is_continued(self, stream: ResumableStream) -> bool:
         is_whole = stream.record is not None and stream.record.finish not in (None, "cancelled")
-        return self._shared.stopping and not is_whole and not stream.running.stopped_by_client
+        return self._shared.stopping and not is_whole and not stream.running.stopped_by
 
     async def _claim_responses(self, app: FastAPI, inner_app: Any) -> None:
         records, is_shared = self._shared.store.records, self._shared.store.is_shared

@@ -351,7 +351,7 @@ class ResumableStreams:
     def _stop(self, name: str) -> None:
         for key, stream in self._streams.items():
             if claim_name(*key) == name:
-                stream.running.stop(by_client=True)
+                stream.running.stop("client")
 
     def _forget_old(self, name: str) -> None:
         # Another replica has started a newer answer in the conversation. It replaces the finished answer here.

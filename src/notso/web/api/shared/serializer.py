@@ -118,6 +118,6 @@ async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int,
         if not events:
             yield None
         for event in events:
-            if event.finish_reason == "cancelled" and not running.stopped_by_client:
+            if event.finish_reason == "cancelled" and not running.stopped_by:
                 raise ApiError(503, "shutting_down", "the engine stopped during the response", retry_after_seconds=5)
             yield number, event
