@@ -67,7 +67,7 @@ class Process:
             text=True,
         )
         assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
+        self.url = next(line for line in self.process.stdout if line.startswith("http")).strip()  # after log records
         self.client = httpx.Client(base_url=self.url, timeout=60)
 
     def ask(self, words: int) -> str:
