@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import re
 import shutil
@@ -104,7 +105,9 @@ def test_parts_stay_within_token_limit_with_dense_pages(start: Callable[..., Any
     assert digits_found == 60 * 60, "no text is omitted or repeated"
 
 
-def test_stopping_every_part_answer_asks_no_further_parts(start: Callable[..., Any]) -> None:
+def test_stopping_every_part_answer_asks_no_further_parts(
+    start: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     asked_parts, go_on = threading.Event(), threading.Event()
 
     def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
@@ -122,11 +125,13 @@ def test_stopping_every_part_answer_asks_no_further_parts(start: Callable[..., A
     chat_id = server.client.post("/chats", data=fields).headers["location"].rpartition("/")[2]
     asked = server.last(chat_id)
     assert asked_parts.wait(60)
+    caplog.set_level(logging.INFO, "notso.access")
     server.client.post(f"/generations/{asked.generation_id}/stop", data={})
     go_on.set()
     answer = server.finished(asked)
     assert answer.state == "stopped" and "Sum" not in answer.content
     assert len(engine.requests) <= 5, "no parts are asked after the stop"
+    server.wait(lambda: f"generation ended: stopped by the user; id {asked.generation_id}" in caplog.text)
 
 
 def test_every_part_answer_is_completed_after_a_crash(start: Callable[..., Any], tmp_path: Path) -> None:
