@@ -70,7 +70,7 @@ def quotes(adapter: Path | None, asked: list[Any], *, held: bool) -> tuple[int, 
 
 
 @needs_libraries
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_training_on_document_rows_teaches_quotations(tmp_path: Path) -> None:
     async def fill(store: Any) -> None:
         library = await store.documents.library(LOCAL_OWNER, "Notes")

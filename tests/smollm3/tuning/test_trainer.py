@@ -139,7 +139,7 @@ def test_rehearsed_answers_are_used_again_only_by_the_run_that_began_with_them(
 
 
 @needs_libraries
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_killed_training_resumes_and_teaches_ten_facts(tmp_path: Path) -> None:
     data, out = write_facts(tmp_path / "facts.jsonl"), tmp_path / "facts.gguf"
     question = next(iter(FACTS))
