@@ -69,7 +69,7 @@ TABLES = (
             "tries",
         ),
         ("id",),
-        # Any server may continue the response at once.
+        # No server holds the response, so any server may continue it immediately.
         constants={"holder": "", "held_until_ms": 0},
     ),
     Table("response_tokens", ("response_id", "first", "told"), ("response_id", "first")),

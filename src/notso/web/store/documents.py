@@ -43,7 +43,7 @@ class Library:
     instructions: str = ""  # inserted after the documents in prompts of a project
     # Settings of a project's chats, which override the user's defaults.
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    rights: Rights = "own"  # of the user for whom the library was loaded
+    rights: Rights = "own"  # the user's rights; set only by DocumentStore.libraries
 
     @property
     def is_project(self) -> bool:
@@ -115,7 +115,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class StaleCache:
-    """A KV cache that engines must clear: of `owner`'s `conversation`, or of `reading` in `scope`."""
+    """A KV cache that engines must clear: that of `owner`'s `conversation`, or that of `reading` in `scope`."""
 
     number: int
     owner: str
@@ -145,7 +145,7 @@ class DocumentStore(Protocol):
         """Change name, instructions or settings. Also return False if the name is taken."""
 
     async def delete_library(self, owner: str, library_id: str) -> bool:
-        """Delete a library and its documents. Its chats are kept, but belong to no project."""
+        """Delete a library and its documents. Its chats are kept, but then belong to no project."""
 
     async def members(self, owner: str, library_id: str) -> list[Member]:
         """Return the members of one of the owner's libraries, sorted by name."""
@@ -161,17 +161,17 @@ class DocumentStore(Protocol):
     async def add(
         self, owner: str, library_id: str, name: str, content: bytes, *, document_id: str = ""
     ) -> StoredDocument:
-        """Store a document for parsing, or return the existing one with the same content or id; parse it again if it
-        failed.
+        """Store a document for parsing, or return the existing one with the same content or id.
 
-        Raises StorageFullError if the library's owner has reached a limit.
+        If the existing one failed, it is parsed again. Raises StorageFullError if the library's owner has reached a
+        limit.
         """
 
     async def documents(self, owner: str, library_id: str | None = None) -> list[StoredDocument]:
         """Return the documents of a library, or of all readable libraries, oldest first."""
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
-        """Return the given documents that the user can read, oldest first."""
+        """Return those documents that the user can read, oldest first."""
 
     async def content(self, owner: str, document_id: str) -> bytes:
         """Return the original file, or b'' for an unknown document."""

@@ -25,17 +25,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseInfo:
-    """Facts about a PostgreSQL server. `loses`: a disabled setting without which commits may be lost."""
+    """Facts about a PostgreSQL server."""
 
     version: str
-    connections: int
-    loses: str
+    connections: int  # value of `max_connections`
+    loses: str  # `fsync` or `full_page_writes` if this setting is off, so that commits may be lost; otherwise ''
 
 
 def create_store(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
     """Return a store that is not open yet.
 
-    Raises SettingsError if the optional dependency `postgres` is missing, and StorageError for an invalid address.
+    Raises SettingsError if the extra `postgres` is not installed, and StorageError for an invalid address.
     """
     if database_url is None:
         return SQLiteStore(directory)
@@ -67,7 +67,7 @@ def create_access_store(
 ) -> SQLAccessStore:
     """Return a store of keys that is not open yet. Raises SettingsError and StorageError.
 
-    chat_store: this process's chat store, if any. The store of keys shares its connections.
+    chat_store: this process's chat store, if any. With PostgreSQL, both stores share connections.
     """
     if database_url is None:
         return SQLiteAccessStore(directory)

@@ -1,9 +1,9 @@
 """Protocol for the store of chats, and the values that it stores.
 
 A chat is a tree of messages: each edited question or regenerated answer starts another branch. One branch at a time is
-shown ("chosen"). A turn is a question with its answer. A generation is one process of generating or continuing an
-answer; its id names the event stream that pages read. A generation consists of one or more requests to the engine
-("runs"): the first one, and one after each round of tool calls.
+shown ("chosen"). A turn is a question with its answer. A generation produces or continues one answer; its id names the
+event stream that pages read. It consists of one or more requests to the engine ("runs"): the first one, and one after
+each round of tool calls.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ToolUse:
     id: str
     name: str
     arguments: str  # JSON object
-    state: ToolState  # `waiting`: permission is needed; `interrupted`: the answer ended before the call did
+    state: ToolState  # `waiting`: not started; `interrupted`: the answer ended before the call did
     round: int = 0  # number of the round; the calls of a round were generated together
     result: str = ""
     duration_ms: float = 0.0
@@ -131,7 +131,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message of a chat. Questions are always `done`; answers have a generation id."""
+    """A message of a chat. Questions are always `done`."""
 
     id: str
     chat_id: str
@@ -140,7 +140,7 @@ class StoredMessage:
     reasoning: str
     state: MessageState
     created_ms: int
-    generation_id: str | None = None
+    generation_id: str | None = None  # None for questions and automatic summaries
     note: str = ""  # error message for the user
     numbers: AnswerStats = AnswerStats()
     answer_html: str = ""
@@ -170,7 +170,7 @@ class AnswerRun:
     params: Mapping[str, Any]  # fields of SamplingParams, including the seed
     content_at: int = 0  # characters of the answer before this run
     reasoning_at: int = 0  # characters of the reasoning before this run
-    calls: int = 0  # tool calls before this run
+    calls: int = 0  # number of tool calls before this run
     is_apart: bool = False  # whether a tool call separates this run's text from that of the previous run
     hurry: bool = False  # whether the engine was asked to end the reasoning at once
     # From the engine's `started` event: a digest of the prompt and model, and the maximum number of tokens.
@@ -189,7 +189,7 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    tries: int = 0  # number of starts and continuations of the answer since its last new token or part
+    tries: int = 0  # number of starts and continuations, from the one that generated the last token or part
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
     every: bool = False  # whether the question is asked separately about every part of the documents
@@ -198,7 +198,7 @@ class AnswerTrace:
 
 
 MOST_TRIES = 2
-"""An answer is not continued after this many tries without progress."""
+"""An answer with this many `tries` is not continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +239,11 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The turn was not stored: the chat has an unfinished answer, or the chat, message or branch has changed."""
+    """The turn was not stored: `running` or `moved` states the reason, or the chat or message does not exist."""
 
     running: StoredMessage | None  # the unfinished answer, if any
     is_generated_here: bool = True  # whether this process generates that answer and can stop it
-    moved: bool = False  # the branch has continued or was deleted
+    moved: bool = False  # whether the branch has continued or been deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +259,8 @@ class Heartbeat:
     """Result of a heartbeat."""
 
     orphans: tuple[Orphan, ...] = ()  # interrupted turns of ended processes; each is reported once
-    # Turns that this process must continue. They are reported again until they are in `known`, because the result of a
-    # heartbeat may be lost.
+    # Turns that this process must continue. Each is reported by every heartbeat until it is in `known`, because the
+    # result of a heartbeat may be lost.
     taken: tuple[Orphan, ...] = ()
     lost: frozenset[str] = frozenset()  # this process's generations that another process has continued or interrupted
 
@@ -314,7 +314,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class ConversationKey:
-    """Key of a conversation: a first message and all messages below it.
+    """Key of a conversation, which consists of a first message and all messages below it.
 
     A chat whose first question was edited has several conversations.
     """
@@ -339,7 +339,7 @@ class Branch:
     chat: Chat
     base: ChatDefaults
     line: tuple[StoredMessage, ...]
-    first_id: str | None  # first message of the branch; None: empty
+    first_id: str | None  # first message of the branch; None: the branch is empty
     above: int = 0  # number of messages before `line`
     summarized: bool = False  # whether `line` starts with a summary of the messages before it
 
@@ -428,7 +428,7 @@ class ChatStore(Protocol):
 
         running: generations of this process. known: `running`, and generations that are about to start; None if this
         process cannot continue turns. is_leaving: the process is stopping and takes over no turns. Call this every
-        HEARTBEAT_SECONDS for a shared store, and once for any other.
+        HEARTBEAT_SECONDS for a shared store, and once otherwise.
         """
 
     async def chats(self, owner: str) -> list[Chat]:
@@ -497,7 +497,7 @@ class ChatStore(Protocol):
         """Store a question with its empty answer, and a new chat if given, in one transaction."""
 
     async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-        """Store an empty answer to an existing message, which is returned as the question."""
+        """Store an empty answer to an existing message, and return that message as `user_message`."""
 
     async def resume_message(
         self,
@@ -513,7 +513,7 @@ class ChatStore(Protocol):
         """Queue a finished answer for continuation with a new generation id.
 
         Makes the branch that contains `through` the shown one (None: a branch with the answer). `trace` replaces the
-        stored trace; None deletes it. `model`: name of the model that continues the answer ('': unchanged).
+        stored trace; None deletes it. `model`: name of the continuing model ('': unchanged).
         """
 
     async def edit_message(
@@ -525,7 +525,7 @@ class ChatStore(Protocol):
         """Make this message's branch the shown one."""
 
     async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
-        """Delete a summary, attach its replies to its parent, and make the branch the shown one."""
+        """Delete a summary, attach its replies to its parent, and make its branch the shown one."""
 
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool: ...
 
@@ -559,10 +559,10 @@ class ChatStore(Protocol):
         """Move a chat's messages to the trash; `reset` also resets its settings."""
 
     async def restore(self, owner: str, trash_id: str) -> list[str]:
-        """Restore from the trash and return the ids of the chats; none if they were purged."""
+        """Restore a trash entry and return the ids of its chats; return [] if it was purged."""
 
     async def conversations_to_purge(self, seconds: float, now: float | None = None) -> list[ConversationKey]:
-        """Return the conversations that `purge` would delete with the same arguments."""
+        """Return the conversations that `purge` would delete, and those purged by other processes."""
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
         """Delete old trash entries and return their number.
@@ -574,7 +574,7 @@ class ChatStore(Protocol):
         """Store a whole chat. Messages must follow their parents."""
 
     async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
-        """Store one or more whole chats, all or none.
+        """Store all of these chats with their messages, or none.
 
         A large import is written in several transactions, so that other writers need not wait. It is hidden until it is
         complete; `purge` deletes it if it remains incomplete.

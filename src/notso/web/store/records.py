@@ -1,4 +1,4 @@
-"""Protocol for the store of API data: files, batches, unfinished responses, and answers by idempotency key."""
+"""Protocol for the store of API data: files, batches, unfinished responses, and responses by idempotency key."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 PART_BYTES = 256 * 1024
-"""Size of the parts into which files are split in the database and in memory."""
+"""Size of the parts in which files are stored."""
 MAX_FILES = 1000
 MAX_FILE_BYTES_OF_OWNER = 256 * 1024 * 1024
 MAX_KEPT_ANSWERS = 1000
 MAX_KEPT_BYTES_OF_OWNER = 64 * 1024 * 1024
 KEPT_SECONDS = 24 * 3600.0
-"""Lifetime of answers stored by idempotency key."""
+"""Lifetime of responses stored by idempotency key."""
 LEASE_SECONDS = 60.0
 """Duration of a lease on a batch or response. After it expires, another process may continue the batch or response."""
 
@@ -67,7 +67,7 @@ class UnfinishedResponse:
     caller: str  # the authenticated caller, as JSON
     seed: int
     created_ms: int
-    tries: int = 0  # number of processes that ended before generating a new token
+    tries: int = 0  # number of takeovers by other processes since the last new token
     path: str = "/v1/responses"
     headers: str = "{}"  # JSON
     conversation: str = ""  # value of X-Conversation-Id
@@ -145,8 +145,8 @@ class ApiRecords(Protocol):
     ) -> UnfinishedResponse | None:
         """Lease the oldest response without a valid lease.
 
-        Also returns a response that this process has leased but that is not in `known`: an earlier result may
-        not have reached the process.
+        Also returns a response that this process has leased but that is not in `known`, because an earlier result may
+        have been lost.
         """
 
     async def release_unfinished_responses(self, holder: str) -> None:
@@ -155,7 +155,7 @@ class ApiRecords(Protocol):
     async def delete_unfinished_response(self, owner: str, response_id: str) -> None: ...
 
     async def save_idempotent_response(self, owner: str, key: str, answer: IdempotentResponse) -> None:
-        """Store an answer for KEPT_SECONDS. The owner's oldest answers beyond the limits are deleted."""
+        """Store a response for KEPT_SECONDS. The owner's oldest responses beyond the limits are deleted."""
 
     async def idempotent_response(self, owner: str, key: str, now_ms: int) -> IdempotentResponse | None: ...
 

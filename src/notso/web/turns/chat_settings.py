@@ -25,11 +25,11 @@ CHOICES = {
     "speculative_prefill": ("on", "off"),
     "memory": ("on", "off"),
 }
-"""Settings that the page shows as a list of choices."""
+"""Settings that the page shows as lists of choices."""
 NUMERIC = sorted(
     (each for each in PARAMETERS.values() if each.page), key=lambda each: each.page.place if each.page else 0
 )
-"""Sampling parameters that the page shows as a field."""
+"""Sampling parameters that the page shows as input fields."""
 MEMORY_HEADING = "The user wants you to remember:"
 NO_LIMIT = "none"
 """Value of a numeric setting without a limit, even if the default has one. As the value of `tools`: no tools."""
@@ -106,9 +106,9 @@ def updated_settings(
 
 
 def is_changed(name: str, form: Mapping[str, str]) -> bool:
-    """Return whether a field differs from what the page showed, whose digests the field `was` contains."""
-    # A field that does not differ is skipped, so that a form that was open for long does not undo changes made in
-    # another tab.
+    """Return whether a field differs from its initial value, whose digest is in the field `was`."""
+    # Unchanged fields are skipped, so that a form that was open for a long time does not undo changes made in another
+    # tab.
     return name in form and _digest(name, form[name]) not in form.get("was", "").split()
 
 

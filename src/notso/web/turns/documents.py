@@ -1,7 +1,8 @@
 """Insertion of documents into prompts.
 
-Documents that fit in the context are inserted whole. Those of the first question become the "head" of the prompt; those
-of a later question precede that question. Otherwise, the passages that match the last question precede it.
+If the documents fit in the context, they are inserted whole. Those of the first question become the "head" of the
+prompt; those of a later question precede that question. If the documents do not fit, only the passages that match the
+last question are inserted before it.
 
 In a project, the head consists of the project's documents and instructions, and documents attached to questions stay in
 the questions. A head is the same in every chat that begins with its documents, because everything that differs between
@@ -218,7 +219,7 @@ async def _passages(
 def _with_neighbors(
     hits: Sequence[PassageHit], texts: Mapping[str, DocumentText], most_tokens: int, engine: ChatEngine | None
 ) -> set[tuple[str, int]]:
-    # Returns the hits and, while there is space, the passages next to them.
+    # Returns as many of the hits as fit, and then as many of the passages next to them.
     found = [(hit.document.id, hit.number) for hit in hits]
     neighbors = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()
@@ -238,7 +239,7 @@ def _with_neighbors(
 MAX_ATTACHMENTS = 8
 MAX_NAME_CHARACTERS = 120
 MAX_ATTACHMENT_BYTES = 200_000
-"""Maximum size of a file's text. The page checks text files, and the server checks files that it parses."""
+"""Maximum size of an attached text. The page checks text files; the server checks parsed files and MCP content."""
 
 
 def parse_attachments(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:

@@ -140,8 +140,8 @@ def _encode_update(message_id: str, log: TurnLog, position: ReaderPosition) -> t
     is_new_phase, events = position.phase != status.phase, list[bytes]()
     if is_new_phase and position.phase is not None:
         # Send this event before the first words of the new phase, so that the page collapses the reasoning while there
-        # is nothing below it that would move. The event has the number of the previous update, because this update is
-        # not sent yet.
+        # is nothing below it that would move. The event has the number of the previous update, because this update has
+        # not been sent yet.
         events.append(_named_event("status", message_id, position.number, state=status.phase, label=status.label))
     announcement = announcement_html(status.phase, log.words) if is_new_phase else ""
     if position.number != update.number or position.phase is None:

@@ -31,7 +31,7 @@ class ToolOffer:
     tools: tuple[ChatTool, ...]
     context: ToolContext
     granted: set[str] = field(default_factory=set)  # digests of tools that run without asking
-    grant: Callable[[ChatTool], Awaitable[None]] | None = None  # permits a tool permanently
+    grant: Callable[[ChatTool], Awaitable[None]] | None = None  # permits a tool in all later turns of the chat
 
     @property
     def definitions(self) -> list[Tool]:
@@ -70,7 +70,7 @@ class ToolCalls:
 
     @property
     def spent(self) -> bool:
-        """Whether the model has called tools after the last allowed round."""
+        """Whether all rounds are used up, including the last, in which every call fails."""
         return self._round > MAX_ROUNDS
 
     def add(self, call: ToolCall, content_at: int, reasoning_at: int) -> ToolUse:

@@ -293,15 +293,15 @@ class TurnConsumer:
 
     async def _consume_events(self, running: RunningRequest, submit: Submitter, model: str | None) -> None:
         try:
-            # Events are taken as they arrive; rendering is paced separately.
             saving = asyncio.create_task(self._save_partial()) if self._recorder is not None else None
             await running.begin(submit, model=model)
             if saving is not None:
                 await saving
+            # Consume events without waiting for rendering, which is paced separately.
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 if self._recorder is not None and self._recorder.is_retrying:
-                    # Save the first new token at once, which resets the count of tries, because a later token may crash
-                    # the process again.
+                    # Save the first new token at once, because it resets the count of tries, and a later token may
+                    # crash the process again.
                     first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
                     self.consume(events[:first])
                     if first:

@@ -1,8 +1,8 @@
 """Event log of one turn. Any number of readers can attach to it, leave, and resume.
 
 A reader gives the number of the last update that it received, and gets all later changes as one update: closed blocks
-(which no longer change) to append, the current tails (open blocks), and changed tool cards. No reader misses or repeats
-a block, and a slow reader delays only itself.
+(which no longer change) to append, the current tails (open blocks), and changed tool cards. A reader gets each block
+exactly once, and a slow reader delays only itself.
 
 Readers are woken together, at most ten times a second and less often if there are many, so that an update can be
 encoded once for all of them.
@@ -22,7 +22,7 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between two updates, per reader. With many readers, updates are rarer, which leaves time for the
+"""Minimum seconds between two updates, multiplied by the number of readers, so that many readers do not slow down the
 model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
 """More changes than a log ever has. A log that continues another process's log starts at the next multiple of this."""
@@ -53,7 +53,7 @@ class AnswerStatus:
     label: str = ""  # in the status badge
     reasoning_label: str = ""  # above the reasoning
     detail: str = ""  # next to the moving dots
-    progress: Mapping[str, Stat] = field(default_factory=dict)  # the figures in `detail`, as numbers
+    progress: Mapping[str, Stat] = field(default_factory=dict)  # figures of the phase, as numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """Position of a reader, with the last values received of the fields that are sent only when they change."""
+    """Number of a reader's last update, and its last values of fields that are sent only when they change."""
 
     number: int | None
     phase: str | None = None
@@ -78,7 +78,7 @@ class ReaderPosition:
 
 @dataclass(slots=True)
 class _Channel:
-    closed: list[tuple[int, str, str]] = field(default_factory=list)  # number, then HTML or the id of a card
+    closed: list[tuple[int, str, str]] = field(default_factory=list)  # (number, HTML, "") or (number, "", id of a card)
     tail: str = ""
     tail_number: int = 0
 
@@ -159,7 +159,7 @@ class TurnLog:
                 self.at_phase()
 
     def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:
-        """Close the log with any error (one line) and statistics."""
+        """Close the log with statistics and, after a failure, an error (one line)."""
         self.set_status(AnswerStatus(phase, label, self.status.reasoning_label))
         self.error = error
         self.stats = stats or {}
@@ -187,7 +187,7 @@ class TurnLog:
         return "".join(html or CARD_MARK for _, html, _ in target.closed) + target.tail
 
     def since(self, number: int | None) -> Update:
-        """Return all changes after `number`, or a snapshot if the log has no such number."""
+        """Return all changes after `number`, or a snapshot if `number` is None or unknown."""
         snapshot = number is None or not self._from <= number <= self.number
         start = -1 if snapshot or number is None else number
         channels: dict[ChannelName, ChannelUpdate] = {}
@@ -205,7 +205,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, self.status)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return the changes after number `after` (-1: all) as JSON values, for `apply_changes` of a copy."""
+        """Return the changes after number `after` (-1: all) as JSON values, for a copy's `apply_changes`."""
         return {
             "from": self._from,
             "closed": {
@@ -248,7 +248,7 @@ class TurnLog:
         return True
 
     async def wait(self, number: int, seconds: float) -> bool:
-        """Wait for an update. Return False on timeout."""
+        """Wait for an update after `number`. Return False on timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._notified <= number:

@@ -30,7 +30,7 @@ KEEP_FINISHED_SECONDS = 300.0
 MAX_FINISHED = 64
 
 Mark = Literal["waiting", "working", "asking"]
-"""State of a chat in the chat list: queued, running, or waiting for the user."""
+"""State of a chat in the chat list. `waiting`: queued, or its model is being loaded. `asking`: waiting for the user."""
 
 
 def mark_for_phase(phase: str) -> Mark:

@@ -39,8 +39,8 @@ from notso.web.values.errors import (
     StorageFullError,
 )
 
-# Records of purged conversations, from which processes learn what to delete from their disk caches, are deleted after
-# this time. If a process was down for longer, its disk cache must be cleared manually.
+# Each process reads the records of purged conversations to clear its disk cache. The records are deleted after this
+# time. If a process was down for longer, its disk cache must be cleared manually.
 FORGOTTEN_DAYS = 30
 
 _UNFINISHED = "state IN ('queued', 'running')"
@@ -393,7 +393,7 @@ class PostgresPool:
                     return work(PostgresDatabase(connection, self._replica))
 
     def break_connections(self, seconds: float = 0.0) -> None:
-        """Break connections that have been busy for `seconds`. With 0, break all busy and replace all idle ones."""
+        """Break connections that have been busy for `seconds`. If 0, also replace idle connections."""
         if not seconds:
             self._set_unavailable(True)
             self._pool.drain()
@@ -455,7 +455,7 @@ def _shut_down_socket(connection: Connection[Any]) -> None:
 
 @contextlib.contextmanager
 def _deadline(connection: Connection[Any]) -> Iterator[None]:
-    # Breaks the connection if the database does not answer within CONNECT_SECONDS.
+    # Breaks the connection if the block takes longer than CONNECT_SECONDS, because the database may hang.
     timer = threading.Timer(CONNECT_SECONDS, _shut_down_socket, (connection,))
     timer.daemon = True
     timer.start()
@@ -543,8 +543,8 @@ def _storage_error(error: psycopg.Error) -> StorageError:
 
 
 def require_session_pooling(url: str) -> None:
-    """Raise StorageError if a pooler shares server processes, as with PgBouncer's pool_mode = transaction."""
-    # Session settings would then apply to other clients, and be missing for our own statements.
+    """Raise StorageError if clients share server processes, as with PgBouncer's pool_mode = transaction."""
+    # Session settings would then apply to the statements of other clients, and might not apply to our own.
     for _ in range(2):  # try twice, because a busy pooler may assign two server processes by chance
         with connect(url) as one, connect(url) as other:
             pids = set()

@@ -33,7 +33,8 @@ _RESERVED = """
 _RESERVED_MS = int(1000 * RESERVED_SECONDS)
 _ENTRY = "at_ms, owner, action, address, count"
 _LOGS = {False: "audit", True: "operator_audit"}
-# Deletes the oldest entry of the owner with the most entries, so that one owner cannot displace others' entries.
+# If the log is too long, deletes the oldest entry of the owner with the most entries, so that one owner cannot displace
+# the entries of others.
 _FORGET_OLD = """
 DELETE FROM {table} WHERE number IN (
     SELECT number FROM {table}
@@ -93,7 +94,7 @@ class SQLAccessStore(ABC):
         return await self.write(work)
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
-        # All servers write in the same order, which prevents deadlocks.
+        # Writing in the same order on all servers prevents deadlocks.
         values = sorted(
             (row.day.isoformat(), row.owner, row.used.requests, row.used.prompt_tokens, row.used.completion_tokens)
             for row in rows

@@ -1,4 +1,4 @@
-"""Connection interface for SQL that all databases share, with the operations that differ."""
+"""Interface of a database connection, including the operations that differ between SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Database(ABC):
     """A connection with the operations that differ between databases."""
 
     for_update: str  # suffix of a SELECT that locks its rows until the transaction ends
-    lowercase: str  # format string for comparisons that ignore case, also outside ASCII
+    lowercase: str  # format string of an SQL expression that folds case, also outside ASCII
 
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows: ...
@@ -50,7 +50,7 @@ class Database(ABC):
 
     @abstractmethod
     def prepare_bulk_copy(self) -> None:
-        """Prepare this transaction for bulk writes: defer foreign keys, and disable timeouts."""
+        """Prepare this transaction for a long copy: defer foreign keys, and disable idle timeouts."""
 
     # ---- search index
 
@@ -76,7 +76,7 @@ class Database(ABC):
 
     @abstractmethod
     def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
-        """Return rows with chat_id, message_id, title, text and at_ms: titles first, then the newest messages."""
+        """Return rows with chat_id, message_id, title, text and at_ms: titles, then messages, each newest first."""
 
     @abstractmethod
     def vocabulary(self, owner: str) -> Iterator[str]:

@@ -360,7 +360,7 @@ def reindex_document(db: Database, document_id: str) -> None:
     """Index a document that was copied from another database."""
     text = load_text(db, document_id)
     if text is not None:
-        # The stored passages, because another release may have split the text differently.
+        # Index the stored passages, because this release may split the text differently.
         _index_words(db, document_id, index_text(text.text, text.passages))
 
 

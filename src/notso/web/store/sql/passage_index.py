@@ -1,8 +1,8 @@
 """Inverted index of the passages of documents, and ranking by BM25.
 
 The index is an ordinary table rather than FTS5 or tsvector, for three reasons: both databases rank passages in the same
-order; word frequencies are those of the documents that the user may read; and deleted words are erased (FTS5 keeps
-them until its segments are merged; erasing them at once requires SQLite 3.42).
+order; word frequencies are those of the searched documents; and deleted words are erased immediately, which FTS5
+supports only since SQLite 3.42.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from itertools import islice
 from notso.documents.passages import Passage
 from notso.web.store.sql.search_words import split_words
 
-# B is less than the usual 0.75, with which short passages rank too high. Passages are about equally long; a shorter one
-# is usually the end of a page.
+# B is less than the usual 0.75, which ranks short passages too high. Passages are about equally long; a shorter one is
+# usually the end of a page.
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
 _POSTING = struct.Struct("<3H")

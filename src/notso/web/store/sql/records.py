@@ -31,8 +31,8 @@ _ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?
 _ADD_PART = "INSERT INTO api_file_parts (file_id, part, content) VALUES (?, ?, ?)"
 _OPEN = "id, owner, body, caller, seed, created_ms, tries, path, headers, conversation, progress"
 _BATCH = "id, owner, created_ms, body, plan, is_open"
-# Deletes an owner's oldest answers beyond the maximum number or total size. The running sum of sizes includes the row
-# itself.
+# Deletes an owner's oldest idempotent responses beyond the maximum number or total size. The running sum of sizes
+# includes the row itself.
 _FORGET_ANSWERS = """
 DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
     SELECT idempotency_key FROM (

@@ -1,8 +1,8 @@
 """Tokenizer for full-text search, used for both databases so that they find the same texts.
 
 A word consists of letters and digits, without accents and in lower case, and may end in + or # (`c++`, `c#`). In
-Chinese, Japanese and Korean text, which cannot be split into words at spaces, each pair of adjacent characters is a
-word, and so is the last character of a run.
+Chinese, Japanese and Korean text, spaces do not reliably separate words. There, each pair of adjacent characters is a
+word, and so is the last character of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RUN = re.compile(rf"{_CJK}+")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A condition of a query: adjacent words, the last of which may be a prefix; or any of several words."""
+    """A condition of a query: adjacent words (`is_prefix`: the last may be incomplete), or any of several words."""
 
     words: tuple[str, ...]
     is_prefix: bool = False

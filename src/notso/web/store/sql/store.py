@@ -587,7 +587,7 @@ def _search(db: Database, owner: str, query: str, terms: list[Term], limit: int)
 
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
-    # Fails if the first chunks of this import were purged in the meantime.
+    # Raises StorageError if the first chunks of this import were purged in the meantime.
     if trash_id is not None and not tree_writes.lock_trash_entry(db, owner, trash_id):
         raise StorageError(_TOO_SLOW)
     tree_writes.add_piece(db, owner, piece)

@@ -429,18 +429,18 @@ def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating
 
 
 def lock_trash_entry(db: Database, owner: str, trash_id: str) -> bool:
-    """Lock a trash id against purging; return False if it does not exist."""
+    """Lock a trash entry against purging; return False if it does not exist."""
     return _lock_trash_row(db, owner, trash_id) is not None
 
 
 def add_to_trash_entry(db: Database, owner: str, chat_ids: list[str], trash_id: str) -> None:
-    """Add chats to an existing trash id, so that all are restored or purged together."""
+    """Add chats to an existing trash entry, so that all are restored or purged together."""
     for chat_id in chat_ids:
         db.execute("UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ?", (trash_id, chat_id, owner))
 
 
 def renew_trash_id(db: Database, owner: str, trash_id: str) -> str:
-    """Replace a trash id, which restarts its time in the trash."""
+    """Replace the id of a trash entry, so that `purge` treats it as new."""
     new = uuid.uuid4().hex
     db.execute("UPDATE trash SET id = ? WHERE id = ? AND owner = ?", (new, trash_id, owner))
     db.execute("UPDATE chats SET trash_id = ? WHERE trash_id = ? AND owner = ?", (new, trash_id, owner))
@@ -487,7 +487,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
 
 
 def due_trash_ids(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
-    """Return the trash ids that were first seen at least `seconds` ago. `seen` maps ids to monotonic times."""
+    """Return the ids of old trash entries (see ChatStore.purge). `seen` maps ids to monotonic times."""
     # With wall-clock time, setting the clock forward would purge deletions that can still be undone.
     now, first_seen = time.monotonic() if now is None else now, dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
@@ -538,7 +538,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
 
 
 def _trashed_chats(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
-    # Returns the chats of a trash id, each with a condition that selects its messages.
+    # Returns the chats of a trash entry, each with a condition that selects its messages.
     if trash["kind"] == "messages":
         return [(trash["chat_id"], " AND trash_id = ?", (trash["id"],))]
     # The chat in `trash.chat_id` comes last, because deleting it also deletes the row in `trash` (ON DELETE CASCADE).

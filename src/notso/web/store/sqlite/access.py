@@ -221,7 +221,9 @@ def _prepare(connection: sqlite3.Connection, timeout_ms: int) -> None:
     connection.execute("BEGIN IMMEDIATE")  # another process may migrate the file at the same time
     version = _version(connection)
     if version > len(MIGRATIONS):
-        raise DataDirectoryNewerError(f"{ACCESS_FILE} was written by a newer release")
+        raise DataDirectoryNewerError(
+            f"{ACCESS_FILE} was written by a newer version of notso: please upgrade; nothing was changed"
+        )
     for step in MIGRATIONS[version:]:
         for statement in filter(str.strip, step.split(";")):
             connection.execute(statement)

@@ -1,7 +1,7 @@
 """SQLite connections, the lock on the data directory, and detection of damage.
 
-Up to version 3.51.2, SQLite can damage a WAL file if two connections write or checkpoint at the same time. Only the
-connection from `open_writer` does so; connections from `open_reader` cannot.
+Up to version 3.51.2, SQLite can damage a WAL file if two connections write or checkpoint at the same time. Therefore,
+only the connection from `open_writer` writes and checkpoints; connections from `open_reader` cannot.
 
 Damage is detected without changing the database. If the log (WAL file) was deleted, truncated or overwritten, SQLite
 opens the database without an error, but the commits in the log are missing. Therefore, each transaction increments a
@@ -165,7 +165,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
         )
     pragmas = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"]
     pragmas += [f"busy_timeout={BUSY_MS}", "mmap_size=0", "fullfsync=ON"]  # fullfsync is for macOS
-    pragmas += ["secure_delete=ON"]  # overwrites deleted data in free pages
+    pragmas += ["secure_delete=ON"]  # overwrites deleted data with zeros
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
     if existed and 0 < version < SCHEMA_VERSION:
@@ -202,7 +202,7 @@ def _statements(script: str) -> list[str]:
 
 
 class DirectoryLock:
-    """Exclusive lock on a directory, until `release` or the end of the process."""
+    """Exclusive lock on a directory, held until `release` is called or the process ends."""
 
     def __init__(self, directory: Path) -> None:
         """Create the directory (0700) if needed. Raises StorageError and DataDirectoryBusyError."""
@@ -289,9 +289,9 @@ LOST = Sentence(
 
 
 def detect_damage(path: Path) -> Damage:
-    """Return the kind of damage, which requires read-only use, or '' for none. Does not change any file.
+    """Return the kind of damage ('': none), which requires read-only use. Does not change any file.
 
-    Raises StorageDamagedError if the database cannot be read at all.
+    Raises StorageDamagedError if even read-only use is impossible.
     """
     with storage_errors():
         acknowledged = read_acknowledged_count(path)
