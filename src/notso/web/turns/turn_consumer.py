@@ -165,7 +165,7 @@ class TurnConsumer:
         """End the turn after an unexpected error in `run`, and save the text so far."""
         self.stop()
         turn = self.turn
-        if turn.message.active:  # otherwise the final message is complete
+        if turn.message.active:  # otherwise, `message` is already final
             self.calls.abandon()
             partial = self._replaying or self._message("failed")
             note = words["failed_inside"]

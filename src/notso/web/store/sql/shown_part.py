@@ -44,8 +44,8 @@ SELECT id, parent_id, role, (SELECT max(n) FROM down) AS below FROM up ORDER BY 
 _ABOVE = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT id, parent_id, role, 0 AS below FROM up ORDER BY k"
 _DEPTH = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT max(k) AS depth FROM up"
 _NO_END = 1 << 31
-# Lower bound of a message's length in a prompt. Attachments are stored as JSON, whose escapes (`\u00e9`) are six
-# characters long, hence the division. Prompts omit a question if its answer failed and is empty.
+# Approximate lower bound of a message's length in a prompt. Attachments are stored as JSON, in which a character may
+# take six (`\u00e9`), so their length is divided by six. Prompts omit a question if its answer failed and is empty.
 _TEXT = "length(m.content) + length(m.attachments) / 6"
 _IS_SUMMARY = "m.kind = 'summary' AND m.state = 'done' AND m.content <> ''"
 _FAILED = "m.role = 'assistant' AND m.state = 'failed' AND m.content = ''"

@@ -342,8 +342,8 @@ def roll_back(path: Path) -> None:
         with storage_errors():
             connection = sqlite3.connect(path)
             try:
-                # Only a new database or a restored backup has a rollback journal, and read-only connections cannot roll
-                # it back.
+                # Only a new database or a restored backup can have a rollback journal. Connections from `open_reader`
+                # cannot roll back a transaction.
                 connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             finally:
                 connection.close()
