@@ -179,7 +179,7 @@ class Compaction:
         services.turns.at_start.append(lambda turn: self._cancel())
 
     def schedule_if_needed(self, turn: Turn) -> None:
-        """Schedule a summary of a finished turn's chat if it is long. It is skipped if compaction is not automatic."""
+        """Schedule a summary if the turn's chat is long. The summary is skipped if compaction is not automatic."""
         engine = self._services.shared.engine.model(turn.request.model).engine
         # After tool calls, an answer has several requests, each with the whole chat, so only the last one counts.
         usage = turn.last_usage

@@ -88,7 +88,7 @@ class LibraryWorker:
             await asyncio.sleep(CHECK_SECONDS)
 
     async def page_image(self, owner: str, document: StoredDocument, page: int) -> bytes:
-        """Return a page of a PDF file as PNG. Raises UnreadableError and StorageError."""
+        """Return a page of a PDF file as PNG. Raises UnreadableError or StorageError."""
         key = document.id, page
         image = self._images.pop(key, None)
         if image is None:
@@ -149,13 +149,13 @@ class FolderLibrary:
         self._refused: set[str] = set()  # digests of files for which the library has no space
 
     async def sync(self) -> bool:
-        """Add new documents and delete missing ones; return whether any was added. Raises OSError and StorageError."""
+        """Add new documents and delete missing ones; return whether any were new. Raises OSError or StorageError."""
         in_folder, unreadable = (
             await asyncio.to_thread(self._scan_folder, self.root) if self.root is not None else ({}, [])
         )
         stored = {each.sha256: each for each in await self._store.documents(EVERYONE)}
         for sha256, document in stored.items():
-            # A document that cannot be read at present is kept: its caches would take long to compute again.
+            # Keep documents that cannot be read at present, because computing their caches again would take long.
             if sha256 not in in_folder and not any(f"{document.name}/".startswith(f"{each}/") for each in unreadable):
                 await self._store.delete(EVERYONE, document.id)
                 self._refused.clear()
@@ -206,9 +206,9 @@ class FolderLibrary:
 
 
 def find_document_files(root: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    """Yield files with a document's extension, sorted within each folder, except hidden files and symbolic links.
+    """Yield files with a document's extension, sorted within each folder.
 
-    Files and folders that cannot be read are skipped; `on_error` receives the error.
+    Hidden, empty and too large files and symbolic links are skipped. If reading fails, `on_error` receives the error.
     """
     count = 0
     for folder, folders, names in os.walk(root, onerror=on_error):
@@ -228,14 +228,14 @@ def find_document_files(root: Path, on_error: Callable[[OSError], None] | None =
             count += 1
             if count > MAX_DOCUMENTS_OF_OWNER:
                 if root not in _reported:
-                    logger.warning("%s has more than %d documents; the rest is ignored", root, MAX_DOCUMENTS_OF_OWNER)
+                    logger.warning("%s has more than %d documents; the rest are ignored", root, MAX_DOCUMENTS_OF_OWNER)
                 _reported.add(root)
                 return
             yield path
 
 
 def display_name(name: str) -> str:
-    """Return a file name or relative path as one visible line, cut before its extension, which tells the kind."""
+    """Return a file name or relative path as one visible line. Long names are truncated before the extension."""
     extension = PurePath(name).suffix
     if len(name) <= MAX_NAME_CHARACTERS or not re.fullmatch(r"\.\w{1,10}", extension):
         extension = ""

@@ -85,7 +85,7 @@ logger = logging.getLogger("notso.web.turns")
 
 ALLOWED = "tools_allowed"
 """Chat setting with the tools that the user always allows in this chat, as `name=digest`. `digest` is the digest of the
-tool's definition, so that a changed tool is not allowed. Imports ignore this setting."""
+tool's definition, so that a changed tool needs permission again. Imports ignore this setting."""
 
 
 async def build_tool_offer(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
@@ -160,9 +160,8 @@ async def submit_question(
 ) -> Submitted:
     """Store a question at the end of the view's branch and queue its answer.
 
-    last: id of the last message on the page ('': none; None: the end of the chosen branch). instead_of: the original
-    question, if this is an edited version; it keeps the attachments whose numbers are not in the form. Raises Problem
-    and StorageError, with the text as `draft`.
+    last: id of the last message on the page ('': none; None: the end of the chosen branch). instead_of: the question
+    that was edited. Its attachments are kept unless the form has their numbers. Errors have the text as `draft`.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
@@ -208,13 +207,13 @@ async def submit_question(
 async def _resolve_attachments(
     services: ChatServices, owner: str, attachments: Sequence[Attachment], kept: Sequence[Attachment]
 ) -> tuple[Attachment, ...]:
-    # An imported question may have more attachments, but none can be added to them.
+    # An imported question may exceed the limit, but then no attachments can be added.
     if attachments and len(kept) + len(attachments) > MAX_ATTACHMENTS:
         raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
     ids = {each.document for each in attachments if each.document}
     kept_ids = {each.document for each in kept if each.document}
     found = await services.shared.store.documents.some(owner, sorted(ids | kept_ids))
-    # Of the original question's documents, those that were deleted or cannot be read any more are left out.
+    # Omit documents of the original question that were deleted or can no longer be read.
     documents = [each for each in found if each.id in ids or each.state != "failed"]
     for each in documents:
         if each.state == "failed":
@@ -326,8 +325,8 @@ async def continue_answer(
 async def _continuing_model(
     services: ChatServices, message: StoredMessage, setting: str | None
 ) -> tuple[str | None, ModelChoice, str]:
-    # The model that generated an answer continues it if it is loaded, otherwise the model of the chat's setting. The
-    # last value is the answer's new model name ('': unchanged).
+    # Use the model that generated the answer if it is loaded, or else the model of the chat's setting. The last value
+    # returned is the answer's new model name ('': unchanged).
     host, registry = engine_and_registry(services)
     engine, choice = None, DEFAULT_MODEL
     if message.model and host.loaded():  # resolving a name would wait for the first load
@@ -445,7 +444,7 @@ def copy_branch(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[S
         archived=False,
         unread=False,
         chosen_root=None,
-        source="",  # an import of the file again must not add messages to the copy
+        source="",  # importing the file again must not add messages to the copy
     )
     copied = [
         replace(
@@ -480,7 +479,7 @@ async def load_settings(services: ChatServices, owner: str, chat: Chat | None) -
 @contextlib.contextmanager
 def _admit(services: ChatServices, owner: str) -> Iterator[RunningRequest]:
     _check_admission(services)
-    # The request counts as waiting until its turn ends or the `with` block raises.
+    # The request stays open until its turn ends or the `with` block raises.
     running = services.shared.requests.admit(owner)
     if running is None:
         raise Problem(429, words["error_busy"], retry_after_seconds=10)
@@ -730,7 +729,7 @@ async def finish_if_lost(services: ChatServices, owner: str, message: StoredMess
         return False
     generation_id = message.generation_id or ""
     turn = services.turns.find(generation_id)
-    # In a database of several servers, another one may generate an unknown answer; if none does, its lease expires.
+    # With a shared database, another server may be generating an unknown answer. If none is, the lease expires.
     is_lost = services.turns.is_unknown(generation_id) and not services.shared.store.is_shared
     if is_lost or (turn is not None and turn.is_unsaved):
         await _finish_lost_turn(services, owner, message)

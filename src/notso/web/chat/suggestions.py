@@ -70,7 +70,7 @@ class Suggestions:
         choice: ModelChoice = DEFAULT_MODEL,
         documents: PromptDocuments = NO_DOCUMENTS,
     ) -> list[str]:
-        """Return follow-up questions for a branch, or an empty list if the engine is busy."""
+        """Return follow-up questions for a branch: none if they are disabled or the engine is busy."""
         # The key includes the text, because an edited or continued answer keeps its id.
         key = line[-1].id, hash(line[-1].content)
         if key in self._cached:
@@ -84,7 +84,7 @@ class Suggestions:
             keep_thinking=settings.keep_thinking,
             documents=documents,
         )
-        # The tools cannot be called. They are included so that the prompt has the same prefix as the chat's cached one.
+        # The tools cannot be called. They are included so that the prompt begins like the chat's cached prompt.
         text = await self._generate(owner, chat, messages, settings, tools, conversation, choice, documents)
         if text is None:
             return []

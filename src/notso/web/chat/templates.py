@@ -1,7 +1,7 @@
 """Render page templates in worker threads, with automatic escaping, and define the filters that templates use.
 
-This module also groups the sidebar's chats by day of last use, and announces changes of their marks (a chat is marked
-while it is unread or active).
+This module also groups the sidebar's chats by day of last use, and notifies pages when the marks of unread or active
+chats change.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 
 
 class Pages:
-    """Renders whole pages, and fragments for htmx, whose template names start with an underscore."""
+    """Renders whole pages, and fragments for htmx. Template names of fragments start with an underscore."""
 
     def __init__(self, assets: Assets, renderer: FairQueue, view: CommandView | None = None) -> None:
         view = view or CommandView(Plugins())

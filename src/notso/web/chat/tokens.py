@@ -1,8 +1,7 @@
 """Tokens of an answer with the alternatives at each position, and receipts of answers.
 
-A receipt records what is needed to reproduce an answer; a sealed one has hashes in place of the text. A trace is the
-record of an answer's generation, which is stored with the answer. Tool calls divide an answer into runs, one per
-request to the engine.
+A receipt records what is needed to reproduce an answer; a sealed one has hashes in place of the text. A trace records
+how an answer was generated. Tool calls divide an answer into runs, one per request to the engine.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from notso.web.values.wording import words
 
 ALTERNATIVES = 20
 SHOWN_TOKENS = 2_000
-"""Number of tokens shown at once; an answer may have a hundred times as many."""
+"""Maximum number of tokens on one page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Alternative:
 
 
 async def require_trace(services: ChatServices, owner: str, message: StoredMessage) -> AnswerTrace:
-    """Return the trace of an answer. Raises Problem (409) if there is none."""
+    """Return the trace of an answer. Raises Problem (409) if it is missing or unfinished."""
     trace = await services.shared.store.trace(owner, message.id)
     if trace is None or message.active or not any(run.ids for run in trace.runs):
         raise Problem(409, words["error_no_tokens"])
@@ -74,7 +73,7 @@ async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[st
 
 
 def resolve_run(trace: AnswerTrace, number: int | None, place: int) -> int:
-    """Return the number of a run (None: the last run). Raises Problem (400) if it has no token `place`."""
+    """Return a run's number; None selects the last run. Raises Problem (400) if the run has no token `place`."""
     number = len(trace.runs) - 1 if number is None else number
     if not 0 <= number < len(trace.runs) or not 0 <= place < len(trace.runs[number].ids):
         raise Problem(400, words["error_form"])
@@ -117,7 +116,7 @@ async def alternatives(services: ChatServices, request: Request, run: AnswerRun,
 async def build_receipts(
     services: ChatServices, owner: str, message: StoredMessage, *, sealed: bool
 ) -> Mapping[str, Any] | list[Mapping[str, Any]]:
-    """Return the receipt of an answer, or a list if the answer has several runs. Raises Problem."""
+    """Return the receipt of an answer, or a list of receipts if it has several runs. Raises Problem."""
     trace = await require_trace(services, owner, message)
     engine, requests = await load_run_requests(services, owner, message, trace)
     try:

@@ -145,7 +145,7 @@ def oldest_shown_id(request: Request) -> str | None:
 
 
 async def list_context(services: ChatServices, owner: str, chat: Chat | None, count: str = "") -> dict[str, Any]:
-    """Return the sidebar's chats with their marks, and the number of other chats that need attention."""
+    """Return the sidebar's chats with their marks, and the number of chats except `chat` that need attention."""
     limit = min(max(int(count), LISTED_CHATS), MOST_LISTED) if count.isdecimal() and len(count) < 9 else LISTED_CHATS
     found = await services.shared.store.chat_list(owner, limit)
     libraries = await services.shared.store.documents.libraries(owner)
@@ -202,7 +202,7 @@ def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown
 
 
 def budget_context(base: ChatDefaults, chat: Chat | None) -> dict[str, Any]:
-    """Return the chat's own thinking budget ('': none of its own) and the default one (None: no limit)."""
+    """Return the chat's thinking budget ('': the default applies) and the default budget (None: no limit)."""
     own = chat.settings.get("thinking_budget", "") if chat is not None else ""
     return {"thinking_budget": own, "default_budget": merge_settings(base.defaults).sampling.thinking_budget}
 

@@ -1,6 +1,6 @@
 """Read the JSON documents of an imported file: JSON or JSON Lines, plain, compressed with gzip, or in a zip archive.
 
-Imports no third-party packages, so that the child process that parses imported files starts quickly.
+This module imports no third-party packages, so that the child process that parses imported files starts quickly.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def omitted_kind(name: str) -> str:
 def documents(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]:
     """Yield the documents of a file. `left_out` counts an archive's damaged entries and its files other than JSON.
 
-    Raises ImportFormatError; for damaged entries, only if no entry can be read.
+    Raises ImportFormatError. Damaged entries raise it only if no entry can be read.
     """
     if body.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         yield from _read_archive(body, left_out)
@@ -210,8 +210,8 @@ class _JsonText:
         return ImportFormatError("import_broken", reason=f"syntax error at character {place}")
 
     def _read_more(self) -> None:
-        # Double the buffered text each time. A value that spans chunks is parsed again after each chunk, which would
-        # take quadratic time with chunks of equal size.
+        # Double the buffered text each time. A value that spans chunks is parsed again after each chunk; with chunks of
+        # equal size, parsing would take quadratic time.
         piece = self._read(max(CHUNK, len(self._text) - self._at))
         self._before += self._at
         self._text = self._text[self._at :] + piece

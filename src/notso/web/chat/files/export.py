@@ -53,9 +53,9 @@ def load_chats(store: ChatStore, chats: Iterable[tuple[str, str]]) -> Iterator[t
 
 
 def conversation(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Row | None:
-    """Return a training row of the shown branch, up to its last finished answer that is edited or not rated down.
+    """Return the shown branch as a training row, or None if no answer is suitable.
 
-    Returns None if there is no such answer.
+    The row ends with the last finished answer that is edited or not rated down.
     """
     shown = [each.message for each in shown_path(snapshot.messages, snapshot.chat.chosen_root)]
     # Stop before an unfinished message.
@@ -69,7 +69,7 @@ def conversation(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documen
 
 
 def preference_rows(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Iterator[Row]:
-    """Pair the preferred answer to each question with each other finished answer to the question.
+    """Pair the preferred answer to each question with every other finished answer that differs from it.
 
     The preferred answer is the edited one, or else the one rated highest, the shown one, or the newest. A question is
     skipped if its preferred answer is rated down and not edited.
@@ -128,7 +128,7 @@ def _options(thinking: bool) -> Row:
 def _to_row(message: Message, thinking: bool) -> Row:
     row: Row = {"role": message.role, "content": message.content}
     if message.role == "assistant" and thinking:
-        # The text includes the reasoning in the form in which the model generates it.
+        # Include the reasoning in the text, in the format that the model generates.
         thoughts = f"<think>\n{message.reasoning_content}\n</think>\n" if message.reasoning_content else NO_THOUGHTS
         row["content"] = thoughts + message.content
     if message.tool_calls:
@@ -161,7 +161,7 @@ MARKDOWN_TAIL = b"\n"
 
 
 def json_head(chat: Chat) -> bytes:
-    """Return the start of a chat, to be followed by comma-separated messages and CHAT_TAIL."""
+    """Return the start of a chat's JSON, to be followed by comma-separated messages and CHAT_TAIL."""
     text = json.dumps(_chat_json(chat) | {"messages": []}, ensure_ascii=False, indent=1)
     return text.removesuffix("]\n}").encode()
 

@@ -1,6 +1,7 @@
 """Parse imported files in a child process with limited CPU time and memory.
 
-In the server, a parser would hold the GIL until it returns, and archives and JSON need many times their size in memory.
+In the server, a parser would hold the GIL for its whole run. Archives and JSON also need many times their size in
+memory.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def _limit_error(what: str) -> bytes:
 
 
 def main() -> None:
-    """Run the child process: parse stdin to stdout."""
-    # Codecs are loaded on first use, which fails once the child may not open files. Archives use cp437 for names.
+    """Run the child process: parse the file on stdin."""
+    # Codecs are loaded on first use, which fails once the child can no longer open files. Archives use cp437 for names.
     for name in ("cp437", "utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         codecs.lookup(name)
     serve_confined(encode_entries, LIMITS)

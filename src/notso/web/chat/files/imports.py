@@ -187,13 +187,14 @@ class ParsedImport:
 
 
 def read_chats(body: bytes, derive_title: TitleOf) -> list[ImportedChat]:
-    """Parse chats and assign new ids. Raises Problem, which names the invalid field."""
+    """Parse chats and assign new ids. Raises Problem."""
     return validate_chats(entries(body), derive_title).chats
 
 
 def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImport:
-    """Validate chats and assign new ids; count invalid ones. Raises Problem, which names the invalid field, if there is
-    no valid chat.
+    """Validate chats, assign new ids, and count invalid chats.
+
+    Raises Problem if no chat is valid, there are too many, or the file was rejected.
     """
     chats: list[ImportedChat] = []
     problem: Problem | None = None

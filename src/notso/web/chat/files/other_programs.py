@@ -1,4 +1,4 @@
-"""Convert exports of ChatGPT, Claude, Open WebUI, LM Studio, LibreChat and llama.cpp's page to our export format.
+"""Convert exports of ChatGPT, Claude, Open WebUI, LM Studio, LibreChat and llama.cpp to our export format.
 
 Content that notso cannot store, such as pictures and details of tool calls, is omitted and counted by kind. The module
 imports no third-party packages, so that the child process that parses imported files starts quickly.
@@ -50,7 +50,7 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
     """Link messages to their nearest shown ancestors and select the branch that ends in `current`.
 
     A message with an unknown parent becomes a root. Answers separated only by tool results are merged. Raises
-    ImportFormatError for duplicate ids and cycles. Runs in linear time.
+    ImportFormatError for duplicate ids and cycles.
     """
     by_id = {node.id: node for node in nodes}
     if len(by_id) != len(nodes):
@@ -148,8 +148,8 @@ _LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_
 class ExportReader:
     """Converts the documents of one file to chats.
 
-    `left_out` counts omitted content by kind: pictures, files, tool_calls, references, texts (truncated to MAX_TEXT)
-    and chats (unreadable ones).
+    `left_out` counts omitted content by kind: pictures, files, tool_calls, references, texts (too long) and chats
+    (unreadable).
     """
 
     def __init__(self, left_out: Counter[str]) -> None:
@@ -160,7 +160,7 @@ class ExportReader:
     def chats(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
         """Yield chats in our export format ("own") and OpenAI message lists ("openai").
 
-        Raises ImportFormatError if the file has too many messages or no readable chat.
+        Raises ImportFormatError if the file is invalid, too large, or has no readable chat.
         """
         found = 0
         for kind, value in self._convert_all(documents):
@@ -172,7 +172,7 @@ class ExportReader:
 
     def _convert_all(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
         listed: list[Any] = []  # messages in a top-level list
-        session: JSON | None = None  # a chat of llama.cpp's page: one line for the chat, then one for each message
+        session: JSON | None = None  # a chat of llama.cpp's web UI: one line for the chat, then one for each message
         for value, is_listed in documents:
             if session is not None and isinstance(value, dict) and value.get("type") == "message":
                 session["messages"].append(value.get("message"))
@@ -264,7 +264,7 @@ class ExportReader:
         return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", value)
 
     def attach(self, node: MessageNode, name: Any, content: Any) -> None:
-        """Attach a text file, or count a file that has no text."""
+        """Attach a text file. Files without text or above the limit are only counted."""
         text = self.text(content)
         name = " ".join(self.text(name).split())[:MAX_NAME] or "file"
         if text and len(node.attachments) < MAX_ATTACHMENTS:
@@ -273,7 +273,7 @@ class ExportReader:
             self.count_omitted(node, name, omitted_kind(name))
 
     def count_omitted(self, node: MessageNode, name: Any, kind: str) -> None:
-        """Count a picture or file. If a question has no text, the name is used as its text."""
+        """Count an omitted picture or file. A question without text shows the name instead."""
         self.left_out[kind] += 1
         if node.role == "user":
             label = " ".join(self.text(name).split())[:MAX_NAME] or {"pictures": "picture"}.get(kind, "file")
@@ -560,8 +560,8 @@ def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
             node.rank = number
             for step in version.get("steps") or [version]:
                 _add_step(node, step, reader)
-            # Messages have no ids, and a position is used again after a message is changed or deleted.
-            # The digest covers the messages above, so that those below a changed message are imported with it.
+            # Messages have no ids, and positions are reused after messages change or are deleted. The digest depends
+            # on the messages above, so a changed message and all messages below it get new ids.
             digest = hashlib.sha256(f"{before}\n{node.content}".encode()).hexdigest()
             node.id = f"{at}/{number}/{digest[:16]}"
             versions.append(node)
@@ -710,7 +710,7 @@ def _fill_llama_cpp(node: MessageNode, message: JSON, reader: ExportReader) -> N
 
 
 def _source(program: str, identity: Any, document: JSON) -> str:
-    # Identifies a chat by its program and id, or by its digest if it has no id.
+    # Identifies a chat by its program and id. If the id is missing, the chat's digest is used.
     if not isinstance(identity, str) or not identity:
         identity = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     return f"{program}:{_id(identity)}"

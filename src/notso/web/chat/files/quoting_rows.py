@@ -1,8 +1,7 @@
 """Generate training rows that teach a model to quote a document before it answers.
 
-Prompts have the form of chats with documents: they contain a part of the document, or passages formatted like search
-results. Answers quote a sentence of this text and then use it, or say that it does not mention the subject of the
-question.
+Prompts look like those of chats with documents: they contain passages, attached or formatted like search results.
+Answers quote a sentence of the passages and then use it, or say that the passages do not mention the subject.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _WORD = re.compile(r"\w[\w'’-]*\w")
 
 
 def quoting_rows(name: str, document: DocumentText, most: int) -> Iterator[dict[str, Any]]:
-    """Yield up to `most` rows for a document, deterministically. Yields none for text without sentences."""
+    """Yield up to `most` rows for a document, deterministically; none if it has no sentences."""
     rng = random.Random(f"{name} {revision_of(document.text)}")
     sentences = [
         (at, sentence)

@@ -44,7 +44,7 @@ async def show_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/download", dependencies=[operator_only(audit="fetched a model")])
 async def begin_download(request: Request, services: Services) -> Response:
-    """Start or resume a download. The downloaded model then replaces the demo model, if that is the default."""
+    """Start or resume a download. If the demo model is the default, the downloaded model replaces it."""
     name = (await read_form(request)).get("name", "")
     file = next((file for file in official_files() if file.name == name), None)
     if file is None:
@@ -153,7 +153,7 @@ async def load_adapter(request: Request, services: Services) -> Response:
 
 @router.post("/models/adapters/unload", dependencies=[operator_only(audit="unloaded an adapter")])
 async def unload_adapter(request: Request, services: Services) -> Response:
-    """Unload an adapter. Running answers use it until they end."""
+    """Unload an adapter. Running answers keep using it."""
     name, engine = (await read_form(request)).get("name", ""), services.shared.engine.engine
     if engine is None or name not in engine.adapters.infos:
         raise Problem(404, words["error_unknown_adapter"])

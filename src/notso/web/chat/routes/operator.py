@@ -1,4 +1,4 @@
-"""The operator's page: keys, usage per key and user, and the audit log. It shows no content of chats."""
+"""The operator's page: keys, usage per key and user, and the audit log. It shows no chat content."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def remove(request: Request, services: Services, owner: Owner) -> Response
     if user == owner:
         return await _page(request, services, owner, problem=words["error_remove_self"])
     key = await accounts.store.key(user.removeprefix(KEY_OWNER)) if user.startswith(KEY_OWNER) else None
-    if key is not None and not key.revoked_ms:  # the name of a revoked key may be that of another key
+    if key is not None and not key.revoked_ms:  # another key may have the name of a revoked key
         await accounts.store.revoke_key(key.name, time.time_ns() // 1_000_000)
     for _ in range(STOP_ROUNDS):  # a running request would store its answer after the removal
         if not shared.requests.stop_owner(user):

@@ -165,7 +165,7 @@ async def send_message(request: Request, services: Services, owner: Owner, chat_
 
 @router.post("/chats/{chat_id}/thinking", dependencies=[GUARDED])
 async def set_thinking(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Set whether the model reasons, and the reasoning budget."""
+    """Turn thinking on or off, and set the thinking budget."""
     chat = await find_chat(services, owner, chat_id)
     await _save_thinking(services, owner, chat, await read_form(request))
     return done_response(request, f"/chats/{chat.id}")
@@ -217,12 +217,12 @@ async def events(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """Stream an answer as server-sent events: first a snapshot (or, with Last-Event-ID, the events after it), then
-    updates, finally `done`."""
+    """Stream an answer as server-sent events: a snapshot, updates, and finally `done`. With Last-Event-ID, the events
+    after that id replace the snapshot."""
     message, log = target
     events = turn_events(message.id, log, parse_last_event_id(last_event_id))
-    # With `after` (a revision of the feed), the stream also includes the events of /feed since then, so that a page
-    # needs only one connection.
+    # With `after`, a revision of the feed, the stream also includes the events of /feed since that revision. The page
+    # then needs only one connection.
     if after:
         feed_changes = feed_events(services.feed, after, owner, message.chat_id, tab, numbered=False)
         events = merge_streams(events, feed_changes)

@@ -2,7 +2,7 @@
 
 In previews, scripts, forms and network access are disabled: the sanitizer removes scripts and resources that load
 automatically, and the content security policy blocks whatever remains. The frame for diagrams has an opaque origin and
-cannot load the page's files. Therefore, its scripts are inlined, and its policy allows only the digests of the scripts.
+cannot load the page's files. Therefore, its scripts are inlined, and its policy allows only scripts with these digests.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _PAGE = (
 
 @router.get("/diagram", dependencies=[PUBLIC])
 async def show_frame(request: Request) -> Response:
-    """Return the document of the frame, which is the same for all users and contains no data."""
+    """Return the frame for diagrams, which is the same for all users and contains no data."""
     page, policy = await asyncio.to_thread(_frame)
     headers = {"Content-Security-Policy": policy, "Cache-Control": "public, max-age=3600", "Vary": "Accept-Encoding"}
     if accepts_gzip(request.headers):

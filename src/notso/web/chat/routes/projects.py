@@ -86,7 +86,7 @@ async def delete(request: Request, services: Services, owner: Owner, project_id:
 
 @router.post("/projects/{project_id}/members", dependencies=[GUARDED])
 async def set_member(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
-    """Add a member, or change a member's rights. `name` is a key name or user name."""
+    """Add a member, or change a member's rights. The form field `name` is a key name or user name."""
     project = await find_own_project(services, owner, project_id)
     fields = await read_form(request)
     name, rights = fields.get("name", "").strip(), fields.get("rights", "")

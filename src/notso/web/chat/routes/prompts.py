@@ -1,7 +1,7 @@
 """Routes of saved prompts and of memory.
 
-A saved prompt is a named text that the command palette offers. Memory is a short list of a user's texts that is
-included in prompts.
+A saved prompt is a named text that the command palette offers. Memory is a short list of texts that is included in
+the user's prompts.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def show_prompts(request: Request, services: Services, owner: Owner) -> Re
 
 @router.post("/prompts", dependencies=[GUARDED])
 async def save_prompt(request: Request, services: Services, owner: Owner) -> Response:
-    """Add or replace a prompt. If the form field `was` names another prompt, that prompt is renamed."""
+    """Add a prompt, or change the prompt that the form field `was` names. The new name must not be taken."""
     fields = await read_form(request)
     name, kind, text = fields.get("name", "").strip(), fields.get("kind", ""), fields.get("text", "").strip("\n")
     typed = SavedPrompt(name, cast(PromptKind, kind if kind in KINDS else "message"), text)

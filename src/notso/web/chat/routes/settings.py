@@ -77,7 +77,7 @@ async def show_settings(
 async def change_settings(
     request: Request, services: Services, owner: Owner, chat: NamedChat, project: NamedProject
 ) -> Response:
-    """Change settings. Missing and invalid fields keep their values; empty ones are reset to the default."""
+    """Change settings. Missing and invalid fields keep their values; empty fields are reset to the default."""
     form = await read_form(request)
     if project is not None:
         form.pop("system_prompt", None)  # a project has instructions instead
@@ -95,7 +95,8 @@ async def change_settings(
     else:
         await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
-    # Compared with the page, because a click on Save after a change sends two requests, and the first response is lost.
+    # Compare with the values on the page, not the stored ones: a click on Save after a change sends two requests, and
+    # the response to the first is lost.
     budget_changed = project is None and is_changed("thinking_budget", form)
     if problems:  # keep all input, because the dialog may be closed before the errors are corrected
         typed = {name: value for name, value in form.items() if name in form_values({})}
@@ -105,9 +106,9 @@ async def change_settings(
     if not is_fragment(request):
         chat_url = f"/chats/{chat.id}" if chat is not None else "/"
         return RedirectResponse(f"/projects/{project.id}" if project is not None else chat_url, 303)
-    # A change by a slash command shows no form: report it in a toast.
+    # A slash command shows no form, so report the change in a toast.
     toast = {"text": _describe_changes(form, chat), "undo_url": ""} if by_command else None
-    thinking = "thinking" in form  # state of the thinking switch on the page of a new chat, which is not stored yet
+    thinking = "thinking" in form  # the thinking switch of a new chat, which is not stored yet
     return await _show(
         request,
         services,
@@ -266,7 +267,7 @@ async def _estimate(
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """Disk usage in bytes of chats (None if they are not stored in the folder) and of the KV cache."""
+    """Disk usage of chats and of the KV cache. `chats_bytes` is None if chats are stored elsewhere."""
 
     path: Path
     chats_bytes: int | None

@@ -60,9 +60,9 @@ async def delete_link(request: Request, services: Services, owner: Owner, chat_i
 
 @router.get("/shared/{secret}", dependencies=[PUBLIC])
 async def show_shared(request: Request, services: Services, secret: str) -> Response:
-    """Show a shared chat, without reasoning, up to the message that was its last one when the link was created.
+    """Show a shared chat without reasoning. Messages added after the link was created are not shown.
 
-    Responses that were edited or continued since then have their new text.
+    If a response was edited or continued later, the new text is shown.
     """
     store = services.shared.store
     share = await store.shared(_digest(secret), _now_ms()) if len(secret) < 100 else None

@@ -1,4 +1,4 @@
-"""Routes for the tokens of an answer: show them with alternatives, continue from one, and download a receipt."""
+"""Routes for the tokens of an answer: show them with alternatives, continue from a token, and download a receipt."""
 
 from __future__ import annotations
 

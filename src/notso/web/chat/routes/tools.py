@@ -216,7 +216,7 @@ async def fetch_offer(request: Request, services: Services, command: str) -> JSO
 
 def _is_chosen(name: str, fields: Mapping[str, str], stored: Sequence[str]) -> bool:
     checked = f"tool-{name}" in fields
-    # If this form did not change the checkbox, keep the stored value, which another tab may have changed meanwhile.
+    # If the user did not change the checkbox, keep the stored value, which another tab may have changed meanwhile.
     if "was" in fields and checked == (name in fields["was"].split()):
         return name in stored
     return checked
@@ -237,7 +237,7 @@ async def _permission(request: Request, services: ChatServices, message: StoredM
 def _costs(
     engine: ChatEngine, tools: Sequence[ChatTool], chosen: Sequence[ChatTool], thinking: bool, day: date
 ) -> dict[str, int]:
-    # Returns the cost of each tool in tokens, by name, and the cost of all chosen tools together under ''.
+    # Returns the token cost of each tool by name, and under '' the cost of all chosen tools together.
     question = (Message("user", ""),)
 
     def count(subset: Sequence[ChatTool]) -> int:

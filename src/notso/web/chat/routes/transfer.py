@@ -93,7 +93,7 @@ async def backup(services: Services) -> Response:
         if services.backup_waits or services.backup_reader is None or not has_stalled:
             raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
         services.backup_reader.drop()
-    services.backup_waits = True  # reject further requests meanwhile: each would have to wait for this download
+    services.backup_waits = True  # reject further requests meanwhile, which would also have to wait
     try:
         await services.backing_up.acquire()
     finally:
@@ -232,7 +232,7 @@ class _BackupResponse(FileResponse):
             with contextlib.suppress(_ClientDisconnectedError):
                 await super().__call__(scope, receive, send_while_read)
         finally:
-            # Delete the copy once it is sent or the client has disconnected; then another backup may start.
+            # The copy was sent, or the client has disconnected: allow another backup, and delete the copy.
             self._services.backup_reader = None
             self._services.backing_up.release()
             await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
@@ -321,7 +321,7 @@ def _css() -> Markup:
 
 
 async def _stream_download(pieces: AsyncIterator[bytes], media_type: str, name: str) -> Response:
-    first = await anext(pieces)  # read before the response starts, so that an immediate failure gets an error status
+    first = await anext(pieces)  # read before the response starts, so that an immediate failure returns an error status
 
     async def body() -> AsyncIterator[bytes]:
         yield first
