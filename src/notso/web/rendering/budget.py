@@ -16,7 +16,7 @@ MAX_HTML_CHARACTERS = 2 * 1024 * 1024  # HTML is about twice as long as text, an
 
 
 class OverBudgetError(Exception):
-    """Rendering exceeds its budget. The text is shown as plain text."""
+    """Rendering exceeded its budget. The text is shown as plain text."""
 
 
 class Deadline:
@@ -54,7 +54,7 @@ class Budget:
 
     @contextmanager
     def spending(self) -> Iterator[Deadline]:
-        """Charge the CPU time spent in a `with` statement. Raises OverBudgetError if the budget is spent."""
+        """Charge the CPU time of a `with` statement. Raises OverBudgetError if the budget is already spent."""
         if self.is_spent:
             raise OverBudgetError
         began, deadline = time.thread_time(), Deadline(self._seconds)

@@ -2,7 +2,7 @@
 
 Pygments' lexers use regular expressions, some of which take quadratic time or worse. A single match cannot be
 interrupted and holds the GIL. Therefore, lexers run in a child process. A CPU timer kills the process if a block takes
-too long, and the next block starts a new one.
+too long, and the next block starts a new process.
 """
 
 from __future__ import annotations

@@ -69,5 +69,5 @@ async def preview_html(text: str) -> str:
 
 
 def main() -> None:
-    """Run the child process: sanitize stdin to stdout."""
+    """Run the child process: sanitize the HTML on stdin."""
     serve_confined(lambda text: _CLEANER.clean(text.decode()).encode(), LIMITS)

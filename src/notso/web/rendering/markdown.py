@@ -71,7 +71,7 @@ _CLEANER = nh3.Cleaner(
 )
 
 # htmx 4 rewrites `<hx-name ` in raw text before parsing, and processes hx- attributes on all elements. Sanitized HTML
-# must contain neither, because model output could then send requests in the user's name.
+# must contain neither. Otherwise, model output could send requests in the user's name.
 _HTMX_TAG = re.compile(r"</?hx-", re.IGNORECASE)
 
 
@@ -243,7 +243,7 @@ _BLOCKS_ONLY = _parser().disable(["inline", "long_paragraphs"])
 
 
 def render_markdown(text: str, *, budget: Budget | None = None) -> str:
-    """Render text as safe HTML, within `budget` or a new budget for a message.
+    """Render text as safe HTML. The default `budget` is that of one message.
 
     Parts that exceed limits become plain paragraphs. Blocking: do not call on the event loop.
     """
@@ -270,7 +270,7 @@ def render_block(text: str, budget: Budget) -> str:
 
 
 def render_within(text: str, deadline: Deadline, *, color: bool = True) -> str:
-    """Render text, as plain text if a paragraph is too long or sanitizing fails. Raises OverBudgetError."""
+    """Render text; return plain text if a paragraph is too long or sanitizing fails. Raises OverBudgetError."""
     try:
         return sanitize(_MARKDOWN.render(text, {"color": color, "deadline": deadline}))
     except (RecursionError, UnsafeHTMLError, _LongParagraphError):

@@ -1,8 +1,8 @@
 r"""Detect TeX in Markdown: $x$, $$x$$, \(x\), \[x\] and \begin{align}. The page typesets it.
 
-A display formula starts at the beginning of a line and ends with the closing delimiter or, as in TeX, at a blank line.
-It is recognized by its first line, so that text arriving later never changes a complete block. Unclosed and overlong
-formulas remain text, and so do lone dollar signs, which usually denote prices.
+A block formula starts at the beginning of a line. It is recognized by its first line, so that text arriving later never
+changes a complete block. Overlong formulas, and those that are unclosed at the next blank line, remain text. So do lone
+dollar signs, which usually denote prices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
 MAX_FORMULA_CHARACTERS = 2_000
-MAX_INLINE_CHARACTERS = 1_000  # limits the search for a closing delimiter after each lone dollar sign
+MAX_INLINE_CHARACTERS = 1_000  # limits the search for a closing delimiter after each opening one
 
 _MARKS = {"$$": "$$", "\\[": "\\]"}
 # Environments that are display formulas even without dollar signs around them.
@@ -24,7 +24,7 @@ _IS_TEX = re.compile(r"[\\^_={}]")
 
 
 def enable_math(parser: MarkdownIt) -> None:
-    """Add rules for the tokens `formula` (block) and `formula_inline`, whose content is TeX, to a parser."""
+    """Add rules to a parser for the tokens `formula` (block) and `formula_inline`, whose content is TeX."""
     interrupted = ["paragraph", "blockquote", "list", "table"]
     parser.block.ruler.before("fence", "formula", _block, {"alt": interrupted})
     parser.inline.ruler.before("escape", "formula_inline", _inline)
@@ -110,9 +110,9 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _closing_dollar(source: str, start: int) -> int:
-    # Only the next dollar sign can close a formula. The other rules exclude text between two prices: no letter or digit
-    # may be directly outside of the dollar signs. Directly inside, either both signs or neither must adjoin a space; if
-    # both do, the content must contain a character of TeX that prices do not have.
+    # Only the next unescaped dollar sign can close a formula. The other rules exclude text between prices. No letter or
+    # digit may touch a dollar sign from outside. Inside, spaces must touch both dollar signs or neither. If they touch
+    # both, the content must contain a character that is typical of TeX.
     inside = source[start + 1 : start + 2]
     if not inside or source[:start][-1:].isalnum():
         return -1

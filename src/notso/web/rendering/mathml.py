@@ -1,4 +1,4 @@
-"""Convert the formulas of an exported page to MathML, which browsers typeset without scripts or fonts.
+"""Convert the formulas of exported and shared pages to MathML, which browsers typeset without scripts or fonts.
 
 latex2mathml is recursive, has no limits and copies markup in a formula to its output. Therefore, it runs in a child
 process with limited CPU time, and only allowlisted MathML elements and attributes are kept.

@@ -45,7 +45,7 @@ class Accounts:
     # Usage is written every few seconds. If an owner has a quota, the maximum token use of each request is reserved in
     # the store before the request starts, so that several servers together cannot exceed the quota.
 
-    # counters: count requests per key, for all servers together if Valkey is configured. clock: seconds since 1970.
+    # counters: counters of requests per key, which servers share if Valkey is configured. clock: returns Unix time.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self._counters = counters
@@ -67,7 +67,7 @@ class Accounts:
 
     async def start(self) -> None:
         await self.store.open()
-        # This task writes usage every FLUSH_SECONDS, so that a killed server loses no more than that.
+        # Write usage every FLUSH_SECONDS, so that a killed server loses at most the usage of that time.
         self._task = asyncio.create_task(self._write_periodically())
 
     async def _write_periodically(self) -> None:
@@ -113,8 +113,8 @@ class Accounts:
         return reserved
 
     async def _try_reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation] | None:
-        # Return None if the quota is sufficient, but other requests have reserved too much of it. Raises QuotaError if
-        # it would be insufficient even without their reservations.
+        # Returns None if other requests have reserved too much of the quota. Raises QuotaError if the quota would be
+        # insufficient even without their reservations.
         quota, day = self._quotas[owner], self.today()
         future = asyncio.ensure_future(self.store.reserve(day, owner, quota, uses))
         try:

@@ -18,7 +18,7 @@ from notso.web.store.access import AccessStore, ApiKey, AuditEntry
 from notso.web.values.errors import SettingsError, StorageError
 
 SECRET_BYTES = 32
-"""Random bytes of a key: so many that a fast hash is safe. A slow hash would delay every request."""
+"""Random bytes in a key, enough for a fast hash to be safe. A slow hash would delay every request."""
 MAX_NAME_CHARACTERS = 64
 CACHE_SECONDS = 60.0
 """Time for which a key remains valid after it was last found in the store, if the store fails."""
@@ -143,7 +143,7 @@ class KeyManager:
         return secret, key
 
     def revoke(self, name: str) -> ApiKey:
-        """Revoke a key at once. Raises SettingsError if no valid key has that name."""
+        """Revoke a key at once. Raises SettingsError if no active key has that name."""
 
         async def revoke(store: AccessStore) -> ApiKey | None:
             key = await store.revoke_key(name, _now_ms())

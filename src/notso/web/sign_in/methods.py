@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 SIGN_IN_SECONDS = 5.0
 OTHER_METHODS = frozenset({"key", "proxy", "oidc"})
-"""Owner prefixes of the other sign-in methods. The owner prefix of a sign-in plugin is its name, which must differ from
-these."""
+"""Owner prefixes of the other sign-in methods. The owner prefix of a sign-in plugin is its name, which must not be one
+of these."""
 _NAME = re.compile(r"[\w.@+-]{1,128}")
 
 
 class PluginSignIn:
-    """Sign-in by a plugin. While the plugin is disabled, no users can sign in with it.
+    """Sign-in by a plugin. If the plugin fails or is disabled, no users can sign in with it.
 
     Raises SettingsError if the plugin has the name of another method.
     """
@@ -109,7 +109,7 @@ def sign_in_methods(
 ) -> SignInMethods:
     """Set up the configured sign-in methods. `counters` count the requests of each key.
 
-    Raises SettingsError for a missing extra or a plugin that is not enabled.
+    Raises SettingsError for invalid settings, a missing extra, or a plugin that is not enabled.
     """
     chosen = settings.sign_in
     sign_ins: list[SignIn] = []

@@ -31,13 +31,13 @@ SECONDS = 10.0
 """Timeout of each request to the provider."""
 MAX_ANSWER_BYTES = 1 << 20
 FLOW_SECONDS = 600.0
-"""Time in which a user must complete a sign-in."""
+"""Time limit for completing a sign-in."""
 MAX_COMPLETED = 10_000
 """Maximum number of completed sign-ins that are remembered to reject replays. The oldest are forgotten first."""
 KEYS_SECONDS = 3600.0
 """Age at which the provider's public keys are fetched again."""
 KEYS_REFRESH_SECONDS = 10.0
-"""Minimum age at which keys that do not verify a token are fetched again. The provider may have new keys."""
+"""Minimum age at which keys are fetched again after they failed to verify a token. The provider may have new keys."""
 LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Accepted signature algorithms: only asymmetric ones, neither `none` nor those with a shared secret."""
@@ -65,7 +65,7 @@ class OidcProvider:
         self._lock = asyncio.Lock()
 
     async def begin(self, browser: str) -> str:
-        """Return the provider's URL to which the browser is redirected. Raises SignInError.
+        """Return the provider's URL for the redirect. Raises SignInError.
 
         `browser`: value of the cookie that identifies the browser when it returns.
         """
@@ -102,7 +102,7 @@ class OidcProvider:
                     configuration["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=verifier
                 )
         except Exception as error:  # each library has its own errors for an unreachable provider or a rejected code
-            raise SignInError(f"the provider rejected the code ({type(error).__name__})") from None
+            raise SignInError(f"the provider issued no token ({type(error).__name__})") from None
         claims = await self._claims(str(token.get("id_token", "")), self._derive("nonce", browser, began))
         return self._caller(claims)
 

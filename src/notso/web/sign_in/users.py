@@ -1,4 +1,4 @@
-"""Looks up users by name, for example to add them to a project, and removes users with all stored data.
+"""Look up users by name, for example to add them to a project, and remove users with all stored data.
 
 An owner is the id of a user: the sign-in method or `key`, a colon, and the user's name or the key's id.
 """
@@ -19,7 +19,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner of the active key with this name, or else of sign-ins with this name, or None."""
+    """Return the owner of the active key `name`, or else of the user who signs in as `name`, or None."""
     keys = await store.keys() if store is not None else []
     key = next((each for each in keys if each.name == name and not each.revoked_ms), None)
     if key is not None:
@@ -34,7 +34,7 @@ async def owner_named(settings: Settings, store: AccessStore | None, name: str) 
 async def user_named(access: AccessStore | None, name: str) -> str:
     """Return the owner of the key (active or revoked) with this name or id, or the owner given as `method:name`.
 
-    Raises SettingsError if there is none or several.
+    Raises SettingsError unless exactly one matches.
     """
     keys = await access.keys() if access is not None else []
     found = [owner_of_key(each.id) for each in keys if name in (each.name, each.id, owner_of_key(each.id))]
@@ -61,7 +61,7 @@ async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, 
         await access.remove_owner(owner)
     await store.remove_owner(owner)
     if access is not None:
-        await access.remove_owner(owner)  # again, because requests that were running have added usage
+        await access.remove_owner(owner)  # again, because requests that were running may have added usage
         # The audit log does not name the removed user.
         removed = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
         now_ms = time.time_ns() // 1_000_000

@@ -11,7 +11,7 @@ from notso.system.confinement import ConfinedProcess, Limits
 
 
 class Killable(Protocol):
-    """A child that can be ended from another thread."""
+    """A child process that another thread can end."""
 
     def kill(self) -> None: ...
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
-    """Start a child and return the result of `work`, both in threads. Cancellation kills the child."""
+    """Start a child and return the result of `work`. Both calls run in threads. Cancellation kills the child."""
     loop = asyncio.get_running_loop()
     starting = loop.run_in_executor(None, start)
     try:
@@ -41,7 +41,7 @@ async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
 
 
 async def run_confined(program: str, request: bytes, limits: Limits) -> bytes:
-    """Run a request in a sandboxed child and return its response. Raises ConfinedWorkError.
+    """Send a request to a sandboxed child and return its response. Raises ConfinedWorkError.
 
     `program` is Python source code, which must call `serve_confined` with the same limits.
     """

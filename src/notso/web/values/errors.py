@@ -83,7 +83,7 @@ class StorageFullError(StorageError):
 
 
 def is_thread_shortage(error: BaseException) -> bool:
-    """Return whether the (overloaded) system refused to start a thread."""
+    """Return whether the system refused to start a thread."""
     return type(error) is RuntimeError and str(error).startswith("can't start new thread")
 
 

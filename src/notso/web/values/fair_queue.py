@@ -57,7 +57,7 @@ class FairQueue:
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for the owner's turn, and hold it for calls of `work`."""
+        """Wait for the owner's turn, and hold it during the `with` block, which can call `work`."""
         await self._acquire(owner)
         try:
             yield
@@ -123,9 +123,10 @@ class FairQueue:
 
 
 class WorkerThreads(ThreadPoolExecutor):
-    """Thread pool that keeps working when no more threads can be started. Raises RuntimeError if it has none.
+    """Thread pool that keeps working when no more threads can be started.
 
-    The standard pool raises the error even if it has other threads, which will run the work later.
+    The standard pool raises RuntimeError even if other threads could run the work later. This pool raises it only if
+    there are no threads.
     """
 
     async def run(self, work: Callable[[], T]) -> T:

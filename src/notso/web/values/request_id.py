@@ -11,7 +11,7 @@ SCOPE_KEY = "notso.request_id"  # in the ASGI scope, so that a connection's time
 _PLAIN = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 request_id: ContextVar[str | None] = ContextVar("notso_request_id", default=None)
-"""Id of the request being served; tasks and threads started for it inherit the value. None outside of requests."""
+"""Id of the request being served; tasks and threads started for it inherit the value."""
 
 
 def resolve_request_id(sent: bytes | None) -> str:

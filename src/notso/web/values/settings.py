@@ -26,12 +26,12 @@ _RULE = re.compile(rf"({_SCHEME})://(\*|{_HOST})(?::(\*|[0-9]{{1,5}}))?")
 
 
 class OriginRules:
-    """Match origins against patterns. `*` matches any host or port, and the pattern `*` any origin.
+    """Match origins against patterns. `*` matches any host or port; the pattern `*` alone matches any origin.
 
     Raises ValueError for invalid patterns.
     """
 
-    # No pattern matches "null", which browsers send for pages without an origin.
+    # No pattern matches "null", which browsers send for pages with an opaque origin.
     def __init__(self, rules: Iterable[str]) -> None:
         patterns = tuple(rules)
         self._any = ANY in patterns
@@ -96,7 +96,7 @@ def _setting(default: Any, *, secret: bool = False, **options: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Server settings. Times in seconds. Raises SettingsError."""
+    """Server settings. Times are in seconds. Raises SettingsError."""
 
     # Addresses other than loopback require an API key or sign-in; otherwise, UnsafeBindError is raised.
     host: str = _setting(
@@ -180,7 +180,7 @@ class Settings:
         variable="VALKEY_URL",
         secret=True,
     )
-    # Addresses or networks of proxies, whose X-Forwarded-Proto and X-Forwarded-Prefix are trusted as well.
+    # Addresses or networks of proxies. Their X-Forwarded-Proto and X-Forwarded-Prefix headers are also trusted.
     trusted_proxies: tuple[str, ...] = _setting(
         (), help="Trust X-Forwarded-For from this proxy address; repeatable.", metavar="ADDRESS", name="trust_proxy"
     )

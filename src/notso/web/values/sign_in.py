@@ -97,7 +97,7 @@ class SignInSettings:
 
     @property
     def rules(self) -> str:
-        """Text that identifies the rules on which sessions depend. It differs if any of these rules is changed."""
+        """Text that changes whenever a rule that sessions depend on changes."""
         oidc = self.oidc
         oidc_rules = (
             (oidc.issuer, oidc.client_id, oidc.claim, sorted(oidc.allowed), oidc.assume_email_verified)
@@ -108,7 +108,7 @@ class SignInSettings:
 
 
 def read_sign_in(path: Path) -> SignInSettings:
-    """Read a TOML file. Raises SettingsError if invalid."""
+    """Read a TOML file. Raises SettingsError."""
     try:
         document = tomllib.loads(read_text(path, MAX_BYTES))
     except OSError as error:
@@ -118,7 +118,7 @@ def read_sign_in(path: Path) -> SignInSettings:
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
     oidc = _read_table(OidcSettings, document, "oidc")
-    # The path of the secret's file is relative to the settings file.
+    # A relative path of the secret's file is relative to the settings file.
     if oidc is not None and oidc.client_secret_file:
         oidc = replace(oidc, client_secret_file=str(path.parent / oidc.client_secret_file))
     tables: dict[str, Any] = {"proxy": _read_table(ProxySignIn, document, "proxy"), "oidc": oidc}

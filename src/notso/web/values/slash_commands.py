@@ -21,9 +21,9 @@ class SlashCommand(NamedTuple):
     usage: str
     places: tuple[Place, ...] = BOTH
     # Action on the page: `open` shows the element with id `target`. `click` clicks the last match of the selector
-    # `target`. `post` sends a form to the URL `target`, with the argument as `field`. `go` navigates to the URL
-    # `target`, with the argument appended. URLs are relative to the chat's URL unless they begin with a slash. `choose`
-    # and `thinking` set a control. `offer` inserts or attaches a text from an MCP server.
+    # `target`. `post` sends a form to the URL `target`, with the argument in the field `field`. `go` navigates to the
+    # URL `target`, with the argument appended. URLs are relative to the chat's URL unless they begin with a slash.
+    # `choose` and `thinking` set a control. `offer` inserts or attaches a text from an MCP server.
     act: str = ""
     target: str = ""
     field: str = ""
@@ -32,7 +32,7 @@ class SlashCommand(NamedTuple):
 
     @property
     def does(self) -> str:
-        """Description in the reader's language, or the one supplied with the command."""
+        """Description in the user's language, or the one supplied with the command."""
         return self.said or words[f"command_{self.name}"]
 
 
@@ -78,10 +78,10 @@ class Shortcut(NamedTuple):
     """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
 
     # `where` is "anywhere", "outside" (not in a text input) or "empty" (in the message input while it is empty).
-    # Letters and arrow keys without a modifier must not be "anywhere", because these edit text. A shortcut with a
+    # Letters and arrow keys without a modifier must not be "anywhere", because they edit text. A shortcut with a
     # `target` must not use a combination that edits text on some system, such as Option+Enter on a Mac.
     keys: str
-    target: str = ""  # selector whose last match is clicked; '': none, because the text input handles the key
+    target: str = ""  # selector of the control to click; '': none, because the text input handles the key
     where: str = "anywhere"
 
     @property

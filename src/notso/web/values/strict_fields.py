@@ -17,7 +17,7 @@ class StrictFields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _keep_first_unknown(cls, data: Any) -> Any:
-        # Keep only the first unknown field, which pydantic reports. An error for each further one would cost memory.
+        # Drop all unknown fields but the first, which pydantic reports. An error for each would cost memory.
         fields = cls.model_fields
         if not isinstance(data, dict) or len(data) <= len(fields):
             return data
@@ -27,7 +27,7 @@ class StrictFields(BaseModel):
 
 
 def limit_entries(entries: int) -> BeforeValidator:
-    """Truncate larger objects to `entries` + 1 members, which the length check then rejects."""
+    """Truncate larger objects to `entries` + 1 members. The length check then rejects them."""
 
     # Members beyond this number are never validated.
     def truncate(data: Any) -> Any:

@@ -162,7 +162,7 @@ words: Mapping[str, str] = _Translations()
 
 
 def missing_translations(code: str) -> list[str]:
-    """Return the strings of the pages that a language lacks; they are shown in English."""
+    """Return the keys of the strings that a language lacks; they are shown in English."""
     names = {name: name for other in LANGUAGES for name in language_table(other)}
     return [
         name
@@ -172,7 +172,7 @@ def missing_translations(code: str) -> list[str]:
 
 
 def translated(error: object) -> str:
-    """Return an error or its sentence in the current language, or in English if there is no translation."""
+    """Return an error's message in the current language, or in English if there is no translation."""
     error = getattr(error, "sentence", error)
     code = getattr(error, "code", "")
     phrase = language_table(language.get()).get(f"{FAILURE}{code}") if code else None
