@@ -1,4 +1,4 @@
-"""Cache of rendered messages: HTML is generated when an answer ends or is first shown, and stored with the message."""
+"""Cache of rendered messages: HTML is generated when an answer ends or a message is first shown, and stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from notso.web.values.fair_queue import FairQueue
 PIECE_SECONDS = 0.1
 """Time after which no further message is added to a batch."""
 WAIT_SECONDS = 5.0
-"""Messages that are not rendered after this time are shown as plain text for now."""
+"""Messages that are not rendered within this time are shown as plain text for now."""
 
 
 class HtmlCache:

@@ -161,7 +161,7 @@ async def submit_question(
     """Store a question at the end of the view's branch and queue its answer.
 
     last: id of the last message on the page ('': none; None: the end of the chosen branch). instead_of: the question
-    that was edited. Its attachments are kept unless the form has their numbers. Errors have the text as `draft`.
+    that was edited. Its attachments are kept, except those that the form replaces. Errors have the text as `draft`.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")

@@ -145,7 +145,7 @@ def oldest_shown_id(request: Request) -> str | None:
 
 
 async def list_context(services: ChatServices, owner: str, chat: Chat | None, count: str = "") -> dict[str, Any]:
-    """Return the sidebar's chats with their marks, and the number of chats except `chat` that need attention."""
+    """Return the sidebar's chats with their marks, and how many chats other than `chat` need attention."""
     limit = min(max(int(count), LISTED_CHATS), MOST_LISTED) if count.isdecimal() and len(count) < 9 else LISTED_CHATS
     found = await services.shared.store.chat_list(owner, limit)
     libraries = await services.shared.store.documents.libraries(owner)

@@ -182,7 +182,7 @@ class OidcProvider:
                 response.raise_for_status()
             document = response.json()
         except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, ValueError, RecursionError) as error:
-            raise SignInError(f"the provider does not respond ({type(error).__name__})") from None
+            raise SignInError(f"a request to the provider failed ({type(error).__name__})") from None
         if not isinstance(document, dict):
             raise SignInError("the provider returned an invalid response")
         return document

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
-    """Start a child and return the result of `work`. Both calls run in threads. Cancellation kills the child."""
+    """Call `start` and then `work` in threads; return the result. Cancellation kills the child."""
     loop = asyncio.get_running_loop()
     starting = loop.run_in_executor(None, start)
     try:

@@ -239,7 +239,7 @@ class Settings:
     max_waiting_turns: int = _setting(32, low=1)  # queue length at which new turns are refused
     max_message_characters: int = _setting(200_000, low=1)  # of a user's message
     max_answer_characters: int = _setting(262_144, low=1)  # longer answers are stopped
-    drain_seconds: float = _setting(10.0, low=0, high=600)  # time for running answers on shutdown
+    drain_seconds: float = _setting(10.0, low=0, high=600)  # time limit for running answers on shutdown
     send_timeout_seconds: float = 30.0  # a client that reads nothing for this long is disconnected
 
     def __post_init__(self) -> None:
@@ -320,7 +320,7 @@ OPTIONS: dict[str, Option] = {
     for each in fields(Settings)
     if each.metadata
 }
-"""Options, by the names of their settings."""
+"""Options by the name of their setting."""
 
 
 def _require_key(key: str | None, name: str) -> None:

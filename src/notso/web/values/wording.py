@@ -31,7 +31,7 @@ LANGUAGES: dict[str, str] = {
     "ko": "한국어",
     "zh-Hans": "简体中文",
 }
-"""Language codes and native names. SmolLM3 was trained for the first six."""
+"""Language codes and native names. SmolLM3 natively supports the first six."""
 
 SEPARATORS: dict[str, tuple[str, str]] = {
     "en": (",", "."),

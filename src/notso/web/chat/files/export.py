@@ -38,7 +38,7 @@ def _no_documents(line: Line) -> PromptDocuments:
 
 
 def load_chats(store: ChatStore, chats: Iterable[tuple[str, str]]) -> Iterator[tuple[ChatSnapshot, DocumentsOf]]:
-    """Open a store and yield the chats with these owners and ids, each with its DocumentsOf. Raises StorageError."""
+    """Open a store and yield the chats given as (owner, id) pairs, each with its DocumentsOf. Raises StorageError."""
     with asyncio.Runner() as runner:
         runner.run(store.open())
         try:

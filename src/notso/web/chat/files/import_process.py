@@ -47,7 +47,7 @@ def entries(body: bytes) -> Iterator[Entry]:
 
 
 async def parse_in_child(body: bytes) -> Iterator[Entry]:
-    """Return the entries of a file, parsed in a child process and decoded one at a time while iterating."""
+    """Parse a file in a child process. The returned iterator decodes one entry at a time."""
     try:
         answer = await run_confined(_PROGRAM, body, LIMITS)
     except ConfinedWorkError:

@@ -180,7 +180,7 @@ class _OpenAIList(StrictFields):
 
 @dataclass(frozen=True, slots=True)
 class ParsedImport:
-    """Chats of a file, and omitted content by kind."""
+    """Chats of a file, and counts of omitted content by kind."""
 
     chats: list[ImportedChat]
     left_out: Counter[str] = field(default_factory=Counter)
@@ -225,7 +225,7 @@ def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImpo
 
 
 def new_messages(messages: Sequence[StoredMessage], earlier: EarlierImport) -> list[StoredMessage]:
-    """Return the messages that an earlier import of the same chat did not contain, attached to the stored messages.
+    """Return the messages that are new since an earlier import of the same chat, with stored messages as parents.
 
     Stored messages that were edited keep their text, and deleted ones are not imported again.
     """

@@ -734,7 +734,7 @@ def _sibling_ranks(lists: Iterable[Any]) -> dict[str, int]:
 
 
 def _to_ms(value: Any, *, per_unit: int = 1000) -> int:
-    # Returns a time in milliseconds, at most the current time; 0 if it is invalid.
+    # Returns a time in milliseconds, limited to the current time; 0 if it is invalid.
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)
