@@ -1,7 +1,6 @@
 """Parse imported files in a child process with limited CPU time and memory.
 
-In the server, a parser would hold the GIL for its whole run. Archives and JSON also need many times their size in
-memory.
+In the server, a parser would hold the GIL for its whole run. Parsed files also take many times their size in memory.
 """
 
 from __future__ import annotations
