@@ -1,4 +1,4 @@
-"""Run SmolLM3-3B from a GGUF file: an engine that computes with quantized weights, a chat page, and APIs.
+"""Inference engine for SmolLM3-3B in GGUF files, with a chat page and APIs.
 
 >>> from notso import Engine
 >>> engine = Engine.load()  # the demo model; or pass a GGUF file, a name from `notso list`, or a Hugging Face folder

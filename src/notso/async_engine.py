@@ -23,9 +23,10 @@ Prepare = Callable[[], Callable[[], Generation]]
 
 
 class AsyncAnswerStream(AsyncIterator[Event]):
-    """Asynchronous iterator over an answer's events. Generation starts with `async with`, the first event or `result`.
+    """Asynchronous iterator over an answer's events.
 
-    Leaving `async with` stops the answer. Raises the errors of `Engine.chat` and errors during generation.
+    Generation starts on entering `async with`, or when the first event or `result` is awaited. Leaving `async with`
+    stops the answer. Raises the errors of `Engine.chat` and errors during generation.
     """
 
     def __init__(self, prepare: Prepare) -> None:
@@ -38,7 +39,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         return await anext(self._events)
 
     async def result(self) -> Completion:
-        """Wait for the complete answer and return it. Cancelling stops the answer."""
+        """Wait for the complete answer and return it. Canceling stops the answer."""
         generation = await self._start_once()
         try:
             return Completion.from_events([event async for event in _follow_events(generation)])
@@ -138,7 +139,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """See `Engine.chat`. Cancelling stops the answer."""
+        """See `Engine.chat`. Canceling stops the answer."""
         return await self.stream(messages, *more, params=params, options=options, **settings).result()
 
     async def batch(
@@ -149,7 +150,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> list[Completion]:
-        """See `Engine.batch`. Cancelling stops the answers."""
+        """See `Engine.batch`. Canceling stops the answers."""
         if isinstance(conversations, str | Mapping | Message):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
         sampling, request_options = apply_settings(params, options, settings)
@@ -178,12 +179,12 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """See `Engine.continue_text`. Cancelling stops the answer."""
+        """See `Engine.continue_text`. Canceling stops the answer."""
         sampling, request_options = apply_settings(params, options, settings)
         return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, request_options)).result()
 
     async def embed(self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None) -> Floats:
-        """See `Engine.embed`. Cancelling does not stop the computation."""
+        """See `Engine.embed`. Canceling does not stop the computation."""
         return await asyncio.to_thread(lambda: self.engine.embed(texts, owner=owner, adapter=adapter))
 
     async def close(self) -> None:

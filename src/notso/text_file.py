@@ -111,10 +111,10 @@ def open_regular(path: Path) -> int:
 
     Raises OSError with `strerror` and `filename`, for example if the file is not a regular file.
     """
-    # Only regular files are opened: reading from a FIFO, terminal or socket would wait for a writer, and even opening
-    # a device can have side effects.
+    # The kind of the file is checked first, because reading from a FIFO or terminal would wait for a writer, and even
+    # opening a device can have side effects.
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # before opening: opening a device could act on it
+        if not stat.S_ISREG(path.stat().st_mode):
             raise _irregular_file_error(path)
         # O_NONBLOCK: if the file has been replaced by a FIFO since the check, opening it must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -127,7 +127,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises OSError like `open_regular`, and for more than `max_bytes`."""
+    """Return a regular file's content. Raises OSError like `open_regular`, or if it exceeds `max_bytes`."""
     # The limit applies to the bytes read, because some files, such as those in /proc, report a size of 0.
     with open(open_regular(path), "rb") as file:
         content = file.read(max_bytes + 1)

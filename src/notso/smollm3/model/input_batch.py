@@ -18,7 +18,7 @@ MOST_INNER = 3  # maximum number of an adapter's A matrices with the same input 
 
 
 class InputBatch:
-    """Arrays for a step of `rows` tokens, `sampled` of which get logits."""
+    """Arrays for a step with `rows` tokens and logits for `sampled` of them."""
 
     def __init__(self, backend: Backend, config: SmolLM3Config, rows: int, sampled: int) -> None:
         def numbers(count: int) -> Array:

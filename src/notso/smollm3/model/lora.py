@@ -37,7 +37,7 @@ MAX_RANK = 512  # bounds the preallocated memory of a step
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Low-rank update B A of a matrix: a (rank, inputs), scaled; b (outputs, rank)."""
+    """Low-rank update B A of a matrix, with `a` (rank, inputs) already scaled, and `b` (outputs, rank)."""
 
     a: Weight
     b: Weight
@@ -78,8 +78,8 @@ class AdaptedRows:
 
 MAX_SETTING = 1e12  # maximum rank or alpha; JSON integers can exceed the range of a float
 
-# Limits of `rank_pattern` and `alpha_pattern`: number of entries (7 matrices in each of 256 layers) and length of an
-# expression.
+# Maximum number of entries in `rank_pattern` or `alpha_pattern` (7 matrices in each of 256 layers), and maximum length
+# of a regular expression in any setting.
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1792, 1000
 
 # Settings that are applied.
@@ -127,7 +127,7 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva", "mica", "lora_ga"),
 }
 
-# Beginnings of the rejected values of init_lora_weights with which PEFT also changes the base model.
+# Values of init_lora_weights that begin with one of these are rejected, because PEFT would also change the base model.
 _CHANGES_BASE_MODEL = ("pissa", "olora", "corda", "loftq")
 
 # Values of init_lora_weights with which PEFT initializes missing tensors at random.
@@ -241,8 +241,8 @@ def _matches_layer_list(pattern: Any) -> bool:
 
 
 def _module_matcher(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
-    # `value` is a list of names or suffixes, or a regular expression for whole names. `none`: result if it is not
-    # set.
+    # `value` is a list of names or suffixes, or a regular expression for whole names. If it is None, the result is
+    # `none`.
     if value is None or (key == "exclude_modules" and value in _OFF):
         return lambda module: none
     if isinstance(value, str):
@@ -267,7 +267,7 @@ def _compile_expression(key: str, pattern: str) -> Callable[[str], bool]:
     # do not.
     if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
-    from pydantic import StringConstraints, TypeAdapter  # imported only if needed: this is slow
+    from pydantic import StringConstraints, TypeAdapter  # imported only if needed, because it is slow
 
     # pydantic's Rust engine matches in linear time, which is necessary for expressions from untrusted files.
     try:
@@ -317,7 +317,7 @@ def read_adapter(
 ) -> Adapter:
     """Read a GGUF file or PEFT folder; `scale` multiplies the file's own scale.
 
-    Raises AdapterFileError, or OutOfMemoryError for more than `available_bytes`.
+    Raises AdapterFileError, or OutOfMemoryError if the tensors exceed `available_bytes`.
     """
     tensors = _TensorCollector(name, config, {}, available_bytes)
     try:
@@ -341,7 +341,7 @@ def _adapter_error(path: Path, message: str) -> AdapterFileError:
 
 @dataclass(slots=True)
 class _TensorCollector:
-    # Checks each tensor before it is copied, because a sparse file can declare more than the available memory.
+    # Checks each tensor before it is copied, because a sparse file can declare more data than memory can hold.
     name: str
     config: SmolLM3Config
     found: dict[Place, QTensor]
@@ -406,8 +406,7 @@ def _from_peft(folder: Path, tensors: _TensorCollector, scale: float) -> Factor:
                 raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
             module, layer, role, part = named[1], int(named[2]), named[3], named[4].lower()
             if not peft.adapts(module, layer):
-                left_out += 1
-                # PEFT ignores tensors of excluded modules, too.
+                left_out += 1  # as in PEFT
                 continue
             rank = tensor.shape[0 if part == "a" else -1] if tensor.shape else 0
             if rank != peft.rank(module):
@@ -496,7 +495,7 @@ def _scale_tensor(tensor: QTensor, factor: float) -> QTensor:
         values: Floats = tensor.dequantize() * np.float32(factor)
         if not np.isfinite(values).all():
             raise ModelFileError(f"{quoted(tensor.name)} contains NaN or infinity")
-        # Keep half precision if it represents the scaled values exactly.
+        # Keep a 16-bit format if it represents the scaled values exactly.
         if tensor.format.block_values == 1 and tensor.format != F32:
             halves = QTensor.quantize(values, tensor.format, tensor.name)
             if np.array_equal(halves.dequantize(), values):

@@ -70,7 +70,8 @@ class ModelRunner:
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
         """Run a step. Return each chunk's logits (sampled rows, vocab), valid until the next step.
 
-        Steps that are not captured call `go_on(layer)`, and return None if it is False. `once`: do not capture.
+        A step that is not captured calls `go_on(layer)` before each layer and returns None if that returns False.
+        `once`: do not capture the step or use a captured one.
         """
         order = sorted(range(len(chunks)), key=lambda number: _adapter_key(chunks[number]))
         if order != list(range(len(chunks))):  # rows of one adapter must be contiguous
@@ -120,10 +121,10 @@ class ModelRunner:
         return states.astype(np.float32)
 
     def capture_next_step(self) -> None:
-        # Captures one step per call. None is captured while weights are migrating, because adopting a migrated layer
-        # invalidates all captured steps.
-        # `has_captured_steps` is set once all likely steps (a token, or the last tokens of a prompt) are captured, or a
-        # capture has failed.
+        # Captures one step per call, but none while weights are migrating, because adopting a migrated layer would
+        # invalidate all captured steps.
+        # `has_captured_steps` is set once all likely steps (one token, or the last tokens of a prompt) are captured, no
+        # more steps can be captured, or a capture has failed.
         if self.placement is not None and not self.placement.is_finished:
             return
         rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)
@@ -150,7 +151,7 @@ class ModelRunner:
         program = self.cache.backend.program()
         with program.record():
             self._model.forward(step)
-        self._captured[shape] = step, program  # stored only when complete, as KeyboardInterrupt may end the capture
+        self._captured[shape] = step, program  # stored when complete, because KeyboardInterrupt may end the capture
         return program
 
 

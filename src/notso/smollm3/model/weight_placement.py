@@ -1,7 +1,7 @@
 """Migration of the weights, layer by layer, from the memory-mapped file to huge pages, which are faster to read.
 
 A background thread copies each layer, packed (rearranged for the kernels) if the kernels support it. Between steps, the
-engine replaces the layer by its copy and releases the file's pages, so that at most one layer is in memory twice.
+engine replaces the layer with its copy and releases the file's pages, so that at most one layer is in memory twice.
 Results do not change.
 """
 
@@ -77,7 +77,7 @@ class WeightPlacement:
 
     @property
     def state(self) -> str:
-        """ "mmap", "packed", "hugepages" (copied in the file's layout), or "promoting 40 %"."""
+        """Current placement: "mmap", "packed", "hugepages" (copied in the file's layout), or "promoting 40 %"."""
         if self._adopted == self._total:
             return self._layout
         if self.finished.is_set() or self._thread is None:

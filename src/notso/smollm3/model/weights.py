@@ -34,7 +34,7 @@ def has_more_bits(layer: int, layers: int) -> bool:
 
 
 def format_in(mix: str, name: str, dimensions: int, layers: int, *, is_tied: bool) -> Format:
-    """Return a tensor's format in a mix. `name`: without `.weight`. `dimensions`: number of dimensions."""
+    """Return a tensor's format in a file of type `mix` (a mix or a format). `name`: without `.weight`."""
     if dimensions == 1:
         return F32
     if mix not in MIXED:

@@ -61,7 +61,10 @@ class Generation:
         return self._events[after:]
 
     def wait(self, after: int, timeout_s: float | None = None) -> bool:
-        """Wait for event number `after` or the end; return False on timeout. Raises EngineError in a forked child."""
+        """Wait for the event with index `after` or the end; return False on timeout.
+
+        Raises EngineError in a forked child.
+        """
         require_process(self._process)
         with self._condition:
             return self._condition.wait_for(lambda: len(self._events) > after or self._finished, timeout_s)
@@ -81,7 +84,7 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` when events are added, and immediately if there already are events. `notify` must not block."""
+        """Call `notify` whenever the log changes, and immediately if it has events. `notify` must not block."""
         with self._condition:
             self._listeners.append(notify)
             is_new = bool(self._events)

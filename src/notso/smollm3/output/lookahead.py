@@ -77,8 +77,8 @@ class StopStrings:
         return self._lookahead.pop_text(len(pending) - self._pending_length(pending)), False
 
     def _pending_length(self, text: str) -> int:
-        # In the sorted list, a stop string that starts with `end` is at the position at which `end` would be inserted.
-        # Therefore, a binary search suffices, and many stop strings cost little more than one.
+        # In the sorted list, the first stop string that starts with `end` is where `end` would be inserted. A binary
+        # search therefore suffices, and many stop strings cost little more than one.
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[start:]
             at = bisect_left(self._stops, end)

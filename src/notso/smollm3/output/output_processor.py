@@ -17,7 +17,7 @@ from notso.smollm3.values.messages import ToolCall
 
 
 def token_logprob(tokenizer: Tokenizer, logits: Floats | None, token: int, alternatives: int) -> TokenLogprob:
-    """Return a token's log probability from logits (V,). Raises EngineError if they are not finite."""
+    """Return a token's log probability from logits (V,). Raises EngineError for invalid logits."""
     # Tokens that the engine inserts, such as `</think>`, have no logits; their probability is 1.
     if logits is None:
         return _make_entry(tokenizer, token, 0.0)
@@ -37,7 +37,7 @@ class PromptScores:
         self._reported = 0
 
     def consume(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]:
-        """Return unreported entries from logits (rows, V) of the positions from `start` on. Raises EngineError."""
+        """Return unreported entries, given logits (rows, V) from position `start` on. Raises EngineError."""
         entries = []
         if self._reported == 0:
             entries.append(_make_entry(self._tokenizer, self._prompt[0], math.nan))
@@ -53,8 +53,7 @@ def _make_entry(tokenizer: Tokenizer, token: int, logprob: float, top: tuple[Tok
     return TokenLogprob(tokenizer.token_text(token), tuple(tokenizer.token_bytes(token)), logprob, top, token)
 
 
-# A number of characters and the log probability entry of the token that produced them, or None if the entry has
-# already been returned.
+# A number of characters, and the log probability entry of their token (None if it was already returned).
 Share = tuple[int, TokenLogprob | None]
 
 
@@ -98,8 +97,8 @@ class LogprobAlignment:
 class OutputProcessor:
     """Converts tokens to reasoning, text and tool-call events."""
 
-    # A chain of stages, each of which holds back text that it cannot classify yet: decode bytes to characters, separate
-    # reasoning from the answer, find stop strings, and find tool calls.
+    # Output passes through a chain of stages, which decode bytes to characters, separate reasoning from the answer,
+    # find stop strings, and find tool calls. Each stage holds back text that it cannot classify yet.
 
     def __init__(
         self,
@@ -137,9 +136,8 @@ class OutputProcessor:
         self._calls = ToolCallParser(calls_are_valid, tool_names) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
-        # Each log probability is emitted once, with the first shown character of its token. Entries of hidden tokens
-        # (tags, tool calls, stop strings) are emitted with the next shown text, or stay in `unreported_logprobs` if no
-        # text follows.
+        # Entries of hidden tokens (tags, tool calls, stop strings) are emitted with the next shown text, or stay in
+        # `unreported_logprobs` if no text follows.
         self._decoded, self._text_alignment = LogprobAlignment(), LogprobAlignment()
         self.finish_reason: FinishReason | None = None
         self.tokens = 0

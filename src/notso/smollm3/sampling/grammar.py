@@ -43,8 +43,8 @@ MAX_ROW_ITEMS = 1_000  # alternative parses of a text; each of them takes time f
 MAX_GRAMMAR_CHARACTERS = 2**18
 
 # Grammars of at least this length may need more stack than a thread usually has: about 5 KiB for each of up to
-# MAX_DESCENT levels (see json_schema). They are parsed in a thread with a larger stack, of which the system commits
-# only the part in use.
+# MAX_DESCENT levels (see json_schema). They are parsed in a thread with a larger stack. The system commits only the
+# part in use.
 DEEP_CHARACTERS = 8_192
 DEEP_STACK_BYTES = 128 * 2**20
 
@@ -194,7 +194,7 @@ class GrammarCompiler:
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._pieces: Pieces | None = None
         self._ending_search: ShortestEndingSearch | None = None
-        self._compiled: dict[str, Matcher] = {}  # the last ones used, unconsumed: clients repeat their tools
+        self._compiled: dict[str, Matcher] = {}  # recently used, in initial state; clients repeat their tools
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
         """Return a matcher for the first part, which can refer to other parts by name.

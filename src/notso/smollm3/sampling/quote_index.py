@@ -315,8 +315,7 @@ class QuoteIndex:
 
 
 def _mask_bytes(content: bytearray, text: bytes, size: int) -> None:
-    # Replaces `size` bytes at each occurrence of `text`. A regular expression would block other threads for
-    # longer.
+    # Replaces `size` bytes at each occurrence of `text`. A regular expression would block other threads for longer.
     at = content.find(text)
     while at >= 0:
         content[at : at + size] = b"\xff" * size

@@ -277,7 +277,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 class Sampler:
     """Deterministic sampler of one sequence with a 64-bit seed.
 
-    Raises InvalidRequestError for logit_bias ids beyond `vocab_size`; without `vocab_size`, `sample` raises this error.
+    Raises InvalidRequestError for logit_bias ids outside the vocabulary. Without `vocab_size`, `sample` raises it.
     """
 
     def __init__(
@@ -402,7 +402,7 @@ class Sampler:
             raise InvalidRequestError(f"logit_bias: token ids must be below {vocab_size}", param="logit_bias")
 
     def _weights(self, logits: Floats, best: np.float32) -> Floats:
-        with np.errstate(over="ignore"):  # an overflow gives -inf, and so weight 0
+        with np.errstate(over="ignore"):  # a difference that overflows is -inf, with weight 0
             scaled: Floats = (logits - best) / np.float32(self.params.temperature)
         np.exp(scaled, out=scaled)
         return scaled
@@ -533,7 +533,7 @@ def apply_filters(weights: Floats, params: SamplingParams, chance: float) -> tup
 
 
 def last_of_top_choices(weights: Floats, threshold: float) -> int:
-    """Return the last index at which the weight's share is at least `threshold`, or 0. Weights must be descending."""
+    """Return the last index at which the weight's share is at least `threshold`, else 0. Weights must be descending."""
     total = float(weights.sum(dtype=np.float64))
     return max(0, int(np.count_nonzero(weights >= threshold * total)) - 1)
 

@@ -19,7 +19,7 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 MAX_CALL_TOKENS = 1_000
-"""Before a call starts, the shortest possible call of up to this many tokens is searched for."""
+"""Maximum tokens of the shortest possible call. It is searched for before a call starts."""
 
 
 class FieldMask(Protocol):
@@ -108,7 +108,7 @@ class StructuredOutput:
         return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
 
     def must_end_reasoning(self, left: int, closing: int) -> bool:
-        """Return whether reasoning must end now, so that `closing` tokens and an answer fit in `left` tokens."""
+        """Return whether reasoning must end now for `closing` tokens and an answer to fit in `left` tokens."""
         if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
             return False
         least = self._least_tokens(left)
@@ -233,7 +233,7 @@ class StructuredCalls(StructuredOutput):
         return False
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """As in StructuredOutput. In addition, a call may start only if it can be finished."""
+        """Return the same as StructuredOutput, but let a call start only if it can be finished."""
         if self._call is not None:
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:
@@ -291,7 +291,7 @@ def structured_output_for(
         if matcher.is_over:
             raise InvalidRequestError("the answer is already complete according to its grammar", param="continue_last")
     if fields is not None:
-        for piece in re.split(rb'(?<=")', started.encode()):  # as in an answer, each string begins a new piece
+        for piece in re.split(rb'(?<=")', started.encode()):  # each string must begin a new piece, as in an answer
             fields.consume(piece)
         if not fields.narrow(matcher.allowed(), np.zeros(tokenizer.vocab_size, np.float32)).any():
             raise InvalidRequestError("the text so far does not match the documents", param="continue_last")
@@ -328,7 +328,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCom
 def _calls_matcher(
     start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: GrammarCompiler, parts: Sequence[Part]
 ) -> Matcher:
-    # Raises InvalidRequestError that names the tool with unsupported parameters.
+    # Raises an InvalidRequestError that names the tool with unsupported parameters.
     try:
         return grammars.matcher([_tool_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
     except InvalidRequestError:
@@ -355,7 +355,7 @@ def _structured_calls(
         raise InvalidRequestError(
             "this model has no token that begins a tool call, so arguments cannot be constrained", param="tools"
         )
-    # Compiled here and not at the start of a call, because that would delay other answers.
+    # Compiled before generation starts, because compiling at the start of a call would delay other answers.
     matcher = _calls_matcher("start: call", tools, tokenizer, grammars, _arguments_parts(tools, options.strict_tools))
     spelling = grammars.spelling(CALL_TAG)
     return StructuredCalls(tokenizer, matcher, spelling, started, is_strict=bool(options.strict_tools))

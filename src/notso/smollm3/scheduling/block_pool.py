@@ -207,7 +207,7 @@ class BlockPool:
             self._evict(block)
 
     def evict(self, conversation: bytes) -> None:
-        """Remove a conversation or reading, and the blocks that belong to no other conversation or reading."""
+        """Remove a conversation or reading, and its blocks except those that survive (see `survives_eviction`)."""
         for block, entry in enumerate(self._blocks):
             if conversation in entry.conversations:
                 entry.conversations.discard(conversation)
@@ -283,8 +283,8 @@ NO_SALT = CacheSalt(b"")
 
 def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSalt:
     """Return the salt of an owner's prompts. `scope`: see `FixedPrefix`; `adapter`: digest or empty."""
-    # Prompts match only blocks of their own owner, so response times reveal nothing about other owners. The length byte
-    # separates the adapter's digest from the owner's name.
+    # Prompts match only blocks of their own owner or scope, so response times reveal nothing about others. The length
+    # byte separates the adapter's digest from the name of the owner or scope.
     adapter = bytes([len(adapter)]) + adapter
     own = hashlib.blake2b(adapter + owner.encode(), digest_size=HASH_BYTES).digest()
     if scope is None:

@@ -12,7 +12,7 @@ three tokens are rejected at their first token, the drafter pauses, each time fo
 
 The cost of draft tokens is derived from the measured latencies of steps with different numbers of rows. A step reads
 every weight once, whatever its number of rows, so the first additional rows are nearly free; their number depends on
-the kernels and the machine. Planned costs are used until steps have been measured, and dampen outliers afterwards.
+the kernels and the machine. Planned costs are used until steps have been measured; later, they dampen outliers.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class NgramDrafter:
         self._key = key
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
-        """Return up to `limit` drafts, or none if not worthwhile; `rows`: rows of the step without the drafts."""
+        """Return up to `limit` draft tokens, or none if not worthwhile; `rows`: rows of the step without them."""
         # The caller reports the outcome to `record_acceptance`.
         limit = min(limit, self._most)
         if limit < 1:

@@ -138,7 +138,7 @@ class Scheduler:
         self._register(sequence, index, sequence.parent_hash(index), sequence.tokens[at : at + BLOCK_TOKENS])
 
     def evict(self, conversation: bytes) -> None:
-        """Evict a conversation or reading (a pinned prefix), and the blocks that belong only to it."""
+        """Evict a conversation or reading (a pinned prefix). See `BlockPool.evict`."""
         for sequence in (*self.waiting, *self.running):
             if conversation in (sequence.conversation, sequence.reading):
                 sequence.conversation, sequence.reading, sequence.is_evicted = None, None, True
@@ -184,8 +184,9 @@ class Scheduler:
         return sorted(found, key=lambda each: (_effective_priority(each), self._prefilled[each.owner]))
 
     def _preemption_candidate(self, sequence: Sequence) -> Sequence | None:
-        # Returns the sequence to preempt so that `sequence` can run, or None. If its owner has no running sequence, it
-        # may displace the last one of the owner with the most running sequences, if that owner has at least two.
+        # Returns the sequence to preempt so that `sequence` can run, or None. An owner with a running sequence preempts
+        # nothing. Otherwise, the owner with the most running sequences (at least two) loses its last one. Sequences of
+        # a higher priority are not preempted.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -221,7 +222,7 @@ class Scheduler:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not sequence]
         for load in [load for load in plan.loads if load.sequence is sequence]:
             plan.moves.remove(load)
-            self.on_load_failed(load)  # the block has not been read yet
+            self.on_load_failed(load)  # the block has not been loaded yet
         self._release(sequence)
         sequence.returned = sequence.started
         sequence.cached = sequence.cached if sequence.started else 0

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 class ChatTemplate:
     """A chat template. If it is not in `known`, it runs in a confined child process.
 
-    Raises TemplateError if it does not compile or fails a probe, ModelFileError for an unsupported special token.
+    Raises TemplateError if it does not compile or fails a probe, and ModelFileError for an unsupported special token.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class ChatTemplate:
     def from_gguf(
         cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, *, source: str | None = None
     ) -> ChatTemplate | None:
-        """Create from `source` or the file's template; None if both are missing. Raises the errors of ChatTemplate."""
+        """Return the template `source`, or the file's, or None if both are missing. Raises ChatTemplate's errors."""
         source = metadata.get("tokenizer.chat_template") if source is None else source
         if source is None:
             return None
         if not isinstance(source, str):
             raise ModelFileError("tokenizer.chat_template must be a string")
         named = {f"{key}_token": _token_text(metadata, key, tokenizer) for key in ("bos", "eos")}
-        # Control tokens that the template cannot print, such as an added [PAD], need not be told apart from content.
+        # Control tokens that the template cannot print, such as an added [PAD], need not be distinguished from content.
         specials = [
             text
             for text in tokenizer.specials
@@ -196,7 +196,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         most_tokens: int | None = None,
     ) -> list[int]:
-        """Return token ids. Raises the errors of `render`, and ContextLengthError if ids far exceed `most_tokens`."""
+        """Return token ids. Raises the errors of `render`, and ContextLengthError if they far exceed `most_tokens`."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         runs, skeleton = self._render_runs(conversation, date)
         if most_tokens is not None:

@@ -56,9 +56,9 @@ class PromptWriter:
         return self._template.drops if self._template is not None else ()
 
     def write(self, messages: Sequence[Message], options: RequestOptions, *, most_tokens: int | None = None) -> Prompt:
-        """Return the prompt for the next answer, or for the rest of the last answer with `continue_last`.
+        """Return the prompt for the next answer or, with `continue_last`, for the rest of the last answer.
 
-        Raises ContextLengthError if the prompt certainly exceeds `most_tokens`.
+        Raises ContextLengthError if the prompt far exceeds `most_tokens`.
         """
         earlier, started = messages, None
         if options.continue_last:
@@ -78,7 +78,7 @@ class PromptWriter:
         if started is None:
             return Prompt(ids, may_think=self.may_think(ids))
         beginning = self._continued_ids(started, options.thinking)
-        if not beginning:  # the message has only reasoning, and thinking is off
+        if not beginning:  # the message is empty, or has only reasoning and thinking is off
             return Prompt(ids, may_think=self.may_think(ids))
         return Prompt(ids + beginning, goes_on=True, started=started.content)
 
@@ -157,7 +157,7 @@ class PromptWriter:
         context_tokens: int,
         reserved_tokens: int,
     ) -> Prompt:
-        """Drop as few of the oldest turns as possible, so that `reserved_tokens`, or at least one, stay free.
+        """Drop as few of the oldest turns as possible to keep `reserved_tokens` free, or at least one token.
 
         Raises ContextLengthError if the system message and the last turn do not fit.
         """

@@ -82,7 +82,7 @@ class NamedUndefined(jinja2.Undefined):
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a template; outside of the child process, only a known one. Raises SandboxFailure."""
+    """Compile a template, which must be known except in the child process. Raises SandboxFailure."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

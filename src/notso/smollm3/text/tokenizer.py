@@ -128,7 +128,7 @@ class Tokenizer:
         return cls(vocabulary, encoder, end_ids(metadata, vocabulary), shrinks)
 
     def encode(self, text: str, control: bool = False) -> list[int]:
-        """Return ids, without a BOS token; `control` recognizes special tokens.
+        """Return ids, without a BOS token; `control`: recognize special tokens.
 
         Raises InvalidRequestError for invalid Unicode.
         """
@@ -143,8 +143,8 @@ class Tokenizer:
 
     def check_length(self, texts: Iterable[str], most_tokens: int) -> None:
         """Raise ContextLengthError if texts certainly exceed the limit."""
-        # Huge texts are rejected here, because encoding them would take up to a second and use a hundred bytes
-        # of memory per token.
+        # Huge texts are rejected here, because encoding them would take up to a second, and a hundred bytes of memory
+        # per token.
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > most_tokens * self.longest_bytes:
             raise ContextLengthError(-(-size // self.longest_bytes), most_tokens, at_least=True)
@@ -152,7 +152,8 @@ class Tokenizer:
     def encode_runs(self, runs: Sequence[tuple[str, bool]], most_tokens: int | None = None) -> list[int]:
         """Encode (text, special) runs, each ordinary run as one piece.
 
-        Raises InvalidRequestError for an unknown special token, ContextLengthError above COUNTED_TIMES * `most_tokens`.
+        Raises InvalidRequestError for an unknown special token, and ContextLengthError if there are more than
+        COUNTED_TIMES * `most_tokens` ids.
         """
         ids: list[int] = []
         for batch in _batches(runs):

@@ -133,7 +133,7 @@ class TokenizerPipeline:
         parts |= {"normalizer": self.normalizer, "pre_tokenizer": self.pre_tokenizer}
         try:
             parsed = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | parts))
-            # The vocabulary is passed as a dict and tuples, because JSON text would take 1.5 times as long.
+            # The vocabulary and merges are passed as objects, because parsing JSON would take 1.5 times as long.
             encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=self.ignore_merges))
         except Exception as error:  # the library raises no narrower class
             raise ModelFileError(f"{merges_name} does not match the vocabulary: {error}") from error

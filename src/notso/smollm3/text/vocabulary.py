@@ -21,7 +21,8 @@ READ_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-# Maximum length of a token, which limits the work on each token. Published files have tokens of at most 128.
+# Maximum length of a token, which limits the work on each token. Tokens of published files have at most 128
+# characters.
 MAX_TOKEN_CHARACTERS = 1024
 
 # Maximum length of a special token. The search for special tokens looks up texts of every length up to this one.

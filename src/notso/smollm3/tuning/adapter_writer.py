@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
     """Write a PEFT folder's adapter as a GGUF file; return the size of its tensors in bytes.
 
-    Raises ModelFileError, SafetensorsError, OSError.
+    Raises GGUFError, ModelFileError or OSError.
     """
     with GGUFFile.open(base) as file:
         config = SmolLM3Config.from_metadata(file.metadata)

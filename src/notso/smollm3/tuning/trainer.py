@@ -76,7 +76,7 @@ Progress = Callable[[str, int, int], None]  # activity, steps done, total steps
 
 
 class TuningError(ModelError):
-    """Training cannot start or resume."""
+    """Training cannot start or resume, or it diverged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class TrainingResult:
     peft_folder: Path  # the adapter in PEFT's format
     steps: int
     resumed_at: int  # number of steps before this run, 0 unless resumed
-    loss: float  # over the last steps
+    loss: float  # mean of the last 10 steps
     held_out_before: float | None
     held_out_after: float | None
 
@@ -123,8 +123,10 @@ def train(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> TrainingResult:
-    """Train in `folder`, resuming a run with the same `digest`. Raises TuningError if the folder contains another
-    run, or if libraries are missing."""
+    """Train in `folder`, resuming a run with the same `digest`.
+
+    Raises TuningError if the folder contains another run, libraries are missing, or training diverges.
+    """
     # load_base: takes a dtype and returns a transformers model. parameters: number of parameters of this model.
     require_libraries()
     import torch

@@ -1,1 +1,1 @@
-"""Value types shared with the layers above. They import only the standard library and the model layer's errors."""
+"""Value types shared with the layers above. They import only the standard library and `notso.smollm3.errors`."""

@@ -47,8 +47,8 @@ class EngineConfig:
     speculation: use draft tokens where worthwhile; results are unchanged.
     cache_dir: private folder for up to `cache_bytes` of KV blocks, which survive restarts. None: no disk cache.
     library_bytes: separate size limit for prefixes with a name (FixedPrefix.reading) in cache_dir.
-    device: "cpu"; "cuda" or "cuda:1", which must be usable; "auto": the first GPU, or the CPU if no GPU can run the
-        model. Results are the same on all devices.
+    device: "cpu"; "cuda" or "cuda:1", which must be usable; or "auto": the first GPU, or the CPU if that GPU cannot run
+        the model. Results are the same on all devices.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
     chat_template_file: Jinja template used instead of the model file's.
     beside_bytes: memory planned for other engines in this process. If given, defaults that do not fit raise
@@ -151,7 +151,9 @@ class AdapterSource:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
             raise InvalidRequestError(
-                "an adapter's name consists of up to 64 letters, digits, dots, dashes and underscores", param="adapters"
+                "an adapter's name consists of up to 64 letters, digits, dots, dashes and underscores, "
+                "and begins with a letter or digit",
+                param="adapters",
             )
         if not isinstance(self.path, str) or not self.path:
             raise InvalidRequestError(f"adapter {self.name} has no file", param="adapters")
@@ -186,4 +188,4 @@ class AdapterInfo:
     rank: int  # largest rank of its matrices
     size_bytes: int
     matrices: int
-    digest: str = ""  # digest of all values and the scale
+    digest: str = ""  # of the scaled values

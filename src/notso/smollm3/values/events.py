@@ -40,7 +40,7 @@ class Usage:
     prompt_ms: float = 0.0
     completion_ms: float = 0.0
     queue_ms: float = 0.0
-    drafted_tokens: int = 0  # speculative tokens, of which `accepted_tokens` were accepted
+    drafted_tokens: int = 0  # draft tokens of speculative decoding, including `accepted_tokens`
     accepted_tokens: int = 0
 
     @property
@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its natural log probability, before penalties, bias, temperature, filters and grammar."""
+    """A token and the natural logarithm of its probability, computed from the model's unmodified logits."""
 
     # Incomplete characters are shown as U+FFFD.
     text: str
@@ -131,7 +131,7 @@ class Completion:
         caller or by `close`).
     stop: matched stop string.
     logprobs: log probabilities of the generated tokens, if requested.
-    dropped_messages: number of oldest messages left out of the prompt.
+    dropped_messages: number of oldest messages that the prompt omits.
     """
 
     text: str

@@ -40,7 +40,7 @@ class ModelInfo:
     context_tokens: int
     quantization: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
     device: str = "cpu"  # or "cuda:0 (name)"
-    device_note: str = ""  # error because of which the CPU replaces a GPU; otherwise ""
+    device_note: str = ""  # if the CPU replaces a GPU: the GPU's error
     kernels: str = "generic"
     threads: int = 1
     kv_format: str = "f16"
@@ -59,7 +59,7 @@ class ModelInfo:
     document_tokens: int = 0  # context for prompts with a fixed prefix; 0: the same as for other prompts
 
     def context_of(self, options: RequestOptions) -> int:
-        """Return the maximum tokens of a prompt with these options and its answer."""
+        """Return the capacity, in tokens, for a prompt with these options and its answer."""
         return max(self.document_tokens, self.context_tokens) if options.prefix is not None else self.context_tokens
 
 

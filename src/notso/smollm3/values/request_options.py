@@ -127,7 +127,7 @@ class RequestOptions:
         all schemas are enforced.
     grammar: constraint on the answer, but not on reasoning; an answer that is cut off may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
-    prompt_logprobs: likewise for prompt tokens, in `prompt` events; bypasses the cache.
+    prompt_logprobs: the same for prompt tokens, in `prompt` events; bypasses the cache.
     prompt_only: prefill without generating.
     embedding: with prompt_only, report the mean of the prompt's last-layer hidden states in an `embedding` event;
         bypasses the cache.
@@ -135,11 +135,11 @@ class RequestOptions:
     date: day shown in the prompt.
     priority: scheduling class.
     owner: only requests of the same owner share cached prefixes.
-    conversation: name by which `clear_cache` can remove the cached blocks. None: removed only with the whole cache.
+    conversation: name by which `clear_cache` can remove the cached blocks. None: only clearing the whole cache does.
     continue_last: extend the last assistant message, or its reasoning.
-    when_full: if a conversation exceeds the context, reject it ("stop") or drop the oldest turns and report how many.
+    when_full: if a conversation exceeds the context, reject it ("stop"), or drop the oldest turns ("drop_oldest").
     adapter: name of a loaded adapter.
-    logits_processors: names, applied in order.
+    logits_processors: names of processors, in order.
     prefix: fixed beginning of the prompt.
     token_ids: report the answer's ids in `tokens` events.
     replay: tokens that the answer begins with. Their events come first, and generation continues after them.
@@ -212,7 +212,9 @@ class RequestOptions:
         names = ["date", "continue_last", "when_full", "prefix", *(["tools", "tool_choice"] if is_text else [])]
         for name in names:
             if getattr(self, name) != getattr(RequestOptions(), name):
-                raise InvalidRequestError(f"{name} requires messages; this prompt has no chat template", param=name)
+                raise InvalidRequestError(
+                    f"{name} requires messages, because other prompts use no chat template", param=name
+                )
 
 
 def _is_unicode(text: str) -> bool:

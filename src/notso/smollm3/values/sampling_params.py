@@ -62,7 +62,7 @@ class Parameter:
     is_list: bool = False
 
     def names(self, api: Api) -> Mapping[str, str]:
-        """Return the API's names of this parameter and their documentation; empty if not supported."""
+        """Return an API's names of this parameter and their documentation; empty if not supported."""
         spelled: Mapping[str, str] | None = getattr(self, api)
         return {self.name: self.text or self.help} if spelled is None else spelled
 
@@ -84,8 +84,8 @@ class SamplingParams:
     """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
     PARAMETERS has the range and meaning of each field. None means no limit or, for seed, a random value. The same seed
-    and input give the same text. Penalties consider the last `penalty_window` tokens of prompt and answer. DRY lowers
-    the logit of a token that extends a repetition of at least `dry_allowed_length` tokens by
+    and input give the same text. Penalties consider the last `penalty_window` tokens of prompt and answer. If a token
+    would extend a repetition of at least `dry_allowed_length` tokens, DRY lowers its logit by
     dry_multiplier * dry_base ** (length - dry_allowed_length).
 
     given: fields that were set explicitly, possibly to their default. Other fields that have their default value take

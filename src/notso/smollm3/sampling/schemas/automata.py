@@ -3,7 +3,7 @@
 A pattern is a tree of nodes. After a text has been read, a boolean formula over positions in the tree describes what
 can follow. A lookahead adds a conjunct to this formula, and a negative lookahead adds a negated conjunct. Formulas are
 normalized, so that most equivalent ones are equal and usually only a few different ones occur. They serve as the states
-of a finite automaton. Eliminating these states one by one results in the new expression.
+of a finite automaton. Eliminating these states one by one yields the new expression.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ MAX_INTERSECTED = 10
 """Maximum patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""
 
 MAX_OPTIONAL = 240
-"""Maximum consecutive optional properties of an object. The library allows 1,000 alternatives at each position of an
-answer, and each such property takes four."""
+"""Maximum consecutive optional properties of an object. At each position of an answer, the library is limited to 1,000
+alternatives (MAX_ROW_ITEMS in grammar.py), and each such property takes four."""
 
 CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
 """Up to CACHED_SCHEMAS schemas of up to CACHED_CHARACTERS characters are cached, because clients repeat them. Longer

@@ -195,7 +195,8 @@ def _parse(pattern: str) -> _Reader:
 
 
 def _split_lookaheads(root: Node) -> tuple[str, ...] | None:
-    # Returns a pattern without the leading lookaheads, and one pattern per lookahead; None if it cannot separate them.
+    # Returns a pattern without the leading lookaheads, and one pattern per lookahead. Returns None if they cannot be
+    # separated.
     parts = root.parts if isinstance(root, Sequence) else (root,)
     if not parts or parts[0] != Assertion("^"):
         return None

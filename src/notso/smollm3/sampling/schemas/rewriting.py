@@ -262,7 +262,7 @@ class SchemaRewriter:
         self.ignored: dict[str, None] = {}
 
     def rewrite_document(self) -> tuple[Schema, dict[str, Schema]]:
-        """Return the schema, and its definitions: those referenced as `#/$defs/NAME`, by NAME."""
+        """Return the schema, and its definitions by name (NAME in `#/$defs/NAME`)."""
         schema = self._schema(self._document, "", 1)
         while self._pending:
             self._define(self._pending[-1])
@@ -549,7 +549,7 @@ class SchemaRewriter:
         return any_of(all_of(each) for each in closed)
 
     def _limited_cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
-        # The limit is checked at every level before the next is computed.
+        # The limit is checked at every level before the next level is computed.
         cases = list(itertools.islice(found, MAX_OPTIONS + 1))
         if len(cases) > MAX_OPTIONS:
             raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")
@@ -674,8 +674,8 @@ def _scalars(value: Any) -> Iterator[Any]:
 
 
 def _is_exact(number: int) -> bool:
-    # The library reads numbers as doubles. It writes those of 64 bits exactly; of larger ones, only as many digits as
-    # determine them, followed by zeros. It crashes at -(2**63).
+    # The library reads numbers as doubles. It writes 64-bit numbers exactly, but larger numbers only with as many
+    # digits as determine the double, followed by zeros. It crashes at -(2**63).
     if abs(number) < 2**63:
         return number == min(int(float(number)), 2**63 - 1)
     return abs(number) < 2**1023 and number == Decimal(repr(float(number)))
@@ -686,5 +686,5 @@ def _is_name_list(value: object) -> bool:
 
 
 def _as_list(value: object) -> list[Any]:
-    # The value may have the wrong type.
+    # The schema is not validated yet, so the value may have the wrong type.
     return list(value) if isinstance(value, list | dict) else []

@@ -172,7 +172,7 @@ VALUES = frozenset(
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     )
 )
-"""Keywords that are passed to the library unchanged."""
+"""Keywords without subschemas that the library supports."""
 
 REWRITTEN = frozenset(
     (
@@ -231,8 +231,8 @@ _PLAIN = {
 
 
 LARGEST_BOUND = 2**63 - 1024
-"""The largest double below 2**63. Bounds beyond it are narrowed to it where the library refuses them: not for upper
-bounds of integers, nor next to `enum` or `const`."""
+"""The largest double below 2**63. Larger bounds are narrowed to it, because the library refuses them. It accepts them
+only as upper bounds of integers and next to `enum` or `const`."""
 
 
 class Simplifier:
