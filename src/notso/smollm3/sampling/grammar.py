@@ -100,7 +100,6 @@ class Matcher:
         self._limit: TokenLimit | None = None
 
     def copy(self) -> Matcher:
-        """Return an independent matcher in the same state."""
         copied = copy.copy(self)
         copied._matcher, copied._limit = self._matcher.deep_copy(), None
         return copied
@@ -167,7 +166,6 @@ class Matcher:
         return limit.permits(self._matcher, token, left, self._state)
 
     def remaining_choices(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
-        """Return the tokens to choose from after `token` was rejected; None: all other tokens."""
         return None if self._limit is None else self._limit.remaining_choices(token, left)
 
     def _token_limit(self) -> TokenLimit | None:

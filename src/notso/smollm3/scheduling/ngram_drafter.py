@@ -2,8 +2,8 @@
 
 If the last tokens of the text occur earlier (a match), the tokens that followed them there are the draft: a guess of
 the next tokens. Draft tokens are computed in the same step as the next token of the answer. Every position is sampled
-as it would be without drafts, and drafts that equal the sampled tokens are accepted, so drafts affect the speed but
-never the text.
+as it would be without a draft, and draft tokens that equal the sampled ones are accepted, so drafts affect the speed
+but never the text.
 
 The drafter chooses the draft length with the highest expected number of tokens per second. For this, it estimates the
 acceptance rate of each answer by match length, and the cost of additional rows (tokens in a step). Even a draft after a

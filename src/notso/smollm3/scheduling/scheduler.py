@@ -105,7 +105,7 @@ class Scheduler:
         return plan
 
     def advance(self, chunk: Chunk, accepted: int = 0) -> None:
-        """Record a computed chunk, after its `accepted` drafts were appended to the sequence's tokens."""
+        """Record a computed chunk, after its first `accepted` drafts were appended to the sequence's tokens."""
         sequence = chunk.sequence
         if sequence.batch_index is None:  # removed or preempted
             return

@@ -32,7 +32,7 @@ DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
 class EngineConfig:
     """Settings of a loaded model; JSON-compatible.
 
-    model: GGUF file. None: the bundled demo model.
+    model: as in `Engine.load`. None: the demo model.
     context_tokens: capacity for a prompt and its answer, at most the model's maximum (YaRN doubles the trained
         context). None: up to 8,192, as memory allows.
     document_tokens: if context_tokens is None, desired capacity for prompts with a fixed prefix, such as documents.
