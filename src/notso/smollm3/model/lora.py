@@ -406,7 +406,7 @@ def _from_peft(folder: Path, tensors: _TensorCollector, scale: float) -> Factor:
                 raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
             module, layer, role, part = named[1], int(named[2]), named[3], named[4].lower()
             if not peft.adapts(module, layer):
-                left_out += 1  # as in PEFT
+                left_out += 1  # PEFT ignores these tensors, too
                 continue
             rank = tensor.shape[0 if part == "a" else -1] if tensor.shape else 0
             if rank != peft.rank(module):

@@ -21,7 +21,7 @@ from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights
 
 
 class SmolLM3:
-    """The model with its KV cache; `forward` runs eagerly or within `Program.record()`."""
+    """The model with its KV cache; `forward` can be recorded as a Program."""
 
     def __init__(self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache) -> None:
         self.config = config

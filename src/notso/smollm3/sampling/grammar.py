@@ -59,7 +59,7 @@ JSON_STYLE = {
 
 _DEEP = threading.Lock()
 MAX_COMPILED, MAX_COMPILED_CHARACTERS = 8, 100_000
-"""Compiled grammars that are kept, and the maximum length of each."""
+"""Maximum number and length of cached grammars."""
 
 SHOWN_CHARACTERS = 200
 """Maximum characters of a regular expression or a schema in an error message."""

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def encode_request(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> bytes:
-    """Build a request to the child."""
+    """Build a request for the child."""
     options = {"limits": astuple(limits), "barred": [each.hex() for each in barred], "escaped": escaped}
     head = json.dumps(options).encode()
     return b"".join((len(head).to_bytes(4, "big"), head, text.encode("utf-8", "surrogatepass")))

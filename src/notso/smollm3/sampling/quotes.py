@@ -302,7 +302,7 @@ class QuotedOutput(StructuredOutput):
         return self._indices[number - 1]
 
     def _mark_completing_tokens(self) -> list[int]:
-        # Returns the tokens that would complete `[[N: `, except those that would end there and start a quotation.
+        # Returns the tokens that would complete `[[N: `, except those that end with it and would start a quotation.
         return [
             each
             for each in (self._vocabulary.marking if b"[" in self._tail else ())

@@ -16,7 +16,7 @@ DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, a
 repetition is. The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements
 p-e-w's proposal (github.com/oobabooga/text-generation-webui, pull request 5677). If at least the last
 `dry_allowed_length` tokens also occur earlier in the text, the token that followed them there is penalized. Repetitions
-end at sequence breakers, and a token that is a breaker itself is never penalized.
+end at sequence breakers, and a token that contains a breaker is never penalized.
 """
 
 from __future__ import annotations

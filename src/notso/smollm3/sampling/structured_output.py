@@ -169,8 +169,8 @@ class StructuredCalls(StructuredOutput):
     """Constrains only tool calls."""
 
     # A call starts with the token of its opening tag; tokens that would complete the tag as ordinary text are masked.
-    # started: beginning of the answer in the prompt. It may end with an unfinished call that violates the grammar: with
-    # is_strict, InvalidRequestError is raised; without is_strict, this call is not constrained.
+    # started: beginning of the answer in the prompt. If it ends with an unfinished call that violates the grammar, this
+    # call is not constrained or, with is_strict, InvalidRequestError is raised.
     def __init__(
         self,
         tokenizer: Tokenizer,

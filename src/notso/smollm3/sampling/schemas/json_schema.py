@@ -28,8 +28,8 @@ MAX_DESCENT = 4_096
 and a stack overflow would kill the process."""
 
 MAX_PERIOD = 10_000
-"""Maximum least common multiple of all `multipleOf` values without their factors of 2 and 5. The library keeps a state
-for every remainder."""
+"""Maximum of the least common multiple of all `multipleOf` values without their factors of 2 and 5. The library keeps a
+state for every remainder."""
 
 MAX_INTERSECTED = 10
 """Maximum patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""

@@ -231,8 +231,8 @@ _PLAIN = {
 
 
 LARGEST_BOUND = 2**63 - 1024
-"""The largest double below 2**63. Larger bounds are narrowed to it, because the library refuses them. It accepts them
-only as upper bounds of integers and next to `enum` or `const`."""
+"""The largest double below 2**63. Bounds beyond it or its negative are narrowed, because the library refuses them. It
+accepts them only as upper bounds of integers and next to `enum` or `const`."""
 
 
 class Simplifier:
