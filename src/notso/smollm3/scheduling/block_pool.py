@@ -186,7 +186,7 @@ class BlockPool:
         return len(cached)
 
     def claim(self, block: int, length: int) -> bool:
-        """Acquire a block for appending if it is unreferenced and has `length` tokens. The caller registers it again."""
+        """Acquire a block for appending if it is unreferenced and has `length` tokens; the caller reregisters it."""
         entry = self._blocks[block]
         if entry.references or len(entry.tokens) != length:
             return False

@@ -181,7 +181,9 @@ def _require_learnable(answer: Mapping[str, Any], name: str) -> None:
     if answer.get("function_call"):
         raise ValueError(f"{name}: function_call is not supported; use tool_calls")
     if name != "prompt" and answer.get("weight", 1) not in (1, None):
-        raise ValueError(f"{name}: the weight of a message must be 1; prompt and completion exclude earlier answers")
+        raise ValueError(
+            f"{name}: the weight of a message must be 1; to exclude earlier answers, use prompt and completion"
+        )
 
 
 def _split_answer(text: str) -> tuple[str, str, list[ToolCall]]:

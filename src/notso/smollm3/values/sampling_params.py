@@ -340,7 +340,7 @@ class SamplingParams:
             elif value is not None or parameter.default is not None:
                 _check(parameter, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError("min_tokens must not be above max_tokens", param="min_tokens")
+            raise InvalidRequestError("min_tokens must not exceed max_tokens", param="min_tokens")
 
     def with_defaults(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Return a copy in which fields that were not set take the values of `defaults`."""
@@ -418,7 +418,7 @@ def _check(parameter: Parameter, value: object) -> None:
         if not isinstance(value, Mapping):
             raise InvalidRequestError(f"{name} must map token ids to numbers", param=name)
         if len(value) > parameter.most:
-            raise InvalidRequestError(f"{name} holds at most {parameter.most} entries", param=name)
+            raise InvalidRequestError(f"{name} must have at most {parameter.most} entries", param=name)
         for token, bias in value.items():
             _integer(name, token, 0, 1 << 31)
             _number(name, bias, low, high)
@@ -431,12 +431,12 @@ def _list(parameter: Parameter, value: object) -> tuple[Any, ...]:
         raise InvalidRequestError(f"{name} must be a sequence of {listed}", param=name)
     items = tuple(value)
     if len(items) > most:
-        raise InvalidRequestError(f"{name} holds at most {most} {counted}", param=name)
+        raise InvalidRequestError(f"{name} must have at most {most} {counted}", param=name)
     for item in items:
         if not characters:
             _integer(name, item, parameter.low, parameter.high)
         elif not isinstance(item, str) or not 1 <= len(item) <= characters:
-            message = f"each {name.replace('_', ' ')} string must have 1 to {characters} characters"
+            message = f"strings in {name} must have 1 to {characters} characters"
             raise InvalidRequestError(message, param=name)
     return items
 
