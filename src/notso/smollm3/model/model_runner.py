@@ -71,7 +71,7 @@ class ModelRunner:
         """Run a step. Return each chunk's logits (sampled rows, vocab), valid until the next step.
 
         A step that is not captured calls `go_on(layer)` before each layer and returns None if that returns False.
-        `once`: do not capture the step or use a captured one.
+        `once`: neither capture nor replay the step.
         """
         order = sorted(range(len(chunks)), key=lambda number: _adapter_key(chunks[number]))
         if order != list(range(len(chunks))):  # rows of one adapter must be contiguous

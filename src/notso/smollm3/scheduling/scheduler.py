@@ -25,7 +25,8 @@ from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad,
 # A sequence with at most this many pending tokens counts as decoding.
 FEW_ROWS = 8
 
-# A waiting sequence precedes all others if more than this many later arrivals have been admitted before it.
+# A waiting sequence precedes all others if more than this many later arrivals were admitted before it. Only arrivals
+# whose owner had at least as many running sequences as the owner of the waiting sequence are counted.
 MAX_STARVATION = 16
 
 # Maximum blocks loaded from disk between two steps, so that running chats do not stall.
@@ -383,7 +384,7 @@ LEAST_TOKENS = 9  # smallest prefill: with fewer pending tokens, a sequence coun
 # A timing is dropped after this many steps: by then, prompts are longer or different.
 REMEMBERED_STEPS = 64
 
-OUTLIER = 2.0  # cap on a timing relative to the previous one
+OUTLIER = 2.0  # cap on a timing relative to the moving average
 
 
 class PrefillBudget:

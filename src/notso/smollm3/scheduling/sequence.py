@@ -35,7 +35,7 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
     batch_index: int | None = None  # row in the block tables while running
     drafts: list[int] = field(default_factory=list)  # draft tokens to verify in the next step
-    starvation_count: int = 0  # number of later arrivals that were admitted first
+    starvation_count: int = 0  # later arrivals admitted first (see MAX_STARVATION)
     cached: int = 0  # prompt tokens found in the cache
     started: bool = False  # a chunk has been computed
     returned: bool = False  # preempted after it started, so it may find cached blocks that it computed itself
