@@ -220,8 +220,8 @@ def create_app(
 ) -> FastAPI:
     """Create the web application.
 
-    `engine_source` loads the engine in its own thread after startup. Startup raises StorageError if the data directory
-    is busy, unreadable or written by a newer release.
+    Startup calls `engine_source` in a separate thread. It raises StorageError if the data directory is busy, unreadable
+    or written by a newer release.
     """
     settings = settings or Settings()
     parts = _create_components(engine_source, settings, model_registry, plugins or Plugins())
@@ -358,7 +358,7 @@ async def drain_work(parts: Components, cause: str = "requested") -> None:
     await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = parts.leases.leaving = True
     await parts.batches.close()
-    parts.chat.turns.interrupt_all(asking_only=True)  # turns that wait for a user; another process continues them
+    parts.chat.turns.interrupt_all(asking_only=True)  # turns that wait for user input; another process continues them
     try:
         await asyncio.wait_for(_wait_for_all(parts), parts.shared.settings.drain_seconds)
     except TimeoutError:

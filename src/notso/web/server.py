@@ -30,12 +30,12 @@ from notso.web.values.settings import Settings
 
 EXTRA_EXIT_SECONDS = 3.0
 SWITCH_SECONDS = 0.0005
-"""Thread switch interval. With Python's default of 5 ms, each step of a request waited up to 5 ms for a computing
-thread to release the GIL, and pages spent most of their time waiting."""
+"""Thread switch interval. With Python's default of 5 ms, each step of a request waits up to 5 ms for a computing
+thread to release the GIL, so pages spend most of their time waiting."""
 DATE_SECONDS = 1.0
 LAST_RESORT_SECONDS = 4.5
-"""Time after the drain period until a process that hangs is killed. Acknowledged data is already on disk. Including the
-time to print tracebacks, the process exits within 5 s."""
+"""Time after the drain period until a process that hangs is killed. Acknowledged data is already on disk. The process
+exits within 5 s, including the time to print tracebacks."""
 
 
 def serve(
@@ -67,7 +67,7 @@ def serve(
 
 
 def listen(settings: Settings, port: int | None = None, option: str = "--port") -> socket.socket:
-    """Return a listening socket. Raises AddressInUseError, whose message suggests changing `option`."""
+    """Return a listening socket. Raises AddressInUseError; its message may suggest changing `option`."""
     port = settings.port if port is None else port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -101,7 +101,7 @@ def page_url(listener: socket.socket, settings: Settings) -> str:
 
 
 class ChatServer(uvicorn.Server):
-    """uvicorn server that drains before it stops, and waits for events instead of polling."""
+    """uvicorn server that finishes running work before it stops, and waits for events instead of polling."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ChatServer(uvicorn.Server):
         watchdog: Watchdog | None = None,
     ) -> None:
         self._watchdog = watchdog
-        # Prints tracebacks and kills the process after the given seconds, from a thread that does not need the GIL.
+        # `end_in(seconds)` prints tracebacks and kills the process after that time. Its thread does not need the GIL.
         self.end_in: Callable[[float], None] = lambda seconds: None
         self._wakeup = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -157,7 +157,7 @@ class ChatServer(uvicorn.Server):
         except BaseException:
             await shared.store.close()
             raise
-        await super().startup([])  # no sockets: uvicorn would accept connections without limit and log every failure
+        await super().startup([])  # no sockets, because uvicorn would limit nothing and log every failure
         self._connection_limiter.open(sockets or [], self._create_connection)
         if self._on_ready is not None:
             self._on_ready(self._address)

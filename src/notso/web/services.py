@@ -30,5 +30,5 @@ class SharedServices:
     # Queue for page forms, separate from `large_work` so that API requests do not delay pages.
     forms: WorkQueue = field(default_factory=lambda: WorkQueue("notso-form"))
     exchange: Exchange = field(default_factory=LocalExchange)  # messages between servers that share the database
-    leaving: bool = False  # /health fails so that proxies send no more requests; requests are still admitted
-    stopping: bool = False  # no new requests are admitted
+    leaving: bool = False  # while true, requests are admitted, but /health fails so that proxies send no more
+    stopping: bool = False  # while true, no new requests are admitted

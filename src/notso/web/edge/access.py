@@ -104,7 +104,7 @@ class PeerAddress:
 
 
 def ipv4_network(network: str) -> str:
-    """Return a network of IPv4-mapped addresses in its IPv4 form, in which `PeerAddress` saves peers."""
+    """Convert a network of IPv4-mapped addresses to IPv4, the form in which `PeerAddress` saves peers."""
     parsed = ipaddress.ip_network(network)
     mapped = getattr(parsed.network_address, "ipv4_mapped", None)
     return f"{mapped}/{parsed.prefixlen - 96}" if mapped is not None and parsed.prefixlen >= 96 else network
@@ -158,7 +158,7 @@ class SharedStorage(Protocol):
 class KeyRing:
     """Holds the hash of the server's API key, the browser sessions, and the sign-in methods.
 
-    Replicas share sessions in `storage`, and accept them if their API key and sign-in `rules` are equal.
+    Replicas with equal API keys and sign-in `rules` share sessions through `storage`.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class KeyRing:
         return await self._keys.by_token(key)
 
     async def caller(self, request: Request) -> Caller | None:
-        """Return the authenticated sender, or None if access is denied."""
+        """Return the request's caller, or None if access is denied."""
         if (internal_caller := request.scope.get(INTERNAL_CALLER)) is not None:
             return cast(Caller, internal_caller)
         if keys := _keys_sent(request):
@@ -301,7 +301,7 @@ class KeyRing:
 
 
 async def public() -> None:
-    """Do nothing. As a dependency, marks a route that requires no key or session."""
+    """Do nothing. As a dependency, mark a route that requires no key or session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ _QUIET = ("/livez", "/health", "/v1/health", "/metrics", "/static/{path:path}", 
 class AccessLog:
     """ASGI middleware that assigns the request id and logs the request when it ends.
 
-    Records contain the route's template, not the path: paths contain chat ids and search terms.
+    Records contain the route's template instead of the URL, which may contain chat ids and search terms.
     """
 
     def __init__(self, app: ASGIApp) -> None:

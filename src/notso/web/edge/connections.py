@@ -177,7 +177,7 @@ client libraries do not pipeline."""
 
 PIPELINE_SECONDS = 1.0  # time after which the next pipelined request starts, even if the previous one is still running
 MAX_UNSENT_BYTES = 64 * 1024
-"""Maximum number of unsent response bytes in the kernel. It is so high that clients that read fast never wait."""
+"""Maximum number of unsent response bytes in the kernel, high enough that clients that read fast never wait."""
 
 READ_BYTES = 64 * 1024
 """Maximum bytes per read, a quarter of asyncio's default. It bounds how much of a request body is buffered before the

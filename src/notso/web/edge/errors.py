@@ -24,7 +24,7 @@ from notso.web.values.request_id import request_id
 
 OLLAMA_PREFIX = "/api/"
 SHARED_PREFIXES = ("/v1/files/", "/v1/models/")
-"""Paths that use Anthropic's format if the request has the header `anthropic-version`, and OpenAI's otherwise."""
+"""Prefixes of paths that use Anthropic's format if the request has the header `anthropic-version`, else OpenAI's."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
@@ -44,7 +44,7 @@ _PARAMS = {  # engine parameter -> field of the API
 class ApiError(Exception):
     """Error response of an API request.
 
-    `param`: the invalid field, if any. `details`: sent by Anthropic's API only.
+    `param`: the invalid field, if any. `details`: only sent in Anthropic's format.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ def _is_anthropic(scope: Scope) -> bool:
 
 
 def api_error_of(error: BaseException) -> ApiError:
-    # Invalid input must not become a 5xx status, because clients retry such requests.
+    # Invalid input must not result in a 5xx status, because clients would repeat the request.
     match error:
         case ApiError():
             return error

@@ -63,8 +63,8 @@ MOST_BYTES = 64 * MIB
 """Maximum total size of all bodies being received or parsed: four chat imports of maximum size."""
 
 SMALL_SHARE = 4
-"""When the budget is used up, owners that hold at most 1/SMALL_SHARE of it (one import) may exceed it, together by at
-most 1/SMALL_SHARE."""
+"""When the budget is used up, owners that hold at most 1/SMALL_SHARE of it (one import) may still exceed it, but by at
+most 1/SMALL_SHARE in total."""
 
 COST = 12
 """Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and
@@ -82,7 +82,7 @@ FAIR_SECONDS = 2.0
 
 
 def available_bytes() -> int:
-    """Return the bytes that the process can still allocate within the limits of machine, cgroup and process."""
+    """Return the bytes that the process can still allocate (limits: machine, cgroup and process)."""
     return available_memory().available_bytes
 
 
@@ -166,7 +166,7 @@ class BodyBudget:
         self._changed = asyncio.Event()
 
     async def hold(self, arrival: IncomingBody, size: int) -> None:
-        """Increase the reservation of a body to `size` bytes. Raises BodyEvictedError if evicted."""
+        """Increase the reservation of a body to `size` bytes. Raises BodyEvictedError if it is evicted."""
         if arrival not in self._arriving:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()
@@ -253,7 +253,7 @@ class RequestLimits:
     from the budget (503).
     """
 
-    # The bytes received, whatever Content-Length says, count against the budget until the response starts.
+    # Only bytes received count against the budget, not Content-Length. They count until the response starts.
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
         self._app = app

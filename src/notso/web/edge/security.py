@@ -143,7 +143,7 @@ class HostGuard:
 
 
 class CrossSiteGuard:
-    """Rejects (403) changes and costly reads requested by pages of other sites, except allowed origins."""
+    """Rejects (403) changes and costly reads requested by pages of other sites, except from allowed origins."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 1.0
 MISSED_TICKS = 30
-"""Number of consecutive pings without a reply after which the server is terminated."""
+"""Number of consecutive pings that may remain without a reply before the server is terminated."""
 DUMP_SIGNAL = signal.SIGUSR2
 DUMP_TICKS = 2  # time to write the tracebacks
 ABORT_TICKS = 5  # time for the process to exit after SIGABRT: it may have to write a core file of gigabytes

@@ -156,7 +156,7 @@ class _Run:
         if self._samples and now - self._samples[-1][0] < _SAMPLE_SECONDS and done < total:
             return
         if what != "downloading" or (self._samples and done < self._samples[-1][1]):
-            self._samples.clear()  # checking the data on disk, or receiving it again, would falsify the displayed rate
+            self._samples.clear()  # checking the data on disk, or receiving it again, would distort the displayed rate
         self._samples.append((now, done))
         while now - self._samples[0][0] > RATE_SECONDS:
             self._samples.popleft()

@@ -53,7 +53,7 @@ class ServedModel:
     users: int = 0  # number of requests that keep the model loaded
     leaving: bool = False  # accepts no more requests, because it will be unloaded to make room for another model
     idle_since: float = 0.0
-    keep_alive_s: float | None = None  # idle time that the last request set (negative: unlimited); None: host's default
+    keep_alive_s: float | None = None  # idle time set by the last request (negative: unlimited); None: host's default
     expires: asyncio.TimerHandle | None = None  # timer that unloads the model
 
     @property
@@ -113,7 +113,7 @@ OTHERS_STAY_SECONDS = 300.0
 
 
 class EngineHost:
-    """Owns all engines. Use on the event loop, except for the default model's properties.
+    """Owns all engines. Use on the event loop; other threads may read the default model's properties.
 
     A request calls `acquire`, which keeps its model loaded, and `release` when it ends.
     """
@@ -178,7 +178,7 @@ class EngineHost:
                 await asyncio.to_thread(each.engine.forget_reading, name, scope=scope)
 
     def model(self, key: str | None) -> ServedModel:
-        """Return the model with this key; None: the default model."""
+        """Return the model with this key (None: the default)."""
         return self.default if key is None else self._models[key]
 
     def find_by_path(self, path: Path) -> ServedModel | None:
@@ -244,7 +244,7 @@ class EngineHost:
             served.state = "unloaded"
 
     def acquire(self, key: str | None) -> ServedModel | None:
-        """Return a model and keep it loaded. Return None while the model is loading: try again after `when_changed`.
+        """Return a model and keep it loaded. Return None while it is loading; retry after `when_changed`.
 
         Raises ModelError if the model cannot be loaded.
         """
@@ -269,7 +269,7 @@ class EngineHost:
             self._notify_changed()
 
     def keep(self, served: ServedModel, seconds: float) -> None:
-        """Set the idle time before unloading (negative: unlimited) until the next request."""
+        """Set the idle time before unloading (negative: unlimited). The next request resets it."""
         served.keep_alive_s = seconds
         self._schedule_unload(served)
 
@@ -287,7 +287,7 @@ class EngineHost:
             await self._wait_for_change()
 
     def close(self) -> None:
-        """Start closing all engines, whose requests the caller has stopped. `join` waits for the end."""
+        """Start closing all engines; `join` waits for the end. Stop their requests first."""
         for served in self.models():
             engine = served.engine
             served.engine, served.state = None, "stopped"

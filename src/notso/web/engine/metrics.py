@@ -102,7 +102,7 @@ class Metrics:
         )
 
     def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """Record a finished answer; not a failed one, for which an argument is None."""
+        """Record a finished answer. Ignore a failed one, for which an argument is None."""
         if usage is None or finish_reason is None:
             return
         if finish_reason == "cancelled":
@@ -128,7 +128,7 @@ class Metrics:
 
     @property
     def mean_generation_seconds(self) -> float:
-        """Mean seconds per answer, excluding the queue; an estimate before the first answer."""
+        """Mean seconds per answer, excluding queue time; an assumed value before the first answer."""
         return self._generation_seconds / self._generations if self._generations else FIRST_ESTIMATE_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:

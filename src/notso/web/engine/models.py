@@ -32,7 +32,7 @@ class AdapterFile:
 
 
 def adapter_files(folder: Path | None) -> list[AdapterFile]:
-    """List the adapters directly in a folder; none if unreadable. Blocks while reading files."""
+    """List the adapters directly in a folder, or none if it is unreadable. Blocks while reading files."""
     if folder is None:
         return []
     try:

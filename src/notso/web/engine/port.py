@@ -141,7 +141,7 @@ class ChatEngine(Protocol):
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
-        """Render and check the prompt; return the function that submits it."""
+        """Render and check the prompt; return a function that submits it."""
 
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None

@@ -108,7 +108,7 @@ OnEnd = Callable[[Usage | None, FinishReason | None], None]
 """The finish reason is None if the generation failed."""
 
 MOST_AT_ONCE = 32
-"""Maximum events per batch, so that a reader that catches up does not block the event loop."""
+"""Maximum events per batch, so that a reader that is catching up does not block the event loop."""
 BEFORE_THE_FIRST_STEP = ("queued", "trimmed")
 
 
@@ -291,7 +291,7 @@ class RunningRequest:
             self._readers.discard(has_events)
 
     def stop(self, by: Literal["", "client", "user"] = "") -> None:
-        """Stop the request. `by`: who requested the stop; the text so far is then the answer."""
+        """Stop the request. `by`: who requested the stop; if set, the text so far counts as the answer."""
         self.stopped_by = self.stopped_by or by
         self._stopped = True  # set before the loop below; `_submit` stops the generations that it adds later
         self._wake_loader()
@@ -410,7 +410,7 @@ class RunningRequests:
         self.host = host
         self.wakes = CallbackQueue()
         self.at_end: list[OnEnd] = []  # called for each generation
-        self.quotas: Quotas | None = None  # reserves tokens for each request, and counts those that it used
+        self.quotas: Quotas | None = None  # reserves tokens for each request, and counts the tokens used
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
         self._request_closed = asyncio.Event()

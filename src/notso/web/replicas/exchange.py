@@ -20,7 +20,7 @@ is called again with all changes."""
 
 
 class ChangeLog(Protocol):
-    """Log of changes with increasing numbers. One replica writes it, others keep copies."""
+    """Log of changes with increasing numbers. One replica writes it; others keep copies."""
 
     at_change: Callable[[], None] | None
 
@@ -32,7 +32,7 @@ class ChangeLog(Protocol):
     def finished(self) -> bool: ...
 
     def changes(self, after: int) -> Body:
-        """Return the changes after number `after`; -1: all."""
+        """Return the changes after number `after` (-1: all)."""
 
 
 class Exchange(Protocol):

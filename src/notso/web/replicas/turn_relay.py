@@ -69,7 +69,7 @@ class TurnRelay:
             exchange.at_gap.append(self._on_gap)
 
     async def log_of(self, owner: str, message: StoredMessage) -> TurnLog | None:
-        """Return a copy of the log of another replica's running turn; None for a single server."""
+        """Return a copy of the log of another replica's running turn, or None without replicas."""
         if not self._exchange.is_shared:
             return None
         copy = self._copies.get(message.generation_id or "")

@@ -207,7 +207,7 @@ class ValkeyExchange:
         task.add_done_callback(self._tasks.remove)
 
     async def _delete(self, key: str) -> None:
-        async with self._renewing:  # or the renewal could store the claim again
+        async with self._renewing:  # otherwise, the renewal could store the claim again
             pass
         with suppress(*FAILURES):
             await self._client.delete(key)

@@ -41,7 +41,7 @@ class _Number:
 
 
 def calculate(expression: str) -> str:
-    """Return the value of an expression: an integer, a decimal, or a rounded decimal with "(rounded)".
+    """Return the value of an expression: an integer, a decimal, or a decimal marked as rounded.
 
     Raises ToolError.
     """

@@ -30,7 +30,7 @@ class ToolContext:
 
 CHANGED = "the tool has changed since it was offered; it was not run, and the next call requires approval again"
 Run = Callable[[Mapping[str, Any], ToolContext], Awaitable[str]]
-"""Function that takes checked arguments and returns the result for the model. It may raise ToolError."""
+"""Function that takes the arguments and returns the result for the model. It may raise ToolError."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,7 +43,7 @@ class CommandView:
         return [PluginRow(BUILT_IN, "on", "", 0, tools, {}, built_in=True), *map(_row, self._plugins.processes)]
 
     def commands(self) -> tuple[SlashCommand, ...]:
-        """Return the page's own commands, and commands of plugins and MCP servers with other names."""
+        """Return the page's own commands, those of plugins with other names, and those of MCP servers."""
         own = commands_of("page")
         taken = {command.name for command in own}
         added = (

@@ -1,4 +1,4 @@
-"""Transports that connect the `mcp` library to MCP servers (child processes, or at a URL), and limit their messages.
+"""Transports that connect the `mcp` library to MCP servers (child processes or URLs), and limit their messages.
 
 The servers are not trusted, but the library does not limit its work: it buffers lines of any length, validates each
 listed tool, and matches results against regular expressions from the server. Therefore, this module checks and reduces
@@ -44,7 +44,7 @@ from notso.web.values.visible_text import sanitize_line
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # large enough for a result with an image, although images are not used
 MAX_MESSAGE_ITEMS = 50_000
-"""Maximum number of commas and opening brackets in a message. Parsing that many takes the event loop 50 ms."""
+"""Maximum number of commas and opening brackets in a message. Parsing that many blocks the event loop for 50 ms."""
 MAX_LISTED_TOOLS = 200  # per page of a list, because the library validates each tool
 MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
 MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
@@ -288,7 +288,7 @@ class McpHttpTransport:
     """Transport for `mcp.Client`: an asynchronous context manager that holds a session with a server at a URL.
 
     When the session has expired or the server exceeds a limit, `fault` is the reason, and `ended` is set: a new session
-    is needed. `refused`: whether the server does not support streamable HTTP.
+    is needed. `refused`: whether the server rejected streamable HTTP.
     """
 
     def __init__(self, entry: McpServerConfig, *, sse: bool = False) -> None:

@@ -92,7 +92,7 @@ class McpServer:
         self._stop_requested = asyncio.Event()
         self._starting = asyncio.Lock()
         self._not_before = 0.0
-        self._ask_callbacks: list[Ask | None] = []  # callbacks of the running calls that request user input
+        self._ask_callbacks: list[Ask | None] = []  # one per running call; requests user input
 
     async def start(self) -> bool:
         """Start the server unless it is running or failed recently; return whether it is running."""
@@ -132,7 +132,7 @@ class McpServer:
             each.cancel()
 
     async def call(self, tool: ChatTool | str, arguments: Mapping[str, Any], ask: Ask | None = None) -> str:
-        """Call a tool, given as listed or by its name on the server, and return the result.
+        """Call a tool (as listed, or by its name on the server) and return the result.
 
         Raises ToolError if the call fails, if the server cannot be restarted, or if the listed tool has changed.
         """

@@ -29,7 +29,7 @@ class RemoteSource:
     """EngineSource that connects to an engine server, and reports when it is available again."""
 
     def __init__(self, url: str, key: str) -> None:
-        # `key` is the value of NOTSO_ENGINE_KEY, which must be equal on the engine's server.
+        # `key` is the value of NOTSO_ENGINE_KEY, which must be the same on the engine's server.
         self._lock = threading.Lock()
         self._link = EngineLink(url, key, self._on_link_changed)
         self._started = False
@@ -37,7 +37,7 @@ class RemoteSource:
         self._when_back: list[Callable[[], object]] = []
 
     def __call__(self) -> RemoteEngine:
-        """Wait until the engine can answer. Raises EngineError if it cannot or is unreachable."""
+        """Wait until the engine can answer. Raises EngineError if it has failed or is unreachable."""
         with self._lock:
             if not self._started:
                 self._started = True

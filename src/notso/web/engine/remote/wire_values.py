@@ -39,7 +39,7 @@ ERRORS: dict[str, type[NotsoError]] = {
     )
 }
 """Error classes that the receiver restores. Errors of other classes become an error of the nearest base class."""
-# Attributes of errors that are sent if an error has them.
+# Attributes that are sent with an error, if it has them.
 _ERROR_ATTRIBUTES = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
