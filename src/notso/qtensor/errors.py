@@ -15,7 +15,7 @@ MAX_QUOTED_CHARACTERS = 80
 
 
 def one_line(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """Return `text` truncated to `limit` characters, with control characters escaped."""
+    """Return `text` truncated to `limit` characters, with nonprintable characters escaped."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
@@ -106,4 +106,4 @@ class DeviceLostError(DeviceError):
 
 
 class OperandError(QTensorError, ValueError):
-    """Invalid operands. No output was written."""
+    """Invalid operands. The failed operation wrote no output."""

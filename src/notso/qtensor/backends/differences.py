@@ -1,4 +1,4 @@
-"""Check that two backends give the same bits for small random operations, in well under a second.
+"""Check that small random operations are bit-identical on two backends, in well under a second.
 
 The check runs before a device is used for a model.
 """

@@ -306,8 +306,8 @@ async def public() -> None:
 
 @dataclass(frozen=True, slots=True)
 class AccessMark:
-    # Access requirements of a route, the action that the audit log records for its requests ("": none), and whether a
-    # page's requests count toward the limits of keys.
+    # Access requirements of a route. `audit`: the action that the audit log records for its requests ("": none).
+    # `uses_model`: whether a page's requests count toward the limits of keys.
 
     operators: bool = False
     audit: str = ""

@@ -14,7 +14,7 @@ class CPU:
 
     @classmethod
     def configured(cls, threads: int | None = None) -> CPU:
-        """Set the number of threads (None: one per physical core).
+        """Set the number of threads (None: one per usable physical core).
 
         The environment variables NOTSO_KERNELS and NOTSO_ATTENTION select the kernels. Raises KernelChoiceError.
         """

@@ -142,7 +142,7 @@ def _packed_bytes(tensor: QTensor, rows: int, stride: int) -> int:
 
 Bytes = npt.NDArray[np.uint8]
 RUN_BLOCKS = 16
-"""Maximum length of a run: blocks in which a head's data is contiguous. Longer runs are not faster to read."""
+"""Maximum number of blocks per run. In a run, each head's data is contiguous. Longer runs are not faster to read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -105,7 +105,7 @@ def work_shares() -> list[int]:
 
 
 def configure(thread_count: int | None = None) -> None:
-    """Apply NOTSO_KERNELS and NOTSO_ATTENTION and set the threads (None: one per usable physical core).
+    """Apply NOTSO_KERNELS and NOTSO_ATTENTION; set the thread count (None: one per usable physical core).
 
     Raises KernelChoiceError for invalid values.
     """

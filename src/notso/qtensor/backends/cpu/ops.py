@@ -184,7 +184,7 @@ def rope_table(
 
 
 def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjacent: bool) -> None:
-    """Rotate every head of x (L, H, D) float32 in place by its row's position (L,) int32.
+    """Rotate row i of x (L, H, D) float32 in place by row positions[i] (int32) of the table.
 
     adjacent: rotate pairs (2i, 2i+1), as in GGUF files, rather than (i, i + D/2).
     """

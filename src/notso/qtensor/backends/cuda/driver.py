@@ -33,7 +33,7 @@ def has_driver() -> bool:
 
 
 def architectures() -> tuple[int, ...]:
-    """Return the GPU architectures with machine code in this build; none without nvcc."""
+    """Return the GPU architectures with machine code in this build, if any."""
     return tuple(int(number) for number in native.cuda_architectures().split())
 
 
