@@ -1,8 +1,8 @@
 // The contract between the dispatcher and the kernels: one table of function pointers per instruction set.
 //
-// Every table must give the bits of the generic one. Dot products over quantized blocks are exact integers. There is
-// one float step per 256 values, or per 32 for formats with a scale for 32, in the order specified at each entry, with
-// fused multiply-add. Float reductions use a virtual vector of 16 lanes, which is reduced as (l, l+8), (l, l+4),
+// Every table must give the same bits as the generic one. Dot products over quantized blocks are exact integers. There
+// is one float step per 256 values, or per 32 for formats with a scale for 32, in the order specified at each entry,
+// with fused multiply-add. Float reductions use a virtual vector of 16 lanes, which is reduced as (l, l+8), (l, l+4),
 // (l, l+2), (l, l+1).
 //
 // Kernels never allocate, throw or print. Their callers have checked all sizes.
@@ -45,7 +45,7 @@ struct SlabTask {
   int64_t y_stride;
   float* sums;                // [batch row][kSlabRows], for this worker only; begins at a cache line
   int64_t row_bytes = 0;      // of a weight in rows; 0: the weight is packed
-  uint8_t* packed = nullptr;  // kPackedScratchBytes for rows that the kernel packs; as for sums
+  uint8_t* packed = nullptr;  // kPackedScratchBytes for packed rows; for this worker only, aligned like sums
 };
 constexpr int64_t kPackedScratchBytes = 64 * 8 * 34;  // for Q8_0, the largest
 
@@ -81,7 +81,8 @@ struct TileTask {
   uint8_t* scratch;  // tile_scratch_bytes(m), for this worker only; begins at a page, only for speed
 };
 
-// Causal attention over halves of `queries` vectors that share one KV head. Query i sees positions [0, limits[i]).
+// Causal attention of `queries` vectors, which share one KV head, over a cache of halves. Query i sees positions
+// [0, limits[i]).
 // Keys are stored as [dim][kTilePositions] halves per tile, values as [kTilePositions][dim].
 // Per tile, in order of position: s_j = scale * (fma chain over dim); m' = max(m, max_j s_j); p_j = exp(s_j - m');
 // l = fma(l, exp(m - m'), reduce16(p)); o = o * exp(m - m') then o = fma(p_j, v_j, o) in order of j. Result o / l.
@@ -104,7 +105,7 @@ static constexpr int64_t attention_scratch_floats(int64_t queries, int64_t dim) 
 // k = dk_j * bytes, values v = dv_j * bytes. Per tile, in order of position, all in units of log2:
 //   s_j = float(exact sum q k) * (dk_j * u), u = dq * scale * log2(e)
 //   m' = max(m, max_j s_j);  p_j = exp2(s_j - m');  c = exp2(m - m');  l = fma(l, c, reduce16(p))
-//   w_j = p_j * dv_j;  t = max_j w_j;  P_j = round_to_even(w_j * (32767 / t)), 15 bits of the tile's largest
+//   w_j = p_j * dv_j;  t = max_j w_j;  P_j = round_to_even(w_j * (32767 / t)), at most 15 bits
 //   o = fma(float(exact sum P_j v_j), t / 32767, o * c)
 // If t < 1e-30, o becomes o * c. The result is o / l, rotated back. NaN in the cache gives NaN.
 struct ByteAttentionTask {
@@ -120,7 +121,7 @@ struct ByteAttentionTask {
   bool by_tiles;     // use AMX tiles if the family has them; the bits are the same
   uint8_t* scratch;  // byte_attention_scratch(queries, dim), aligned to 64
 };
-constexpr int64_t kMostByteDim = 1024;  // up to this, a sum of byte products fits the 24 bits of a float
+constexpr int64_t kMostByteDim = 1024;  // up to this dimension, a sum of byte products fits in the 24 bits of a float
 static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
   return queries * (6 * dim + 64) + 320 * dim + 45056;
 }
@@ -141,8 +142,8 @@ struct Slabs {
 struct KernelTable {
   const char* name;
 
-  // d = max|x| / 127; q = round_to_even(x * (127 / max|x|)). max|x| < 1e-30 gives d = 0; NaN or Inf gives d = NaN; q =
-  // 0.
+  // d = max|x| / 127; q = round_to_even(x * (127 / max|x|)). If max|x| < 1e-30, d = 0 and q = 0; with NaN or infinity,
+  // d = NaN and q = 0.
   void (*quantize_q8k)(const float* x, int64_t k, BlockQ8K* out);
   // The same, with a d for each 32 values.
   void (*quantize_q8x32)(const float* x, int64_t k, BlockQ8x32* out);
@@ -171,14 +172,15 @@ struct KernelTable {
   void (*to_half)(const float* x, int64_t n, half* out);
   void (*attention)(const AttentionTask&);
   // Rotates one head (kernels/portable/head_vectors.h) and rounds it for the cache. With 8 bits, top = max|x|, scale =
-  // half(top / 127), levels = 128 + round_to_even(x * (1 / scale)). With less, levels are numbers of nearest levels.
+  // half(top / 127), levels = 128 + round_to_even(x * (1 / scale)). With fewer bits, `levels` are the indices of the
+  // nearest levels.
   void (*round_head)(const float* x, int64_t dim, int bits, uint8_t* levels, half* scale);
   void (*attention_bytes)(const ByteAttentionTask&);
 
-  // For measuring the limits of the machine. The exclusive or of the 64-bit words of `lines` cache lines, which are
-  // read in order (places = 1), or in 2 or 4 places at a time:
+  // For measuring the limits of the machine. Returns the exclusive or of the 64-bit words of `lines` cache lines, which
+  // are read in order (places = 1), or from 2 or 4 places alternately.
   uint64_t (*read_lines)(const uint8_t* data, int64_t lines, int places);
-  // `rounds` times `peak_products` byte products in registers; `random` holds 4096 bytes.
+  // Computes `rounds` times `peak_products` byte products in registers; `random` holds 4096 bytes.
   int32_t (*byte_peak)(const int8_t* random, int64_t rounds);
   int64_t peak_products;
 

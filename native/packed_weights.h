@@ -31,7 +31,7 @@ struct PackedBlock {
 };
 
 template <class Block>
-struct Packing {  // for most formats, none exists
+struct Packing {  // most formats cannot be packed
   static constexpr bool exists = false;
 };
 template <>
@@ -39,7 +39,7 @@ struct Packing<BlockQ4_K> : PackedBlock<BlockQ4_K, 0> {  // d and dmin, three dw
   static constexpr int dword(int i) { return 4 * i; }
   static constexpr int values(int chunk, int four) {
     return 4 + 8 * chunk + four;
-  }  // 64 chunk + 4 four, and 32 farther
+  }  // values 64 * chunk + 4 * four, and those 32 further
 };
 template <>
 struct Packing<BlockQ5_K> : PackedBlock<BlockQ5_K, 0> {  // fifth bits and the first values alternate, then the others
@@ -94,8 +94,8 @@ struct Packing<BlockQ4_1> : EightWithMins<BlockQ4_1> {};
 template <>
 struct Packing<BlockQ5_1> : EightWithMins<BlockQ5_1> {};
 
-// Used only for rows that are packed while they are multiplied: stored packed, the format would be larger than in the
-// file. A scale is the first byte of a half.
+// Used only for rows that are packed while they are multiplied, because a stored packed weight would be larger than in
+// the file. A scale is the first byte of a half.
 template <>
 struct Packing<BlockMXFP4> {
   static constexpr bool exists = false;

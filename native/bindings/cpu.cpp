@@ -1,5 +1,5 @@
-// The native module, with the operations of the CPU. Shapes and dtypes are checked here in addition to ops.py, pointers
-// are used only in the step that needs them, and the GIL is not held while a step runs.
+// The native module, with the operations of the CPU. Shapes and dtypes are checked here in addition to the checks in
+// ops.py. The GIL is not held while a step runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -45,7 +45,7 @@ auto exact(const char* name) { return nb::arg(name).noconvert(); }
 template <class... Arguments>
 void require_aligned(const nb::ndarray<Arguments...>& array) {
   const auto size = uintptr_t(array.itemsize());
-  require(reinterpret_cast<uintptr_t>(array.data()) % size == 0, "an array is not aligned to its items");
+  require(reinterpret_cast<uintptr_t>(array.data()) % size == 0, "an array is not aligned to its item size");
 }
 template <class Array>
 void require_aligned(const std::optional<Array>& array) {
@@ -88,27 +88,27 @@ Weight weight_of(const Array& data, int format, int64_t rows, int64_t k, int64_t
   const auto f = static_cast<Format>(format);
   const bool plain = f == Format::F32 || f == Format::F16 || f == Format::BF16;
   const bool by_32 = has_blocks_of_32(f) && slab_stride == 0;
-  require(plain || k % (by_32 ? kSubBlock : kSuperBlock) == 0, "the row length is not a multiple of the block");
+  require(plain || k % (by_32 ? kSubBlock : kSuperBlock) == 0, "the row length is not a multiple of the block size");
   const Weight w{f, data.data(), rows, k, slab_stride};
   if (slab_stride == 0) {
     require(int64_t(data.size()) == rows * bytes_per_row(f, k), "the weight's bytes do not match its shape");
   } else {
     require(slab_stride >= slab_bytes(f, k, kSlabRows) && slab_stride < (int64_t(1) << 40) / rows,
-            "a slab does not fit before the next");
+            "slab_stride is too small for a slab, or too large");
     require(int64_t(data.size()) == packed_bytes(w), "the weight's slabs do not match its shape");
   }
   return w;
 }
 
 KeyValuePool pool_of(const Out<uint8_t, 4>& data, int format, int64_t kv_heads, int64_t dim) {
-  require(format >= 0 && format < kCacheFormats, "this cache format does not exist");
+  require(format >= 0 && format < kCacheFormats, "unknown cache format");
   const int64_t run = int64_t(data.shape(2));
   const KeyValuePool pool{data.data(), int64_t(data.shape(0)) * run,    run, kv_heads,
                           dim,         static_cast<CacheFormat>(format)};
   require(dim % 16 == 0 && dim > 0 && dim <= kMostByteDim, "the head dimension must be a multiple of 16, up to 1024");
   require(pool.blocks > 0 && kv_heads > 0, "a cache needs blocks and heads");
   require(int64_t(data.shape(1)) == kv_heads && int64_t(data.shape(3)) == head_bytes(pool.format, dim),
-          "blocks are not as long as their format");
+          "the size of a block does not match its format");
   require(reinterpret_cast<uintptr_t>(data.data()) % 64 == 0, "the cache must begin at a cache line");
   return pool;
 }
@@ -117,10 +117,10 @@ WindowTiles window_of(const KeyValuePool& pool, const std::optional<In<int32_t, 
                       const std::optional<Out<uint8_t, 4>>& data, const RowPlaces& places) {
   const bool small = pool.format > CacheFormat::k8v8;
   require(tables.has_value() == small && data.has_value() == small,
-          "window tiles belong to formats below 8 bits, and to no others");
+          "window tiles are required for formats below 8 bits, and not allowed for others");
   if (!small) return {};
   require(int64_t(tables->shape(0)) == places.table_count && int64_t(tables->shape(1)) == places.table_length,
-          "the tables of window tiles must have the shape of the others");
+          "the tables of window tiles must have the same shape as the other tables");
   return {tables->data(), pool_of(*data, int(CacheFormat::k8v8), pool.kv_heads, pool.dim)};
 }
 
@@ -134,26 +134,30 @@ RowPlaces places_of(const In<int32_t, 1>& positions, const In<int32_t, 1>& seque
 
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // programs that exist until the interpreter ends are not leaks
-  m.doc() = "Kernels over quantized tensors. Use the ops of the backend, which explain errors before they arise here.";
+  m.doc() = "Kernels for quantized tensors. Use the ops of the backend, which report errors in more detail.";
 
   bind_cuda(m);
-  m.def("cpu_features", [] { return detect_cpu_features().names(); }, "Instruction sets usable here, as names.");
-  m.def("known_kernels", &known_kernels, "Kernel families compiled in, best first.");
-  m.def("available_kernels", &available_kernels, "Kernel families this CPU runs, best first.");
-  m.def("kernels", [] { return std::string(kernels().name); }, "The kernel family in force.");
-  m.def("use_kernels", &use_kernels, nb::arg("name"), "Puts a family in force; ValueError lists the choices.");
-  m.def("use_attention", &use_attention, nb::arg("variant"), "auto, vectors or tiles; ValueError lists the choices.");
-  m.def("attention_variant", &attention_variant, "How many queries read a cache of bytes: by vectors or by tiles.");
+  m.def(
+      "cpu_features", [] { return detect_cpu_features().names(); },
+      "Return the instruction sets that the CPU and the operating system support.");
+  m.def("known_kernels", &known_kernels, "Return the kernel families in this build, best first.");
+  m.def("available_kernels", &available_kernels, "Return the kernel families that this CPU supports, best first.");
+  m.def("kernels", [] { return std::string(kernels().name); }, "Return the current kernel family.");
+  m.def("use_kernels", &use_kernels, nb::arg("name"),
+        "Select a kernel family. Raises ValueError, which lists the choices.");
+  m.def("use_attention", &use_attention, nb::arg("variant"),
+        "Select auto, vectors or tiles. Raises ValueError if unsupported.");
+  m.def("attention_variant", &attention_variant, "Return the method of attention for many queries: vectors or tiles.");
   m.def("end_on_bus_errors", &end_on_bus_errors, nb::arg("exit_code"), nb::arg("line"),
-        "A mapped file that vanishes ends the process with this code and this line on stderr.");
-  m.def("thread_count", &thread_count, "Threads that share each operation.");
+        "If a mapped file can no longer be read, print the line to stderr and exit with the code.");
+  m.def("thread_count", &thread_count, "Return the number of threads that share each operation.");
   m.def(
       "work_shares",
       [] {
         const nb::gil_scoped_release released;
         return work_shares();
       },
-      "Work items that each thread has done since the pool was made; waits for running work.");
+      "Return the number of work items done by each thread since the pool was created. Waits for running work.");
   m.def(
       "set_thread_count",
       [](int threads) {
@@ -161,30 +165,32 @@ NB_MODULE(_native, m) {
         const nb::gil_scoped_release released;
         set_thread_count(threads);
       },
-      nb::arg("threads"), "Replaces the thread pool; waits for running work.");
+      nb::arg("threads"), "Replace the thread pool. Waits for running work.");
 
   m.def(
       "read_memory",
       [](Bytes data, int places) {
-        require(places == 1 || places == 2 || places == 4, "memory is read in 1, 2 or 4 places at a time");
+        require(places == 1 || places == 2 || places == 4, "places must be 1, 2 or 4");
         const nb::gil_scoped_release released;
         const std::lock_guard<std::mutex> lock(engine_mutex());
         return read_memory(thread_pool(), data.data(), int64_t(data.size()), places);
       },
       exact("data"), nb::arg("places") = 1,
-      "Reads every whole cache line once, on all threads, each in so many places at a time; the exclusive or of their "
-      "64-bit words.");
+      "Read each whole cache line once, on all threads; each thread reads from `places` positions alternately. Return "
+      "the "
+      "exclusive or of all 64-bit words.");
   m.def(
       "multiply_bytes",
       [](int64_t products) {
-        require(products > 0, "there is nothing to multiply");
+        require(products > 0, "products must be at least 1");
         const nb::gil_scoped_release released;
         const std::lock_guard<std::mutex> lock(engine_mutex());
         return multiply_bytes(thread_pool(), products);
       },
-      nb::arg("products"), "Makes at least so many byte products on all threads, from registers; how many it made.");
+      nb::arg("products"),
+      "Compute at least this many byte products on all threads, with operands in registers. Return their number.");
 
-  nb::class_<Recording>(m, "Program", "Steps recorded once and replayed in one call without Python's lock.")
+  nb::class_<Recording>(m, "Program", "Recorded steps, replayed in one call without the GIL.")
       .def(nb::init<>())
       .def("__len__", [](const Recording& r) { return r.program.size(); })
       .def(
@@ -193,16 +199,16 @@ NB_MODULE(_native, m) {
             require(recording == nullptr, "another program is being recorded in this thread");
             recording = &r;
           },
-          "Operations called from this thread are recorded from here on instead of run.")
+          "Record the operations called in this thread, instead of running them.")
       .def(
-          "end", [](Recording&) { recording = nullptr; }, "Ends the recording.")
+          "end", [](Recording&) { recording = nullptr; }, "Stop recording.")
       .def(
           "run",
           [](const Recording& r) {
             const nb::gil_scoped_release released;
             r.program.run();
           },
-          "Runs every step in order. ValueError where an array holds a row, position or block out of range.");
+          "Run the steps in order. Raises ValueError if an array contains a row, position or block out of range.");
 
   m.def(
       "embed_rows",
@@ -226,24 +232,25 @@ NB_MODULE(_native, m) {
       "rms_norm",
       [](In<float, 2> x, In<float, 1> weight, float eps, Out<float, 2> out) {
         require_same_shape(x, out);
-        require(x.shape(1) > 0 && weight.size() == x.shape(1), "the weight must be as long as a row, which has values");
+        require(x.shape(1) > 0 && weight.size() == x.shape(1),
+                "the weight must be as long as a row, with at least one value");
         emit(rms_norm(x.data(), weight.data(), eps, int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, weight,
              out);
       },
       exact("x"), exact("weight"), nb::arg("eps"), exact("out"));
-  // slab_strides: 0 for rows as in the file, else the bytes between slabs. combine: 0 none, 1 add to out, 2
-  // silu(first) * second into the first output. norm may be None.
+  // slab_strides: 0 for rows as in the file, otherwise bytes from slab to slab. combine: 0 for plain products, 1 to add
+  // the product to the output, 2 to write silu(first) * second to the first output. norm may be None.
   m.def(
       "matmul",
       [](In<float, 2> x, const std::vector<Bytes>& data, const std::vector<int>& formats,
          const std::vector<int64_t>& slab_strides, const std::vector<Out<float, 2>>& outs,
          std::optional<In<float, 1>> norm, float eps, int combine) {
         require(data.size() == formats.size() && data.size() == outs.size() && data.size() == slab_strides.size(),
-                "one output per weight");
+                "data, formats, slab_strides and outs must have the same length");
         require(x.size() > 0 && !data.empty(), "matmul needs at least one weight and one row");
         require(combine == 0 || (combine == 1 && data.size() == 1) || (combine == 2 && data.size() == 2),
-                "adding takes one weight, gating two");
-        require(!norm || norm->size() == x.shape(1), "the norm needs a weight per column of x");
+                "combine must be 0, 1 with one weight, or 2 with two weights");
+        require(!norm || norm->size() == x.shape(1), "norm must have one value per column of x");
         Matmul op{};
         op.x = x.data();
         op.m = int64_t(x.shape(0));
@@ -252,8 +259,9 @@ NB_MODULE(_native, m) {
         op.eps = eps;
         if (norm) op.norm = norm->data();
         for (size_t i = 0; i < data.size(); i++) {
-          require(outs[i].shape(0) == x.shape(0), "an output needs a row per row of x");
-          require(combine != 2 || outs[i].shape(1) == outs[0].shape(1), "gate and up differ in rows");
+          require(outs[i].shape(0) == x.shape(0), "each output must have one row per row of x");
+          require(combine != 2 || outs[i].shape(1) == outs[0].shape(1),
+                  "gate and up must have the same number of rows");
           op.products.push_back({weight_of(data[i], formats[i], int64_t(outs[i].shape(1)), op.k, slab_strides[i]),
                                  const_cast<float*>(outs[i].data())});
         }
@@ -264,17 +272,17 @@ NB_MODULE(_native, m) {
   m.def(
       "rope",
       [](Out<float, 3> x, In<int32_t, 1> positions, In<float, 2> cosine, In<float, 2> sine, bool adjacent) {
-        require(positions.size() == x.shape(0), "one position per row");
+        require(positions.size() == x.shape(0), "positions must have one value per row of x");
         require(x.shape(1) > 0 && x.shape(2) > 0, "rope needs heads and dimensions");
         require(
             2 * cosine.shape(1) == x.shape(2) && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
-            "the tables must hold half a head per position");
+            "the tables must have the same shape, with half a head per row");
         emit(rope(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), positions.data(),
                   cosine.data(), sine.data(), int64_t(cosine.shape(0)), adjacent),
              x, positions, cosine, sine);
       },
       exact("x"), exact("positions"), exact("cosine"), exact("sine"), nb::arg("adjacent"));
-  // format: the number of a CacheFormat. window_tables and window (k8v8) are for formats below 8 bits, else None.
+  // format: the number of a CacheFormat. window_tables and window (k8v8) are required below 8 bits, otherwise None.
   m.def(
       "store_key_values",
       [](In<float, 3> k, In<float, 3> v, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
@@ -299,9 +307,10 @@ NB_MODULE(_native, m) {
         const KeyValuePool blocks = pool_of(pool, format, kv_heads, int64_t(q.shape(2)));
         const WindowTiles tiles = window_of(blocks, window_tables, window, places);
         require(int64_t(q.shape(0)) == places.rows, "q must be (rows, heads, dim)");
-        require(q.shape(1) > 0 && int64_t(q.shape(1)) % kv_heads == 0, "heads must divide among the kv heads");
+        require(q.shape(1) > 0 && int64_t(q.shape(1)) % kv_heads == 0,
+                "the number of heads must be a multiple of kv_heads");
         require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == q.shape(2),
-                "out must be shaped like q");
+                "out must have the shape of q");
         emit(attention(q.data(), int64_t(q.shape(1)), places, blocks, tiles, scale, out.data()), q, positions,
              sequences, tables, pool, window_tables, window, out);
       },
@@ -326,14 +335,14 @@ NB_MODULE(_native, m) {
   m.def(
       "softmax",
       [](Out<float, 2> x) {
-        require(x.shape(1) > 0, "softmax of nothing");
+        require(x.shape(1) > 0, "softmax needs at least one value");
         emit(softmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1))), x);
       },
       exact("x"));
   m.def(
       "argmax",
       [](In<float, 2> x, Out<int32_t, 1> out) {
-        require(x.shape(1) > 0 && out.size() == x.shape(0), "argmax needs values and an output per row");
+        require(x.shape(1) > 0 && out.size() == x.shape(0), "argmax needs at least one value, and one output per row");
         emit(argmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, out);
       },
       exact("x"), exact("out"));
@@ -342,7 +351,7 @@ NB_MODULE(_native, m) {
       [](In<double, 1> frequency, In<int32_t, 1> positions, double factor, Out<float, 2> cosine, Out<float, 2> sine) {
         require(cosine.shape(0) == positions.size() && cosine.shape(1) == frequency.size() &&
                     sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
-                "the tables need a row per position and a column per frequency");
+                "the tables must have a row per position and a column per frequency");
         emit(rope_table(frequency.data(), int64_t(frequency.size()), positions.data(), int64_t(positions.size()),
                         factor, cosine.data(), sine.data()),
              frequency, positions, cosine, sine);
@@ -350,17 +359,17 @@ NB_MODULE(_native, m) {
       exact("frequency"), exact("positions"), nb::arg("factor"), exact("cosine"), exact("sine"));
   m.def(
       "is_packed", [](int format) { return is_packed(static_cast<Format>(format)); }, nb::arg("format"),
-      "Whether the family in force has kernels for packed weights of a format.");
+      "Return whether the current kernels support packed weights of a format.");
   m.def(
       "packs_by_default", [] { return kernels().packs_by_default; },
-      "Whether packed weights are slower nowhere in the family in force.");
+      "Return whether packed weights are never slower with the current kernels.");
   m.def(
       "packed_bytes",
       [](int format, int64_t rows, int64_t k, int64_t slab_stride) {
         return packed_bytes({static_cast<Format>(format), nullptr, rows, k, slab_stride});
       },
       nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("slab_stride"),
-      "Bytes of a packed weight with so many from slab to slab; of 64 rows at the most, those of a slab.");
+      "Return the size of a packed weight whose slabs begin slab_stride bytes apart; with up to 64 rows, of one slab.");
   m.def(
       "pack_weight",
       [](Bytes data, int format, int64_t rows, int64_t k, int64_t slab_stride, Out<uint8_t, 1> out) {
@@ -370,7 +379,7 @@ NB_MODULE(_native, m) {
         pack_weight(from, out.data(), slab_stride);
       },
       exact("data"), nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("slab_stride"), exact("out"),
-      "Packs a weight into slabs that begin slab_stride bytes after one another; leaves what lies between.");
+      "Pack a weight into slabs that begin slab_stride bytes apart. Bytes between slabs are not written.");
   m.def(
       "dequantize",
       [](Bytes data, int format, Out<float, 2> out) {

@@ -63,13 +63,13 @@ void bind_cuda(nb::module_& m) {
 
   m.def(
       "cuda_architectures", [] { return machine_code().architectures; },
-      "Architectures this build has machine code for, as numbers in a line; empty: it has none.");
+      "Return the architectures with machine code in this build, separated by spaces; empty if there are none.");
   m.def(
       "cuda_laid_bytes",
       [](int format, int64_t rows, int64_t k) { return rows * laid_row_bytes(static_cast<Format>(format), k); },
-      nb::arg("format"), nb::arg("rows"), nb::arg("k"), "Bytes of a weight on the device.");
+      nb::arg("format"), nb::arg("rows"), nb::arg("k"), "Return the size in bytes of a weight in device memory.");
 
-  nb::class_<Device>(m, "CudaDevice", "One GPU. CudaUnavailable, CudaOutOfMemory or CudaLost come from every method.")
+  nb::class_<Device>(m, "CudaDevice", "A GPU. Every method may raise CudaUnavailable, CudaOutOfMemory or CudaLost.")
       .def(
           "__init__",
           [](Device* self, const std::string& library, int number, const HostBytes& code) {
@@ -81,7 +81,7 @@ void bind_cuda(nb::module_& m) {
           nb::arg("library"), nb::arg("number"), nb::arg("code"))
       .def_prop_ro("name", &Device::name)
       .def_prop_ro("architecture", &Device::architecture)
-      .def("memory", &memory_of, Unlocked(), "Bytes free and in all.")
+      .def("memory", &memory_of, Unlocked(), "Return the free and the total bytes of device memory.")
       .def("allocate", &Device::allocate, nb::arg("size"), nb::arg("zeroed"), Unlocked())
       .def("free", &Device::free, nb::arg("address"), Unlocked())
       .def(

@@ -15,7 +15,7 @@ namespace {
 void check_rows(const RowPlaces& at) {
   for (int64_t i = 0; i < at.rows; i++) {
     const int64_t s = at.sequences[i], p = at.positions[i];
-    if (s < 0 || s >= at.table_count) refuse("row " + std::to_string(i) + " names a sequence that does not exist");
+    if (s < 0 || s >= at.table_count) refuse("row " + std::to_string(i) + " refers to a sequence that does not exist");
     if (p < 0 || p >= at.table_length * kTilePositions)
       refuse("position " + std::to_string(p) + " is outside the block table");
   }
@@ -30,7 +30,7 @@ const int32_t* table_of(const RowPlaces& at, const int32_t* tables, int64_t row)
   return tables + at.sequences[row] * at.table_length;
 }
 
-// Checks the blocks that each row writes: at least one of its two, and only existing ones.
+// Checks that each row has at least one block to be stored in, and that its blocks exist.
 void check_written(const RowPlaces& at, const KeyValuePool& pool, const WindowTiles& window) {
   check_rows(at);
   for (int64_t i = 0; i < at.rows; i++) {

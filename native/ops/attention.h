@@ -22,8 +22,8 @@ struct KeyValuePool {
   int64_t blocks, run, kv_heads, dim;  // run: blocks per run, see cache_format.h
   CacheFormat format;
 };
-// Below 8 bits, a second pool, with 8 bits, holds the first tile of a sequence and the tile being written. Its tables
-// have the same shape. In both, -1 means that the tile is not in the pool.
+// For formats below 8 bits, a second pool (k8v8) holds the first tile of each sequence and the tile being written. Its
+// tables have the same shape. In both tables, -1 means that the tile is not in the pool.
 struct WindowTiles {
   const int32_t* tables;  // null: the pool has 8 bits or more
   KeyValuePool pool;
@@ -31,7 +31,7 @@ struct WindowTiles {
 
 // Stores keys and values in each pool that has a block for the tile. Throws if neither has one.
 Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool pool, WindowTiles window);
-// A row at position p reads its tiles from the pool; with window tiles, tile 0 and tile p / 128 from those.
+// A row at position p reads its tiles from the pool. With window tiles, it reads tiles 0 and p / 128 from their pool.
 Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool pool, WindowTiles window, float scale,
                float* out);
 

@@ -33,7 +33,7 @@ struct Ways {
   Slabs slabs;
   bool unpacks;           // rows are unpacked for tiles, 32 at a time, into a worker's scratch
   int64_t batch_at = -1;  // offset of the batch rows that are packed for tiles or slabs
-  bool packs = false;     // this product packs the batch rows; otherwise an earlier one packs them alike
+  bool packs = false;     // this product packs the batch rows; false if an earlier product packs them in the same way
 
   Ways(const KernelTable& table, const Weight& w, int64_t m) {
     const bool packed = w.slab_stride > 0;
@@ -178,7 +178,7 @@ struct MatmulRun {
       way.tiles.kernel(t);
     }
     if (tiled == rows) return;
-    // as many batch rows at a time as fit L2
+    // as many batch rows at a time as fit in L2
     const int64_t chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
     for (int64_t j = 0; j < op.m; j += chunk) {
       MatmulTask t{};

@@ -90,8 +90,8 @@ void untranspose_all(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
   }
 }
 
-// Touches the pages of a file in order, because mapping them row by row took ten times as long, and lets the hardware
-// prefetch.
+// Reads the pages of a file in order, so that the hardware prefetches. Mapping the pages row by row took ten times as
+// long.
 void read_in_order(const uint8_t* from, int64_t bytes) {
   uint8_t all = 0;
   for (int64_t at = 0; at < bytes; at += 64) all ^= from[at];
@@ -120,7 +120,7 @@ template <class Use>
 auto with_its_packing(Format format, Use use) {
   return with_packing(
       format, [&]<class Block>(Block) { return use(Packing<Block>{}); },
-      []() -> decltype(use(Packing<BlockQ4_K>{})) { refuse("this block format is not packed"); });
+      []() -> decltype(use(Packing<BlockQ4_K>{})) { refuse("this block format cannot be packed"); });
 }
 
 }  // namespace
@@ -178,7 +178,7 @@ void unpack_row(const Weight& packed, int64_t row, uint8_t* to) {
         for (int64_t b = 0; b < packed.k / kSuperBlock; b++, to += Packing<Block>::bytes)
           unpack_bytes<Block>(slab, groups, row - first, b, to);
       },
-      [] { refuse("this block format is not packed"); });
+      [] { refuse("this block format cannot be packed"); });
 }
 
 }  // namespace qtensor

@@ -1,5 +1,5 @@
-// Cosines and sines for rotary positions, in double precision with our own reduction and polynomials, so that the table
-// does not depend on the math library of a machine. Compiled without contraction to fused multiply-add.
+// Cosines and sines for rotary positions, in double precision. The reduction and the polynomials are part of this file,
+// so that the table does not depend on a math library. Compiled without contraction to fused multiply-add.
 #include "ops/rope_table.h"
 
 #include <stdexcept>
@@ -8,8 +8,8 @@
 namespace qtensor {
 namespace {
 
-// x reduced to [-pi/4, pi/4] by subtracting a multiple of pi/2. The value of pi/2 has three parts, of which the first
-// two have 33 bits, so the reduction is exact for quotients below 2^20, that is, for angles below 1.6 million.
+// x reduced to [-pi/4, pi/4] by subtracting a multiple of pi/2, which is stored in three parts. The first two parts
+// have 33 bits, so the reduction is exact for quotients below 2^20, that is, for angles below 1.6 million.
 struct Reduced {
   double angle;
   int64_t quadrant;

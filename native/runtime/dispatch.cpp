@@ -20,7 +20,7 @@ struct Family {
 };
 
 #if defined(QTENSOR_X86)
-// AVX-512's table with the entries that a family with tiles replaces.
+// AVX-512's table, with some entries replaced by those of a family with tiles.
 KernelTable upon_avx512(const KernelTable& tiles) {
   KernelTable t = kAvx512Kernels;
   const auto take = [&](auto... entry) { ((t.*entry = tiles.*entry), ...); };
@@ -100,19 +100,20 @@ void use_kernels(const std::string& name) {
   for (const auto& family : families()) {
     if (name != family.table->name) continue;
     if (!family.supported)
-      throw std::invalid_argument("this CPU cannot run the kernels '" + name +
-                                  "'; choices here: " + joined(available_kernels()));
+      throw std::invalid_argument("this CPU does not support the kernels '" + name +
+                                  "'; available: " + joined(available_kernels()));
     in_force.store(family.table, std::memory_order_release);
     return;
   }
-  throw std::invalid_argument("unknown kernels '" + name + "'; choices here: " + joined(available_kernels()));
+  throw std::invalid_argument("unknown kernels '" + name + "'; available: " + joined(available_kernels()));
 }
 
 bool attention_by_tiles() { return tiles_wanted.load(std::memory_order_relaxed) && kernels().attention_tile_rows > 0; }
 
 void use_attention(const std::string& variant) {
   if (variant != "auto" && variant != "vectors" && variant != "tiles")
-    throw std::invalid_argument("unknown attention '" + variant + "'; NOTSO_ATTENTION takes auto, vectors or tiles");
+    throw std::invalid_argument("unknown attention '" + variant +
+                                "'; choices for NOTSO_ATTENTION: auto, vectors and tiles");
   if (variant == "tiles" && kernels().attention_tile_rows == 0)
     throw std::invalid_argument(std::string("the kernels '") + kernels().name + "' have no tiles for attention");
   tiles_wanted.store(variant == "auto" ? kAttentionByTiles : variant == "tiles", std::memory_order_relaxed);

@@ -17,14 +17,14 @@ const KernelTable& kernels();
 // Selects another family. Throws std::invalid_argument, listing the choices, for an unknown or unsupported name.
 void use_kernels(const std::string& name);
 
-// Default of whether many queries read a cache of bytes with AMX tiles, if the family has them. The bits are the same.
-// Figures: docs/kernels/attention.md.
+// Whether attention with many queries over a cache of bytes uses AMX tiles by default, if the family has them. The
+// results are bit-identical. Measurements: docs/kernels/attention.md.
 inline constexpr bool kAttentionByTiles = true;
 bool attention_by_tiles();
 // `variant` is "auto" (the default), "vectors" or "tiles". Throws std::invalid_argument for other values, and for
 // "tiles" if the current family has none.
 void use_attention(const std::string& variant);
-// "vectors" or "tiles", whichever is used.
+// The variant in use: "vectors" or "tiles".
 std::string attention_variant();
 
 }  // namespace qtensor

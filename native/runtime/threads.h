@@ -76,7 +76,7 @@ class ThreadPool {
 // The current pool, and the lock that must be held to run work on it. Before the first set_thread_count, the pool has
 // one thread.
 ThreadPool& thread_pool();
-int thread_count();                  // of that pool; does not take the lock
+int thread_count();                  // of the current pool; does not take the lock
 std::vector<int64_t> work_shares();  // takes the lock
 void set_thread_count(int threads);
 std::mutex& engine_mutex();

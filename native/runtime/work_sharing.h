@@ -41,8 +41,9 @@ class Scratch {
   void* data_ = nullptr;
   size_t size_ = 0;
 };
-// Runs body(begin, end) over [0, n) in work items of up to `most` indices. More than one item are rounded up to a
-// multiple of the number of workers where n allows it, and all items except the last have the same size.
+// Runs body(begin, end) over [0, n) in work items of up to `most` indices. If one item is not enough, the number of
+// items is rounded up to a multiple of the number of workers where n allows it. All items except the last have the same
+// size.
 template <class Body>
 void parallel_for(ThreadPool& pool, int64_t n, int64_t most, Body body) {
   int64_t items = (n + most - 1) / most;
@@ -54,8 +55,8 @@ void parallel_for(ThreadPool& pool, int64_t n, int64_t most, Body body) {
 
 inline constexpr int64_t kSmall = 16384;  // fewer floats than this are not worth waking another thread
 
-// Fewer multiply-adds than this are not worth it either: some 20 microseconds of one thread. Waiting for a thread costs
-// little while it has a core of its own, and milliseconds if it does not.
+// Fewer multiply-adds than this are not worth it either: one thread needs some 20 microseconds for them. Waiting for a
+// thread takes little time if the thread has a core of its own, and milliseconds if it does not.
 inline constexpr int64_t kSmallProduct = int64_t(1) << 20;
 
 template <class Task>

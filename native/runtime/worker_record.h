@@ -1,6 +1,6 @@
 // Statistics of the thread pool's workers: the speed of each relative to the fastest, the time lost by waiting for a
-// worker that finished last, and which workers are excluded for a while. The thread that calls run writes them between
-// two runs, so there is no lock.
+// worker that finished last, and which workers are excluded for a while. The thread that calls `run` writes the
+// statistics between two runs, so there is no lock.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ class WorkerRecords {
 
   Part& part(int worker) { return parts_[size_t(worker)]; }
 
-  // Whether this worker is not excluded from a run that begins now.
+  // Whether this worker takes part in a run that begins now.
   bool takes_part(int worker, Nanoseconds now) const {
     return known_[size_t(worker)].out_until.load(std::memory_order_relaxed) <= now;
   }
@@ -102,9 +102,9 @@ class WorkerRecords {
   }
 
   static constexpr double kSlow = 2, kSlowest = 1000, kForgets = 0.99;
-  static constexpr double kPatience = 4, kCredit = 64;       // in typical runs
-  static constexpr int64_t kLookedAt = 8;                    // accounts one run in so many, and all that waited long
-  static constexpr Nanoseconds kLongest = int64_t(1) << 36;  // some 70 seconds; a thread at idle priority stops for two
+  static constexpr double kPatience = 4, kCredit = 64;  // in typical runs
+  static constexpr int64_t kLookedAt = 8;  // one run in this many is accounted, and every run that waited long
+  static constexpr Nanoseconds kLongest = int64_t(1) << 36;  // some 70 s; a thread with idle priority can pause for 2 s
 
   std::vector<Part> parts_;
   std::vector<Known> known_;

@@ -1,5 +1,5 @@
 """
-Kernels over quantized tensors. Use the ops of the backend, which explain errors before they arise here.
+Kernels for quantized tensors. Use the ops of the backend, which report errors in more detail.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ class CudaLost(RuntimeError):
 
 def cuda_architectures() -> str:
     """
-    Architectures this build has machine code for, as numbers in a line; empty: it has none.
+    Return the architectures with machine code in this build, separated by spaces; empty if there are none.
     """
 
 def cuda_laid_bytes(format: int, rows: int, k: int) -> int:
-    """Bytes of a weight on the device."""
+    """Return the size in bytes of a weight in device memory."""
 
 class CudaDevice:
     """
-    One GPU. CudaUnavailable, CudaOutOfMemory or CudaLost come from every method.
+    A GPU. Every method may raise CudaUnavailable, CudaOutOfMemory or CudaLost.
     """
 
     def __init__(self, library: str, number: int, code: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
@@ -40,7 +40,7 @@ class CudaDevice:
     def architecture(self) -> int: ...
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free and in all."""
+        """Return the free and the total bytes of device memory."""
 
     def allocate(self, size: int, zeroed: bool) -> int: ...
 
@@ -92,70 +92,70 @@ class CudaDevice:
     def softmax(self, x: int, rows: int, width: int) -> None: ...
 
 def cpu_features() -> list[str]:
-    """Instruction sets usable here, as names."""
+    """
+    Return the instruction sets that the CPU and the operating system support.
+    """
 
 def known_kernels() -> list[str]:
-    """Kernel families compiled in, best first."""
+    """Return the kernel families in this build, best first."""
 
 def available_kernels() -> list[str]:
-    """Kernel families this CPU runs, best first."""
+    """Return the kernel families that this CPU supports, best first."""
 
 def kernels() -> str:
-    """The kernel family in force."""
+    """Return the current kernel family."""
 
 def use_kernels(name: str) -> None:
-    """Puts a family in force; ValueError lists the choices."""
+    """Select a kernel family. Raises ValueError, which lists the choices."""
 
 def use_attention(variant: str) -> None:
-    """auto, vectors or tiles; ValueError lists the choices."""
+    """Select auto, vectors or tiles. Raises ValueError if unsupported."""
 
 def attention_variant() -> str:
-    """How many queries read a cache of bytes: by vectors or by tiles."""
+    """Return the method of attention for many queries: vectors or tiles."""
 
 def end_on_bus_errors(exit_code: int, line: str) -> None:
     """
-    A mapped file that vanishes ends the process with this code and this line on stderr.
+    If a mapped file can no longer be read, print the line to stderr and exit with the code.
     """
 
 def thread_count() -> int:
-    """Threads that share each operation."""
+    """Return the number of threads that share each operation."""
 
 def work_shares() -> list[int]:
     """
-    Work items that each thread has done since the pool was made; waits for running work.
+    Return the number of work items done by each thread since the pool was created. Waits for running work.
     """
 
 def set_thread_count(threads: int) -> None:
-    """Replaces the thread pool; waits for running work."""
+    """Replace the thread pool. Waits for running work."""
 
 def read_memory(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], places: int = 1) -> int:
     """
-    Reads every whole cache line once, on all threads, each in so many places at a time; the exclusive or of their 64-bit words.
+    Read each whole cache line once, on all threads; each thread reads from `places` positions alternately. Return the exclusive or of all 64-bit words.
     """
 
 def multiply_bytes(products: int) -> int:
     """
-    Makes at least so many byte products on all threads, from registers; how many it made.
+    Compute at least this many byte products on all threads, with operands in registers. Return their number.
     """
 
 class Program:
-    """Steps recorded once and replayed in one call without Python's lock."""
+    """Recorded steps, replayed in one call without the GIL."""
 
     def __init__(self) -> None: ...
 
     def __len__(self) -> int: ...
 
     def begin(self) -> None:
-        """
-        Operations called from this thread are recorded from here on instead of run.
-        """
+        """Record the operations called in this thread, instead of running them."""
 
     def end(self) -> None:
-        """Ends the recording."""
+        """Stop recording."""
 
     def run(self) -> None:
         """
-        Runs every step in order. ValueError where an array holds a row, position or block out of range.
+        Run the steps in order. Raises ValueError if an array contains a row, position or block out of range.
         """
 
 def embed_rows(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], format: int, rows: int, k: int, slab_stride: int, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
@@ -183,21 +183,21 @@ def argmax(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='
 def rope_table(frequency: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], factor: float, cosine: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sine: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
 
 def is_packed(format: int) -> bool:
-    """
-    Whether the family in force has kernels for packed weights of a format.
-    """
+    """Return whether the current kernels support packed weights of a format."""
 
 def packs_by_default() -> bool:
-    """Whether packed weights are slower nowhere in the family in force."""
+    """
+    Return whether packed weights are never slower with the current kernels.
+    """
 
 def packed_bytes(format: int, rows: int, k: int, slab_stride: int) -> int:
     """
-    Bytes of a packed weight with so many from slab to slab; of 64 rows at the most, those of a slab.
+    Return the size of a packed weight whose slabs begin slab_stride bytes apart; with up to 64 rows, of one slab.
     """
 
 def pack_weight(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], format: int, rows: int, k: int, slab_stride: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """
-    Packs a weight into slabs that begin slab_stride bytes after one another; leaves what lies between.
+    Pack a weight into slabs that begin slab_stride bytes apart. Bytes between slabs are not written.
     """
 
 def dequantize(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], format: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
