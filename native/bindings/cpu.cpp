@@ -176,9 +176,8 @@ NB_MODULE(_native, m) {
         return read_memory(thread_pool(), data.data(), int64_t(data.size()), places);
       },
       exact("data"), nb::arg("places") = 1,
-      "Read each whole cache line once, on all threads; each thread reads from `places` positions alternately. Return "
-      "the "
-      "exclusive or of all 64-bit words.");
+      "Read each whole cache line once, on all threads; each thread reads from `places` positions alternately. "
+      "Return the exclusive or of all 64-bit words.");
   m.def(
       "multiply_bytes",
       [](int64_t products) {

@@ -98,7 +98,7 @@ LANES_DEVICE float score_of(const Attend& t, const TileOfHead& here, const uint3
     sum = __dp4a(int(group_levels(keys, bits, t.key_levels, group, kTile, j)), int(x[group]), sum);
   return j < count ? __fmul_rn(__int2float_rn(sum), unit) : -1e30f;
 }
-// The largest score, computed by a warp in the order of the virtual vector, so that NaN has the same effect as there.
+// The largest score, computed by a warp in the order of the virtual vector, so that NaN has the same effect.
 LANES_DEVICE float top_of(const float* scores, int count, int lane) {
   float peak = -1e30f;
   for (int v = 0; v < (count + 15) / 16; v++) {

@@ -63,7 +63,7 @@ class Device {
   void capture_drop() noexcept;
   void run_graph(Handle graph);
   void free_graph(Handle graph) noexcept;
-  // Incremented when scratch memory moves, to which graphs captured earlier point.
+  // Incremented when scratch memory moves, because graphs captured earlier point to the old address.
   uint64_t scratch_moves() const { return scratch_moves_; }
 
  private:

@@ -1,5 +1,5 @@
-// The functions of the GPU driver's library that are used. The library is opened at run time. Neither headers of the
-// vendor nor a runtime library are needed: names, numbers and signatures are those of the driver's stable interface.
+// The functions of the GPU driver's library that are used. The library is opened at run time. No vendor headers and no
+// runtime library are needed: names, numbers and signatures are those of the driver's stable interface.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@
 namespace qtensor {
 namespace cuda {
 
-// The device cannot be used, now or later: there is no library, it is too old, or there is no device or no machine code
-// for it.
+// The device cannot be used, now or later: the library is missing or too old, or there is no device, or no machine code
+// for the device.
 struct Unavailable : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// The device has not enough memory. Other work is not affected.
+// The device does not have enough memory. Other work is not affected.
 struct OutOfMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

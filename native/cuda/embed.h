@@ -1,4 +1,4 @@
-// Dequantization of rows of weights, for embeddings: a thread block per row, of which each thread computes some values.
+// Dequantization of rows of weights, for embeddings: a thread block per row. Each thread computes some of its values.
 #pragma once
 
 #include "cuda/unpacked_blocks.h"

@@ -10,7 +10,8 @@
 
 #if defined(__CUDACC__)
 
-// `threads` per thread block; `blocks` thread blocks must fit a multiprocessor at a time, which limits the registers.
+// `threads` per thread block; `blocks` thread blocks must fit on a multiprocessor at a time, which limits the
+// registers.
 #define LANES_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define LANES_DEVICE __device__ __forceinline__
 #define LANES_SHARED(name) extern __shared__ __align__(16) uint8_t name[]

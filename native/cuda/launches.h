@@ -1,7 +1,7 @@
 // Operations as launches: selects the kernel, the number of threads and the size of shared memory. Written once for any
 // device: a GPU or, in tests, the emulation of emulated_lanes.h. A device has
 //   launch(QTENSOR_KERNEL(name), Grid, threads, shared_bytes, arguments)   one struct of arguments to a kernel
-//   scratch(use, bytes)                                                    memory that is kept, 256 to each alignment
+//   scratch(use, bytes)                                                    memory that is kept, aligned to 256 bytes
 //   grids()                                                                kGrids in memory of the device
 // Pointers are addresses of the device. Callers have checked all sizes.
 #pragma once
@@ -72,8 +72,8 @@ void launch_quantize_by_32(Device& device, const float* x, int64_t m, int64_t k,
     device.launch(QTENSOR_KERNEL(large_m_##name), large, kLargeMThreads, size_t(kLargeMSharedBytes), t); \
   return;
 
-// y[j][n] = row n of the weight times column j. x are floats for float weights, else the output of launch_quantize or
-// launch_quantize_by_32.
+// y[j][n] = row n of the weight times column j. x contains floats for float weights, otherwise the output of
+// launch_quantize or launch_quantize_by_32.
 template <class Device>
 void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t m, float* y, int64_t y_stride) {
   if (is_float(w.format)) {
@@ -127,7 +127,7 @@ void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t 
 
 // Whether launch_one_row can be used: for parts of one quantized format with the same single row, which is not the
 // output of any part.
-constexpr int64_t kMostNormedK = 16384;  // the row must fit shared memory
+constexpr int64_t kMostNormedK = 16384;  // the row must fit in shared memory
 static inline bool one_row_serves(Format format, int64_t m, int64_t k, bool normed) {
   const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);
   return m == 1 && !is_float(format) && k % kSubBlock == 0 && (!normed || k <= kMostNormedK) &&

@@ -1,5 +1,5 @@
 // The layout of weights on the device. Blocks whose loads are aligned keep the layout of the file. Others are split:
-// first the levels of all blocks of a row, with the bytes among them, then the halves, so that all loads are aligned.
+// first all blocks of a row without d and m, then d and m of all blocks, so that all loads are aligned.
 #pragma once
 
 #include <cstdint>

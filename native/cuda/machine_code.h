@@ -11,7 +11,7 @@ namespace cuda {
 struct MachineCode {
   const uint8_t* data;  // null if this build has none
   size_t bytes;
-  int oldest_driver;          // that can load it, in the drivers' numbering: 1000 * major + 10 * minor
+  int oldest_driver;          // oldest driver that can load it, numbered 1000 * major + 10 * minor
   std::string architectures;  // those included, such as "80 86 89"; for later ones, the driver compiles the kernels
 };
 MachineCode machine_code();

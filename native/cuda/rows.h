@@ -96,7 +96,7 @@ LANES_KERNEL(kQuantizeThreads, 8) quantize_by_32(const QuantizeBy32 t) {
 }
 
 // Adds the squares of x[l], x[l + 16], ... to lane l of the virtual vector. On the CPU, lanes beyond the end compute
-// fma(0, 0, sum). sum is never -0, so omitting this gives the same bits.
+// fma(0, 0, sum). The sum is never -0, so the result is the same without it.
 LANES_DEVICE float add_squares(float sum, const float* x, int n, int lane) {
   int i = lane % 16;
   for (; i + 240 < n; i += 256) {  // sixteen loads in flight, one chain

@@ -5,7 +5,7 @@
 // earlier step runs between them, from a scratch copy of its tiles.
 //
 // The eight weight tiles of an N tile are multiplied with a block before the next block begins, so that the activations
-// of a block are read from L3 once for all of them. Two of the eight are unpacked at a time, because two fit L1.
+// of a block are read from L3 once for all of them. Two of the eight are unpacked at a time, because two fit in L1.
 #pragma once
 
 #include <immintrin.h>
@@ -30,7 +30,7 @@ struct LargeMScratch {
   // followed by the sums so far: n_tile_product's acc
 };
 
-// The step of a last M tile without a second one.
+// The step of a last M tile that has no second one.
 template <class Planes>
 inline void single_step(const WeightTile& rows, PackedTiles x, StepSums& sums) {
   before_tile_loads();
@@ -81,7 +81,7 @@ inline __attribute__((always_inline)) void weight_tile_step(const WeightTile& ro
         _tile_stored(2, before->low[0], 64);
         _tile_stored(3, before->low[1], 64);
       }
-      before_tile_loads();  // gcc does not know either that tile stores write memory
+      before_tile_loads();  // gcc also does not know that tile stores write memory
       _tile_zero(2);
       _tile_zero(3);
     }
@@ -97,7 +97,7 @@ inline __attribute__((always_inline)) void weight_tile_step(const WeightTile& ro
   if (Planes::has_min) _tile_stored(7, mins[1], 64);
 }
 
-// Unpacks one block of sixteen rows, of which the first is at `weight`.
+// Unpacks one block of sixteen rows; the first row is at `weight`.
 template <class Planes>
 inline void unpack_rows(const uint8_t* weight, int64_t row_bytes, WeightTile& to) {
   for (int row = 0; row < 16; row += 4) {

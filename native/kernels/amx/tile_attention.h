@@ -2,8 +2,8 @@
 //
 // The cache has the layout of a B operand, keys [dim / 4][128 positions][4] and values [128 / 4][dim][4], and tiles are
 // loaded from it. Queries are signed bytes. The weights of values, 15 bits, are two planes of unsigned bytes. Between
-// the products, each query's float steps are those of TileSteps in the same order, but numbers of which each query has
-// one are computed for sixteen queries in one register. A block of four tiles of sums is processed while the products
+// the products, each query's float steps are those of TileSteps in the same order, but a number that each query has
+// once is computed for sixteen queries in one register. A block of four tiles of sums is processed while the products
 // of the next one run.
 #pragma once
 
@@ -163,8 +163,8 @@ inline void raise_powers(TileQueries& w, const ByteScratch& s, int64_t queries, 
   }
 }
 
-// Converts these to two planes of bytes, and computes the sum of each query's weights by lanes. Scales are never
-// negative, so weights are not either. If the largest weight is NaN, packing turns NaN into zeros.
+// Converts the scaled powers to two planes of bytes, and computes the sum of each query's weights by lanes. Scales are
+// never negative, so weights are not either. If the largest weight is NaN, packing turns NaN into zeros.
 inline void lay_planes(TileQueries& w, int64_t queries, int64_t laid) {
   const __m512i low_byte = _mm512_set1_epi16(255), ones = _mm512_set1_epi16(1);
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

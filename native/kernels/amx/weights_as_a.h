@@ -1,6 +1,6 @@
 // Operands of tiles: K-quant weights as two exact byte planes, packed 8-bit activations, and mins.
 //
-// A weight's integer q*sc does not fit a byte, so it is split as high * 2^shift + low into two byte planes. Both are
+// A weight's integer q*sc does not fit in a byte, so it is split as high * 2^shift + low into two byte planes. Both are
 // multiplied exactly and joined as integers, which gives the same sum as the vector kernels. Each format has its own
 // way to compute the planes (see below). Weights are the A operand, 16 rows of 64 values; activations are packed
 // beforehand as B, [k/4][16 batch rows][4 bytes].
@@ -134,7 +134,7 @@ constexpr ScaleOrders kScaleOrders;
 // One block of four rows, which are `stride` bytes apart.
 struct FourBlocks {
   const uint8_t* first;
-  int64_t stride, stride3;  // stride3 is 3 * stride, so that a row's address fits an instruction
+  int64_t stride, stride3;  // stride3 is 3 * stride, so that a row's address fits in an instruction
   const uint8_t* at(int r) const { return first + (r == 3 ? stride3 : r * stride); }
 };
 

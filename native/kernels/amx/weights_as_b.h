@@ -89,7 +89,7 @@ inline __m512i every_dword(int a, int b, int c, int d) {  // a shuffle of bytes 
 // One block of sixteen rows, which are `stride` bytes apart.
 struct SixteenBlocks {
   const uint8_t* group[4];  // rows 0, 4, 8 and 12
-  int64_t stride, stride3;  // stride3 is 3 * stride, so that a row's address fits an instruction
+  int64_t stride, stride3;  // stride3 is 3 * stride, so that a row's address fits in an instruction
 
   // Sixteen bytes of rows m, 4 + m, 8 + m and 12 + m.
   QTENSOR_INLINE __m512i four_rows(int m, int64_t at) const {

@@ -1,6 +1,6 @@
 // Eight batch rows in the lanes of one ymm register: see kernels/portable/batch_lanes.h. Sums of two adjacent products
-// are summed in 16 bits for as many steps as surely fit, then multiplied by their scale in vpmaddwd. AVX-VNNI sums in
-// 32 bits.
+// are accumulated in 16 bits for as many steps as always fit, then multiplied by their scale in vpmaddwd. AVX-VNNI
+// accumulates in 32 bits.
 #pragma once
 
 #include <immintrin.h>
@@ -33,7 +33,7 @@ struct BatchLanes256 {
   template <class Rows>
   static constexpr int64_t tile_bytes = sizeof(PackedBatch);
 
-  // Four rows share the loaded activations if there are few scales. With many, only two rows' totals fit registers.
+  // Four rows share the loaded activations if there are few scales. With many, only two rows' totals fit in registers.
   template <class Rows, int GROUPS, int TILES>
   static void block(const RowBlocks* rows, const PackedBatch* x, float* acc) {
     constexpr int together = Rows::group == 32 ? 4 : 2;
@@ -53,7 +53,7 @@ struct BatchLanes256 {
   // ROWS rows with the first eight batch rows of a tile (HALVES = 1), or with all sixteen.
   template <class Rows, int ROWS, int HALVES>
   static QTENSOR_INLINE void some_rows(const RowBlocks& rows, int row, const PackedBatch& x, float* acc) {
-    constexpr int fit = 32767 / (2 * Rows::largest * 127);  // how many vpmaddubsw results fit 16 bits
+    constexpr int fit = 32767 / (2 * Rows::largest * 127);  // how many vpmaddubsw results fit in 16 bits
     constexpr int steps = kDwordSums ? Rows::group / 4 : fit >= 8 && Rows::group == 32 ? 8 : fit >= 4 ? 4 : 2;
     static_assert(fit >= 2 && Rows::group / 4 % steps == 0);
     __m256i total[ROWS][HALVES];

@@ -20,7 +20,7 @@ using Words = __m256i;
 constexpr int kWordBytes = 32, kDotVectors = 2;
 constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
 // Time of one group of a block of kBlockLanes lanes, for four queries, in the units of fetch_ahead.h.
-constexpr uint32_t kScoreGroupTime = 7, kValueGroupTime = kScoreGroupTime;  // equal, as both have words as lanes
+constexpr uint32_t kScoreGroupTime = 7, kValueGroupTime = kScoreGroupTime;  // equal, because all lanes are words
 
 inline Words w_load(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 inline void w_store(void* p, Words a) { _mm256_storeu_si256((__m256i*)p, a); }
@@ -42,7 +42,7 @@ template <int BITS>
 inline Words w_left(Words a) {
   return _mm256_slli_epi16(a, BITS);
 }
-// A table of sixteen levels plus 128; SIGNED: of the levels.
+// A table of sixteen levels plus 128, or of the levels themselves if SIGNED.
 template <bool SIGNED>
 inline Words w_table(const uint8_t* sixteen) {
   const Words all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)sixteen));

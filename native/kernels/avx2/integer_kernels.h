@@ -1,5 +1,5 @@
-// K-quant dot products with AVX2: vpmaddubsw computes sums of two products, which fit 16 bits for all formats here, and
-// vpmaddwd or vpdpwssd multiplies them by the scale of their sub-block. All operations are exact.
+// K-quant dot products with AVX2: vpmaddubsw computes sums of two products, which fit in 16 bits for all formats here,
+// and vpmaddwd or vpdpwssd multiplies them by the scale of their sub-block. All operations are exact.
 #pragma once
 
 #include <immintrin.h>
@@ -18,7 +18,7 @@ namespace {
 inline __m256i dot_u8_s8(__m256i u, __m256i s) { return add_byte_products(_mm256_setzero_si256(), u, s); }
 
 // A format provides pair<C>, which unpacks two sub-blocks, and scale<J>, the 16-bit scales of sub-block J in the lanes
-// of its products. Sub-blocks are multiplied as they are unpacked, because a block does not fit sixteen registers.
+// of its products. Sub-blocks are multiplied as they are unpacked, because a block does not fit in sixteen registers.
 template <class Quant, int C, int M>
 QTENSOR_INLINE void add_pair(const uint8_t* block, const typename Quant::Scales& scales, const BlockQ8K* x,
                              int64_t stride, __m256i (&sum)[M]) {

@@ -68,7 +68,7 @@ QTENSOR_INLINE void store_dwords(__m256i before, __m256i v, uint8_t* halves, uin
   if constexpr (kHalf >= 0) store_lower_words(halves + 2 * kGroupRows * kHalf, dwords_before<BEFORE>(before, v));
   if constexpr (BEFORE > 0) store_dwords<P, AT, BEFORE - 1>(before, v, halves, lines);
 }
-// Packs from byte DONE on. Each four dwords of eight rows prefetch one line, half of the lines of a later group.
+// Packs from byte DONE on. For each four dwords of eight rows, one line is prefetched: in all, half of a later group.
 template <class P, int DONE = 0>
 QTENSOR_INLINE void pack_from(const uint8_t* rows, int64_t row_bytes, const uint8_t* later, __m256i before,
                               uint8_t* halves, uint8_t* lines) {

@@ -27,7 +27,7 @@ QTENSOR_INLINE __m256i add_word_products(__m256i sum, __m256i a, __m256i b) {
 #else
 constexpr bool kDwordSums = false;
 
-// As above, but the sum of two products must fit a word.
+// As above, but the sum of two products must fit in a word.
 QTENSOR_INLINE __m256i add_byte_products(__m256i sum, __m256i u, __m256i s) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
 }
@@ -36,7 +36,8 @@ QTENSOR_INLINE __m256i add_word_products(__m256i sum, __m256i a, __m256i b) {
 }
 #endif
 
-// Sums of products of unsigned bytes, as dwords or words. The scale of a sum is a dword, or is in both words of one.
+// Sums of products of unsigned bytes, as dwords or words. The scale of a sum is a dword, or is in both words of a
+// dword.
 QTENSOR_INLINE __m256i add_to_sums(__m256i sum, __m256i u, __m256i s) {
   return kDwordSums ? add_byte_products(sum, u, s) : _mm256_add_epi16(sum, _mm256_maddubs_epi16(u, s));
 }

@@ -1,7 +1,7 @@
 // Products of packed K-quants (packed_weights.h): eight rows of the weight are the lanes, and batch rows are broadcast,
 // four bytes at a time. A line of 32 rows is four registers, which share each broadcast. Sums of two adjacent products
-// are summed in words for as many steps as surely fit, then multiplied by their scale in vpmaddwd; AVX-VNNI sums in
-// dwords.
+// are accumulated in words for as many steps as always fit, then multiplied by their scale in vpmaddwd; AVX-VNNI
+// accumulates in dwords.
 //
 // Sixteen registers hold eight or twelve sums: with one batch row, those of A and B of a whole line; with two batch
 // rows, those of A first, then those of B; with three to six batch rows, those of half a line.
@@ -140,7 +140,7 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
 };
 
 template <class Block>
-struct SlabPairs;  // `steps`: how many fours fit a sum of words; `alike`: all pairs are unpacked by the same code
+struct SlabPairs;  // `steps`: how many fours fit in a sum of words; `alike`: all pairs are unpacked by the same code
 template <>
 struct SlabPairs<BlockQ4_K> : SlabWithMins {
   static constexpr bool alike = true, keeps_apart = false;
@@ -169,8 +169,8 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
     return _mm256_or_si256(bits_of(_mm256_srli_epi16(v.low, 4), 15), bits_of(moved(v.high, 2 * pair + 1, 4), 16));
   }
 };
-// A is sixteen values, and B those 64 farther. Sums begin at -32 times those of their activations, so that they fit a
-// word: 32 * 127 * 8 = 32,512.
+// A is sixteen values, and B the sixteen values 64 positions later. Sums begin at -32 times the sums of their
+// activations, so that they fit in a word: 32 * 127 * 8 = 32,512.
 template <>
 struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   static constexpr int pairs = 8, fours = 4, steps = 4;

@@ -1,6 +1,6 @@
 // Products of packed weights whose sums of 32 are scaled one by one: blocks of 32 as floats, IQ4_XS as integers. A is
 // values 0 to 15 of 32, and B the others. Sums of unsigned values are words; with five bits, they are kept small by
-// beginning at a negative value. Signed values transfer their signs to the activations, and their sums fit words for
+// beginning at a negative value. Signed values transfer their signs to the activations, and their sums fit in words for
 // one step only. AVX-VNNI sums all of them as dwords.
 #pragma once
 
@@ -147,7 +147,7 @@ struct NibblesOfLevels : Nibbles<FIRST, 4> {
 };
 
 // `middle` must be subtracted from the stored values. Sums of words begin at -`from` times the sums of the activations,
-// sums of dwords at -`middle` times those.
+// and sums of dwords at -`middle` times the sums of the activations.
 template <>
 struct SlabPairs<BlockQ8_0> : SlabOf32 {
   using Products = SignedProducts;

@@ -55,8 +55,8 @@ constexpr Slabs kSlabs{matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>};
 Slabs slabs(Format format, int64_t) {
   return with_packing(format, []<class Block>(Block) { return kSlabs<Block>; }, [] { return Slabs(); });
 }
-// Other formats and sizes are faster otherwise: with few batch rows by four rows together, with many by tiles (Q4_K and
-// Q5_K; with dword sums, also Q6_K).
+// Other formats and sizes are faster with other kernels: few batch rows with four rows together, many batch rows with
+// tiles (Q4_K and Q5_K; with dword sums, also Q6_K).
 Slabs slabs_of_rows(Format format, int64_t m) {
   if (format == Format::MXFP4) return kSlabs<BlockMXFP4>;
   const bool from_few = format == Format::IQ4_XS || (format == Format::Q6_K && !kDwordSums);

@@ -1,6 +1,6 @@
 // Tiles of weights in blocks of 32: sixteen batch rows in the lanes of one zmm register, see
 // kernels/portable/batch_lanes.h. A block's sum is scaled when it is complete. In formats without mins, weights are
-// unsigned bytes with 128 added, so sums begin at -128 times those of their activations.
+// unsigned bytes with 128 added, so sums begin at -128 times the sums of their activations.
 #pragma once
 
 #include <immintrin.h>

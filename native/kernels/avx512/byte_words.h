@@ -40,7 +40,7 @@ template <int BITS>
 inline Words w_lower_bits(Words a, Words b) {
   return _mm512_ternarylogic_epi32(a, b, w_bytes((1 << BITS) - 1), 0xe4);
 }
-// A table of sixteen levels plus 128; SIGNED: of the levels.
+// A table of sixteen levels plus 128, or of the levels themselves if SIGNED.
 template <bool SIGNED>
 inline Words w_table(const uint8_t* sixteen) {
   const Words all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)sixteen));

@@ -1,4 +1,4 @@
-// Blocks of 256 whose values and scales are so small that their products fit a byte: Q2_K (3 * 15) and Q3_K (-4..3
+// Blocks of 256 whose values and scales are so small that their products fit in a byte: Q2_K (3 * 15) and Q3_K (-4..3
 // times -32..31). A shuffle looks up each value's product in the table of its group, so that a whole block is one sum
 // of bytes without scales.
 #pragma once

@@ -36,7 +36,7 @@ inline __m128i reduce_lanes(__m512i a) {
 }
 inline __m512i sums_of(const int16_t* eight) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)eight)); }
 
-// Words 0..7 of lane `row`, each four times, in the order that vpackssdw gives the sums of 64 weights. `pattern`
+// Words 0..7 of lane `row`, each four times, in the order of the sums of 64 weights after vpackssdw. `pattern`
 // selects the word of each four.
 inline __m512i spread_scales(__m512i words, int row, __m512i pattern) {
   return _mm512_permutexvar_epi16(_mm512_add_epi16(pattern, _mm512_set1_epi16(short(8 * row))), words);

@@ -275,7 +275,7 @@ inline void grid_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row
   __m128 acc[M];
   for (int j = 0; j < M; j++) acc[j] = _mm_setzero_ps();
   const __m512i zero = _mm512_setzero_si512();
-  // the order that vpackssdw gives the sums of sixteen values
+  // the order of the sums of sixteen values after vpackssdw
   const __m512i first =
       _mm512_setr_epi64(0x0000000000000000, 0x0004000400040004, 0x0001000100010001, 0x0005000500050005,
                         0x0002000200020002, 0x0006000600060006, 0x0003000300030003, 0x0007000700070007);
@@ -300,7 +300,7 @@ inline void grid_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row
         for (int c = 0; c < 4; c++) {
           __m512i bytes = _mm512_load_si512(xb.q + 64 * c);
           if constexpr (Format::offset == 0) bytes = _mm512_mask_sub_epi8(bytes, w.negative[c], zero, bytes);
-          dot[c] = _mm512_dpbusd_epi32(zero, w.q[c], bytes);  // at most 4 * 62 * 127: fits 16 bits
+          dot[c] = _mm512_dpbusd_epi32(zero, w.q[c], bytes);  // at most 4 * 62 * 127: fits in 16 bits
         }
         if constexpr (Format::offset != 0) {
           const __m256i sums = _mm256_load_si256((const __m256i*)xb.sums16);

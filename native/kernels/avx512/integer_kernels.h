@@ -1,5 +1,5 @@
 // K-quant dot products with AVX-512 VNNI. One vpdpbusd multiplies 64 weights with 64 activations. Two results, whose
-// lanes fit 16 bits, are packed and multiplied by their sub-block scales in one vpdpwssd. All operations are exact.
+// lanes fit in 16 bits, are packed and multiplied by their sub-block scales in one vpdpwssd. All operations are exact.
 #pragma once
 
 #include <immintrin.h>
@@ -14,7 +14,7 @@
 namespace qtensor {
 namespace {
 
-// Forces the value into a register. Otherwise gcc loads a value that is used twice from memory twice.
+// Forces the value into a register. Otherwise, if a value is used twice, gcc loads it from memory twice.
 inline void in_register(__m512i& value) { __asm__("" : "+v"(value)); }
 
 inline __m256i dot_u8_s8(__m256i u, __m256i s) { return _mm256_dpbusd_epi32(_mm256_setzero_si256(), u, s); }
@@ -38,7 +38,7 @@ struct KQuant512 {
   static constexpr bool can_split = false;
   struct Unpacked {
     __m512i q[4];      // weights 64i .. 64i+63 as unsigned bytes
-    __m512i scale[2];  // words in the order that vpackssdw gives the sums of q[0], q[1] and of q[2], q[3]
+    __m512i scale[2];  // words in the order of the sums of q[0], q[1] and of q[2], q[3] after vpackssdw
     __m128i min;       // eight 16-bit mins
     __m512i start;     // the value at which the sum begins
   };

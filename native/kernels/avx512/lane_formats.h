@@ -29,8 +29,8 @@ struct alignas(64) LaneRows {
 };
 
 // One block of a batch row, with values as [pair][four of a group][A, B][4]. `largest` is the largest sum of magnitudes
-// in a group, of up to sixteen batch rows that were packed together; for weights with mins, plus the magnitude of the
-// group's sum.
+// in a group, among up to sixteen batch rows that were packed together. For weights with mins, the magnitude of the
+// group's sum is added.
 struct alignas(64) LaneBatchSums {
   int8_t q[256];
   int16_t sums32[8];

@@ -1,4 +1,4 @@
-// Four rows of IQ4_XS with one to four batch rows, with VNNI. Levels times scales do not fit a byte. Therefore each
+// Four rows of IQ4_XS with one to four batch rows, with VNNI. Levels times scales do not fit in a byte. Therefore each
 // 128-bit lane holds a sub-block of 32, with values 0..15 in one register and 16..31 in another, and one multiplication
 // scales the sums of four sub-blocks of four rows.
 #pragma once

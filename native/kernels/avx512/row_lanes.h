@@ -2,7 +2,7 @@
 // so no batch row is padded. lane_formats.h unpacks blocks.
 //
 // The sums of A and of B are packed to words, and one vpdpwssd multiplies them with both scales. The magnitudes of a
-// group's activations show whether its sum fits a word. If it might not, eight products are summed at a time, which
+// group's activations show whether its sum fits in a word. If it might not, eight products are summed at a time, which
 // always fit (31 * 8 * 127 = 31,496, and 32 * 8 * 127 = 32,512 with the offset). Both ways give the same integers.
 #pragma once
 
@@ -24,12 +24,12 @@ inline __m512i qword_to_all(const void* from) {
   return _mm512_set1_epi64(value);
 }
 
-// The number of batch rows that share the registers: two sums and a total each. The first batch rows also unpack the
-// block; if others follow, they are at most kMostBeside.
+// The number of batch rows that share the registers: two sums and a total each. The first pass also unpacks the
+// block; if other passes follow, it has at most kMostBeside batch rows.
 constexpr int kMostTogether = 8, kMostBeside = 6;
 
-// Memory is prefetched in sixteen places, a few blocks ahead in each row, and beyond its end in the row that follows
-// there. Some lines are prefetched twice, because a branch on the end of a line would be mispredicted.
+// Memory is prefetched in sixteen places, a few blocks ahead in each row, and beyond the end of a row in the next row
+// of this place. Some lines are prefetched twice, because a branch on the end of a line would be mispredicted.
 constexpr int64_t kLaneBlocksAhead = 4;
 
 struct LaneBlock {

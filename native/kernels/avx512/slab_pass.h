@@ -1,7 +1,7 @@
 // Products of packed K-quants (packed_weights.h): sixteen rows of the weight are the lanes, and batch rows are
 // broadcast, four bytes at a time. Nothing is permuted and no sum is reduced.
 //
-// B's values may be in upper bits of their bytes. Magnitudes of the activations show whether all sums fit words. If
+// B's values may be in upper bits of their bytes. Magnitudes of the activations show whether all sums fit in words. If
 // they do, one vpdpwssd multiplies the sums of A and B with their scales; else they are multiplied as dwords. Both ways
 // give the same integers.
 #pragma once
@@ -26,7 +26,7 @@ struct alignas(64) SlabBatchBlock {
   int32_t start[16];  // for Q6_K: -32 times the sums of sixteen
   int16_t sums32[8];
   float d;
-  int32_t largest16, largest32;  // largest sums of magnitudes: of 16 values, and of those with one sign of 32
+  int32_t largest16, largest32;  // largest sums of magnitudes: of 16 values, and of values with equal signs among 32
 };
 static_assert(sizeof(SlabBatchBlock) == 384);
 
@@ -147,7 +147,8 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
                                   moved(fifth, 2 * pair + 1, 7), _mm512_set1_epi8(char(0x80)), 0xf8);
   }
 };
-// A is sixteen values, and B those 64 farther. Sums begin at -32 times those of their activations.
+// A is sixteen values, and B the sixteen values 64 positions later. Sums begin at -32 times the sums of their
+// activations.
 template <>
 struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   static constexpr int pairs = 8, fours = 4, shift = 0, largest = 32;
@@ -213,7 +214,7 @@ QTENSOR_INLINE void add_products(__m512i& first, __m512i& second, const __m512i 
 }
 
 // acc[g][j] = fma(f, d of batch row j, acc[g][j]) for M batch rows, where acc is [j][half][16 rows] of a slab.
-// FITS: all sums fit words.
+// FITS: all sums fit in words.
 template <class Block, int M, bool FITS, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
@@ -287,7 +288,7 @@ QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBloc
     }
 }
 
-// Multiplies M batch rows; the sums of magnitudes show whether all sums fit words.
+// Multiplies M batch rows; the sums of magnitudes show whether all sums fit in words.
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;

@@ -21,8 +21,8 @@
 namespace qtensor {
 namespace {
 
-// A format: place(k), the position of value k, of which eight are adjacent; `scaled`, whether bytes include their
-// scale; and `scales`, the number of scales of a sub-block. Products are compiled once for each Layout, which formats
+// A format: place(k), the position of value k (eight values are adjacent); `scaled`, whether bytes include their scale;
+// and `scales`, the number of scales of a sub-block. Products are compiled once for each Layout, which formats
 // may share.
 template <class Block>
 struct Rows256 : Folded<Block> {

@@ -84,7 +84,7 @@ inline V16 v_max_magnitude(V16 a, V16 b) {
 inline V16 v_one_above(V16 a, V16 b) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), _mm512_set1_ps(1.0f));
 }
-// Four times sixteen numbers to 64 bytes, in registers, because a wide load of recent narrower stores has to wait.
+// Converts four times sixteen numbers to 64 bytes in registers, because a wide load would wait for narrower stores.
 inline __m512i v_bytes_of(const V16* v, V16 scale) {
   __m512i whole[4];
   for (int i = 0; i < 4; i++) whole[i] = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], scale));

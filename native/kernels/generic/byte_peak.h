@@ -1,5 +1,5 @@
 // The rate of byte products of a family's instructions without memory accesses: an upper limit for its matrix kernels.
-// The bytes are random, because zeros run at a higher clock frequency.
+// The bytes are random, because processors run at a higher clock frequency with zeros.
 #pragma once
 
 #include <cstdint>

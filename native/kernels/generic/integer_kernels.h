@@ -1,4 +1,4 @@
-// Dot products of quantized blocks in plain, readable C++: the oracle of the other instruction sets.
+// Dot products of quantized blocks in plain, readable C++: the reference for the other instruction sets.
 #pragma once
 
 #include <cstdint>

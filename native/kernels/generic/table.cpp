@@ -1,4 +1,4 @@
-// Kernels for any CPU, and the bit oracle of all others.
+// Kernels for any CPU, and the bit-exact reference for all others.
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"

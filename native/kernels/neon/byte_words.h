@@ -109,7 +109,7 @@ struct DotSums<int16_t, QUERIES, VECTORS> {
       }
     }
   }
-  QTENSOR_INLINE Words total(int i, int v) const {  // modulo 2^32, which the exact sum fits
+  QTENSOR_INLINE Words total(int i, int v) const {  // modulo 2^32; the exact sum fits
     const uint32x4_t all = vaddq_u32(low[i][v], vshlq_n_u32(high[i][v], 8));
     return vreinterpretq_u8_u32(vaddq_u32(all, vdupq_n_u32(begin[i])));
   }

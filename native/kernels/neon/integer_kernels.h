@@ -103,7 +103,7 @@ QTENSOR_INLINE void add_pair(const uint8_t* const* place, const FourBlocks<Quant
 
 template <class Quant>
 struct KQuantRows {
-  static constexpr int most_batch = 2;  // with four, sums and scales do not fit the registers
+  static constexpr int most_batch = 2;  // with four, sums and scales do not fit in the registers
   template <int M>
   static void rows(const MatmulTask& t, int64_t row, int rows, int64_t batch_row) {
     const int64_t blocks = t.blocks_per_row;

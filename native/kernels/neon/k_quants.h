@@ -1,5 +1,5 @@
-// The values of K-quants for sdot, which adds four products of signed bytes in each lane. The values fit signed bytes,
-// 0..15, 0..31 and 0..63, so no operand must be converted.
+// The values of K-quants for sdot, which adds four products of signed bytes in each lane. The values fit in signed
+// bytes, 0..15, 0..31 and 0..63, so no operand must be converted.
 #pragma once
 
 #include <arm_neon.h>

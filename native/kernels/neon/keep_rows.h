@@ -56,8 +56,8 @@ QTENSOR_INLINE void keep_scales(SlabPass<Block>& t, int part, const uint8_t* con
   }
 }
 
-// Unpacks the block at `from` of up to 32 rows and prefetches half of a later group. Others than the `rows` that exist
-// are replaced by the first one.
+// Unpacks the block at `from` of 32 rows and prefetches half of a later group. If there are only `rows` rows, the
+// others are replaced by the first one.
 template <class Block>
 __attribute__((noinline)) void keep_rows(SlabPass<Block>& __restrict t, const uint8_t* __restrict from, int64_t rows,
                                          int64_t row_bytes, const uint8_t* later) {

@@ -13,7 +13,7 @@ namespace qtensor {
 namespace {
 
 // Returns `place`, which the compiler cannot use before `sum` has been computed. Otherwise gcc loads and unpacks all
-// rows at once and keeps on the stack what does not fit the registers.
+// rows at once and keeps on the stack what does not fit in the registers.
 template <class T>
 QTENSOR_INLINE const T* after(const T* place, int32x4_t sum) {
   __asm__("" : "+r"(place) : "w"(sum));

@@ -60,7 +60,8 @@ struct KeptSums {
     for (auto& pair : sum)
       for (auto& rows : pair) rows[0] = rows[1] = vdupq_n_s32(0);
   }
-  // Adds the products of eight values. `x`: batch rows in pairs; `last`: the first batch row, for one without another.
+  // Adds the products of eight values. `x`: batch rows in pairs; `last`: not in pairs, for a last batch row without
+  // a partner.
   template <int I>
   QTENSOR_INLINE void add(const int8_t*& w, const int8_t* x, const int8_t* last) {
     int8x16_t two[kPairs];
@@ -153,8 +154,8 @@ template <class Batch>
 constexpr SlabPacking kSlabPacking{sizeof(SlabBatchBlock), pack_slab_batch_row};
 
 QTENSOR_INLINE uint8x16_t line(const uint8_t* lines, int u) { return vld1q_u8(lines + kLineBytes * u); }
-// A row in the order of the file, in place of lines: sixteen bytes, of which line u has the first four. Where a step
-// takes four values of each of four rows from lines, it takes sixteen of one row from these.
+// A row in the order of the file, used in place of lines. A load of line u returns sixteen bytes of the row, beginning
+// with the four that line u has. So a step takes sixteen values of one row instead of four values of each of four rows.
 template <class Block>
 struct RowLines {
   const uint8_t* at;
@@ -214,7 +215,7 @@ struct SlabOfIntegers {
     return vfmaq_n_f32(acc, vmulq_f32(as_floats<FRACTION>(total), h.d), x.d);
   }
 };
-// A step multiplies sixteen values that begin at a(step), and those `apart` values farther.
+// A step multiplies the sixteen values that begin at a(step), and the sixteen values `apart` later.
 struct SlabWithMins : SlabOfIntegers<32> {
   static constexpr int apart = 32;
   static constexpr int a(int step) { return 64 * (step / 2) + 16 * (step % 2); }
@@ -300,7 +301,7 @@ template <class T>
 QTENSOR_INLINE void in_memory(T& value) {
   __asm__("" : "+m"(value));
 }
-// Like ask, but an instruction shorter.
+// Like ask, but one instruction shorter.
 template <class Pass>
 QTENSOR_INLINE void prefetch(const Pass& t, int share) {
   const uint8_t* at = t.later + 64 * t.asked * share;
@@ -324,7 +325,7 @@ QTENSOR_INLINE void multiply_in_registers(SlabPass<Block, IN_ORDER>& t, const ty
                                           float* acc) {
   using P = SlabPairs<Block>;
   constexpr int kParts = 4 / M, kSteps = P::apart < 32 ? 1 : P::group / 16;
-  constexpr bool kApart = P::apart >= P::group;  // the two sixteen values have different scales
+  constexpr bool kApart = P::apart >= P::group;  // the two groups of sixteen values have different scales
 #pragma GCC unroll 1
   for (int part = 0; part < kRegisters; part += kParts) {
     const uint8_t* lines = t.lines[0].at + 16 * part;

@@ -110,7 +110,7 @@ QTENSOR_INLINE FifthBits fifth_bits(RowLines<Block>, int first) {
           vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201))};
 }
 // The same with a line of fifth bits before each 32 values: bit l of a dword belongs to value l. MIDDLE: 16 is
-// subtracted from values, by making the bits above the nibble ones where the fifth bit is not set.
+// subtracted from values, by setting the bits above the nibble if the fifth bit is not set.
 template <int FIRST, bool MIDDLE>
 struct FiveBits {
   template <int STEP, class Lines>

@@ -32,7 +32,7 @@ constexpr KernelTable entries(const char* name) {
   KernelTable t = table_entries(name);
   t.slabs = slabs;
   t.slabs_of_rows = slabs_of_rows;
-  t.packs_by_default = true;  // by instructions, not timed
+  t.packs_by_default = true;  // because of instruction counts, not timings
   return t;
 }
 

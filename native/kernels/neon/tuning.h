@@ -8,13 +8,13 @@ namespace {
 
 // For attention over halves: vectors of scores and of values, and queries that share them.
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
-// The smallest M for which the packed kernels also multiply weights in rows. They are not packed first, but unpacked to
-// where packed values are kept.
+// The smallest M for which the packed kernels also multiply weights in rows. Such weights are not packed first, but
+// unpacked to where packed values are kept.
 constexpr int64_t kKeepsRowsFromM = 3;
 constexpr bool kPacksRows = true, kKeepsRows = true;
 // See AheadInOrder.
 inline bool touches_farther() { return false; }
-// Up to this M, packed weights are read without prefetch: for none.
+// Up to this M, packed weights are read without prefetch (0: never).
 constexpr int64_t in_order_up_to_m() { return 0; }
 
 }  // namespace

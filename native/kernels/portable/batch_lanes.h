@@ -1,7 +1,7 @@
 // Large M without AMX: sixteen batch rows are the lanes of a vector, and a weight's bytes are broadcast to all of them.
 // Each batch row's sum grows in its own lane, so there is no horizontal reduction. The instruction set's row_blocks.h
 // defines RowBlocks, which is kTileRows rows of a 256-block, unpacked for broadcasting. Each format has
-// Rows::unpack(place, to), which creates them as Rows::Unpacked. The instruction set's batch_lanes.h defines Lanes.
+// Rows::unpack(place, to), which unpacks rows to Rows::Unpacked. The instruction set's batch_lanes.h defines Lanes.
 #pragma once
 
 #include <cstddef>
@@ -120,7 +120,7 @@ inline void n_tiles_small_m(const TileTask& t, int64_t row, typename Rows::Unpac
     Lanes::store_n_tile(acc + p * kTileFloats, t.y + row + 16 * p, t.y_stride, t.m, t.m);
 }
 
-// The part of a large batch that is processed at a time must fit L2, because each N tile of rows reads all of it.
+// The part of a large batch that is processed at a time must fit in L2, because each N tile of rows reads all of it.
 constexpr int64_t kBatchCache = int64_t(768) << 10;
 constexpr int kSmallMNTiles = 2;  // N tiles that share a read of few batch rows
 template <class Lanes, class Rows>

@@ -179,7 +179,7 @@ struct TileSteps {
     }
   }
 
-  // Converts these to weights of 15 bits.
+  // Converts the scaled powers to weights of 15 bits.
   void weights(const ByteScratch& s, FetchAhead& ahead) {
     for (int i = 0; i < QUERIES; i++) {
       const float most = unit[i];
@@ -252,7 +252,7 @@ inline void load_scales(const ByteAttentionTask& t, CacheFormat format, const ui
   }
 }
 
-// Processes one tile, which has this format, for the chosen queries, and prefetches the next tile.
+// Processes one tile in `format` for the chosen queries, and prefetches the next tile.
 inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint8_t* data, const uint8_t* next,
                       int64_t before, int64_t readers, const ByteScratch& s) {
   const int64_t values_at = key_bytes(format, t.dim);

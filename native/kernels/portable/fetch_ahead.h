@@ -1,6 +1,6 @@
 // Prefetches the next tile of the cache while the current one is processed: two lines per turn, one from each half,
 // spread evenly over the time of a tile. A burst of prefetches would delay everything else, and a phase without any
-// would leave the memory idle. Figures: docs/kernels/attention.md.
+// would leave the memory idle. Measurements: docs/kernels/attention.md.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct FetchAhead {
     __builtin_prefetch(line + half, 0, 2);
   }
 };
-// Times, in quarters of a nanosecond with four queries, of sixteen lanes of each phase between scores and values. The
+// Times of sixteen lanes in each phase between scores and values, for four queries, in quarters of a nanosecond. The
 // times of scores and values are in the family's byte_words.h or byte_dots.h. Only the proportions matter.
 constexpr uint32_t kPeakTime = 8, kPowerTime = 11, kWeightTime = 7;
 

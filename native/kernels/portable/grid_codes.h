@@ -1,5 +1,5 @@
 // The grids of the IQ formats in ggml's ggml-common.h, packed. The values of a row are indices of the format's levels,
-// with two bits each (IQ1 and IQ2, eight per row) or four bits each (IQ3, four per row); the first is the lowest.
+// with two bits each (IQ1 and IQ2, eight per row) or four bits each (IQ3, four per row), beginning at the lowest bits.
 #pragma once
 
 #include <cstdint>

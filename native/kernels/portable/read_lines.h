@@ -1,4 +1,4 @@
-// Reads memory with the widest loads of the family and does nothing else: the upper limit for its kernels.
+// Only reads memory, with the widest loads of the family, to measure the upper limit for its kernels.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ inline uint64_t read_in_order(const uint8_t* data, int64_t lines) {
   return reduce_words(sums[0] ^ sums[1] ^ sums[2] ^ sums[3]);
 }
 
-// Reads PLACES equal parts concurrently, two lines of each in turn, prefetched a little earlier.
+// Reads PLACES equal parts alternately, two lines of each in turn, which are prefetched a little earlier.
 template <int PLACES>
 inline uint64_t read_side_by_side(const uint8_t* data, int64_t lines) {
   constexpr int64_t kEarlier = 2048, kTwoLines = 128;

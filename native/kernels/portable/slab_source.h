@@ -19,7 +19,7 @@ struct PairsWithMins {
   static constexpr int b(int pair, int four) { return a(pair, four) + 32; }
 };
 // The part of a packed block's lines and half lines that belongs to one register of rows. IN_ORDER: lines are loaded in
-// the order of the source, which is that of memory; the compiler may not reorder the loads.
+// the order of the source code, which is the order in memory; the compiler must not reorder the loads.
 template <bool IN_ORDER>
 struct Lines {
   const uint8_t *at, *halves;

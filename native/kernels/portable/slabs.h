@@ -1,8 +1,9 @@
-// Products of packed weights: the loops over slabs, blocks, and passes of batch rows. slab_pass.h of the instruction
-// set defines kSlabLanes, the number of rows whose header is loaded at a time; kBatchStep, of which the number of batch
-// rows of each pass but the last is a multiple; SlabPairs<Block>, with the type of a batch row's block; and
-// slab_batch_rows<Block, M, Source>, which multiplies M batch rows with one group of 32 rows of a block. Figures:
-// docs/kernels/packed.md.
+// Products of packed weights: the loops over slabs, blocks, and passes of batch rows. Measurements:
+// docs/kernels/packed.md. The instruction set's slab_pass.h defines
+// - kSlabLanes, the number of rows whose header is loaded at a time;
+// - kBatchStep: every pass except the last has a multiple of this number of batch rows;
+// - SlabPairs<Block>, with the type of a batch row's block;
+// - slab_batch_rows<Block, M, Source>, which multiplies M batch rows with one group of 32 rows of a block.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +44,9 @@ QTENSOR_INLINE void begin_group(SlabPass<Block, IN_ORDER>& pass, const uint8_t* 
   }
 }
 
-// For processors whose hardware prefetcher is faster alone: no software prefetch, and all lines are read in order. This
-// is one loop, because gcc 12 duplicates the inner one of two, and the code then exceeds the L1 instruction cache.
+// For processors whose hardware prefetcher is faster alone: no software prefetch, and all lines are read in order.
+// There is only one loop, because gcc 12 would duplicate an inner loop, and the code would exceed the L1 instruction
+// cache.
 template <class Block, int M>
 __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_t* slab, int64_t groups) {
   const auto* x = reinterpret_cast<const BatchBlock<Block>*>(t.x);

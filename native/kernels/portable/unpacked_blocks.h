@@ -14,7 +14,7 @@ namespace {
 
 // 256 values: d * kStep * scale * q - dmin * min, with a scale and a min for each sixteen values. d and dmin are halves
 // from the file. kStep of the format is a power of two, so that scales and values are integers. Values times scales are
-// below 2^13, so sums of 256 products with activations fit 32 bits.
+// below 2^13, so sums of 256 products with activations fit in 32 bits.
 struct alignas(64) Unpacked256 {
   int8_t q[256];
   int16_t scales[16], mins[16];
@@ -255,7 +255,7 @@ QTENSOR_INLINE void unpack(const BlockIQ1_M& w, Unpacked256& out) {
   out.d = half(w.scales[0] >> 12 | (w.scales[1] >> 8 & 0x00f0) | (w.scales[2] >> 4 & 0x0f00) | (w.scales[3] & 0xf000));
 }
 
-// The highest base-three digit of a byte, which a multiplication by a power of three has moved there.
+// A base-three digit of a byte. Multiplication by `power`, a power of three, makes it the highest digit.
 QTENSOR_INLINE int8_t trit(uint8_t byte, uint8_t power) {
   return int8_t((uint16_t(uint8_t(byte * power)) * 3 >> 8) - 1);
 }

@@ -75,10 +75,10 @@ inline void prefetch_block(const uint8_t* p, int64_t bytes) {
 }
 
 // Selects which four rows of a work item are read together, block by block, and how later ones are prefetched. Intel's
-// hardware prefetcher works separately in each page, up to some twenty lines ahead. There, each row is from another
+// hardware prefetcher works separately in each page, up to some twenty lines ahead. For it, each row is from another
 // quarter of the item, so that four pages are read at a time, each in order, and lines are prefetched shortly before
 // they are used, into L1. On other processors, the four rows are adjacent, and lines are prefetched in the order of
-// memory, four rows and 8 KiB ahead, into L2. Figures: docs/kernels/gemv.md.
+// memory, four rows and 8 KiB ahead, into L2. Measurements: docs/kernels/gemv.md.
 inline bool reads_quarters() { return __builtin_cpu_is("intel"); }
 
 struct FourRows {

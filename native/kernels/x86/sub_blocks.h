@@ -32,8 +32,8 @@ inline __m256i levels_of(const int8_t (&table)[16], __m256i nibbles) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), nibbles);
 }
 
-// A format: its values, which are signed bytes (`largest` is 0) or unsigned bytes up to `largest` from which `offset`
-// must be subtracted; the position of its min; and the scales of four blocks.
+// A format: its values, the position of its min, and the scales of four blocks. If `largest` is 0, values are signed
+// bytes. Otherwise they are unsigned bytes up to `largest`, and `offset` must be subtracted.
 template <class Block>
 struct SubBlock;
 

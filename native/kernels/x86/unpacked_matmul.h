@@ -63,7 +63,7 @@ inline void unpacked_rows(const MatmulTask& t, int64_t row, int64_t first, int c
       __m256i sum = _mm256_setzero_si256();
       for (int i = 0; i < 8; i++) {
         const __m256i bytes = _mm256_load_si256((const __m256i*)(x->q + 32 * i));
-        // two products fit 16 bits, because no value is -128
+        // two products fit in 16 bits, because no value is -128
         const __m256i pairs = _mm256_maddubs_epi16(magnitude[i], _mm256_sign_epi8(bytes, q[i]));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, scale[i]));
       }
