@@ -22,38 +22,37 @@ Device::Device(const std::string& library, int number, const MachineCode& code) 
 Device::~Device() { close(); }
 
 void Device::open(const MachineCode& code, int number) {
-  if (code.data == nullptr) throw Unavailable("this build has no machine code for GPUs: it was made without nvcc");
+  if (code.data == nullptr) throw Unavailable("this build has no machine code for GPUs: it was built without nvcc");
   int version = 0, count = 0, major = 0, minor = 0;
   if (const Result r = api_.init(0); r != kSuccess)
-    throw Unavailable("the GPU driver does not start: " + api_.words_for(r));
-  api_.require(api_.driver_version(&version), "asking for the driver's version");
+    throw Unavailable("the GPU driver cannot be initialized: " + api_.words_for(r));
+  api_.require(api_.driver_version(&version), "querying the driver's version");
   const auto shown = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
   if (version < code.oldest_driver)
-    throw Unavailable("the GPU driver is too old: it serves CUDA " + shown(version) + ", " + shown(code.oldest_driver) +
-                      " is needed");
+    throw Unavailable("the GPU driver is too old: it supports CUDA " + shown(version) + ", but CUDA " +
+                      shown(code.oldest_driver) + " is required");
   api_.require(api_.device_count(&count), "counting GPUs");
-  if (count == 0) throw Unavailable("the GPU driver finds no GPU");
+  if (count == 0) throw Unavailable("the GPU driver found no GPU");
   if (number >= count)
-    throw Unavailable(
-        "there is no GPU " + std::to_string(number) + "; there " +
-        (count == 1 ? std::string("is 1, number 0") : "are " + std::to_string(count) + ", from number 0 on"));
+    throw Unavailable("there is no GPU " + std::to_string(number) + "; available: 0" +
+                      (count == 1 ? std::string() : " to " + std::to_string(count - 1)));
   api_.require(api_.device_get(&device_, number), "finding the GPU");
   char name[256] = {};
-  api_.require(api_.device_name(name, int(sizeof name) - 1, device_), "asking for the GPU's name");
+  api_.require(api_.device_name(name, int(sizeof name) - 1, device_), "querying the GPU's name");
   name_ = name;
-  api_.require(api_.device_attribute(&major, kMajorOfDevice, device_), "asking for the GPU's architecture");
-  api_.require(api_.device_attribute(&minor, kMinorOfDevice, device_), "asking for the GPU's architecture");
+  api_.require(api_.device_attribute(&major, kMajorOfDevice, device_), "querying the GPU's architecture");
+  api_.require(api_.device_attribute(&minor, kMinorOfDevice, device_), "querying the GPU's architecture");
   api_.require(api_.device_attribute(&most_shared_bytes_, kMostSharedBytesOfDevice, device_),
-               "asking for the GPU's shared memory");
+               "querying the GPU's shared memory");
   architecture_ = 10 * major + minor;
   if (architecture_ < kOldestArchitecture)
-    throw Unavailable(name_ + " is too old: its architecture is " + std::to_string(architecture_) + ", " +
-                      std::to_string(kOldestArchitecture) + " is needed");
-  api_.require(api_.context_retain(&context_, device_), "taking the GPU");
+    throw Unavailable(name_ + " is too old: its architecture is " + std::to_string(architecture_) + ", but " +
+                      std::to_string(kOldestArchitecture) + " or later is required");
+  api_.require(api_.context_retain(&context_, device_), "acquiring the GPU");
   has_context_ = true;
   const Use use(*this);
-  api_.require(api_.stream_create(&stream_, kNonBlockingStream), "making a stream");
-  api_.require(api_.host_allocate(&landing_, kLandingBytes, 0), "memory for downloads");
+  api_.require(api_.stream_create(&stream_, kNonBlockingStream), "creating a stream");
+  api_.require(api_.host_allocate(&landing_, kLandingBytes, 0), "allocating memory for downloads");
   if (const Result r = api_.module_load(&module_, code.data); r == kOutOfMemory)
     api_.require(r, "loading the kernels");
   else if (r != kSuccess)
@@ -80,14 +79,14 @@ void Device::close() noexcept {
 Device::Memory Device::memory() {
   const Use use(*this);
   Memory memory{};
-  api_.require(api_.memory_info(&memory.free, &memory.total), "asking for the GPU's memory");
+  api_.require(api_.memory_info(&memory.free, &memory.total), "querying the GPU's memory");
   return memory;
 }
 
 Address Device::allocate(size_t bytes, bool zeroed) {
   const Use use(*this);
   Address address = 0;
-  api_.require(api_.allocate(&address, std::max<size_t>(bytes, 1)), "GPU memory");
+  api_.require(api_.allocate(&address, std::max<size_t>(bytes, 1)), "allocating GPU memory");
   if (!zeroed) return address;
   const Result set = api_.set_bytes(address, 0, bytes, stream_);
   if (set != kSuccess) api_.free(address);
@@ -140,11 +139,10 @@ const Device::Function& Device::function(const char* kernel) {
   if (found.handle != nullptr) return found;
   Handle made = nullptr;
   int written_for = 0;
-  api_.require(api_.module_function(&made, module_, kernel), "finding a kernel");
+  api_.require(api_.module_function(&made, module_, kernel), "looking up a kernel");
   const int most = std::min(most_shared_bytes_, kSmallMSharedLimit);
-  api_.require(api_.function_set(made, kSharedBytesOfFunction, most), "a kernel's shared memory");
-  api_.require(api_.function_attribute(&written_for, kPtxVersionOfFunction, made),
-               "asking for a kernel's architecture");
+  api_.require(api_.function_set(made, kSharedBytesOfFunction, most), "setting a kernel's shared memory");
+  api_.require(api_.function_attribute(&written_for, kPtxVersionOfFunction, made), "querying a kernel's architecture");
   found = {made, written_for >= kAwaitingArchitecture};
   return found;
 }
@@ -201,7 +199,7 @@ Handle Device::capture_end() {
   api_.require(ended, "capturing a step");
   const Result instantiated = api_.graph_instantiate(&made, graph, 0);
   api_.graph_destroy(graph);
-  api_.require(instantiated, "making a captured step");
+  api_.require(instantiated, "instantiating a captured step");
   return made;
 }
 void Device::capture_drop() noexcept {

@@ -6,7 +6,7 @@ namespace qtensor {
 namespace cuda {
 
 DriverApi::DriverApi(const std::string& library) : library_(dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-  if (library_ == nullptr) throw Unavailable("no GPU driver is installed (" + library + " is not here)");
+  if (library_ == nullptr) throw Unavailable("no GPU driver is installed (" + library + " cannot be loaded)");
 #define QTENSOR_FIND(name, symbol, arguments)                            \
   name = reinterpret_cast<Result(*) arguments>(dlsym(library_, symbol)); \
   if (name == nullptr) {                                                 \

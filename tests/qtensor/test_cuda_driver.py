@@ -38,11 +38,11 @@ def test_library_without_cuda_symbols_is_rejected(monkeypatch: pytest.MonkeyPatc
 
 
 def test_unusable_driver_or_gpu_is_rejected_with_the_reason() -> None:
-    assert "too old: it serves CUDA 11.4" in refused(version=11040)
-    assert refused(devices=0) == "the GPU driver finds no GPU"
-    assert "does not start" in refused(devices=-1)
-    assert refused(2, devices=2) == "there is no GPU 2; there are 2, from number 0 on"
-    assert "its architecture is 75, 80 is needed" in refused(architecture=75)
+    assert "too old: it supports CUDA 11.4" in refused(version=11040)
+    assert refused(devices=0) == "the GPU driver found no GPU"
+    assert "cannot be initialized" in refused(devices=-1)
+    assert refused(2, devices=2) == "there is no GPU 2; available: 0 to 1"
+    assert "its architecture is 75, but 80 or later is required" in refused(architecture=75)
 
 
 def some_work() -> tuple[np.ndarray, np.ndarray]:
