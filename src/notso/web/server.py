@@ -67,7 +67,7 @@ def serve(
 
 
 def listen(settings: Settings, port: int | None = None, option: str = "--port") -> socket.socket:
-    """Return a listening socket. Raises AddressInUseError; its message may suggest changing `option`."""
+    """Return a listening socket. Raises AddressInUseError, which may suggest changing `option`."""
     port = settings.port if port is None else port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

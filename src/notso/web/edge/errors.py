@@ -1,4 +1,4 @@
-"""API errors: an HTTP status and the error object of the requested API, without a traceback or the client's input.
+"""API errors: an HTTP status and the error object of the requested API, without a traceback.
 
 Middleware rejects requests with a plain-text error, which ApiEdge converts to the error object.
 """

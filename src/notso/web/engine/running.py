@@ -291,7 +291,7 @@ class RunningRequest:
             self._readers.discard(has_events)
 
     def stop(self, by: Literal["", "client", "user"] = "") -> None:
-        """Stop the request. `by`: who requested the stop; if set, the text so far counts as the answer."""
+        """Stop the request. `by`: who requested it; if set, the text so far counts as the answer."""
         self.stopped_by = self.stopped_by or by
         self._stopped = True  # set before the loop below; `_submit` stops the generations that it adds later
         self._wake_loader()

@@ -99,7 +99,7 @@ def set_threads(count: int) -> None:
 
 
 def work_shares() -> list[int]:
-    """Return the number of work items done by each thread since `set_threads`; the calling thread is first."""
+    """Return the number of work items done by each thread of the current pool; the calling thread is first."""
     # Waits for running work.
     return list(native.work_shares())
 
