@@ -164,8 +164,8 @@ LANES_DEVICE float half_of(const uint4& v, int i) {
   return half_to_float(uint16_t(word_of(v, i / 2) >> (16 * (i % 2))));
 }
 
-// Exchanges a value that each lane has for column g, so that each lane has it for the columns of its outputs, 2q and
-// 2q + 1, from lanes 8q and 8q + 4.
+// Each lane has a value of column g. It gets the values of the columns of its outputs, 2q and 2q + 1, from lanes 8q and
+// 8q + 4.
 struct OfOutputs {
   float of[2];
   LANES_DEVICE OfOutputs(float mine, int q) {

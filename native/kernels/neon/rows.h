@@ -20,7 +20,7 @@ QTENSOR_INLINE const T* after(const T* place, int32x4_t sum) {
   return place;
 }
 
-// The sum of the lanes of each of four vectors, in one lane each.
+// The sums of the lanes of four vectors, one sum per lane.
 QTENSOR_INLINE int32x4_t reduce_four(int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d) {
   return vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
 }

@@ -88,7 +88,7 @@ inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t grou
     for (int v = 0; v < VECTORS; v++) w_store(out + i * out_stride + v * kWordBytes / 4, sums.total(i, v));
 }
 
-// b has `groups` groups, of which only the first `used` are read.
+// b has `groups` groups; only the first `used` are read.
 template <int QUERIES, int BITS, class Lane>
 inline void byte_dots(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t width,
                       int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead& ahead) {

@@ -51,7 +51,7 @@ inline ScaleBytes unpack_scales(const uint8_t* packed) {
           (b & six) | uint64_t((c >> 4 & four) | ((b >> 6 & two) << 4)) << 32};
 }
 
-// The sum of the lanes of each of four vectors, in one lane each.
+// The sums of the lanes of four vectors, one sum per lane.
 inline __m128i reduce_four(__m128i a, __m128i b, __m128i c, __m128i d) {
   const __m128i ab = _mm_add_epi32(_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
   const __m128i cd = _mm_add_epi32(_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d));

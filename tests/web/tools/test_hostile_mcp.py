@@ -82,7 +82,7 @@ def test_unresponsive_server_fails_to_start(case: str, monkeypatch: pytest.Monke
         ("crooked schema", "done", "poked"),
         ("same name", "done", "poked"),
         ("endless pages", "done", "poked"),
-        ("no result", "failed", "error: the server bad gave no result: it violates the MCP protocol"),
+        ("no result", "failed", "error: the server bad returned no result: it violates the MCP protocol"),
         ("crash", "failed", "error: the server bad exited during the call: it has exited"),
         (
             "endless line",

@@ -38,7 +38,7 @@ class RMSNorm:
 
 
 class Program(Protocol):
-    """Captured operations. Each run uses the current values of their arrays."""
+    """Recorded operations. Each run uses the current values of their arrays."""
 
     def __len__(self) -> int: ...
 

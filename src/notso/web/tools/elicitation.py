@@ -81,7 +81,7 @@ def parse_question(server: str, message: str, schema: Mapping[str, Any]) -> Elic
         raise ToolError(f"at most {MAX_INPUTS} values and {MAX_MESSAGE_CHARACTERS:,} characters can be requested")
     fields = tuple(_field(name, each, name in required) for name, each in properties.items())
     if sum(len(each.choices) if each.kind == "choices" else 1 for each in fields) > MAX_INPUTS:
-        raise ToolError(f"at most {MAX_INPUTS} values can be selected")
+        raise ToolError(f"at most {MAX_INPUTS} inputs are allowed; each choice of a list counts as one")
     return Elicitation(server, sanitize_line(message, MAX_MESSAGE_CHARACTERS), fields)
 
 

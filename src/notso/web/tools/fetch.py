@@ -67,7 +67,7 @@ def parse_url(text: str) -> httpx2.URL:
     if url.userinfo:
         raise ToolError("an address must not contain a user name or password")
     if url.port not in (None, *PORTS.values()):
-        raise ToolError("only the ports 80 and 443 can be fetched")
+        raise ToolError("only ports 80 and 443 are allowed")
     return url
 
 

@@ -163,7 +163,7 @@ class McpServer:
                 raise ToolError(message) from error
             raise ToolError(sanitize_line(str(error.message), MAX_ERROR_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
-            raise ToolError(f"the server {self.entry.title} gave no result: {NO_MCP}") from error
+            raise ToolError(f"the server {self.entry.title} returned no result: {NO_MCP}") from error
 
     async def _call_tool(self, client: Client, name: str, arguments: Mapping[str, Any], ask: Ask | None) -> str:
         self._ask_callbacks.append(ask)

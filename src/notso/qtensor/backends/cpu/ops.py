@@ -4,7 +4,7 @@ Every function checks shapes, dtypes and memory layout and raises OperandError b
 arrays (row numbers, positions, blocks) is checked by native code before anything is written. native/kernel_table.h
 specifies the arithmetic of each operation, and every kernel family gives the same bits.
 
-Inside `with program.record():`, operations are not computed but captured, with references to their arrays;
+Inside `with program.record():`, operations are not computed but recorded, with references to their arrays;
 `program.run()` replays them with the arrays' current contents, in one native call without the interpreter lock.
 
 Letters in shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH heads of keys and values,
@@ -44,7 +44,7 @@ CACHE_LINE_FLOATS = 16
 
 
 class Program:
-    """Captured operations for replay, with references to their arrays."""
+    """Recorded operations for replay, with references to their arrays."""
 
     def __init__(self) -> None:
         self._steps = native.Program()
@@ -54,7 +54,7 @@ class Program:
 
     @contextmanager
     def record(self) -> Iterator[Program]:
-        """Capture the operations called in this thread. Raises OperandError if another program is being captured."""
+        """Record the operations called in this thread. Raises OperandError if another program is being recorded."""
         _native(self._steps.begin)
         try:
             yield self

@@ -1,4 +1,4 @@
-"""Captured operations, replayed as CUDA graphs.
+"""Recorded operations, replayed as CUDA graphs.
 
 In each layer, the attention kernel and the launches directly before it are fused into one launch, because a decode step
 is a chain of dependent launches, and starting a launch takes longer than its computation.
@@ -154,7 +154,7 @@ class Program:
     def record(self) -> Iterator[Program]:
         """Record operations. Raises OperandError if another program is being recorded."""
         if self._backend.recording is not None:
-            raise OperandError("another program is being captured")
+            raise OperandError("another program is being recorded")
         self._backend.recording = self
         try:
             yield self
