@@ -244,7 +244,7 @@ class EngineHost:
             served.state = "unloaded"
 
     def acquire(self, key: str | None) -> ServedModel | None:
-        """Return a model and keep it loaded. Return None while it is loading; retry after `when_changed`.
+        """Return a model and keep it loaded. Return None while it is loading; retry at the next change.
 
         Raises ModelError if the model cannot be loaded.
         """
@@ -358,7 +358,7 @@ class EngineHost:
         return None
 
     async def _evict_one(self, others: list[ServedModel], served: ServedModel) -> None:
-        # Close the engine that has been idle longest, preferably not the default one. If none is idle, wait for one.
+        # Close the engine that has been idle longest, preferably not the default one. If none is idle, wait until one is.
         while served.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:

@@ -102,7 +102,7 @@ access_log = logging.getLogger("notso.access")
 
 Submitter = Callable[[ChatEngine], Iterable[Generation]]
 """Function that submits to an engine. It may block and raise ModelError. For owners with a quota, it must be a
-Submissions object, from which the number of tokens to reserve is computed."""
+Submissions object, so that the number of tokens to reserve can be computed."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
 """The finish reason is None if the generation failed."""

@@ -41,7 +41,7 @@ RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
 MAX_LINE_BYTES = MAX_ANSWER_BYTES = 16 * 1024 * 1024
 ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
-"""Limits of a line of the stream, which contains all events since the previous line, and of the result of a call. The
+"""Limits of the result of a call, and of a line of the stream, which contains all events since the previous line. The
 largest results are the token ids of long prompts."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
