@@ -358,7 +358,8 @@ class EngineHost:
         return None
 
     async def _evict_one(self, others: list[ServedModel], served: ServedModel) -> None:
-        # Close the engine that has been idle longest, preferably not the default one. If none is idle, wait until one is.
+        # Close the engine that has been idle longest, preferably not the default one. If none is idle, wait until one
+        # is.
         while served.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
