@@ -136,9 +136,9 @@ def test_unsupported_architecture_is_refused(architecture: Any) -> None:
         ({"smollm3__rope__dimension_count": 64}, "dimension_count differs from the head dimension 128"),
         (
             {"smollm3__rope__scaling__type": "linear"},
-            "scaling.type' is 'linear'; the only supported rope scaling is YaRN",
+            "scaling.type' is 'linear'; the only supported RoPE scaling is YaRN",
         ),
-        ({"smollm3__rope__scaling__factor": 2.0}, "scaling.factor' is 2.0; the only supported rope scaling is YaRN"),
+        ({"smollm3__rope__scaling__factor": 2.0}, "scaling.factor' is 2.0; the only supported RoPE scaling is YaRN"),
         ({"smollm3__rope__scaling__type": "yarn"}, "rope.scaling.factor must be a number"),
         (YARN | {"smollm3__rope__scaling__attn_factor": 0.0}, "rope.scaling.attn_factor must be a number from 0.001"),
         (YARN | {"smollm3__rope__scaling__yarn_ext_factor": 0.5}, "scaling.yarn_ext_factor' is 0.5"),

@@ -40,8 +40,7 @@ FLOAT_LIMITS = {
     "rope.scaling.yarn_beta_slow": (1e-3, 1e6),
 }
 
-# Values of `rope.scaling.*` keys that do not affect the result. They are accepted in files with and without YaRN, which
-# extends the context beyond the trained length.
+# Values of `rope.scaling.*` keys that do not affect the result. They are accepted with and without YaRN.
 NEUTRAL_SCALING = {
     **{"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True},
     **{"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0},
@@ -51,10 +50,10 @@ _YARN_KEYS = {
     *("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_truncate"),
 }
 
-# Rotary position embedding rotates pairs of values, each pair at its own speed. YaRN slows down the slow pairs, leaves
-# the fast pairs unchanged, and interpolates linearly between these two groups (the ramp). This key specifies whether
-# the start and the end of the ramp are rounded to pair indices. It is specific to this project: llama.cpp always rounds
-# them.
+# Rotary position embedding rotates pairs of values, each pair at its own speed. To extend the context beyond the
+# trained length, YaRN slows down the slow pairs and leaves the fast pairs unchanged. For the pairs in between (the
+# ramp), it interpolates linearly. This key specifies whether the start and the end of the ramp are rounded to pair
+# indices. Only this project has the key; llama.cpp always rounds.
 TRUNCATE_KEY = "rope.scaling.yarn_truncate"
 
 YARN_FACTOR = 2.0
@@ -87,7 +86,7 @@ class SmolLM3Config:
     # The name is Hugging Face's, but 1 means that the layer does have rotary position embedding.
     no_rope_layers: tuple[int, ...]
     # YaRN's factor and the original context in tokens; None if the file does not specify YaRN. If it does, YaRN applies
-    # to every context length.
+    # at every context length.
     yarn_of_file: tuple[float, int] | None = None
     # To detect incompatible caches, kv/model_identity.py hashes repr() and the RoPE frequencies. The frequencies depend
     # on the ramp, so repr() need not contain it.
@@ -205,7 +204,7 @@ def _yarn(metadata: Mapping[str, Any]) -> tuple[tuple[float, int] | None, YarnRa
         scaling = {name: value for name, value in scaling.items() if name not in _YARN_KEYS}
     for name, value in scaling.items():
         if name not in NEUTRAL_SCALING or value != NEUTRAL_SCALING[name]:
-            raise ModelFileError(f"{quoted(prefix + name)} is {quoted(value)}; the only supported rope scaling is YaRN")
+            raise ModelFileError(f"{quoted(prefix + name)} is {quoted(value)}; the only supported RoPE scaling is YaRN")
     return found, ramp
 
 

@@ -2,14 +2,14 @@
 
 NotsoError
 └── ModelError
-    ├── ModelFileError           the GGUF file is not a supported SmolLM3
+    ├── ModelFileError           the model file is missing or unsupported
     │   └── AdapterFileError     the file is not a supported LoRA adapter
     ├── TemplateError            the chat template failed or rejected the messages
     ├── InvalidRequestError      the request is invalid; `param` names the field
     │   ├── ContextLengthError   the prompt does not fit, or leaves no room for an answer
     │   └── UnknownOptionError   no setting has this name; also a TypeError
     ├── OutOfMemoryError         more memory is needed than is available
-    ├── EngineError              one answer failed; others are unaffected
+    ├── EngineError              the engine cannot answer, or an answer failed
     │   └── EngineLostError      the engine was lost; another engine can continue the answer
     └── DownloadError            a download failed or does not match its published hash
         └── NoSpaceError         not enough disk space for the download
@@ -29,7 +29,7 @@ class ModelError(NotsoError):
 
 
 class ModelFileError(ModelError):
-    """The file is not a supported SmolLM3; the message names the key or tensor."""
+    """The model file or folder is missing or unsupported."""
 
     is_about_a_file = True
 
@@ -86,7 +86,7 @@ class OutOfMemoryError(ModelError):
 
 
 class EngineError(ModelError):
-    """One answer failed, for example because of a non-finite logit. Other answers are unaffected."""
+    """The engine cannot answer, or an answer failed, for example because of a non-finite logit."""
 
 
 class EngineLostError(EngineError):

@@ -149,7 +149,7 @@ def test_constant_golden_logits_fail_the_check(tmp_path: Path) -> None:
     [
         ("[]", "an object|JSON object"),
         ("{", "not JSON"),
-        ("{}", "must give the shape of their model"),
+        ("{}", "must specify the shape of their model"),
         (json.dumps({"shape": SHAPE}), "no case has means, logits or a continuation to compare"),
         (json.dumps({"shape": SHAPE, "cases": 3}), "must be a list"),
         (json.dumps({"shape": SHAPE, "cases": [{"ids": [1], "text": "a"}]}), "either ids or text"),

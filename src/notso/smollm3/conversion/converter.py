@@ -67,7 +67,7 @@ def new_model_file(out: Path) -> Iterator[GGUFWriter]:
     try:
         yield writer
         writer.write()
-        with GGUFFile.open(unchecked) as made:  # validates the file
+        with GGUFFile.open(unchecked) as made:
             SmolLM3Weights.from_tensors(made.tensors, SmolLM3Config.from_metadata(made.metadata))
         unchecked.replace(out)
     finally:
@@ -88,7 +88,7 @@ def convert(
 ) -> int:
     """Convert a folder to `out`, reproducibly; return the size of the written tensors in bytes.
 
-    Raises ModelFileError or SafetensorsError for an unsupported folder, InvalidRequestError for an unknown mix,
+    Raises ModelFileError or SafetensorsError for an unsupported folder, InvalidRequestError for an unusable `mix`,
     OperandError for values that a format cannot represent, or OSError. No file is created on error.
     """
     if mix not in MIXES:

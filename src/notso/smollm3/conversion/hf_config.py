@@ -1,7 +1,8 @@
 """Conversion of a folder's config.json and generation_config.json to GGUF entries.
 
 A field is accepted only if this module applies it as transformers does, or if it cannot change this engine's results.
-Other fields raise an error. Source: transformers 5.24, SmolLM3Config, modeling_rope_utils and GenerationConfig.
+Request defaults are ignored; other fields raise an error. Source: transformers 5.24, SmolLM3Config, modeling_rope_utils
+and GenerationConfig.
 """
 
 from __future__ import annotations

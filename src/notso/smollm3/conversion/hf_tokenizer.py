@@ -2,7 +2,7 @@
 
 tokenizer.json, read by `text/tokenizer_pipeline.py`, defines how text is split; tokenizer_config.json lists the special
 tokens and, in older folders, contains the template. Only known fields are accepted, and the converted tokenizer must
-give the same ids as the `tokenizers` library on the texts in PROBES. Source: transformers 5.24,
+produce the same ids as the `tokenizers` library on the texts in PROBES. Source: transformers 5.24,
 tokenization_utils_tokenizers.
 """
 
@@ -201,7 +201,8 @@ def _compare_tokenizers(path: Path, found: Mapping[str, Any], named: Mapping[str
     for index, text in enumerate(tokens):
         if theirs.id_to_token(index) != text:
             raise ModelFileError(
-                f"{path.name}: token {index} is {quoted(theirs.id_to_token(index))}, but converted to {quoted(text)}"
+                f"{path.name}: token {index} is {quoted(theirs.id_to_token(index))}, "
+                f"but was converted to {quoted(text)}"
             )
     for token in theirs.get_added_tokens_decoder().values():
         for flag in _FLAGS[: len(_FLAGS) if token.content in named else 0]:

@@ -35,11 +35,11 @@ def quantize(
 ) -> int:
     """Quantize a float GGUF file or Hugging Face folder to `out`; return the size of its tensors in bytes.
 
-    The same arguments always give the same file.
+    The same arguments always produce the same file.
     text: name and content of a text on which to measure importance (see importance.py).
 
-    Raises ModelFileError, GGUFError or SafetensorsError for an unsupported source, InvalidRequestError for a short
-    text or unknown mix, OperandError for values that a format cannot represent, or OSError. No file is created on
+    Raises ModelFileError, GGUFError or SafetensorsError for an unsupported source, InvalidRequestError for too short a
+    text or an unusable `mix`, OperandError for values that a format cannot represent, or OSError. No file is created on
     error.
     """
     if mix not in MIXES:

@@ -4,8 +4,7 @@ Decoding reads every weight and the whole cache once per token, so no engine can
 bytes read` tokens per second. Decode rates are also reported as a share of this ceiling. Rate and ceiling are
 measured within minutes of each other, because the speed of a shared machine varies.
 
-Prefill, decode and batches are timed through the engine's public calls. Results include a description of the machine,
-memory use and CPU steal time.
+Results include a description of the machine, memory use and CPU steal time.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class EngineMeter:
         return self._decode(tokens, last) if kind == "decode" else self._batch(last, tokens)
 
     def first_token_s(self, depth: int) -> float:
-        """Return the seconds to the first token of a prompt: `depth` tokens of context, then 16 new tokens."""
+        """Return the seconds to the first generated token after `depth` tokens of context and 16 new ones."""
         prompt = self.prompt(depth, NEW_TURN_TOKENS)  # fills the cache if necessary
         started = time.perf_counter()
         return self.run_watched(prompt, 1).times[0] - started
@@ -131,9 +130,9 @@ class EngineMeter:
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        # Wait for one more token than is timed. Within a step, sequences receive their tokens one after another, so
-        # another sequence's token of the final timed step may arrive just before `latest`'s, and the check below would
-        # take that sequence for one that ended early.
+        # Wait for one token more than is timed. Within a step, sequences receive their tokens one after another. If
+        # another sequence received its last timed token just before `latest`, the check below would otherwise conclude
+        # that it ended early.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
@@ -292,8 +291,8 @@ PROBE_BYTES = 1 << 30
 PROBE_READS = 3  # number of timed reads; the fastest is the ceiling
 WAIT_SECONDS = 120.0
 
-# Pause after the memory of the bandwidth measurement is freed. Seconds after memory is freed, a virtual machine may
-# return it to the host, which delays a step or two by 0.1 s.
+# Pause after the memory of the bandwidth measurement is freed. A virtual machine may return freed memory to the host
+# seconds later, and that can delay a step or two by 0.1 s.
 CALM_SECONDS = 3.0
 
 METHOD = (
@@ -360,7 +359,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
 
     Raises the errors of Engine.load and Engine.submit, and EngineError if a measurement yields no time.
     """
-    # Each rate has `tok_s` (median), `tok_s_min` and `tok_s_max`. Other keys:
+    # Each rate has `tok_s` (median), `tok_s_min` and `tok_s_max`. Less obvious keys:
     #   roofline         decode rate as a share of the limit set by the highest read bandwidth of the run; CPU only
     #   roofline_beside  like roofline, but with the read bandwidth of the output head, measured right before and after
     #                    decoding; CPU only, and absent if the head is small

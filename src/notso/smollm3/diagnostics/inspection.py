@@ -22,7 +22,7 @@ from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.chat_template import KNOWN_TEMPLATES
 from notso.smollm3.text.vocabulary import CONTROL, USER_DEFINED
 
-MAX_SHOWN_TEXT = 200  # characters; longer strings are not shown
+MAX_SHOWN_TEXT = 200  # characters; longer strings are not shown, or shortened in arrays
 MAX_SHOWN_ITEMS = 16  # items; longer arrays are not shown
 CONTEXTS = (8_192, 32_768, 65_536, 131_072)
 
@@ -82,7 +82,7 @@ class CachePlan:
     bits_per_value: float
     bytes_per_token: int
     bytes_at: dict[int, int]  # context in tokens -> bytes
-    fits_tokens: int  # longest context that fits in available memory: at most twice the trained one, in steps of 1,024
+    fits_tokens: int  # longest supported context that fits in available memory, in steps of 1,024
 
 
 @dataclass(frozen=True, slots=True)

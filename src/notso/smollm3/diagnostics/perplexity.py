@@ -50,7 +50,7 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Difference of a model's probabilities from a base model's."""
+    """Difference between a model's probabilities and a base model's."""
 
     base: Perplexity
     model: Perplexity
@@ -65,7 +65,7 @@ class Divergence:
 def perplexity(
     engine: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
 ) -> Perplexity:
-    """Measure perplexity. Raises InvalidRequestError for a text shorter than two windows or an oversized window."""
+    """Measure perplexity. Raises InvalidRequestError for a text shorter than two windows or an invalid window."""
     windows = _windows(engine, text, window)
     scored = []
     for number, ids in enumerate(windows):

@@ -49,7 +49,7 @@ class SyntheticShape:
         ):
             value = getattr(self, name)
             if not 1 <= value <= limit:
-                raise InvalidRequestError(f"{name} must be 1..{limit}, not {value}", param=name)
+                raise InvalidRequestError(f"{name} must be from 1 to {limit}, not {value}", param=name)
         if self.hidden % self.heads or self.hidden // self.heads % 2:
             raise InvalidRequestError(
                 f"hidden ({self.hidden}) must be divisible into {self.heads} heads of even size", param="heads"
@@ -117,7 +117,7 @@ def write_synthetic(
 
     tokenizer: GGUF file, metadata or `tokenizer.json`; default: the demo model's. template: chat template; default: the
     tokenizer file's, a `chat_template.jinja` next to it, or the demo model's. Raises InvalidRequestError for invalid
-    sizes, ModelFileError for an unusable tokenizer, GGUFError, OSError.
+    sizes, ModelFileError for an unusable tokenizer, GGUFError or OSError.
     """
     shape = SyntheticShape(layers, hidden, ffn, heads, kv_heads, vocab)
     tensors = synthetic_tensors(shape, formats)

@@ -5,10 +5,10 @@ There are four checks:
 - The file's SHA-256 is compared with those of the published files.
 - The file must have all tensors of the model, in the correct shapes.
 - The tokenizer and the chat template are constructed as for an engine.
-- The scales of every tensor must be finite. For every matrix, the native kernels compute products x w, which are
-  compared with the float64 products of the dequantized weights. For quantized formats, the kernels' products must also
-  be bit-identical to the products of the numpy reference. A row's error is relative to |x| |w|, the largest possible
-  product, so that products near zero do not have large errors.
+- The scales of every tensor must be finite. For sampled rows w of every matrix, the native kernels compute products
+  x w, which are compared with the float64 products of the dequantized weights. For quantized formats, the kernels'
+  products must also be bit-identical to those of the numpy reference. A row's error is relative to |x| |w|, the largest
+  possible product, so that products near zero do not have large errors.
 
 The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
 a different fingerprint means a different file, cache format or release, or a fault.
@@ -37,7 +37,7 @@ from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Number of prompt tokens, whose ids depend only on the vocabulary size, and number of generated tokens.
+# Numbers of prompt tokens and of generated tokens. The ids of the prompt depend only on the vocabulary size.
 IDS, WRITTEN = 48, 16
 
 HEX_DIGITS = 16
@@ -177,7 +177,7 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
         return result(0, None, None)  # norms are not matrices
     if not tensor.format.is_float and tensor.cols % 256:
         return result(
-            0, None, f"rows of {tensor.cols} values cannot be multiplied; the number must be a multiple of 256"
+            0, None, f"rows of {tensor.cols} values cannot be multiplied; the row length must be a multiple of 256"
         )
     sample = _sampled_rows(tensor)
     x = np.random.default_rng([seed, tensor.cols]).standard_normal((INPUTS, tensor.cols), np.float32)

@@ -2,7 +2,7 @@
 
 The set of goldens in this folder is for the released SmolLM3-3B; its values come from transformers' tests. Sets for
 other models have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A
-case has `ids`, or `text` without control tokens, and any of `means` (of all logits, per position), `logits`
+case has either `ids` or `text` (without control tokens), and any of `means` (of all logits, per position), `logits`
 (consecutive `values` at a `position`, starting with token `first`), and `continuation` (the ids or text that greedy
 decoding produces next).
 """
@@ -29,11 +29,11 @@ MAX_BYTES = 64 << 20
 CONTEXT = 1024  # upper bound on the length of a case
 
 # Largest allowed error of a file with 16 bits per weight or more: root mean square relative to the standard deviation
-# of the compared values. A half-precision KV cache alone gives 0.001, and weights rounded to bfloat16 give 0.01.
+# of the compared values. A half-precision KV cache alone causes 0.001; weights rounded to bfloat16 cause 0.01.
 FLOAT_ERROR = 0.02
 
 # Allowed error of quantized files: a constant for 8-bit activations, plus a term that halves with each additional bit
-# per weight. The measured errors of random weights are below this limit, from 0.06 in Q8_0 to 0.46 in Q4_0
+# per weight. Random weights have measured errors from 0.06 (Q8_0) to 0.46 (Q4_0), below this limit
 # (tests/smollm3/diagnostics/test_goldens.py). Trained weights have smaller errors; an unrelated model has an error of
 # 1.4. The limit has not been tested with SmolLM3-3B.
 ROUNDED_ERROR, ERROR_AT_NO_BITS = 0.05, 12.0
@@ -151,7 +151,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _require_shape(document: Mapping[str, Any], config: SmolLM3Config) -> None:
     shape = document.get("shape")
     if not isinstance(shape, dict):
-        raise InvalidRequestError("goldens must give the shape of their model")
+        raise InvalidRequestError("goldens must specify the shape of their model")
     expected = {"layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     for name, value in expected.items():
         if shape.get(name) != value:

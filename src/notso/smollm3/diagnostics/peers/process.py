@@ -1,4 +1,4 @@
-"""Process of a peer, an engine that notso is compared with: start, tuning, measurement and termination."""
+"""Start, tuning, measurement and termination of a peer's process."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class PeerProcess:
     """A peer with a loaded model. Each task runs in the fastest configuration that `tune` found for it."""
 
     def __init__(self, name: str, model: Path, context_tokens: int, threads: int) -> None:
-        """Load `model`, or NOTSO_OPENVINO_MODEL for openvino. Raises InvalidRequestError or EngineError."""
+        """Load `model`, or the folder NOTSO_OPENVINO_MODEL for openvino. Raises InvalidRequestError or EngineError."""
         if name not in PEERS:
-            raise InvalidRequestError(f"unknown engine {name!r} to compare with: {', '.join(PEERS)}", param="compare")
+            raise InvalidRequestError(f"engine {name!r} is not supported; choices: {', '.join(PEERS)}", param="compare")
         self.name = name
         python = os.environ.get(PYTHON_VARIABLE) or sys.executable
         _require_module(python, name)
@@ -158,7 +158,7 @@ def _openvino_folder() -> Path:
     folder = Path(os.environ.get(MODEL_VARIABLE, ""))
     if not (folder / "openvino_model.xml").is_file():
         raise InvalidRequestError(
-            f"OpenVINO cannot read GGUF files: set {MODEL_VARIABLE} to a folder made by benchmarks/openvino_model.py",
+            f"OpenVINO cannot read GGUF files; set {MODEL_VARIABLE} to a folder from benchmarks/openvino_model.py",
             param="compare",
         )
     return folder

@@ -1,4 +1,4 @@
-"""Worker process that runs a peer, an engine that notso is compared with. `process.py` starts it.
+"""Worker process that runs a peer. `process.py` starts it.
 
 This script imports only notso.system from this project, so it runs under any Python interpreter in which the peer
 (`llama_cpp` or `openvino_genai`) is installed. Usage:
