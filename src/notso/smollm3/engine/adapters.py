@@ -71,7 +71,7 @@ class Adapters:
             return info
 
     def remove(self, name: str) -> None:
-        """Remove an adapter; running requests keep using it. Raises InvalidRequestError."""
+        """Remove an adapter; running requests keep using it. Raises InvalidRequestError or EngineError."""
         with self._change_lock:
             if name not in self._loaded:
                 raise InvalidRequestError("the adapter is not loaded", param="adapter")

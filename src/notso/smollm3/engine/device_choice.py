@@ -25,8 +25,9 @@ _excluded: dict[str, str] = {}  # devices that failed in this process and are no
 def run_on_selected_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
     """Call `use(backend, note)` with the selected device and return its result.
 
-    The CPU replaces a GPU that failed earlier in this process and, with "auto", a GPU on which `use` raises DeviceError
-    or OutOfMemoryError; `note` is then the error, otherwise "". Raises KernelChoiceError, and errors of `use`.
+    The CPU replaces a GPU that failed earlier in this process. With "auto", it also replaces a GPU that raises
+    DeviceError or OutOfMemoryError. `note` is then the error, otherwise "". Raises KernelChoiceError, DeviceError, and
+    errors of `use`.
     """
     name = config.device if config.device != "auto" else "cuda"
     if config.device == "cpu" or (config.device == "auto" and not has_cuda_driver()):

@@ -104,7 +104,7 @@ Floats = npt.NDArray[np.float32]
 # Maximum number of unfinished requests; the engine rejects further ones.
 MAX_WAITING = 4096
 
-MAX_BATCHED = 256  # maximum unfinished requests of one `batch` call, which leaves room for other callers
+MAX_BATCHED = 256  # maximum unfinished requests of one `batch` or `embed` call, to leave room for other callers
 
 
 class Engine:
@@ -304,7 +304,7 @@ class Engine:
         self._inputs.quotes.forget(digest)
 
     def close(self) -> None:
-        """Release file and cache; running generations end."""
+        """End running generations, and release the file and the cache."""
         self._closed = True
         self._shut_down()
 
@@ -424,8 +424,9 @@ class Engine:
                 if recorded != current:
                     message = f"the receipt belongs to another {name.replace('_', ' ')}"
                     if name == "rope_scaling":
-                        bound, trained = "up to" if current == "yarn" else "above", self.config.max_position_embeddings
-                        message += f"; load the model with a context {bound} {trained:,} tokens"
+                        bound = "up to" if current == "yarn" else "more than"
+                        trained = self.config.max_position_embeddings
+                        message += f"; load the model with a context of {bound} {trained:,} tokens"
                     raise InvalidRequestError(message, param=name)
         if receipt["arithmetic"] != ARITHMETIC:
             raise InvalidRequestError(
@@ -515,7 +516,7 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """Continue text without reasoning, or token ids. Applies no chat template.
+        """Continue a text (without reasoning) or token ids. Applies no chat template.
 
         A model trained for conversations may end a text immediately; use `chat` for an answer. Raises the same errors
         as `chat`.
@@ -600,8 +601,8 @@ class Engine:
         """Submit a request at the first iteration, and yield its events.
 
         The answer stops when the iterator is closed or `cancelled()` is true (polled fifty times a second). A string is
-        continued, not answered, which causes a FutureWarning; use `chat`, `stream` or `continue_text` instead. If the
-        model ends the string immediately, InvalidRequestError is raised.
+        continued, not answered, and causes a FutureWarning; use `chat`, `stream` or `continue_text` instead. If the
+        model ends the text immediately, InvalidRequestError is raised.
         """
         request = self._request(messages, params, options)
         events = self._events(request, cancelled or (lambda: False))

@@ -293,7 +293,7 @@ class EngineCore:
             try:
                 work()
             except Exception:
-                _log.exception("an error while the engine was ending")
+                _log.exception("an error occurred while the engine was ending")
         self._inbox.clear()
         if self._offload is not None:
             self._offload.close()

@@ -278,8 +278,8 @@ class InputProcessor:
         return write
 
     def _reserved_tokens(self, params: SamplingParams, options: RequestOptions) -> int:
-        # At most half of the context is kept free. Many clients set max_tokens to more than the context, which would
-        # leave no room for earlier messages.
+        # At most half of the context is kept free. Many clients set max_tokens to more than the context; keeping all of
+        # it free would leave no room for earlier messages.
         context = self.context_of(options)
         return min(params.max_tokens or min(GENERATION_TOKENS, context // 4), context // 2)
 

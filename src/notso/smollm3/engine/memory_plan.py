@@ -1,7 +1,7 @@
 """Memory layout of an engine before allocation: context length, KV format and concurrency.
 
-Sizes are in bytes, contexts in tokens. `plan_engine` makes all choices. It is used to load models and by commands that
-predict memory.
+Sizes are in bytes, contexts in tokens. `plan_engine` makes all choices, for engines and for commands that predict
+memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import EngineConfig, KVChoice
 from notso.smollm3.values.model_info import MemoryBudget
 
-# Default context of a chat. Its cache fits on every machine that has enough memory for the weights.
+# Default context of a chat. Its cache fits on almost every machine that has enough memory for the weights.
 DEFAULT_CONTEXT_TOKENS = 8192
 
 # Concurrent sequences, unless memory requires fewer.
@@ -37,7 +37,7 @@ DEFAULT_SEQUENCES = 16
 # sixteen short chats.
 SHARED_TOKENS = 32_768
 
-# Windows (additional k8v8 blocks, see block_pool) per sequence if the KV format has less than 8 bits: for the first,
+# Windows (additional k8v8 blocks, see block_pool) per sequence if the KV format has fewer than 8 bits: for the first,
 # current and next block.
 WINDOW_BLOCKS = 3
 
@@ -135,7 +135,7 @@ def plan_engine(
         context if smaller).
     document_tokens: if context_tokens is None, the desired context of prompts with a fixed prefix. Reduced, in steps of
         1,024, until half of the remaining memory suffices; at most the trained context. Does not affect other choices.
-    kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it. With `fine_weights`
+    kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, fewer bits only if memory requires it. With `fine_weights`
         (floats or 8 bits): f16 up to 32,768 tokens, k8v8 beyond.
     stored: KV format chosen earlier, tried first.
     max_num_seqs: None: up to 16.

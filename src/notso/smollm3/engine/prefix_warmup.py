@@ -1,9 +1,9 @@
 """Idle-time prefill of the expected beginning of a conversation's next prompt.
 
 The next prompt repeats the answer without its reasoning, so the tokens of the answer have new positions and must be
-computed again. After the answer, the template writes the end of its turn and the start of the user's turn. These tokens
-are known when the answer ends, so the engine prefills them while it is idle. The resulting blocks are ordinary blocks
-of the block pool; if the next prompt is different, only idle time was wasted.
+computed again. After the answer, the template writes the end of its turn and the start of the user's turn. All of these
+tokens are known when the answer ends, so the engine prefills them while it is idle. The resulting blocks are ordinary
+blocks of the block pool; if the next prompt is different, only idle time is wasted.
 
 Drafts, which are messages that a user has not sent yet, are also prefilled, with the tokens that the template adds
 after them. If a draft is sent unchanged, only one token remains to be computed. If the user types more before sending
@@ -54,7 +54,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _PendingPrefill:
-    # A pending prefill.
     # write: renders the ids to prefill.
     # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft.
     # first_obsolete: index of the first obsolete block of `spent`. The later blocks are obsolete, too, except those

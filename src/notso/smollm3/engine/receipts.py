@@ -113,7 +113,7 @@ def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
 class ReceiptCheck:
     """Result of verifying a receipt."""
 
-    problem: str  # "" if the model gives the same answer again
+    problem: str  # "" if the model produces the same answer again
     place: int | None = None  # index of the first differing token in the answer; None if no token differs
     tokens: int = 0
 
@@ -156,7 +156,7 @@ def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(value)
-    # The limit is no parameter here, because it can be below `min_tokens`: see `receipt_limit`.
+    # `max_tokens` is not set here, because the limit can be below `min_tokens`; see `receipt_limit`.
     values |= {"seed": receipt["seed"], "max_tokens": None, "thinking_budget": receipt["thinking_budget"]}
     # All parameters are marked as given, so that the model file's defaults, which the receipt includes, are not applied
     # again.

@@ -109,7 +109,7 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _is_local(parts: SplitResult) -> bool:
-    # Returns whether any address of the host is not globally routable. A name that this machine cannot resolve is
+    # Returns whether any address of the host is outside the public internet. A name that this machine cannot resolve is
     # accepted, because an HTTP proxy may resolve it. If a name resolves to a local address after this check, the TLS
     # handshake fails, because a local host has no certificate for that name.
     try:
@@ -439,7 +439,7 @@ def _install_file(file: KnownFile, partial_path: Path) -> Path:
     try:
         snapshot.symlink_to(os.path.relpath(blob, snapshot.parent))
     except OSError:
-        blob.replace(snapshot)  # the file system has no symbolic links
+        blob.replace(snapshot)  # the file system does not support symbolic links
     return snapshot
 
 

@@ -85,7 +85,7 @@ def _ollama_models() -> Iterator[StoredModel]:
 def _ollama_blob(root: Path, manifest: Path) -> Path | None:
     try:
         layers = json.loads(read_regular(manifest, MAX_MANIFEST_BYTES))["layers"]
-        # A model with an adapter is not a model file; without the adapter, its answers would be wrong.
+        # A model with an adapter is skipped, because without the adapter, its answers would be wrong.
         digests = [each["digest"] for each in layers if each["mediaType"] in (_OLLAMA_MODEL, _OLLAMA_ADAPTER)]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -130,7 +130,7 @@ _QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF1
 
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Suffix of a file that holds only a part of a model, unlike -00001-of-00001.
+# Suffix of a file that contains only a part of a model; -00001-of-00001 contains all of it.
 PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 
 
@@ -243,8 +243,8 @@ def _files_by_download(folder: Path) -> list[Path]:
         main, main_at = read_regular(folder / "refs/main", 64), (folder / "refs/main").stat().st_mtime_ns
 
     def downloaded_at(path: Path) -> int:
-        # The time of the link, because revisions with the same content share a blob. A download by huggingface_hub of
-        # files that were already there only writes the commit to refs/main.
+        # The link's time is used, because revisions with the same content share a blob. If huggingface_hub
+        # downloads a revision whose files are already cached, it only writes the commit to refs/main.
         is_main = path.relative_to(folder).parts[1].encode() == main.strip()
         return max(path.lstat().st_mtime_ns, main_at if is_main else 0)
 
@@ -281,7 +281,7 @@ def demo_path() -> Path:
 
 
 def resolve_model(model_name: str | Path | None = None) -> Path | None:
-    """Return the path of the model that `model_name` or NOTSO_MODEL names, else of a cached official file, or None.
+    """Return the path of the model named by `model_name` or NOTSO_MODEL; default: a cached official file, or None.
 
     Raises ModelFileError if the model does not exist.
     """

@@ -53,7 +53,7 @@ class DamagedBlockError(Exception):
 class BlockName:
     """A block's file name; `model`: 8 bytes of the cache version's digest."""
 
-    # Hexadecimal digits only, so no user input becomes part of a path.
+    # The fields are written in hexadecimal, so no user input becomes part of a path.
     model: bytes
     hash: bytes
     tag: bytes
@@ -64,7 +64,7 @@ class BlockName:
 
     @classmethod
     def of(cls, cache_version: bytes, hash: bytes, tag: bytes, *, is_partial: bool) -> BlockName:
-        """Build a name. Raises ValueError unless the key has 16 bytes and the tag at most 8."""
+        """Build a name. Raises ValueError unless `hash` has 16 bytes and `tag` at most 8."""
         if len(hash) != HASH_BYTES or len(tag) > TAG_BYTES:
             raise ValueError(
                 f"a key has {HASH_BYTES} bytes and a tag up to {TAG_BYTES}, not {len(hash)} and {len(tag)}"
@@ -105,7 +105,7 @@ def encode_block(name: BlockName, cache_version: bytes, tokens: array[int], cont
 
 
 def write_file(path: Path, parts: Sequence[bytes], *, flush: bool) -> None:
-    """Write a file atomically; `flush`: fsync before the rename. Raises OSError and leaves no file behind."""
+    """Write a file atomically; `flush`: fsync before the rename. Raises OSError without leaving a partial file."""
     draft = path.with_suffix(".tmp")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -116,7 +116,7 @@ class ConversationLog:
         self._of.pop(name, None)
 
     def evict(self, conversation: bytes) -> list[BlockName]:
-        """Remove a conversation or reading; return the files that belong to no other conversation or reading."""
+        """Remove a conversation or reading; return the files to remove (see `survives_eviction`)."""
         unowned = []
         for name, conversations in list(self._of.items()):
             if conversation in conversations:

@@ -366,7 +366,7 @@ class DiskStore:
             if size:
                 self._folder.add(queued.name, size)
                 # During the write, conversations may have been added, or an older file may have been removed together
-                # with its records. So all are added again.
+                # with its records. Therefore, all conversations are recorded again.
                 for conversation in queued.conversations:
                     self._folder.log.add(queued.name, conversation)
             elif str(queued.name) not in self._folder.files:
