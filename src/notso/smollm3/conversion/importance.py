@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]  # windows done, total windows
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Mean squares (columns,) float32, by tensor name."""
+    """Mean squares by tensor name, as float32 arrays (columns,)."""
 
     of: Mapping[str, Floats]
     windows: int

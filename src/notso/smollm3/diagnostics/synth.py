@@ -1,7 +1,7 @@
 """Model files with random weights in SmolLM3's exact shapes and block formats, for benchmarks and tests.
 
 The full size has the 326 tensors of the official Q4_K_M file (216 Q4_K, 37 Q6_K, 73 F32) with the same sizes in bytes.
-Tokenizer and chat template are taken from another file; reserved tokens pad the tokenizer to the vocabulary size.
+The tokenizer and chat template are taken from another file; reserved tokens pad the tokenizer to the vocabulary size.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SyntheticShape:
 def synthetic_tensors(
     shape: SyntheticShape, formats: str = OFFICIAL_FORMATS
 ) -> list[tuple[str, tuple[int, ...], Format]]:
-    """Return name, numpy shape and format of each tensor, in file order.
+    """Return the name, numpy shape and format of each tensor, in file order.
 
     `formats`: "official" (Q4_K_M) or one format for all matrices; norms are always F32. Raises InvalidRequestError.
     """
@@ -113,7 +113,7 @@ def write_synthetic(
     formats: str = OFFICIAL_FORMATS,
     progress: Progress | None = None,
 ) -> int:
-    """Write a GGUF file of random weights, which depend only on the arguments; return the size of its tensors.
+    """Write a GGUF file of random weights, which depend only on the arguments; return its tensors' bytes.
 
     tokenizer: GGUF file, metadata or `tokenizer.json`; default: the demo model's. template: chat template; default: the
     tokenizer file's, a `chat_template.jinja` next to it, or the demo model's. Raises InvalidRequestError for invalid

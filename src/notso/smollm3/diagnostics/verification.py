@@ -3,7 +3,7 @@
 There are four checks:
 
 - The file's SHA-256 is compared with those of the published files.
-- The file must have all tensors of the model, in the correct shapes.
+- The file must have all tensors of the model, with the correct shapes.
 - The tokenizer and the chat template are constructed as for an engine.
 - The scales of every tensor must be finite. For sampled rows w of every matrix, the native kernels compute products
   x w, which are compared with the float64 products of the dequantized weights. For quantized formats, the kernels'

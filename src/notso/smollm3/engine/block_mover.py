@@ -11,7 +11,7 @@ from notso.smollm3.scheduling.sequence import BlockCopy, BlockLoad, Plan, Sequen
 
 
 class BlockMover:
-    """Executes block moves, on the engine's thread."""
+    """Executes block moves, on the engine thread."""
 
     def __init__(self, cache: KVCache, scheduler: Scheduler, offload: KVOffload | None) -> None:
         self._cache = cache

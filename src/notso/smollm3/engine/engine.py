@@ -254,7 +254,7 @@ class Engine:
         return self._placement.state
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
-        """Wait until the weights are in their final place in memory, for measurements."""
+        """Wait until the weights are in their final place in memory."""
         self._placement.finished.wait(timeout_s)
 
     def stats(self) -> EngineStats:
@@ -263,7 +263,7 @@ class Engine:
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
         """Evict a conversation of `owner`, or everything, from memory and disk.
 
-        Running answers continue; prefixes shared with other conversations stay. Raises InvalidRequestError or
+        Running answers continue; prefixes shared with other conversations are kept. Raises InvalidRequestError or
         EngineError.
         """
         self._require_open()
@@ -282,7 +282,7 @@ class Engine:
             self._offload.evict(conversation)
 
     def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
-        """Return the size on disk of the reading (pinned prompt prefix) `name` of a scope or an owner."""
+        """Return the size on disk of a scope's or an owner's reading (pinned prompt prefix)."""
         self._require_open()
         if self._offload is None:
             return StoredReading(0, 0)
@@ -309,7 +309,7 @@ class Engine:
         self._shut_down()
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        # If the GPU fails, each callback is called once, on the engine's thread, and must not block. Afterwards,
+        # If the GPU fails, each callback is called once, on the engine thread, and must not block. Afterwards,
         # running answers end with an error. If the model is then loaded again, it runs on the CPU.
         self._lost_callbacks.append(callback)
 

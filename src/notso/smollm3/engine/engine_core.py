@@ -77,7 +77,7 @@ def notify_queue_positions(queue: Iterable[Sequence], requests: Mapping[Sequence
 
 
 def notify_progress(request: Request, done: int, now: float, s_per_token: float) -> None:
-    """Send a progress event unless one was sent recently."""
+    """Send a progress event during prefill, unless one was sent recently."""
     if not request.prefilled_at and now - request.progress_sent_at >= PROGRESS_S:
         request.progress_sent_at = now
         request.generation.write([progress(request, done, s_per_token)])
@@ -180,7 +180,7 @@ class EngineCore:
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or on the
-        engine's thread."""
+        engine thread."""
         self.reject_engine_thread()
         future: Future[T] = Future()
 
@@ -194,7 +194,7 @@ class EngineCore:
         return future.result()
 
     def reject_engine_thread(self) -> None:
-        """Raise EngineError on the engine's thread, to prevent deadlock."""
+        """Raise EngineError on the engine thread, to prevent deadlock."""
         if threading.current_thread() is self._thread:
             raise EngineError("a subscriber's callback must not wait for the engine")
 
@@ -234,7 +234,7 @@ class EngineCore:
             self.background.record_activity()
         self._signal.wake()
 
-    # On the engine's thread
+    # On the engine thread
 
     def _run(self) -> None:
         try:
@@ -578,7 +578,7 @@ class ContextLogits:
                     self._core.call(lambda: self._free_blocks(sequence))
         return out
 
-    # On the engine's thread
+    # On the engine thread
 
     def _allocate_blocks(self, sequence: Sequence) -> None:
         pool = self._core.scheduler.pool

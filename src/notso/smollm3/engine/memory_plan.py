@@ -93,13 +93,13 @@ def longest_context(config: SmolLM3Config) -> int:
 
 
 def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
-    """Return the cache bytes per token in all layers together."""
+    """Return the bytes of cache per token, over all layers."""
     pair = KV_FORMATS[kv_format].pair_bytes(config.head_dim)
     return config.num_hidden_layers * config.num_key_value_heads * pair
 
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
-    """Return the maximum rows of a step."""
+    """Return the maximum number of rows of a step."""
     # With contexts beyond the trained length, memory is scarce. Smaller steps need less of it, and are hardly slower,
     # because attention takes most of the time.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
@@ -131,8 +131,8 @@ def plan_engine(
 ) -> EnginePlan:
     """Choose the unset settings so that the plan fits in memory. Explicit settings are not reduced.
 
-    context_tokens: capped at the model's maximum. None: up to 8,192, in steps of 1,024, at least 2,048 (or the trained
-        context if smaller).
+    context_tokens: capped at the model's maximum. None: 8,192, or the trained context if smaller; reduced in steps of
+        1,024, to at least 2,048, if memory is short.
     document_tokens: if context_tokens is None, the desired context of prompts with a fixed prefix. Reduced, in steps of
         1,024, until half of the remaining memory suffices; at most the trained context. Does not affect other choices.
     kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, fewer bits only if memory requires it. With `fine_weights`

@@ -182,7 +182,7 @@ def pull(
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
     sleep: Callable[[float], None] = time.sleep,
 ) -> DownloadedFile:
-    """Download `file` unless it is cached, and verify it. `force` ignores the cache and partial files.
+    """Download `file` unless it is cached, and verify it. `force` ignores the cache and discards partial files.
 
     Raises DownloadError; a partial file is kept for resuming unless its hash is wrong.
     """

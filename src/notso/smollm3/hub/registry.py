@@ -194,7 +194,7 @@ def official_files() -> tuple[KnownFile, ...]:
 
 
 def known_file(name: str) -> KnownFile:
-    """Return the official file with a name such as `smollm3-3b`, `Q8_0`, `owner/repository:Q8_0` or a file name.
+    """Return the official file for a name such as `smollm3-3b`, `Q8_0`, `owner/repository:Q8_0` or a file name.
 
     Raises InvalidRequestError, which lists the choices.
     """

@@ -1,9 +1,9 @@
-"""Identity of a model file by its content, so that cached blocks stay valid if it is copied or gets new timestamps.
+"""Identity of a model file by its content. Cached blocks stay valid if the file is copied or gets new timestamps.
 
-The sampled identity of a file is a hash of its inode, times, size and samples of each tensor. It is fast to compute and
-used until the SHA-256 of the file is known. Other content cannot have the same sampled identity, because every write
-to a file changes its ctime. The SHA-256 is computed once, in idle time and at low priority, and stored in the cache
-folder together with the sampled identity, so that blocks written under this sampled identity stay usable.
+The sampled identity of a file is a hash of its inode, times, size and samples of each tensor. It is fast to compute,
+and is used until the SHA-256 of the file is known. Other content cannot have the same sampled identity, because every
+write to a file changes its ctime. The SHA-256 is computed once, in idle time and at low priority, and stored in the
+cache folder together with the sampled identity, so that blocks written under this sampled identity stay usable.
 """
 
 from __future__ import annotations

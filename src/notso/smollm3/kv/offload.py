@@ -1,4 +1,4 @@
-"""Offloading of blocks to disk, and loading them again.
+"""Offload blocks to disk and load them again.
 
 Blocks of finished conversations and of pinned readings are offloaded. A reading is a named prompt prefix (see
 block_pool), and a window is a more precise copy of a block (see kv_cache).
@@ -151,7 +151,7 @@ class KVOffload:
             ]
 
     def _has_window(self, load: BlockLoad) -> bool:
-        # Windows are loaded on the engine's thread, the only one that accesses the map of windows.
+        # Windows are loaded on the engine thread, the only one that accesses the map of windows.
         return self.needs_window(is_first=load.sequence.blocks[0] == load.block, is_partial=load.is_partial)
 
     def _load_or_mark_missing(self, load: BlockLoad) -> bool:

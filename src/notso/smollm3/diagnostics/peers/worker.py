@@ -6,7 +6,7 @@ This script imports only notso.system from this project, so it runs under any Py
     python worker.py llama.cpp MODEL.gguf CONTEXT THREADS
     python worker.py openvino FOLDER CONTEXT THREADS
 
-It reads tasks from standard input and writes results to standard output, as JSON lines. The first line it writes has
+It reads tasks from standard input and writes results to standard output, as JSON lines. The first line contains
 version, load_s and the names of the configurations. Each task except "memory" also has a "configuration", an index into
 these names.
 
