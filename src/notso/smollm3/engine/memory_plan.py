@@ -47,8 +47,8 @@ STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
 # Memory of the interpreter, the tokenizer, the web server and its streams.
 PROCESS_BYTES = 256 * MIB
 
-# Caches of at least this size use large pages, and are touched before use so that the system allocates them. The demo
-# model's cache is smaller; on large pages, it would take 20 MB more than needed.
+# Caches of at least this size use large pages, and are touched while the engine is idle so that the system allocates
+# them. The demo model's cache is smaller; on large pages, it would take 20 MB more than needed.
 LARGE_CACHE_BYTES = 64 * MIB
 
 CONTEXT_STEP_TOKENS = 1024  # automatically chosen contexts are multiples of this
