@@ -26,11 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import GGUFFile, ceilings, kernel_choice, process_memory, zeroed
+from notso.smollm3.diagnostics.inspection import weight_bytes_per_token
 from notso.smollm3.diagnostics.peers import PeerProcess, Task
 from notso.smollm3.diagnostics.verification import model_fingerprint
 from notso.smollm3.engine.engine import Engine
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token
 from notso.smollm3.errors import EngineError, InvalidRequestError
+from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError, block_hash
@@ -577,9 +579,8 @@ def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:
 
 
 def _weight_bytes(engine: Engine) -> int:
-    # Decoding a token reads all weights, including the embedding, which is also the output head.
     with GGUFFile.open(Path(engine.info.path)) as file:
-        return sum(tensor.nbytes for tensor in file.tensors.values())
+        return weight_bytes_per_token(file.tensors, SmolLM3Weights.from_tensors(file.tensors, engine.config))
 
 
 def _describe_model(engine: Engine) -> dict[str, Any]:

@@ -211,15 +211,17 @@ def _tokenizer_info(metadata: Metadata) -> TokenizerInfo | None:
     )
 
 
+def weight_bytes_per_token(tensors: Mapping[str, QTensor], weights: SmolLM3Weights) -> int:
+    """Return the bytes of weights that decoding a token reads."""
+    # It reads one row of the embedding and all other weights. If the embedding is also the output head (tied), it is
+    # additionally read completely.
+    read = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes
+    return read if weights.lm_head is weights.embed_tokens else read - weights.embed_tokens.nbytes
+
+
 def _run_info(metadata: Metadata, tensors: Mapping[str, QTensor]) -> RunInfo:
     config = SmolLM3Config.from_metadata(metadata)
     weights = SmolLM3Weights.from_tensors(tensors, config)
-    tied = weights.lm_head is weights.embed_tokens
-    # Generating a token reads one row of the embedding and all other weights. If the embedding is also the output head
-    # (tied), it is additionally read completely.
-    read = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes
-    if not tied:
-        read -= weights.embed_tokens.nbytes
     memory = available_memory()
     weight_bytes = sum(tensor.nbytes for tensor in tensors.values())
     return RunInfo(
@@ -230,8 +232,8 @@ def _run_info(metadata: Metadata, tensors: Mapping[str, QTensor]) -> RunInfo:
             for i, layer in enumerate(weights.layers)
             if layer.v_proj.format.name == layer.down_proj.format.name == "Q6_K"
         ),
-        tied_embeddings=tied,
-        weight_bytes_per_token=read,
+        tied_embeddings=weights.lm_head is weights.embed_tokens,
+        weight_bytes_per_token=weight_bytes_per_token(tensors, weights),
         kv_values_per_token=config.kv_values_per_token,
         cache=tuple(_cache_plan(kv_format, config, weight_bytes, memory) for kv_format in KV_FORMATS),
         available_bytes=memory.available_bytes,
