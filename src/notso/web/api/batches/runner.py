@@ -33,7 +33,7 @@ MAX_LINES = 50_000
 MAX_ERRORS = 100
 """Maximum errors reported for an invalid input file."""
 MAX_BATCHES = 4
-"""Maximum batches that run at once, each of a different owner. The batches of one owner run one after another."""
+"""Maximum batches that a server runs at once, each of a different owner."""
 MAX_AT_ONCE = 32
 """Maximum requests of one batch that run at once."""
 SEARCH_SECONDS = 10.0
@@ -193,11 +193,11 @@ class _Run:
         for number in numbers:
             entry = read_line(lines[number], (self._body["endpoint"],))
             body = json.dumps(entry.body).encode()
-            async with self._repeating:  # new requests must not fail with one that is repeated, nor make it fail again
+            async with self._repeating:  # no new request starts during a repetition: each could make the other fail
                 pass
             status, headers, answer = await self._send_request(entry.url, body)
             if status == 500:
-                # Another request may have made the engine fail. Those that failed with it are repeated one at a time.
+                # Another request may have made the engine fail. All that failed with it are repeated one at a time.
                 async with self._repeating:
                     status, headers, answer = await self._send_request(entry.url, body)
             response = {

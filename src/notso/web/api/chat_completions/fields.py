@@ -68,7 +68,7 @@ from notso.web.api.shared.api_request import ApiRequest
 NO_BUDGET = -1
 """Value of `thinking_budget` that counts as omitted, so that limits set by other fields apply."""
 BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens")
-"""Aliases."""
+"""Aliases of one field."""
 Budget = Annotated[Whole, Field(ge=NO_BUDGET)]
 
 AnswerPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
@@ -181,7 +181,7 @@ class ObjectFormat(Fields):
 
 
 class RegexFormat(Fields):
-    """TGI's regular expression that must match the whole answer."""
+    """A regular expression that must match the whole answer, as in TGI."""
 
     type: Literal["regex"]
     value: Text

@@ -122,10 +122,10 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     if not all(prompts):
         raise invalid_field("prompt", "prompt is empty", "empty_prompt")
     scored = fields.logprobs if fields.echo else None
-    if scored is not None and (scored_tokens := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
+    if scored is not None and (work := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
         raise invalid_field(
             "logprobs",
-            f"logprobs of {scored_tokens:,} tokens exceed {MAX_SCORED:,}: send fewer prompts",
+            f"prompt characters or token ids x (1 + logprobs) is {work:,}; the maximum is {MAX_SCORED:,}",
         )
     grammar, grammar_field = read_grammar(fields)
     requested = get_by_alias(fields, "max_tokens", "max_new_tokens", "n_predict")

@@ -100,7 +100,7 @@ def generation_settings(params: SamplingParams) -> dict[str, Any]:
 
 MAX_RESPONSE_FIELDS = 64
 MAX_TEXTS = 1024
-"""Limit of prompt texts per request; each is tokenized separately."""
+"""Maximum prompt texts per request; each is tokenized separately."""
 BANNED = -100.0
 """Bias that `false` stands for. It practically excludes a token."""
 
@@ -158,8 +158,8 @@ NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
         "id, or give a text to bias every token in it; a bias is -100 to 100, or false for -100"
     ),
     "n_probs": works(
-        "number of most likely tokens to return at each position, 0 to 20, with their probabilities before temperature "
-        "and filters"
+        "number of most likely tokens to return at each position, 0 to 20, with their log probabilities before "
+        "temperature and filters"
     ),
     "return_tokens": works("true: return token ids; streams always contain them"),
     "response_fields": works(

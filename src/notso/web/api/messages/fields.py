@@ -115,7 +115,7 @@ class ContextManagement(Fields):
 
     @property
     def kept_thinking_turns(self) -> int | None:
-        """Number of latest answers that keep their reasoning, by default 1; None: all answers."""
+        """How many of the latest answers keep their reasoning (default 1); None: all."""
         edits = self.of_kind(ClearThinking)
         return min((edit.kept_turns for edit in edits if edit.kept_turns is not None), default=None if edits else 1)
 
@@ -130,7 +130,7 @@ def apply_edits(
 ) -> tuple[tuple[Message, ...], Applied]:
     """Apply edits to a conversation; return the new conversation and the edits that had an effect.
 
-    `count` returns the prompt tokens of messages; its errors propagate. The messages' `keep_reasoning` must be set.
+    `count` returns the number of prompt tokens; its errors propagate. The messages' `keep_reasoning` must be set.
     """
     # The caller has applied `clear_thinking` by setting `keep_reasoning`. Here, only the number of saved tokens is
     # computed. Several such edits are reported as one, because only the strictest has an effect.
@@ -313,7 +313,7 @@ class ServerBlock(Fields):
         "container_upload",
         "fallback",
     ]
-    # Fields of the blocks of all types, so that only the type is reported as ignored.
+    # All fields of these blocks are declared, so that only the type is reported as ignored.
     id: Any = None
     tool_use_id: Any = None
     name: Any = None
@@ -331,7 +331,7 @@ class ServerBlock(Fields):
 
 
 class CompactionBlock(Fields):
-    """Summary of earlier messages by another server; null if it failed."""
+    """A summary by another server; `content` is null if summarization failed."""
 
     type: Literal["compaction"]
     content: Text | None = None

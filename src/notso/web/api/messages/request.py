@@ -119,7 +119,7 @@ def add_document(documents: RequestDocuments, block: DocumentBlock | SearchResul
     if isinstance(source, PdfSource | FileSource):
         document = files.get(source.file_id if isinstance(source, FileSource) else digest_of(source.data))
         if document is None:
-            raise invalid_field("messages", "PDF documents can be sent to /v1/messages only")
+            raise invalid_field("messages", "this endpoint does not accept PDF documents or stored files")
         text, starts = document.text, document.pages
         has_pages = document.kind == "PDF"
         facts |= {"location": "page_location" if has_pages else "char_location"}
@@ -175,9 +175,9 @@ def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
     return " ".join([*quotations, block.text])
 
 
-# Patterns, by name, of lines that change with every request and would prevent the reuse of cached prompts. Only a line
-# at the start of the system prompt is removed, and only if the pattern matches all of it. Quantifiers are possessive,
-# so that a malicious text cannot cause slow backtracking.
+# Name -> pattern of a line that changes with every request and would prevent the reuse of cached prompts. A line is
+# removed only from the start of the system prompt, and only if the pattern matches all of it. Quantifiers are
+# possessive, so that a malicious text cannot cause slow backtracking.
 VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
     # Claude Code's version, launch mode and a checksum of the request, which differs every time.
     "x-anthropic-billing-header": re.compile(
@@ -307,7 +307,7 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
 
 
 def _left_out(fields: CountFields) -> Iterable[RequestHint]:
-    # Returns a hint for each type of block that is dropped from the prompt.
+    # Returns a hint for each type of server or upload block. These are dropped from the prompt.
     hints: dict[str, RequestHint] = {}
     for number, turn in enumerate(fields.messages):
         for at, block in enumerate(() if isinstance(turn.content, str) else turn.content):
@@ -343,7 +343,7 @@ def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHi
 
 
 def _prompt_tools(fields: CountFields) -> list[AnthropicTool]:
-    # Returns the tools of the prompt, ending with the deferred tools that a tool search has found.
+    # Returns the tools of the prompt, ending with the deferred tools that a tool search found.
     check_tool_names((f"tools.{index}.name", tool.name) for index, tool in enumerate(fields.tools or ()))
     for index, tool in enumerate(fields.tools or ()):
         check_depth(f"tools.{index}.input_schema", tool.input_schema)
@@ -467,7 +467,7 @@ def _user_message(turn: UserTurn, documents: RequestDocuments, files: Files, pin
 
 
 def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, keeps_reasoning: bool) -> Message:
-    # By default, reasoning stays in the prompt until the next user message; `clear_thinking` can keep it longer.
+    # By default, reasoning stays in the prompt until the next turn starts; `clear_thinking` can keep it longer.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]

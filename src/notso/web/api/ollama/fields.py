@@ -72,7 +72,7 @@ class OptionFields(Fields):
     tfs_z: float | None = None
     mirostat: Literal[0] | None = None
     penalize_newline: Literal[True] | None = None
-    # These are ignored: most of them configure the machine's resources, which the server does itself.
+    # These are ignored. Most of them configure the machine's resources, which the server manages itself.
     num_ctx: Ignored = None
     num_keep: Ignored = None
     num_batch: Ignored = None
@@ -116,7 +116,7 @@ PARAMS = sampling_names("ollama", within="options.")
 
 
 def to_sampling_params(options: OptionFields, thinking_budget: int | None) -> SamplingParams:
-    """Convert to engine parameters. Raises ApiError (400) naming the option."""
+    """Convert options to engine parameters. Raises ApiError (400) naming the option."""
     if options.tfs_z not in (None, 1.0):
         raise invalid_field("options.tfs_z", f"this value of options.tfs_z is not supported: {_OFF}")
     values = read_parameters(options, "ollama") | {"thinking_budget": thinking_budget}
@@ -390,7 +390,7 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
 
 
 def encode_context(messages: Sequence[Message]) -> list[int]:
-    """Encode a conversation as numbers, an opaque value that clients send back with the next prompt."""
+    """Encode a conversation as opaque numbers, which clients send back with the next prompt."""
     # Each number holds three bytes of JSON after a leading 1, which preserves leading zeros.
     entries = [[each.role, each.content] for each in messages]
     data = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()

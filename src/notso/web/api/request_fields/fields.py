@@ -61,7 +61,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _to_utf8(body: bytes) -> bytes:
-    # Converts UTF-16 or UTF-32 to UTF-8, without byte order mark and final NUL.
+    # Converts UTF-16 or UTF-32 to UTF-8, and removes a byte order mark and final NULs.
     try:
         return decode_text(body).encode()
     except NotTextError as error:
@@ -239,7 +239,7 @@ def nesting_depth(value: object) -> int:
 
 F = TypeVar("F", bound=BaseModel)
 
-_PRIORITIES = {"extra_forbidden": 2, "too_short": 1}  # of error types among errors at the same path
+_PRIORITIES = {"extra_forbidden": 2, "too_short": 1}  # the highest one decides which error of a path is reported
 _SHOWN_CHARACTERS = 80  # maximum length of a client's field name in errors
 
 
@@ -265,7 +265,7 @@ def check_depth(param: str, schema: object) -> None:
 
 
 def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
-    # Messages are written here, because pydantic's may repeat the client's input.
+    # Some messages are written here, because pydantic's would repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports an error per alternative; the error at the deepest path belongs to the intended alternative.
     fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _PRIORITIES.get(each["type"], 0)))
@@ -325,7 +325,7 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
 
 def _parent_path(location: Sequence[int | str], body: Any) -> list[int | str]:
     # Returns the path of the object in which the last part of the location is missing. If a type's name in the location
-    # is also a field's name, `_path` descends too far, into an object that contains this part.
+    # is also a field's name, `_path` descends too far, into an object that contains the last part.
     path = _path(location[:-1], body)
     while path and isinstance(value := _value_at(body, path), Mapping) and location[-1] in value:
         path.pop()

@@ -56,7 +56,7 @@ Number = int | float
 
 
 def to_prompt_limit(truncate_prompt_tokens: int | None) -> int | None:
-    # -1 cuts only prompts that do not fit the context, which are refused anyway.
+    # -1 would cut only prompts that do not fit the context. Those are refused anyway.
     return None if truncate_prompt_tokens is None or truncate_prompt_tokens < 0 else truncate_prompt_tokens
 
 
@@ -138,7 +138,6 @@ class UnsupportedSamplerFields(Fields):
 
     @property
     def prompt_limit(self) -> int | None:
-        """`truncate_prompt_tokens` as `ApiRequest.prompt_limit`."""
         return to_prompt_limit(self.truncate_prompt_tokens)
 
 
@@ -211,7 +210,7 @@ MAX_PROCESSORS = 8
 ANY_LENGTH = -1
 """Value of `max_tokens` that allows as many tokens as fit the context, as in llama.cpp and LM Studio."""
 RANDOM_SEED = -1
-"""Value of `seed` that gives a random seed, as in llama.cpp, vLLM and Ollama."""
+"""Value of `seed` that requests a random seed, as in llama.cpp, vLLM and Ollama."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -300,7 +299,7 @@ def to_sampling_params(
     choices = fields.n or 1
     if fields.best_of not in (None, 1, choices):
         raise unsupported_field("best_of", "this value of best_of is not supported: use n")
-    # Each choice has its own seed, because equal seeds would give equal choices. Seeds beyond 64 bits wrap around.
+    # Each choice has its own seed, because equal seeds would produce equal choices. Seeds beyond 64 bits wrap around.
     seed = values["seed"]
     seeds = [None if seed is None else _wrap_seed(seed + index) for index in range(choices)]
     names = sampling_names("openai") | ({} if fields.n_predict is None else {"max_tokens": "n_predict"})
@@ -351,7 +350,7 @@ MAX_GRAMMAR_CHOICES = 1_000
 
 Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_GRAMMAR_CHOICES, fail_fast=True)]
 Schema = dict[str, Any] | Text
-"""A JSON schema as object or text."""
+"""A JSON schema, as an object or as text."""
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 

@@ -45,7 +45,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Only LOGPROBS and SEARCH_RESULTS have an effect. The others concern encrypted reasoning and unavailable tools."""
+"""Only LOGPROBS and SEARCH_RESULTS have an effect. Others concern encrypted reasoning, images or unavailable tools."""
 
 
 class InputText(Fields):
@@ -300,7 +300,7 @@ class ResponseFields(InputTokenFields):
     stream_options: ResponseStreamOptions | None = None
     max_tool_calls: Annotated[Whole, Field(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16), limit_entries(16)] | None = None
-    # Accepted only with values that have no effect.
+    # The following fields have no effect.
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
     user: Annotated[Label | None, DESCRIBES_CALLER] = None
     safety_identifier: Annotated[Label | None, DESCRIBES_CALLER] = None
@@ -318,7 +318,7 @@ INPUT_TOKEN_NOTES: Notes = {
         "a text, or a list of messages, tool calls, outputs of tools, reasoning, and references to stored items"
     ),
     "model": works("a name listed by `GET /v1/models`; optional"),
-    "instructions": works("the system prompt of this response; it does not apply to the following ones"),
+    "instructions": works("the system prompt; applies to this response only"),
     "previous_response_id": works("id of a stored response; `input` continues its conversation"),
     "tools": works("up to 128 functions with schemas of up to 32 levels, and `file_search`"),
     "tool_choice": works(
@@ -345,7 +345,7 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
         "hint",
         f"`{LOGPROBS}`, `{SEARCH_RESULTS}`",
         f"{LOGPROBS}, {SEARCH_RESULTS} and reasoning.encrypted_content can be included",
-        "reasoning is not encrypted, and the other values belong to tools that are not available",
+        "reasoning is not encrypted, and the other values concern images and unavailable tools",
     ),
     "store": works(
         "true (default): the response is stored until it is deleted or 1,000 newer ones are stored; false: not stored"

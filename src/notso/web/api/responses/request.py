@@ -71,7 +71,7 @@ Reference = tuple[int, str]
 
 MAX_REFERENCED_RESPONSES = 256
 MAX_REFERENCED_CHARACTERS = 1 << 22
-"""Maximum size of all referenced items together. More text would not fit any context."""
+"""Maximum total size of the referenced items. More text would not fit any context."""
 
 _ID_PREFIXES = {
     "message": "msg",
@@ -108,7 +108,7 @@ async def load_referenced_items(
     for index, id in references:
         param = f"input.{index}.id"
         if ids.index(id) != len(found):
-            raise invalid_field(param, f"{param} refers to an item twice")
+            raise invalid_field(param, f"{param} is the id of an item that was already referenced")
         match = _ITEM_ID.fullmatch(id)
         response_id = f"resp_{match[1]}" if match else ""
         if response_id and response_id not in responses:
@@ -246,7 +246,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
 
 
 def replace_conversation(api_request: ResponseRequest, conversation: tuple[Message, ...]) -> ResponseRequest:
-    """Replace the conversation. Keep reasoning only with tool calls after the last user message."""
+    """Replace the conversation. Only messages with tool calls after the last user message keep their reasoning."""
     last_user = max((at for at, message in enumerate(conversation) if message.role == "user"), default=-1)
     conversation = tuple(
         replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > last_user))

@@ -71,7 +71,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
                 events = remote_answer.events(0 if start is None else int(start) + 1, PING)
                 return EventStream(events, lambda: services.reread_streams.closed(owner))
             await get_response(services, owner, response_id, "response_id")
-            raise unsupported_field("stream", "the events of this response are no longer available; use stream: false")
+            raise unsupported_field("stream", "the events of this response are no longer available; use stream=false")
         services.reread_streams.opened(owner)
         fresh_copy = running.serializer.fresh_copy()
         events = number_events(
@@ -153,7 +153,7 @@ async def load_response(services: ApiServices, owner: str, id: str) -> StoredRes
 
 
 async def get_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
-    """Return a response by id. If the id is unknown, raises ApiError (404), which names `param`."""
+    """Return a response by id. Raises ApiError (404) naming `param` if the id is unknown."""
     found = await load_response(services, owner, id)
     if found is None:
         raise ApiError(404, "not_found", "no response with that id is stored", param=param)

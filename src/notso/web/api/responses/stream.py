@@ -14,7 +14,7 @@ from notso.web.api.shared.serializer import PING, named_event
 from notso.web.edge.errors import ApiError
 
 SaveResponse = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
-"""Function that stores a finished response, and its conversation, which a later response may continue."""
+"""Function that stores a finished response and the conversation that a later response may continue."""
 
 PRELIMINARY_KINDS = ("queued", "trimmed", "error")
 """Kinds of events that do not start the response."""

@@ -96,7 +96,7 @@ async def unload(request: Request, services: Services) -> Response:
                 if served.engine is not None:
                     await asyncio.to_thread(served.engine.adapters.remove, name)
             except NotsoError as error:
-                if name not in adapter_names(served):  # another request has removed it meanwhile
+                if name not in adapter_names(served):  # another request removed it in the meantime
                     break
                 raise as_api_error(error, {"adapter": "lora_name"}) from error
             served.forget_adapter(name)
@@ -121,7 +121,7 @@ ANTHROPIC_MAX_LIMIT = 1000
 
 @router.get("/v1/models", dependencies=[GUARDED])
 async def list_models(request: Request, services: Services) -> Response:
-    """List models and adapters, the default model first. Empty until the first load of the default model ends.
+    """List models and adapters, the default model first. The list is empty while the default model is being loaded.
 
     With the request header `anthropic-version`, the format is Anthropic's.
     """

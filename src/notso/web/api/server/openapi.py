@@ -260,7 +260,7 @@ _ALIASES = {
     "POST /chat/completions/input_tokens": "POST /v1/chat/completions/input_tokens",
     "POST /v1/responses/input_tokens": "POST /v1/chat/completions/input_tokens",
 }
-"""Operations whose responses have the same schema as those of another operation."""
+"""Operation -> operation whose responses have the same schema."""
 
 _BODIES: dict[str, Any] = {
     "GET /health": "@Health",

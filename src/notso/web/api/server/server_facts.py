@@ -86,9 +86,9 @@ health_router = APIRouter()
 @health_router.head("/health", dependencies=[PUBLIC])
 @health_router.get("/v1/health", dependencies=[PUBLIC])
 async def health(services: Services) -> JSONResponse:
-    """Return 200 if the server accepts requests, even if it must load an unloaded model first. Return 503 during the
-    first load or a model switch, after a failed load, without a database connection, and while stopping."""
-    # `leaving` is set some time before the server stops, so that a load balancer sees the 503 and sends no requests.
+    """Return 200 if the default model is loaded, or was unloaded while idle. Return 503 while it is being loaded, after
+    a failed load, without a database connection, and while stopping."""
+    # `leaving` is set before the server stops, so that a load balancer sees the 503 and stops sending requests.
     shared = services.shared
     status: str = "stopping" if shared.stopping or shared.leaving else shared.engine.state
     if status in ("ready", "unloaded") and shared.leases is not None and shared.leases.failing:

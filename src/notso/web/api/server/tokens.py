@@ -113,7 +113,7 @@ def _tokenize_request(body: Mapping[str, Any], files: Files) -> tuple[TokenizeFi
     fields = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
     sources = [name for name in ("content", "prompt", "messages") if getattr(fields, name) is not None]
     if not sources:
-        raise invalid_field("content", "content is required, or prompt or messages in its place")
+        raise invalid_field("content", "content, prompt or messages is required")
     if len(sources) > 1:
         raise invalid_field("content", f"only one of {' and '.join(sources)} is allowed")
     if fields.messages is None:

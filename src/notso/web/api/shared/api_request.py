@@ -69,7 +69,7 @@ IGNORED = "x-notso-ignored"
 MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 MAX_WORK = 64 * 65_536
-"""Maximum tokens and alternatives (top_logprobs) of a response. It bounds the response to a small request."""
+"""Maximum tokens and alternatives (top_logprobs) of a response. It limits the work that a small request can cause."""
 
 
 def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool) -> list[str]:
@@ -99,7 +99,7 @@ def check_work(info: ModelInfo, api_request: ApiRequest) -> None:
 
 
 def ignored_headers(api_request: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
-    """Return the header that lists ignored fields, with non-ASCII characters percent-encoded.
+    """Return the header that lists ignored fields, with special characters percent-encoded.
 
     Raises InvalidRequestError for an invalid schema.
     """

@@ -271,7 +271,7 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def timings_body(cached: int, prefilled: int, prefill_ms: float, decoded: int, decode_ms: float) -> dict[str, Any]:
-    # Prefill already produces the first token, so the rates of decoding count one token less.
+    # Prefill already produces the first token, so the decoding rates count one token fewer.
     prefill_ms, decode_ms = round(prefill_ms, 3), round(decode_ms, 3)
     return {
         "cache_n": cached,

@@ -221,7 +221,7 @@ def digest_of(data: str) -> str:
 
 
 async def get_stored_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
-    """Return a stored file by id. Raises ApiError (404) for `param` if it is unknown or expired."""
+    """Return a stored file by id. Raises ApiError (404) naming `param` if the file is unknown or expired."""
     file = await services.shared.store.records.file(owner, file_id)
     if file is None or 0 < file.expires_ms <= time.time_ns() // 1_000_000:
         raise ApiError(404, "not_found", "no file with that id is stored", param=param)

@@ -82,7 +82,7 @@ class IdempotencyMiddleware:
         try:
             if len(keys) > 1 or not _KEY.fullmatch(keys[0]):
                 raise ApiError(
-                    400, "invalid_value", "Idempotency-Key must be 1 to 255 visible characters", param=HEADER
+                    400, "invalid_value", "Idempotency-Key must be 1 to 255 printable ASCII characters", param=HEADER
                 )
             request.state.caller = caller  # the limit on request bodies, applied by `receive`, is per owner
             message = await receive()
@@ -153,7 +153,7 @@ class IdempotencyMiddleware:
                 recording.replayed = True
                 await _copy(found, recording.log)
                 return
-            if await self._replay(recording, owner_and_key):  # the other replica has just finished and stored it
+            if await self._replay(recording, owner_and_key):  # the other replica has just stored it
                 return
             detail = "the first request with this key is being answered"
             raise ApiError(409, "generation_in_progress", detail, retry_after_seconds=1)
@@ -272,7 +272,7 @@ def _request_digest(scope: Scope, body: bytes) -> bytes:
 
 
 def _key_reused_error() -> ApiError:
-    message = "this Idempotency-Key was sent with another request; use a new one for each request"
+    message = "this Idempotency-Key was sent with another request; use a new key for each request"
     return ApiError(422, "idempotency_key_reused", message, param=HEADER)
 
 

@@ -24,9 +24,9 @@ def paginate(
 ) -> dict[str, Any]:
     """Return a page of `items` (oldest first) in the API's format.
 
-    `query` has the parameters `limit` (1 to `max_limit`), `order` (default `desc`), and `after` and `before` (ids of
-    items), which Anthropic calls `after_id` (or `page`, with a prefix) and `before_id`. With `before`, the page ends in
-    front of that item. Raises ApiError (400) naming the parameter.
+    `query` contains `limit` (1 to `max_limit`), `order` (default `desc`), and the item ids `after` and `before`.
+    Anthropic calls these `after_id` (or `page`, with a prefix) and `before_id`. With `before`, the page ends just
+    before that item. Raises ApiError (400) naming the parameter.
     """
     limit, order = query.get("limit"), query.get("order")
     if order not in (None, "asc", "desc"):

@@ -24,7 +24,7 @@ class Serializer(Protocol):
     # Clients resume a stream by frame number, so another copy must produce the same frames from the same events.
 
     id: str  # of the response
-    ping: bytes  # frame sent when there has been no event for PING_SECONDS
+    ping: bytes  # frame sent after PING_SECONDS without another frame
 
     def fresh_copy(self) -> Serializer: ...  # returns a copy in its initial state, without events
 

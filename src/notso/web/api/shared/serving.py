@@ -102,7 +102,7 @@ class LoadedModel:
 
 
 def require_model_available(services: ApiServices) -> None:
-    """Raise ApiError (503) if the server is stopping or has not loaded a model yet."""
+    """Raise ApiError (503) if the server is stopping or loading its first model."""
     host = services.shared.engine
     if services.shared.stopping:
         raise ApiError(503, "shutting_down", "the server is stopping", retry_after_seconds=5)
@@ -207,7 +207,7 @@ async def _response(
         await _check_prompts(request, api_request, engine)
         if api_request.keep_alive_s is not None:
             host.keep(host.model(choice.model), api_request.keep_alive_s)
-        # More prompts than the engine can answer concurrently wait in its queue.
+        # The number of prompts may exceed this limit: excess prompts wait in the engine's queue.
         if n > info.max_num_seqs:
             raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
         if choices > max(MAX_CHOICES, n):
@@ -247,8 +247,8 @@ async def _response(
         async def begin() -> None:
             # Rejects invalid requests now, because the status code cannot change after the first byte.
             await running.begin(submit, lambda work: run_prompt_work(request, work))
-            # After `begin`, because the engine's errors name the field of an invalid schema. The queue may be full, so
-            # this must happen while an error still closes `running`.
+            # After `begin`, because the engine's errors name the field of an invalid schema. `run_prompt_work`
+            # fails if its queue is full, so it must be called while an error still closes `running`.
             headers.update(await run_prompt_work(request, lambda: ignored_headers(api_request, dropped)))
 
         if conversation is None:
@@ -296,7 +296,7 @@ def conversation_name(request: Request) -> str | None:
     name = request.headers.get(CONVERSATION)
     if name is not None and not _CONVERSATION_NAME.fullmatch(name):
         raise ApiError(
-            400, "invalid_value", "X-Conversation-Id must be 1 to 128 visible characters", param=CONVERSATION
+            400, "invalid_value", "X-Conversation-Id must be 1 to 128 visible ASCII characters", param=CONVERSATION
         )
     return name
 
@@ -314,7 +314,7 @@ async def sse_events(
             for sse_event in () if item is None else await serialize_event(serializer, *item):
                 yield sse_event
                 sent_at = loop.time()
-            if item is None or loop.time() - sent_at >= PING_SECONDS:  # also while the events are hidden reasoning
+            if item is None or loop.time() - sent_at >= PING_SECONDS:  # also while reasoning is hidden
                 yield serializer.ping
                 sent_at = loop.time()
         await serializer.finalize()

@@ -27,9 +27,9 @@ class RankingOptions(Fields):
 
 
 RANKING_NOTES: Notes = {
-    "ranker": hint("documents are ranked by BM25", "`auto`, `none`"),
+    "ranker": hint("passages are ranked by BM25", "`auto`, `none`"),
     "score_threshold": works("minimum score of a passage, 0 to 1; a BM25 score s counts as s / (s + 8)"),
-    "hybrid_search": hint("there are no embeddings; documents are ranked by BM25"),
+    "hybrid_search": hint("there are no embeddings; passages are ranked by BM25"),
 }
 
 
@@ -92,7 +92,7 @@ def store_id_of(library_id: str) -> str:
 
 
 def document_id_of(file_id: str, library_id: str) -> str:
-    """Return the id of the document that a library makes from a file."""
+    """Return the id of the document that a library creates from a file."""
     # Derived from both ids, because a file may be in several libraries.
     return str(uuid.uuid5(uuid.UUID(library_id), file_id))
 
