@@ -59,7 +59,7 @@ NOTES = {
 
 @router.post("/v1/batches", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
-    """Create a batch from an uploaded file of requests. They run at lower priority than other requests."""
+    """Create a batch from an uploaded file of requests, which run at lower priority than others."""
     fields, ignored = await read_body(request, _parse_batch)
     now_ms = time.time_ns() // 1_000_000
     lifetime = fields.output_expires_after

@@ -197,7 +197,7 @@ class _Run:
                 pass
             status, headers, answer = await self._send_request(entry.url, body)
             if status == 500:
-                # Another request may have made the engine fail. All that failed with it are repeated one at a time.
+                # Another request may have made the engine fail, so failed requests are repeated, one at a time.
                 async with self._repeating:
                     status, headers, answer = await self._send_request(entry.url, body)
             response = {

@@ -329,8 +329,8 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         "`thinking_budget`; and `exclude`, the opposite of `include_reasoning`"
     ),
     "thinking_budget": works(
-        "maximum reasoning tokens; overrides limits by effort, but does not enable disabled reasoning. -1 counts as "
-        "omitted"
+        "maximum reasoning tokens; overrides the limit that an effort sets. No effect if reasoning is disabled; -1 "
+        "counts as omitted"
     ),
     "thinking_token_budget": works("vLLM's name for `thinking_budget`"),
     "thinking_budget_tokens": works("llama.cpp's name for `thinking_budget`"),
@@ -521,7 +521,7 @@ def _continues_last_message(fields: ChatFields, messages: Sequence[Message]) -> 
 
 def _top_logprobs(fields: ChatFields) -> int | None:
     if fields.top_logprobs and not fields.logprobs:
-        raise invalid_field("top_logprobs", "top_logprobs needs logprobs: true")
+        raise invalid_field("top_logprobs", "top_logprobs requires logprobs: true")
     return fields.top_logprobs or 0 if fields.logprobs else None
 
 

@@ -182,7 +182,7 @@ class ChatSerializer:
     def _chunk(
         self, number: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
     ) -> dict[str, Any]:
-        # As in OpenAI's streams, a requested usage is null until the last chunk.
+        # As in OpenAI's streams, `usage` (if requested) is null until the last chunk.
         unknown = {"usage": None} if self._request.include_usage else {}
         return self._completion.chunk(number, delta, reason, logprobs, **unknown, **more)
 

@@ -106,7 +106,7 @@ E = TypeVar("E", bound=Fields)
 
 
 class ContextManagement(Fields):
-    """Edits of a conversation. Several edits of the same kind are applied in order."""
+    """Edits of a conversation."""
 
     edits: Annotated[list[Edit], Field(max_length=MAX_EDITS, fail_fast=True)] | None = None
 

@@ -435,7 +435,7 @@ def _request(
     is_raw = isinstance(prompt, str)
     budget = EFFORT_BUDGETS.get(fields.think) if isinstance(fields.think, str) else None
     if fields.top_logprobs and not fields.logprobs:
-        raise invalid_field("top_logprobs", "top_logprobs needs logprobs: true")
+        raise invalid_field("top_logprobs", "top_logprobs requires logprobs: true")
     return OllamaRequest(
         prompts=(prompt,),
         params=(to_sampling_params(options, budget),),

@@ -462,7 +462,7 @@ def strict_tool_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ..
 
 
 def validate_tool_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
-    """Return the choice that requires tool `name`, or any tool if None. Raises ApiError (400) if unknown."""
+    """Return the choice that requires tool `name`, or any tool if `name` is None. Raises ApiError (400) if unknown."""
     if not names:
         raise invalid_field(param, f"{param} requires a tool call, but no tools are given")
     if name is None:

@@ -62,7 +62,7 @@ def to_prompt_limit(truncate_prompt_tokens: int | None) -> int | None:
 
 _ORDER = "the order is fixed: penalties, temperature, top_k, typical_p, top_p, min_p, xtc"
 MIROSTAT_ADVICE = (
-    "it makes tokens depend on the probabilities of earlier ones, which would break reproducibility; use min_p, "
+    "it would break reproducibility, because tokens would depend on the probabilities of earlier ones; use min_p, "
     "typical_p or top_p"
 )
 
@@ -327,7 +327,7 @@ def get_by_alias(fields: BaseModel, *names: str) -> Any:
 def check_stream_options(fields: SamplingFields) -> None:
     """Raise ApiError for stream options without a stream."""
     if not fields.stream and fields.stream_options is not None:
-        raise invalid_field("stream_options", "stream_options needs stream: true")
+        raise invalid_field("stream_options", "stream_options requires stream: true")
 
 
 def _wrap_seed(seed: int) -> int:

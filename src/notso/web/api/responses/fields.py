@@ -388,7 +388,7 @@ WITHIN_RESPONSE: Notes = {
         "with `filename`; replaced by the text of the file",
         "send file_data with a filename, or file_id: URLs are not fetched",
     ),
-    "item_reference": works("in `input`: stands for the stored input or output item with this `id`"),
+    "item_reference": works("in `input`: refers to the stored input or output item with this `id`"),
     "effort": works(f"`none` disables thinking; {EFFORTS}", EFFORT_ADVICE),
     "summary": hint("reasoning is returned in full, as content of reasoning items", "an empty list", "use auto"),
     "generate_summary": hint("reasoning is returned in full, as content of reasoning items", instead="use auto"),

@@ -216,7 +216,7 @@ async def _response(
         if conversation is not None and n > 1:
             raise ApiError(400, "invalid_value", "n must be 1 with X-Conversation-Id", param="n")
         if conversation is not None and choices > 1:
-            raise ApiError(400, "invalid_value", "prompt must be one prompt with X-Conversation-Id", param="prompt")
+            raise ApiError(400, "invalid_value", "only one prompt is allowed with X-Conversation-Id", param="prompt")
         serializer = serializer_of(info)
         running.name = serializer.id
         if api_request.background:
