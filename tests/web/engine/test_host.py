@@ -37,6 +37,27 @@ def test_chats_run_concurrently_and_excess_chat_is_queued(start: Start) -> None:
     assert {server.finished(each).state for each in asked} == {"stopped"}
 
 
+def test_reload_of_an_idle_model_keeps_the_server_healthy(start: Start) -> None:
+    """A load balancer would otherwise remove a server whose next request loads the model again."""
+    first, gate, sources = ScriptedEngine(), threading.Event(), []
+
+    def load() -> ScriptedEngine:
+        sources.append(first if not sources else ScriptedEngine())
+        assert sources[-1] is first or gate.wait(60)
+        return sources[-1]
+
+    server = start(load, keep_alive_seconds=0.0)
+    host = server.shared.engine
+    server.wait(lambda: first.closed and host.state == "unloaded")
+    asked = server.ask("one")
+    server.wait(lambda: len(sources) == 2)
+    assert host.state == "loading"
+    assert server.client.get("/health").status_code == 200
+    assert server.client.get("/v1/models").json()["data"], "the model's names stay known"
+    gate.set()
+    assert server.finished(asked).state == "done"
+
+
 def test_model_switch_keeps_running_and_waiting_chats(start: Start) -> None:
     old = ScriptedEngine(endless(), pace_seconds=0.01, name="Old")
     gate, order = threading.Event(), []

@@ -141,7 +141,8 @@ class EngineHost:
 
     @property
     def info(self) -> ModelInfo | None:
-        return self.default.info if self.default.state in ("ready", "unloaded") else None
+        # Known while the model is loaded again, because requests are accepted and wait.
+        return self.default.info if self.default.state not in ("failed", "stopped") else None
 
     @property
     def failure(self) -> str:

@@ -86,17 +86,20 @@ health_router = APIRouter()
 @health_router.head("/health", dependencies=[PUBLIC])
 @health_router.get("/v1/health", dependencies=[PUBLIC])
 async def health(services: Services) -> JSONResponse:
-    """Return 200 if the default model is loaded, or was unloaded while idle. Return 503 while it is being loaded, after
-    a failed load, without a database connection, and while stopping."""
+    """Return 200 if the default model has been loaded; after it was unloaded while idle, the next request loads it
+    again. Return 503 during the first load, after a failed load, without a database connection, and while stopping."""
     # `leaving` is set before the server stops, so that a load balancer sees the 503 and stops sending requests.
     shared = services.shared
-    status: str = "stopping" if shared.stopping or shared.leaving else shared.engine.state
-    if status in ("ready", "unloaded") and shared.leases is not None and shared.leases.failing:
+    info, status = shared.engine.info, "ok"
+    if shared.stopping or shared.leaving:
+        status = "stopping"
+    elif info is None:
+        status = shared.engine.state
+    elif shared.leases is not None and shared.leases.failing:
         status = "database_away"
-    if status not in ("ready", "unloaded"):  # an unloaded model is loaded by the next request
+    if info is None or status != "ok":
         return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
-    info = shared.engine.info
-    about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
+    about = {"model": info.name, "demo": info.is_demo, "device": info.device}
     # An unreachable Valkey server is reported, but is not an error: replicas also work without it.
     missing = {"missing": ["valkey"]} if shared.exchange.is_unreachable else {}
     return JSONResponse({"status": "ok", **about, **missing})

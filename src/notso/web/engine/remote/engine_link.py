@@ -66,7 +66,7 @@ class About:
     @property
     def can_answer(self) -> bool:
         """Whether the engine can answer, possibly after loading a model."""
-        return self.state in ("ready", "unloaded") and self.info is not None
+        return self.info is not None and not self.has_failed
 
     @property
     def has_failed(self) -> bool:
