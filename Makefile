@@ -22,13 +22,13 @@ run: $(VENV)/.run  ## build what is missing and open the chat on http://127.0.0.
 	@command -v notso >/dev/null || echo "The command is $(CURDIR)/$(BIN)/notso; \`make link\` makes it available as notso."
 	@$(BIN)/notso serve $(ARGS)
 
-link: $(VENV)/.run  ## make the command available as notso: a link in ~/.local/bin
+link: $(VENV)/.run  ## make the command available as notso, through a link in ~/.local/bin
 	@mkdir -p "$(HOME)/.local/bin"; link="$(HOME)/.local/bin/notso"; \
 	  if [ -e "$$link" ] && [ ! -L "$$link" ]; then echo "$$link is not a link; nothing was changed"; exit 1; fi; \
 	  rm -f "$$link"; ln -s "$(CURDIR)/$(BIN)/notso" "$$link" && echo "$$link -> $(CURDIR)/$(BIN)/notso"; \
 	  case ":$$PATH:" in *":$(HOME)/.local/bin:"*) ;; *) echo 'Add it to PATH: export PATH="$$HOME/.local/bin:$$PATH"';; esac
 
-test: $(VENV)/.dev  ## run the tests affected by changes in this tree; in a fresh clone, all (ARGS="-k words")
+test: $(VENV)/.dev  ## run the tests affected by changes and some others; in a fresh clone, all (ARGS="-k words")
 	@test -n "$(BROWSER)" || echo "no chromium found: the browser tests will be skipped"
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),FILES="$$($(BIN)/python tests/due_files.py)" && TESTS_PLANNED=1 $(MAKE) --no-print-directory tests FILES="$$FILES")
 
@@ -100,7 +100,7 @@ build/npm-%/.done: tests/clients/%/package.json tests/clients/%/package-lock.jso
 	  echo "npm is missing or could not install $*: its tests will be skipped"; }
 	@touch $@
 
-again: $(VENV)/.dev  ## rerun the failures of `make check AGAIN=1` alone; what passes then is reported as flaky
+again: $(VENV)/.dev  ## rerun the failures of `make check AGAIN=1` alone; tests that then pass are reported as flaky
 	@failed=.pytest_cache/v/cache/lastfailed; \
 	  test -s "$$failed" || exit 0; \
 	  names=$$($(BIN)/python -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$$failed"); \
@@ -132,7 +132,7 @@ screenshots: $(VENV)/.dev  ## retake the documentation's screenshots in a browse
 results: $(VENV)/.run  ## write benchmarks/RESULTS.md from the figures in benchmarks/results
 	@$(BIN)/python benchmarks/report.py
 
-parity: $(VENV)/.dev  ## compare with transformers and llama.cpp, if installed
+parity: $(VENV)/.dev  ## compare results with those of transformers and llama.cpp, if installed
 	@$(BIN)/python -m pytest -m parity -o addopts="-ra --import-mode=importlib" tests $(ARGS)
 
 FUZZED = tests/smollm3/engine/test_engine_stress.py tests/smollm3/engine/test_one_generation.py $(shell grep -l '^@given' tests/*/test_*.py tests/*/*/test_*.py)
@@ -140,7 +140,7 @@ FUZZED = tests/smollm3/engine/test_engine_stress.py tests/smollm3/engine/test_on
 fuzz: $(VENV)/.dev  ## run the fuzzers for longer (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(FUZZED) $(ARGS)
 
-chaos: $(VENV)/.dev  ## attack the server at full length (hours), and write docs/reliability.md (ARGS="-k words")
+chaos: $(VENV)/.dev  ## run the attacks on the server at full length (hours), and write docs/reliability.md (ARGS="-k words")
 	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos tests/web/test_deployed.py $(ARGS); status=$$?; \
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
@@ -148,7 +148,7 @@ freeze: $(VENV)/.dev  ## record what a refactoring must not change, or compare w
 	@now=build/freeze/$$(git rev-parse --short HEAD); rm -rf "$$now"; $(BIN)/python tests/freeze/record.py record "$$now" && \
 	  $(if $(AGAINST),$(BIN)/python tests/freeze/record.py compare "$(AGAINST)" "$$now",echo "recorded in $$now")
 
-plant: $(VENV)/.dev  ## count the files that a parameter, a setting, a route, a button and a command need (ARGS="parameter")
+plant: $(VENV)/.dev  ## count the files to change for a new parameter, setting, route, button or command (ARGS="parameter")
 	@$(BIN)/python supply/plant.py $(ARGS)
 
 coverage: $(VENV)/.dev  ## measure test coverage of Python and native code, and write docs/coverage.md
@@ -166,7 +166,7 @@ stub: $(VENV)/.dev  ## regenerate the typed stub of the native module, after cha
 lock: build/tools-lock/.done  ## update the hashes in supply/, after changes to constraints.txt or pyproject.toml
 	@build/tools-lock/bin/python supply/lock.py
 
-audit: $(VENV)/.dev  ## check installed packages: versions, files, startup files, licenses, known vulnerabilities
+audit: $(VENV)/.dev  ## check versions, files, startup files, licenses and known vulnerabilities of the installed packages
 	@$(MAKE) --no-print-directory build/tools-audit/.done || echo "pip-audit could not be installed"
 	@$(BIN)/python supply/audit.py build/tools-audit/bin/pip-audit
 

@@ -1,10 +1,10 @@
-# Homebrew formula for macOS and Linux. `make release` inserts the file name and the SHA-256 of the source distribution;
-# for publication, insert the URL of its folder before the name. Dependencies are verified with the hashes in supply/,
-# which is part of the source distribution.
+# Homebrew formula for macOS and Linux. `make release` inserts the file name and the SHA-256 of the source distribution.
+# Before publication, insert the URL of its folder before the file name. Dependencies are verified with the hashes in
+# supply/, which is part of the source distribution.
 class Notso < Formula
   include Language::Python::Virtualenv
 
-  desc "Chat page and API for SmolLM3-3B that multiplies quantized blocks as they are"
+  desc "Chat page and API for SmolLM3-3B"
   url "@SOURCES@"
   sha256 "@SHA256@"
   license "Apache-2.0"

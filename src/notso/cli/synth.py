@@ -44,8 +44,8 @@ def synthesise(
 ) -> None:
     """Generate a model file with random weights (for tests).
 
-    At full size, the file has 1.91 GB in 326 tensors: 216 Q4_K, 37 Q6_K and 73 F32. The model generates nonsense at the
-    speed of SmolLM3-3B.
+    At full size, the file is 1.91 GB, with 326 tensors: 216 Q4_K, 37 Q6_K and 73 F32. The model generates nonsense at
+    the speed of SmolLM3-3B.
     """
     options.check_output_path(out, force, "OUT.gguf")
     from notso.smollm3.diagnostics.synth import write_synthetic
