@@ -96,7 +96,7 @@ class SamplingParams:
 
     max_tokens: int | None = _parameter(
         None,
-        help="Maximum tokens to generate, including thinking. Default: limited by the context only.",
+        help="Maximum tokens to generate, including thinking. Default: limited only by the context.",
         short="-n",
         low=1,
         openai=_NONE,  # handled separately, because the name differs between OpenAI's APIs
