@@ -138,5 +138,6 @@ def test_stream_truncated_within_a_character_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotTextError, match="is not UTF-16 text"):
         utf8_stream(io.BytesIO(codecs.BOM_UTF16_LE + b"a\0b")).read()
     (tmp_path / "in.jsonl").write_bytes(codecs.BOM_UTF16_LE + b"a\0b")
-    with pytest.raises(typer.BadParameter, match=r"in\.jsonl is not UTF-16 text"):
+    with pytest.raises(typer.BadParameter, match=r"in\.jsonl is not UTF-16 text") as caught:
         BatchInput(tmp_path / "in.jsonl")
+    assert caught.value.param_hint == "IN"

@@ -113,8 +113,8 @@ app.command("quantise", hidden=True)(quantize.quantize)  # the command's name in
 
 
 def _drop_service_links() -> None:
-    # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT for each Service. If a Service is called `notso`, this is NOTSO_PORT,
-    # the environment variable of --port, which expects a number.
+    # For a Service called `notso`, Kubernetes sets NOTSO_PORT=tcp://ADDRESS:PORT. NOTSO_PORT is also the environment
+    # variable of --port, which must be a number.
     for name, value in os.environ.copy().items():
         is_ours = name.startswith("NOTSO_") and name.endswith("PORT")
         if is_ours and value.startswith(("tcp://", "udp://", "sctp://")):
@@ -122,7 +122,7 @@ def _drop_service_links() -> None:
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (default: `serve`) and return its exit code."""
+    """Run a command line (default: sys.argv) and return its exit code."""
     terminal.prepare_streams()
     _drop_service_links()
     args = [*(sys.argv[1:] if arguments is None else arguments)]

@@ -39,7 +39,7 @@ def backup(
     """Back up all conversations to one file.
 
     To restore a backup, stop the server, delete notso.db-wal and notso.db-shm from the data directory, and copy the
-    file there as notso.db. Back up conversations in PostgreSQL (DATABASE_URL) with pg_dump.
+    file there as notso.db. For conversations in PostgreSQL (DATABASE_URL), use pg_dump.
     """
     target = file or Path(f"notso-backup-{date.today().isoformat()}.db")
     copy_chats(target, server, data_dir, api_key_file)
@@ -94,7 +94,7 @@ def _download_backup(server: str, key: str, target: Path) -> None:
             announced = answer.headers.get("Content-Length")
     except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
         raise WebError(f"{server} returned no backup: {error}") from error
-    # Reading in pieces ends without an error if the connection is closed early.
+    # `copyfileobj` raises no error if the connection is closed early.
     if announced not in (None, str(target.stat().st_size)):
         raise WebError(f"{server} closed the connection before the backup was complete; run the command again")
     with target.open("rb") as copy:

@@ -1,4 +1,4 @@
-"""`notso batch`: answer a file of requests, on this machine or on engines of a Ray cluster."""
+"""`notso batch`: answer a file of requests, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def batch(
         engine = None
         if not ray:
             load = partial(engines.open_engine, model, context, threads, kv=kv, device=device, fetch=fetch)
-            # The engine is loaded only now, because a batch that is already complete does not need it. When it is
-            # loaded again, nothing is printed into the progress bar.
+            # The engine is loaded only now, because a batch that is already complete does not need it. Later loads are
+            # silent, because they would print into the progress bar.
             engine = BatchEngine(load(silent=as_json), partial(load, silent=True))
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if engine is None:
@@ -160,7 +160,7 @@ class BatchWorker:
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         from notso.smollm3.errors import NotsoError
 
-        # If the engine always fails, its requests stay unanswered; an exception would end the batch on all machines.
+        # If the engine keeps failing, its requests stay unanswered. An exception would end the batch on all machines.
         task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
         if self._has_failed:
             time.sleep(FAILED_PAUSE_SECONDS)
@@ -197,13 +197,13 @@ def answer_on_cluster(
     engine_options: Mapping[str, Any],
     count: int | None,
 ) -> Tally:
-    """Run on a Ray cluster until every line has an answer or Ctrl-C is pressed. Raises ClusterError."""
+    """Run on a Ray cluster until all lines are answered or Ctrl-C is pressed. Raises ClusterError or EngineError."""
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
     from notso.smollm3.errors import EngineError
 
     model = engine_options["model"]
-    # Make a path absolute, because each worker may have another working directory. Names of models stay as they are.
+    # Make a path absolute, because each worker may have a different working directory. Model names are not changed.
     if model is not None and (path := model.expanduser()).exists():
         model = path.absolute()
     options = {**engine_options, "model": model}

@@ -77,7 +77,7 @@ class BatchInput:
         try:
             yield from _read_lines(file)
         except NotTextError as error:
-            raise _output_error(f"{self.path} {error}") from None
+            raise typer.BadParameter(f"{self.path} {error}", param_hint="IN") from None
 
 
 class BatchOutput:
@@ -90,11 +90,11 @@ class BatchOutput:
         self._file: BinaryIO = path.open("a+b")
         try:
             lock(self._file.fileno())
-            # If a line does not answer a request of this batch, the file is refused and left unchanged.
+            # If a line does not answer a request of this batch, the file is rejected and left unchanged.
             self.done = self._read_answers(request_ids)
         except BlockingIOError:
             self._file.close()
-            raise _output_error(f"another process is writing {path}") from None
+            raise _output_error(f"another process is writing to {path}") from None
         except BaseException:
             self._file.close()
             raise
@@ -174,7 +174,8 @@ _output_error = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
 _POLL_SECONDS = 0.2  # poll interval for Ctrl-C
-# After this many failures of the engine without an answer in between, the engine is at fault, not the requests.
+# If the engine fails twice on each of this many lines without an answer in between, the engine is at fault, not the
+# lines.
 _MAX_FAILURES = 8
 _REQUESTS_PER_SLOT = 2  # submitted requests per concurrent sequence of the engine; above 1, to keep the engine busy
 
@@ -186,9 +187,7 @@ class RequestSource(Protocol):
 
 
 class AnswerSink(Protocol):
-    """Sink for answers. `done`: ids of answered requests."""
-
-    done: set[str]
+    done: set[str]  # ids of answered requests
 
     def write(self, answer: dict[str, Any]) -> None: ...
 
@@ -249,8 +248,8 @@ class BatchRun:
         self._report = report
         self._running: dict[_RunningRequest, None] = {}  # in submission order
         self._finished_signals: queue.SimpleQueue[None] = queue.SimpleQueue()
-        # Lines on which the engine failed repeatedly. Their errors are written only when another line has been answered
-        # or none is left: if the engine always fails, its failures say nothing about the lines.
+        # Lines on which the engine failed twice. Their errors are written once another line has been answered or none
+        # is left. Until then, the engine itself may be at fault.
         self._blamed: list[RequestLine] = []
 
     def answer_all(self) -> None:
@@ -308,7 +307,7 @@ class BatchRun:
         return self._write_answers([entry for entry in self._running if entry.finished])
 
     def _write_answers(self, entries: list[_RunningRequest]) -> list[RequestLine]:
-        # Returns the lines whose answers an engine failure has prevented.
+        # Returns the lines that an engine failure left unanswered.
         failed = []
         for entry in entries:
             if self._interruption.requested():
@@ -327,7 +326,7 @@ class BatchRun:
         if not failed:
             return
         self._engine.close()
-        # Any of the running requests may have caused the failure, so each runs alone.
+        # Any of the running requests may have caused the failure, so each is run again alone.
         for line in [*failed, *self._write_answers(list(self._running))]:
             if self._interruption.requested():
                 return
@@ -358,7 +357,7 @@ class BatchRun:
             return None if _is_engine_failure(error) else _error_response(entry.line, api_error_of(error))
         ends = [event.finish_reason for each in entry.generations for event in each.read(0) if event.kind == "end"]
         if len(ends) < len(entry.generations) or "cancelled" in ends:
-            return None  # an engine that ends cuts off the answers that it has just accepted
+            return None  # the engine stopped before it completed the answer
         completion: Completion = Completion(model_id(entry.info), fingerprint(entry.info))
         answer = _response(entry.line, 200, completion.body(choices, entry.request.reasoning_mode)) | {"error": None}
         if ignored := ignored_headers(entry.request):

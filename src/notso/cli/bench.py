@@ -47,7 +47,7 @@ def bench(
             "--batch",
             metavar="N",
             min=0,
-            help="Measure this many concurrent sequences; repeatable; 0: none. Default: 16.",
+            help="Measure decoding of this many concurrent sequences (0: skip); repeatable. Default: 16.",
         ),
     ] = None,
     decode: Annotated[

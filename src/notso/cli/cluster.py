@@ -79,9 +79,9 @@ def cluster(
 
     Requires the optional extra `ray`. With --address, `up` deploys to a running Ray cluster and returns when the
     replicas are ready; run it again to change the deployment, a fifth of the replicas at a time. Without --address, Ray
-    runs on this machine until Ctrl-C. Several replicas require DATABASE_URL and VALKEY_URL, and --host requires
-    NOTSO_API_KEY. The configuration contains no secrets: set these variables on each machine, in the environment in
-    which Ray is started. File paths must be valid on every machine.
+    runs on this machine until Ctrl-C. Several replicas require DATABASE_URL and VALKEY_URL, and a public --host
+    requires an API key. The configuration contains no secrets: set DATABASE_URL, VALKEY_URL and NOTSO_API_KEY on each
+    machine, in the environment in which Ray is started. File paths must be valid on every machine.
     """
     from notso.cluster.plan import NEEDS_SHARED_STORES, ClusterPlan, serve_config
     from notso.web.values.errors import SettingsError
@@ -119,7 +119,7 @@ def cluster(
     if not dry_run and address is None and plan.has_several and not all(map(os.environ.get, SHARED_STORES)):
         raise SettingsError(NEEDS_SHARED_STORES, setting="database_url")
     if dry_run:
-        terminal.print_line(json.dumps(config, indent=2))  # Ray reads YAML, of which JSON is a subset
+        terminal.print_line(json.dumps(config, indent=2))  # JSON is a subset of YAML, which Ray reads
         return
     _up(config, address, plan.replicas, f"http://{host}:{port}/", as_json)
 

@@ -79,7 +79,7 @@ def dataset(
             for name, text in found:
                 rows += [json.dumps(row, ensure_ascii=False) for row in quoting_rows(name, text, max_rows)]
             if not rows:
-                raise StorageError(f"there are no documents with sentences to quote in the library {library}")
+                raise StorageError(f"the library {library} has no documents with sentences to quote")
             _write(out, rows)
             terminal.print_line(
                 f"{out} ({len(rows):,} questions about {len(found):,} document{'s' * (len(found) != 1)})"

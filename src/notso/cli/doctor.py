@@ -56,7 +56,7 @@ def doctor(
     ] = 3000,
     server: Annotated[
         str | None,
-        typer.Option("--from", metavar="URL", help="Only check whether a running server is ready."),
+        typer.Option("--from", metavar="URL", help="Only check whether the server at this URL is ready."),
     ] = None,
     as_report: Annotated[
         bool, typer.Option("--report", help="Measure every kernel family, and print a report to paste into an issue.")
@@ -68,8 +68,8 @@ def doctor(
     """Check this machine and suggest fixes.
 
     Checks Python, sandboxing of child processes, CPU, kernels, GPU, memory, huge pages, models, disk, data directory,
-    port, SQLite, PostgreSQL, plugins, network and versions. Without --json, each result is a
-    line that begins with ok, warn or fail. The exit code is 1 if a check fails.
+    port, SQLite, PostgreSQL, plugins, network and versions. Without --json, each result is a line that begins with ok,
+    warn or fail. The exit code is 1 if a check fails.
     """
     findings = [_check_server(server)] if server else run_checks(port)
     if as_report:
@@ -334,7 +334,7 @@ def _postgres() -> Iterator[Finding]:
     try:
         facts = query_database_info(url)
     except WebError as error:
-        yield Finding("fail", "postgresql", str(error), "check DATABASE_URL and that the database is running")
+        yield Finding("fail", "postgresql", str(error), "check that DATABASE_URL is valid and the database is running")
         return
     message = f"{facts.version}, at most {facts.connections} connections; back up with pg_dump"
     if facts.loses:

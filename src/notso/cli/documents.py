@@ -156,7 +156,9 @@ async def _read(store: ChatStore, document: StoredDocument, page: int | None, as
 
     text = await store.documents.text(LOCAL_OWNER, document.id)
     if text is None:
-        raise StorageError(f"{document.name} cannot be read: it {unreadable(document.reason or 'is not parsed yet')}")
+        raise StorageError(
+            f"{document.name} cannot be read: it {unreadable(document.reason or 'has not been parsed yet')}"
+        )
     if page is not None and page > len(text.pages):
         raise StorageError(f"{document.name} has {len(text.pages):,} page{'s' * (len(text.pages) != 1)}")
     ends = (*text.pages[1:], len(text.text))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def installed_model(model: Path | None = None) -> Path | None:
     """Return the GGUF file or Hugging Face folder to run, or None for the demo model, without using the network.
 
-    Raises ModelFileError if the model is not installed, InvalidRequestError if several files have this name.
+    Raises ModelFileError or InvalidRequestError.
     """
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.registry import resolve_model
@@ -152,7 +152,7 @@ def open_engine(
 
 
 def active_adapter(adapters: Sequence[str]) -> str | None:
-    """Return the name of the last adapter, which answers use. Raises InvalidRequestError."""
+    """Return the name of the active adapter, the last one. Raises InvalidRequestError."""
     from notso.smollm3.values.engine_config import AdapterSource
 
     return AdapterSource.parse(adapters[-1]).name if adapters else None
@@ -163,7 +163,7 @@ def fallback_notice(note: str) -> str:
 
 
 def exit_on_lost_model_file() -> None:
-    """Have the process exit with a message if reading the mapped model file fails (SIGBUS)."""
+    """Make the process exit with a message if reading the mapped model file fails (SIGBUS)."""
     from notso.qtensor import kernel_choice
 
     # Reading beyond the end of a truncated mapped file raises SIGBUS, which would kill the process silently.
@@ -216,7 +216,7 @@ def check_model(path: Path | None) -> None:
 
 
 def context_with_yarn(path: Path | None, context_tokens: int) -> int:
-    """Return the smallest context, at least `context_tokens`, to which YaRN applies. path: None: the demo model.
+    """Return the smallest context of at least `context_tokens` tokens to which YaRN applies.
 
     Raises GGUFError, ModelFileError or OSError.
     """

@@ -175,7 +175,7 @@ def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, 
 
 
 def _plugin_advice(command: Command) -> str:
-    # `notso plugin new` fails for other reasons than a missing plugin, so a list of plugins would not help.
+    # A list of plugins would not help if `notso plugin new` fails.
     return "" if command.verb == "plugin" else "`notso plugin list` shows installed plugins."
 
 

@@ -25,8 +25,8 @@ def list_models(
 ) -> None:
     """List the models on this machine.
 
-    Lists the demo model, SmolLM3 files in the Hugging Face cache or downloaded by Ollama, LM Studio or llama.cpp, and
-    GGUF files in the given folders. Pass a listed name to --model to use the file without copying it. `verified` is yes
+    Lists the demo model, the SmolLM3 files of the Hugging Face cache, Ollama, LM Studio and llama.cpp, and the GGUF
+    files in the given folders. Pass a listed name to --model to use the file without copying it. `verified` is yes
     if the file's SHA-256 is known to match a published one; `notso verify` computes the SHA-256.
     """
     from notso.smollm3.hub import registry

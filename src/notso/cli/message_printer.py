@@ -100,7 +100,7 @@ def collect(
                 answer.first_token_ms = (time.perf_counter() - start) * 1000
             _apply(event, answer, printer)
     finally:
-        # An unfinished generator holds the engine's lock until it is closed.
+        # Closing an unfinished generator makes the engine stop the answer.
         if isinstance(events, Generator):
             events.close()
     answer.total_ms = (time.perf_counter() - start) * 1000

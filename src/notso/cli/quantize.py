@@ -40,7 +40,7 @@ def quantize(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Quantize a GGUF model.
+    """Quantize a floating-point model.
 
     The types are those of llama.cpp, which can read the output. With --imatrix-text, an importance matrix is computed
     first, so that the weights that matter most for this text are quantized with the smallest errors. Ideally, use about

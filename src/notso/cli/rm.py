@@ -23,7 +23,7 @@ def remove_model(
     """Delete a downloaded model.
 
     Deletes the file from the Hugging Face cache, where `notso pull` stores models. To remove a file that another
-    program has downloaded, use that program.
+    program downloaded, use that program.
     """
     from notso.smollm3.hub import registry
 

@@ -176,7 +176,7 @@ def serve(
 
 
 class StartupSummary(NamedTuple):
-    """Startup summary: lines of text, and facts for --json."""
+    """Lines of text, and facts for --json."""
 
     lines: list[str]
     facts: dict[str, Any]

@@ -209,7 +209,7 @@ def _bar(in_bytes: bool) -> Iterator[Progress]:
 
 
 class Interruption:
-    """Context manager: the first SIGINT makes `requested()` true, the second raises KeyboardInterrupt."""
+    """Context manager: the first SIGINT makes `requested()` true; the second raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self._requested = False

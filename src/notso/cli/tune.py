@@ -73,7 +73,7 @@ def tune(
         float, typer.Option("--holdout", metavar="SHARE", help="Fraction held out for validation.")
     ] = 0.1,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
-    restart: Annotated[bool, typer.Option("--restart", help="Ignore the checkpoint and start over.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete the checkpoint and start over.")] = False,
     threads: options.Threads = None,
     as_json: options.Json = False,
     force: options.Force = False,
@@ -198,9 +198,8 @@ def _rehearsal_rows(
     shipped = training_rows.SHIPPED.read_text("utf-8")
     conversations = training_rows.read(shipped, training_rows.SHIPPED.name)
     conversations += training_rows.read(prompts, "--rehearse")
-    # Rehearsal rows are answers of the untuned model, added to the training rows so that tuning does not make the model
-    # forget them. They are stored, so that a resumed run uses the same rows. Those stored before a run was recorded can
-    # be from another model.
+    # Rehearsal rows are answers of the untuned model. They are added to the training rows to limit forgetting, and they
+    # are stored for resumed runs. Without a record of a run, stored rows may be from another model and are not reused.
     file = folder / f"rehearsal-{hashlib.sha256((shipped + prompts).encode()).hexdigest()[:16]}.json"
     if trainer.run_start_date(folder) is not None:
         with suppress(OSError, ValueError):

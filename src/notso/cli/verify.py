@@ -142,7 +142,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     first = receipts[0] if isinstance(receipts[0], dict) else {}
     # Unknown cache formats and receipts without tokens need no check here, because `engine.check_receipt` refuses them.
     kv: KVChoice = next((each for each in KV_CHOICES if each == first.get("kv_format")), "auto")
-    # No longer than prompt and answer, because a context beyond the trained length would enable YaRN.
+    # The context is no longer than prompt and answer, because a context beyond the trained length would enable YaRN.
     context = max(512, *map(_count_tokens, receipts))
     problem, place, tokens, start = "", None, 0, time.perf_counter()
     try:
@@ -193,13 +193,13 @@ def _read_json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the name of a published file with the same file name and size but another hash."""
+    """Return the name of the published file with a similar name and the same size but another hash."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:
         return None
-    # The size alone does not suffice: an adapter merged into the published file does not change it. The names of copies
-    # contain a number, such as " (1)" or ".1".
+    # The size alone does not suffice: merging an adapter into the published file does not change its size. The names of
+    # copies may contain a number, such as " (1)" or ".1".
     path = Path(found.path)
     return next(
         (
