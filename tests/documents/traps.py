@@ -94,7 +94,7 @@ ARCHIVES: dict[str, Trap] = {
     ),
     "compressed 1,000 times": (
         *("a.docx", lambda: docx(paragraph("a"), zeros=bytes(3 << 20))),
-        "is compressed more than 200 times",
+        "has a compression ratio above 200",
     ),
     "encrypted": ("a.docx", lambda: made.patched(docx("", secret="a"), b"secret", 8, "<H", 1), "is encrypted"),
     "overlapping files": ("a.docx", _overlapping, "is damaged: its files overlap"),

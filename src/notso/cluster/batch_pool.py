@@ -26,8 +26,8 @@ def answers(
     requests_per_call: int,
 ) -> Iterator[str]:
     """Yield answers in order of completion. Raises ClusterError if a worker fails, for example at its start."""
-    # worker_class: class of objects that each hold an engine. An object is constructed with `options` and the number of
-    # `workers`, and called with {"request": [...]} to return {"answer": [...]}.
+    # worker_class: constructs an object that holds an engine, from `options` and `workers`, the number of workers. The
+    # object is called with {"request": [...]} and returns {"answer": [...]}.
     # engines: number of engines; None: one per machine.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     machines = [cpus for cpus in machines if cpus >= 1]  # Ray's head node may have no CPUs for work

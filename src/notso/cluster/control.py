@@ -41,7 +41,7 @@ def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
                 socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
             ray.init(address=address, **quiet)
         else:
-            os.umask(0o077)  # for the file that Ray creates for its authentication token
+            os.umask(0o077)  # protects the file in which Ray stores its authentication token
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -80,7 +80,7 @@ def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
             cluster_address(),
             str(file),
         ]
-        # In its own session, so that Ctrl-C in the terminal does not interrupt the submission.
+        # The command runs in its own session, so that Ctrl-C in the terminal does not interrupt it.
         completed = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     if completed.returncode:
         raise ClusterError(f"Serve rejected the configuration: {last_error(completed.stderr)}")

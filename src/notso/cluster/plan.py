@@ -119,7 +119,7 @@ class ClusterError(NotsoError):
 
 
 def last_error(output: str) -> str:
-    # Return the last error in Ray's output, or its last line if it contains no error.
+    # Returns the last error in Ray's output, or the last line if there is no error.
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
     return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]

@@ -43,7 +43,7 @@ class Archive:
             raise UnreadableError(f"inflates to more than {MAX_INFLATED_BYTES // MIB} MiB", "document_inflates")
         for each in members:
             if each.file_size > RATIO_EXEMPT_BYTES and each.file_size > MAX_RATIO * max(1, each.compress_size):
-                raise UnreadableError(f"is compressed more than {MAX_RATIO} times", "document_inflates")
+                raise UnreadableError(f"has a compression ratio above {MAX_RATIO}", "document_inflates")
         end = 0
         for each in sorted(members, key=lambda member: member.header_offset):
             if each.header_offset < end:
@@ -83,7 +83,7 @@ class XMLEvent:
 
 
 def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
-    """Parse XML. Raises UnreadableError for invalid XML, or if it declares a document type."""
+    """Parse XML. Raises UnreadableError if it is invalid or declares a document type."""
     # Without a document type, XML cannot declare entities, which could expand to any size or refer to other files.
     events: list[XMLEvent] = []
     depth = 0

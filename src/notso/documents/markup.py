@@ -11,7 +11,7 @@ from notso.documents.tables import markdown_lines
 from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 5_000  # maximum nesting of elements
-MAX_SPAN = 1_000  # maximum number of columns or rows of a cell
+MAX_SPAN = 1_000  # maximum number of columns or rows that a cell spans
 _SILENT = {
     *("script", "style", "template", "noscript", "svg", "math", "iframe", "object", "audio", "video", "canvas"),
     *("select", "datalist", "head"),
@@ -38,8 +38,8 @@ _HIDDEN_STYLE = re.compile(
 class _Table:
     before: list[str]  # text before the table
     rows: list[list[str]] = field(default_factory=list)
-    span: tuple[int, int] = (1, 1)  # columns and rows of the open cell
-    covered: Counter[int] = field(default_factory=Counter)  # column -> rows that a cell above extends into
+    span: tuple[int, int] = (1, 1)  # columns and rows that the open cell spans
+    covered: Counter[int] = field(default_factory=Counter)  # column -> further rows covered by a cell above
 
     def add_cell(self, text: str) -> None:
         if not self.rows:

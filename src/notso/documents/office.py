@@ -17,7 +17,7 @@ from notso.documents.tables import markdown_lines
 from notso.documents.values import MAX_PAGES, UnreadableError
 
 MAX_REPEATED = 1_000
-"""Maximum number of times that a cell or space of an ODT is repeated. A small file can declare any number."""
+"""Maximum number of repetitions of a cell or space, and of columns that a cell spans. Small files can declare more."""
 
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 

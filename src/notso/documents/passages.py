@@ -12,8 +12,8 @@ PASSAGE_TOKENS = 220
 # takes more bytes (Latin 1, Cyrillic 2, Chinese 3).
 BYTES_PER_TOKEN = 4
 
-# A sentence or a line. A full stop before another character, as in 3.14, ends no sentence. The quantifiers are
-# possessive, so that a run of full stops takes linear time.
+# A sentence or a line. A period within a word or number, as in 3.14, does not end a sentence. The quantifiers are
+# possessive, so that a run of periods takes linear time.
 _CLOSING = r"[\"'”’»)\]」』）]*+"
 _UNIT = re.compile(
     rf"(?:[^\n.!?。！？]++|[.!?]++(?!{_CLOSING}(?:\s|\Z)|[。！？]))*+(?:[.!?。！？]++{_CLOSING}|\n++)?\s*+"
@@ -84,7 +84,7 @@ def _trimmed_passage(text: str, page: int, start: int, end: int) -> Passage | No
 
 def group_passages(text: str, passages: Sequence[Passage], max_tokens: int) -> Iterator[tuple[Passage, int]]:
     """Join adjacent passages into volumes of up to about `max_tokens` tokens; yield volumes and their last pages."""
-    # A volume ends at the end of a page. Only a page larger than `max_tokens` is divided between volumes.
+    # A page larger than `max_tokens` is divided between volumes. All other pages are kept whole.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
     page_sizes: dict[int, int] = {}
     for passage, size in zip(passages, sizes, strict=True):

@@ -22,11 +22,11 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
     (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
 )
-# Other attributes may name encodings, too, such as that of an output file.
+# Only these attributes declare the file's encoding. Others may name the encoding of another file, such as an output.
 _DECLARED = re.compile(
     rb"""(?:<meta\s[^<>]*?charset|\A\s*<\?xml\s[^<>]*?encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE
 )
-# Files often name an encoding and use characters of its superset. Browsers decode them in the same way.
+# Files often declare an encoding but use characters of its superset. Browsers also decode them as the superset.
 _SUPERSETS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874", "gb2312": "gb18030"},
     **{"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
@@ -53,7 +53,7 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
                     "document_damaged",
                 ) from None
     declared = _DECLARED.search(data[:4096]) if is_markup else None
-    # A declaration that can be read as ASCII cannot be true of UTF-16, which programs declare before they write UTF-8.
+    # In UTF-16, the declaration itself could not be read as ASCII. Some programs declare UTF-16 but write UTF-8.
     if declared is not None and not declared[1].lower().startswith((b"utf-16", b"utf-32")):
         try:
             return _require_text(_decode(data, declared[1].decode("ascii"))), ""
@@ -101,7 +101,7 @@ def email_text(data: bytes) -> tuple[str, str, list[str]]:
         attached: list[str] = []
         lines, texts = _header_lines(message), _texts(message, attached)
     except (MessageError, LookupError, ValueError, TypeError, AttributeError, IndexError):
-        # The standard library raises any of these for malformed headers.
+        # The standard library may raise any of these for malformed headers.
         raise UnreadableError("is damaged: its headers are malformed", "document_damaged") from None
     if attached:
         lines.append(f"Attachments: {', '.join(attached)}")
@@ -115,7 +115,7 @@ def _header_lines(message: EmailMessage) -> list[str]:
 
 
 def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
-    # Of alternatives, returns the first that has text. Adds to `attached`.
+    # Returns the texts of a part. Of alternatives, only the first one with text counts. Adds attachments to `attached`.
     if part.is_multipart():
         parts: Any = part.get_payload()
         texts = [_texts(each, attached) for each in parts]

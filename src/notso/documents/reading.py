@@ -67,8 +67,7 @@ class DocumentReader:
 
 
 def assemble_document(frames: Iterator[dict[str, Any]], extend_limits: Callable[[int], None]) -> Document:
-    """Assemble the document from frames; `extend_limits` adds CPU seconds to the child's limit. Raises
-    UnreadableError."""
+    """Assemble the document from frames; `extend_limits` adds seconds to the child's limits. Raises UnreadableError."""
     texts: list[str] = []
     pages: list[int] = []
     at, granted_seconds, continued = 0, 0, False

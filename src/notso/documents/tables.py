@@ -17,9 +17,9 @@ HEADER_EVERY = 40
 """Number of rows after which the header is repeated, so that every part of a long table has it."""
 
 MAX_CELLS = 2_000_000
-_DELIMITERS = "\t;|,"  # the last is the most frequent one within cells
+_DELIMITERS = "\t;|,"  # in order of preference; the comma is last, because it is common within cells
 _DECLARED = re.compile(r"sep=([\t;|,])\r?\n")  # the first line of files for Excel
-_QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which may contain delimiters and several lines
+_QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which may contain delimiters and line breaks
 _SAMPLE = 1 << 16
 
 
@@ -115,7 +115,7 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, float):
-        return f"{value:.15g}"  # as spreadsheets show it: 0.1 + 0.2 gives 0.3
+        return f"{value:.15g}"  # as in spreadsheets, which show 0.1 + 0.2 as 0.3
     if isinstance(value, datetime):
         return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "seconds")
     if isinstance(value, (date, time, timedelta)):

@@ -73,7 +73,7 @@ class Document:
 
 
 def clean(text: str) -> str:
-    """Normalize line ends, and remove control characters and deceptive ones."""
+    """Normalize line endings, and remove control and deceptive characters."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
     return _DECEPTIVE.sub("", _CONTROL.sub("", text))
 

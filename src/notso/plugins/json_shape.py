@@ -1,4 +1,4 @@
-"""Limits on the nesting and number of values of JSON, which are checked before parsing.
+"""Limits on nesting and number of values, checked before JSON is parsed.
 
 Parsing untrusted JSON first would not be safe: an empty object takes thirty times as much memory as its JSON, and a
 validation error about such an object takes a thousand times as much.

@@ -1,4 +1,4 @@
-"""Creation of a new plugin from a template, which has an example of each feature and a passing test."""
+"""Creation of a new plugin from a template with examples and a passing test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).parent / "template"
 
 def write_plugin(name: str, folder: Path) -> list[Path]:
     """Create a plugin in the new `folder` and return its files. Raises PluginError or OSError."""
-    # pip replaces underscores and repeated dashes in a distribution's name, which is the plugin's name.
+    # pip replaces underscores and repeated dashes in a distribution's name, which contains the plugin's name.
     if not NAME.fullmatch(name) or "_" in name or name.endswith("-") or "--" in name:
         raise PluginError(
             f"a plugin's name must begin with a letter and consist of up to 32 lowercase letters, digits and single "

@@ -1,8 +1,8 @@
 """Server side of a plugin's process: calls have deadlines, and the process is killed if it misses one.
 
-Plugins run in processes, because a thread in an endless loop cannot be stopped. This costs the start of a process, and
-a round trip for each call (see docs/plugins.md for measurements). No server thread waits much longer than a call's
-deadline.
+Plugins run in processes, because a thread in an endless loop cannot be stopped. The cost is one process start per
+plugin and one round trip per call (see docs/plugins.md for measurements). No server thread waits much longer than a
+call's deadline.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class PluginProcess:
         return ""
 
     def _handle_packet(self, packet: Any) -> str:
-        # Handles a packet. Returns the reason to disable the plugin, or '' if the packet is valid.
+        # Returns the reason to disable the plugin, or '' if there is none.
         if not isinstance(packet, dict):
             raise ValueError("not a packet")
         if "unloadable" in packet:
@@ -303,8 +303,8 @@ class PluginProcess:
                 return "it sent a result for a call that was not made"
             if "result" in packet and not is_valid_result(call.kind, packet["result"]):
                 return _one_line(f"{call.what} returned a result of the wrong type")
-            # From here on, `disable_plugin` no longer fails this call, so after an exception in the code below, the
-            # future would never be completed.
+            # From here on, `disable_plugin` no longer fails this call. The code below must not raise; otherwise, the future
+            # would never be completed.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():
             return _failure_reason(packet, call)
@@ -359,7 +359,7 @@ def entry_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 class Plugins:
-    """The enabled plugins. Raises PluginError for a name that is not installed or is repeated."""
+    """The enabled plugins. Raises PluginError for names that are invalid, repeated or not installed."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         installed = {each.name for each in list_installed()} if names else set()

@@ -75,7 +75,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class PageResponse:
-    """A response of at most 1 MiB. The page cannot run scripts or load anything from other hosts."""
+    """A response of at most 2**20 characters. The page cannot run scripts or load anything from other hosts."""
 
     body: str
     media_type: str = "text/html"

@@ -53,7 +53,7 @@ class Unpacker:
                     check_shape(body, self._limits)
                 packets.append(json.loads(body.decode("utf-8", "surrogatepass")))
             except (RecursionError, JsonShapeError):
-                raise ValueError("a packet of too many values, or nested too deep") from None
+                raise ValueError("a packet with too many values or too much nesting") from None
         return packets
 
 

@@ -373,7 +373,7 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_IF_EQUAL, 1, 0, _AUDIT_ARCHES[index]),
-        (_RETURN, 0, 0, _KILL),  # kill callers of another architecture, in which numbers mean other calls
+        (_RETURN, 0, 0, _KILL),  # kill callers of another architecture, on which the numbers mean other calls
         (_LOAD, 0, 0, _NUMBER_AT),
     ]
     if index == 0:

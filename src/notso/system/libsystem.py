@@ -31,7 +31,7 @@ class VMStatistics(ctypes.Structure):
 
 
 class ResourceUsage(ctypes.Structure):
-    """`rusage_info_v0` of sys/resource.h, in bytes."""
+    """`rusage_info_v0` of sys/resource.h. Sizes are in bytes."""
 
     _fields_ = (
         ("uuid", ctypes.c_uint8 * 16),
@@ -81,7 +81,7 @@ def sysctl_text(name: str) -> str:
 
 def page_bytes() -> int:
     """Return the size of the pages that `vm_statistics` counts."""
-    # Under Rosetta (emulation of x86-64), this differs from the page size of the process, which is smaller.
+    # Under Rosetta (emulation of x86-64), the pages of the process are smaller.
     return ctypes.c_size_t.in_dll(library(), "vm_kernel_page_size").value
 
 
