@@ -88,7 +88,7 @@ def draw_page(document: PdfDocument, page: int) -> bytes:
 
 
 def png(width: int, height: int, pixels: bytes, stride: int, channels: int) -> bytes:
-    """Encode pixels as PNG. Rows have `stride` bytes; pixels have 3 or 4 channels; the fourth is ignored."""
+    """Encode pixels as PNG. Rows have `stride` bytes. Pixels have 3 or 4 channels; the fourth is ignored."""
     rows = []
     for at in range(0, height * stride, stride):
         row = pixels[at : at + channels * width]

@@ -1,4 +1,4 @@
-"""Plugin errors. Each message is one line that names the plugin."""
+"""Plugin errors. Each message is one line."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class PluginProcess:
     def disable_plugin(self, reason: str, source: socket.socket | None = None) -> None:
         """Disable the plugin: kill its processes and fail its calls. Do nothing if `source` is an earlier process's
         socket."""
-        # Otherwise, a thread that notices a fault of an earlier process would kill the new one.
+        # Without the check of `source`, a thread that notices a failure of an earlier process would kill the new one.
         with self._lock:
             if self.state == "off" or (source is not None and source is not self._connection):
                 return
@@ -303,7 +303,7 @@ class PluginProcess:
                 return "it sent a result for a call that was not made"
             if "result" in packet and not is_valid_result(call.kind, packet["result"]):
                 return _one_line(f"{call.what} returned a result of the wrong type")
-            # From here on, `disable_plugin` no longer fails this call. The code below must not raise; otherwise, the future
+            # From here on, `disable_plugin` no longer fails this call. If the code below raised an exception, the future
             # would never be completed.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():

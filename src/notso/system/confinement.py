@@ -1,4 +1,4 @@
-"""Confinement (sandboxing) of child processes. No other module confines processes.
+"""Confinement (sandboxing) of child processes.
 
 Each child permanently gives up all rights except its `Rights`. If it has `Limits`, they bound its time and, on Linux,
 its memory. On Linux, it also cannot gain privileges, the kernel kills it first when memory runs out, and Landlock and

@@ -26,7 +26,7 @@ def has_display() -> bool:
 
 
 def usable_processors() -> int:
-    """Return the number of logical processors within the CPU affinity; on macOS, of all processors."""
+    """Return the number of logical processors within the CPU affinity (all on macOS)."""
     if sys.platform == "darwin":
         return os.cpu_count() or 1
     return len(os.sched_getaffinity(0))
