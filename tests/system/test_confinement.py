@@ -43,7 +43,7 @@ def test_confined_child_answers_one_request() -> None:
     ],
 )
 def test_exceeded_limit_or_failure_raises_confined_work_error(work: str) -> None:
-    with pytest.raises(ConfinedWorkError, match="exceeded 1 s of CPU time or 512 MiB"):
+    with pytest.raises(ConfinedWorkError, match="exceeded 1 s of CPU time or 512 MiB of memory"):
         run(work, imports="os, re")
 
 

@@ -69,7 +69,7 @@ def _check_text(value: Any) -> str:
 
 def _check_schema(schema: Any) -> str:
     if not isinstance(schema, dict):
-        return "must be a JSON schema, an object"
+        return "must be an object (a JSON schema)"
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if schema.get("type", "object") != "object":
         return "must be the schema of an object"

@@ -163,7 +163,7 @@ class ConfinedProcess:
         if status != 0:
             cpu_s = self._limits.cpu_s + self._granted
             raise ConfinedWorkError(
-                f"it failed, or exceeded {cpu_s} s of CPU time or {self._limits.memory_bytes >> 20} MiB"
+                f"it failed, or exceeded {cpu_s} s of CPU time or {self._limits.memory_bytes >> 20} MiB of memory"
             )
 
     def answer(self) -> bytes:
