@@ -25,7 +25,7 @@ EXTENSIONS = CODE | {
     *("pdf", "docx", "docm", "pptx", "pptm", "odt", "epub", "xlsx", "xlsm", "xlsb", "xls", "ods", "html", "htm"),
     *("xhtml", "csv", "tsv", "md", "markdown", "txt", "log", "json", "jsonl", "xml", "eml", "tex", "rst"),
 }
-"""File name extensions that the page's file dialog offers; other text files can be read, too."""
+"""Extensions of the files that are read when a folder is added. Other text files can be read, too."""
 
 NATIVE = {"PDF", "XLSX", "XLS", "ODS"}
 """Kinds that native code parses. By default, they are read only if the system supports Landlock and seccomp."""
