@@ -386,7 +386,11 @@ def test_page_reads_only_shown_messages(kept: Kept, monkeypatch: pytest.MonkeyPa
         page = await store.shown_before(OWNER, chat.id, page.path[0].message.id, 40)
         assert (len(page.path), page.earlier, len(read)) == (40, 1920, 40)
         read.clear()
-        for first, count in ((messages[1500], 500), (messages[-MOST_SHOWN], MOST_SHOWN), (messages[3], 40)):
+        for first, count in (
+            (messages[1500], 500),
+            (messages[-MOST_SHOWN], MOST_SHOWN),
+            (messages[-MOST_SHOWN - 1], 40),
+        ):
             read.clear()
             page = await store.shown_chat(OWNER, chat.id, 40, through=first.id, first=first.id)
             assert (len(page.path), page.earlier, len(read)) == (count, 2000 - count, count)

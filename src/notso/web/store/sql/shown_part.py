@@ -90,7 +90,7 @@ def load_branch_end(
         return [], 0
     depth = above.fetchone()["depth"] if above is not None else None
     count = line[0]["below"] + (depth or 0) + 1
-    since_first = next((at + 1 for at, row in enumerate(line) if row["id"] == first), 0)
+    since_first = next((at + 1 for at, row in enumerate(line[:MOST_SHOWN]) if row["id"] == first), 0)
     path = _load_shown(db, owner, chat_id, line, 0, max(limit, since_first), message_from_row)
     return path, count - len(path)
 
