@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -347,3 +348,13 @@ def test_only_one_waiting_backup_replaces_a_stalled_one(start: Start) -> None:
     for thread in threads:
         thread.join(60)
     assert statuses == [429, 429, 200]
+
+
+def test_copy_is_deleted_before_another_backup_may_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine()).ready()
+    lock, folder = server.chat.backing_up, server.chat.shared.settings.directory
+    release, left = lock.release, list[list[Path]]()
+    monkeypatch.setattr(lock, "release", lambda: (left.append(list(folder.glob("backup-*"))), release()))
+    assert server.client.get("/backup").content[:15] == b"SQLite format 3"
+    server.wait(lambda: not lock.locked())
+    assert left == [[]]

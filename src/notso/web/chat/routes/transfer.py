@@ -234,8 +234,10 @@ class _BackupResponse(FileResponse):
         finally:
             # The copy was sent, or the client has disconnected: allow another backup, and delete the copy.
             self._services.backup_reader = None
-            self._services.backing_up.release()
-            await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
+            try:
+                await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
+            finally:
+                self._services.backing_up.release()
 
 
 async def _render_chunks(
