@@ -98,6 +98,14 @@ def test_system_prompts_are_imported() -> None:
         assert arrived.settings == {"system_prompt": "Be brief."}
 
 
+def test_beginning_of_long_system_prompt_is_imported() -> None:
+    exported = other_exports.lm_studio(random_chat(random.Random(1), 1, versions_only=True))
+    prompt = "".join(map(str, range(9000)))
+    ordinary, found = (read(json.dumps(each).encode()) for each in (exported, exported | {"systemPrompt": prompt}))
+    assert found.chats[0][0].settings == {"system_prompt": prompt[:20_000]}
+    assert found.left_out - ordinary.left_out == Counter(texts=1)
+
+
 def test_omitted_images_and_files_leave_placeholders() -> None:
     parts = [{"content_type": "image_asset_pointer", "asset_pointer": "x"}]
     user = {"author": {"role": "user"}, "content": {"content_type": "multimodal_text", "parts": parts}}

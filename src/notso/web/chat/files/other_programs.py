@@ -338,7 +338,7 @@ def _build_chat(
     created = created_ms or min(times, default=0)
     if len(system) > MAX_SYSTEM_PROMPT:
         reader.left_out["texts"] += 1
-        system = ""
+        system = system[:MAX_SYSTEM_PROMPT]
     return {
         "title": " ".join(reader.text(title).split())[:MAX_NAME],
         "prompt_date": datetime.fromtimestamp((created or _now_ms()) / 1000, UTC).date().isoformat(),
