@@ -78,6 +78,18 @@ def test_html_page_is_converted_to_text(site: str) -> None:
     assert run(f"{site}/here").startswith("T & U")
 
 
+def test_international_and_numeric_hosts_are_sent_as_in_urls(site: str) -> None:
+    port = site.rpartition(":")[2]
+    for host, sent in (
+        ("münchen.example", "xn--mnchen-3ya.example"),
+        ("xn--mnchen-3ya.example", "xn--mnchen-3ya.example"),
+        ("[2606:4700::1111]", "[2606:4700::1111]"),
+    ):
+        Site.hosts.clear()
+        assert run(f"http://{host}:{port}/latin") == "Grüße"
+        assert Site.hosts == [f"{sent}:{port}"]
+
+
 REFUSED = [
     ("/picture", "the page is not text but image/png"),
     ("/large", "more than 1,048,576 bytes"),

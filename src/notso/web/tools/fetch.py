@@ -38,9 +38,10 @@ async def _run(arguments: Mapping[str, Any], context: ToolContext) -> str:
     address = arguments["url"].strip()
     for _ in range(MAX_REDIRECTS + 1):
         url = parse_url(address)
+        host, port = url.raw_host.decode(), url.port or PORTS[url.scheme]
         try:
             async with asyncio.timeout(SECONDS):
-                location, text = await _get(url, await resolve_public_address(url.host, url.port or PORTS[url.scheme]))
+                location, text = await _get(url, await resolve_public_address(host, port))
         except TimeoutError:
             raise ToolError(f"the page was not received within {SECONDS:g} s") from None
         if not location:
@@ -99,12 +100,11 @@ async def _get(url: httpx2.URL, address: str) -> tuple[str, str]:
     import httpx2
 
     pinned = url.copy_with(host=address)
-    host = url.host if url.port is None else f"{url.host}:{url.port}"
+    # Not `url.host`, which has no brackets and contains decoded international names, such as münchen.de.
+    headers, sni = {**HEADERS, "Host": url.netloc.decode()}, url.raw_host.decode()
     timeout = httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS)
     async with httpx2.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False) as client:
-        request = client.build_request(
-            "GET", pinned, headers={**HEADERS, "Host": host}, extensions={"sni_hostname": url.host}
-        )
+        request = client.build_request("GET", pinned, headers=headers, extensions={"sni_hostname": sni})
         try:
             response = await client.send(request, stream=True)
             try:
