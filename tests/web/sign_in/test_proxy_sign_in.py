@@ -38,6 +38,10 @@ def test_user_header_is_accepted_only_from_trusted_proxy() -> None:
     assert named("10.1.2.3", "ann") == Caller("proxy:ann", "ann", is_operator=True)
     assert named("::ffff:10.1.2.3", "jürgen") == Caller("proxy:jürgen", "jürgen")
     assert named("::1", " bob ") == Caller("proxy:bob", "bob")
+    mapped = ("::ffff:10.0.0.0/104", "::ffff:192.0.2.1")  # as a socket for IPv6 shows IPv4 addresses
+    for address in ("10.1.2.3", "::ffff:10.1.2.3", "192.0.2.1"):
+        assert named(address, "ann", addresses=mapped) is not None
+    assert named("192.0.2.2", "ann", addresses=mapped) is None
     for address in ("11.0.0.1", "127.0.0.1", "::2", "testclient", "", None):
         assert named(address, "ann") is None
     for values in ((), ("",), (" ",), ("ann", "bob"), ("a\tb",), ("x" * 129,), *((name,) for name in LOOKS_LIKE_ANN)):

@@ -74,8 +74,10 @@ def test_rules_change_only_with_access_settings() -> None:
         ("[proxy]\nheader = 'X'", "is missing addresses"),
         ("[proxy]\nheader = 'X'\naddresses = []", "must list the addresses of the proxies"),
         ("[proxy]\nheader = 'X: y'\naddresses = ['::1']", "is not a header name"),
-        ("[proxy]\nheader = 'X'\naddresses = ['me']", "'me' is not an address"),
+        ("[proxy]\nheader = 'X'\naddresses = ['me']", "'me' is neither an address nor a network"),
         ("[proxy]\nheader = 'X'\naddresses = ['0.0.0.0/0']", "anyone could then claim any name"),
+        ("[proxy]\nheader = 'X'\naddresses = ['::ffff:0:0/96']", "anyone could then claim any name"),
+        ("[oidc]\nissuer = 'https://[::1'\nclient_id = 'x'\npublic_url = 'https://c.d'", "issuer must be a URL"),
         ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'", "is missing public_url"),
         ("[oidc]\nissuer = 'http://a.b'\nclient_id = 'x'\npublic_url = 'https://c.d'", "issuer must be an https URL"),
         ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'\npublic_url = 'c.d'", "public_url must be a URL"),
@@ -88,13 +90,14 @@ def test_invalid_sign_in_file_is_rejected_with_reason(tmp_path: Path, text: str,
     with pytest.raises(SettingsError) as refusal:
         read_sign_in(path)
     assert told in str(refusal.value) and "\n" not in str(refusal.value)
+    assert str(refusal.value).startswith("sign-in: ")
 
 
 def test_missing_sign_in_or_secret_file_raises_settings_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"none cannot be read: No such file or directory$"):
         read_sign_in(tmp_path / "none")
     oidc = OidcSettings(issuer="https://a.b", client_id="x", public_url="https://c.d", client_secret_file="/none/such")
-    with pytest.raises(SettingsError, match="cannot be read"):
+    with pytest.raises(SettingsError, match=r"^sign-in: \[oidc\] /none/such cannot be read$"):
         oidc.secret()
 
 

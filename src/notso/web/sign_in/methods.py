@@ -13,7 +13,7 @@ from fastapi import Request
 from notso.extras import install_line
 from notso.plugins.errors import PluginError
 from notso.plugins.process import PluginProcess, Plugins
-from notso.web.edge.access import Caller, KeyRing, SharedStorage, SignIn, peer_of
+from notso.web.edge.access import Caller, KeyRing, SharedStorage, SignIn, ipv4_network, peer_of
 from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.issued_keys import IssuedKeys
@@ -67,7 +67,7 @@ MAX_NAME_CHARACTERS = 128
 class ProxyHeader:
     def __init__(self, settings: ProxySignIn, operators: Collection[str]) -> None:
         self._header = settings.header
-        self._networks = [ipaddress.ip_network(address) for address in settings.addresses]
+        self._networks = [ipaddress.ip_network(ipv4_network(address)) for address in settings.addresses]
         self._operators = operators
 
     async def __call__(self, request: Request) -> Caller | None:

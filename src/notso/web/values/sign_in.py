@@ -17,6 +17,7 @@ from notso.web.values.errors import SettingsError
 MAX_BYTES = 1 << 20
 T = TypeVar("T")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
+_MAPPED_IPV4 = ipaddress.ip_network("::ffff:0:0/96")  # all IPv4 addresses, as seen by a socket for IPv6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +34,9 @@ class ProxySignIn:
             try:
                 network = ipaddress.ip_network(address)
             except ValueError:
-                raise SettingsError(f"[proxy] {address!r} is not an address", setting="sign_in") from None
+                raise _error(f"[proxy] {address!r} is neither an address nor a network") from None
             _require(
-                network.prefixlen > 0,
+                network.prefixlen > 0 and network != _MAPPED_IPV4,
                 "[proxy] addresses must not include all addresses, because anyone could then claim any name",
             )
 
@@ -55,7 +56,10 @@ class OidcSettings:
 
     def __post_init__(self) -> None:
         for name in ("issuer", "public_url"):
-            parts = urlsplit(getattr(self, name))
+            try:
+                parts = urlsplit(getattr(self, name))
+            except ValueError:
+                raise _error(f"[oidc] {name} must be a URL") from None
             is_loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
             is_address = bool(parts.hostname) and not parts.query and not parts.fragment
             _require(is_address, f"[oidc] {name} must be a URL")
@@ -73,9 +77,9 @@ class OidcSettings:
         try:
             return read_text(Path(self.client_secret_file), SECRET_BYTES).strip()
         except NotTextError as error:
-            raise SettingsError(f"[oidc] {self.client_secret_file} {error}", setting="sign_in") from None
+            raise _error(f"[oidc] {self.client_secret_file} {error}") from None
         except OSError:
-            raise SettingsError(f"[oidc] {self.client_secret_file} cannot be read", setting="sign_in") from None
+            raise _error(f"[oidc] {self.client_secret_file} cannot be read") from None
 
     def allows(self, name: str) -> bool:
         domain = "*@" + name.rpartition("@")[2]
@@ -112,11 +116,11 @@ def read_sign_in(path: Path) -> SignInSettings:
     try:
         document = tomllib.loads(read_text(path, MAX_BYTES))
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}", setting="sign_in") from None
+        raise _error(f"{path} cannot be read: {error.strerror}") from None
     except NotTextError as error:
-        raise SettingsError(f"{path} {error}", setting="sign_in") from None
+        raise _error(f"{path} {error}") from None
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
+        raise _error(f"{path}: {' '.join(str(error).split())}") from None
     oidc = _read_table(OidcSettings, document, "oidc")
     # Resolve the path of the secret's file relative to the settings file.
     if oidc is not None and oidc.client_secret_file:
@@ -153,7 +157,7 @@ def _validate_table(kind: type[T], table: Mapping[str, Any], prefix: str) -> T:
         return kind(**values)
     except TypeError:
         missing = [name for name, each in settings.items() if name not in values and _is_needed(each)]
-        raise SettingsError(f"{prefix}is missing {', '.join(missing)}", setting="sign_in") from None
+        raise _error(f"{prefix}is missing {', '.join(missing)}") from None
 
 
 def _is_needed(field: Any) -> bool:
@@ -162,4 +166,8 @@ def _is_needed(field: Any) -> bool:
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise SettingsError(f"sign-in: {message}", setting="sign_in")
+        raise _error(message)
+
+
+def _error(message: str) -> SettingsError:
+    return SettingsError(f"sign-in: {message}", setting="sign_in")
