@@ -52,6 +52,17 @@ def test_share_link_shows_messages_up_to_the_last_one(server: Any) -> None:
     assert secret not in server.client.get(f"/chats/{asked.chat_id}/share").text, "the link is shown only once"
 
 
+def test_share_link_stays_valid_however_long_the_chat_becomes(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notso.web.chat.routes.sharing.MOST_SHOWN", 2)
+    asked = server.ask("The first question")
+    server.finished(asked)
+    address = link(server, asked.chat_id)
+    server.finished(server.ask("A later question", asked.chat_id))
+    shared = server.client.get(address)
+    assert shared.status_code == 200
+    assert "The first question" in shared.text and "A later question" not in shared.text
+
+
 def test_share_link_shows_edited_responses_as_its_page_says(server: Any) -> None:
     asked = server.ask("What is it?")
     server.finished(asked)

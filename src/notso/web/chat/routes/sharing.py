@@ -66,14 +66,15 @@ async def show_shared(request: Request, services: Services, secret: str) -> Resp
     """
     store = services.shared.store
     share = await store.shared(_digest(secret), _now_ms()) if len(secret) < 100 else None
-    found = await store.shown_chat(share.owner, share.chat_id, MOST_SHOWN, through=share.message_id) if share else None
-    path = [each.message for each in found.path] if found is not None else []
-    last = next((at for at, each in enumerate(path) if share is not None and each.id == share.message_id), None)
-    if share is None or found is None or last is None:
+    if share is None:
+        raise Problem(404, words["share_gone"])
+    place = share.owner, share.chat_id, share.message_id
+    before, last = await store.shown_before(*place, MOST_SHOWN), await store.shown_message(*place)
+    if before is None or last is None:
         raise Problem(404, words["share_gone"])
     async with services.exporting.turn(share.owner):
-        line = await services.html_cache.messages(share.owner, path[: last + 1])
-        page = await services.pages.html(request, "shared.html", chat=found.chat, line=line, shared=True)
+        line = await services.html_cache.messages(share.owner, [each.message for each in (*before.path, last)])
+        page = await services.pages.html(request, "shared.html", chat=before.chat, line=line, shared=True)
         html, _ = await convert_formulas(page.decode())
     return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
