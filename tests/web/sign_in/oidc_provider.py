@@ -29,14 +29,16 @@ class Provider:
         self.key = KEYS["one"]
         self.claims: dict[str, Any] = {"sub": "ann", "email": "ann@example.org", "email_verified": True}
         self.wrong = ""
+        self.secret_in_header = True  # otherwise, clients must send it in the form
         self.asked: list[str] = []
         self.codes: dict[str, dict[str, str]] = {}
         self.issuer = ""
 
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         issuer = self.issuer + ("/other" if self.wrong == "issuer" else "")
         ends = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "keys"}
-        return {"issuer": issuer, **{name: f"{self.issuer}/{end}" for name, end in ends.items()}}
+        methods = {} if self.secret_in_header else {"token_endpoint_auth_methods_supported": ["client_secret_post"]}
+        return {"issuer": issuer, **methods, **{name: f"{self.issuer}/{end}" for name, end in ends.items()}}
 
     def authorize(self, query: dict[str, str]) -> str:
         """Return the redirect address of a user who consents."""
@@ -49,6 +51,8 @@ class Provider:
     def token(self, form: dict[str, str], authorization: str) -> tuple[int, dict[str, Any]]:
         query = self.codes.pop(form.get("code", ""), None)
         given = base64.b64decode(authorization.removeprefix("Basic ")).decode() if authorization else ""
+        if not self.secret_in_header:
+            given = f"{form.get('client_id')}:{form.get('client_secret')}"
         challenge = base64.urlsafe_b64encode(hashlib.sha256(form.get("code_verifier", "").encode()).digest())
         is_right = (
             query is not None

@@ -77,6 +77,13 @@ def test_provider_user_can_sign_in_and_out(serve: Callable[..., Any], provider: 
     assert "signed out" in str(server.on_loop(lambda: server.shared.accounts.store.audit(10)))
 
 
+def test_secret_is_sent_in_the_form_to_a_provider_that_accepts_only_that(
+    serve: Callable[..., Any], provider: Provider
+) -> None:
+    provider.secret_in_header = False
+    assert sent_back(browser(serve())).status_code == 200
+
+
 def test_sign_in_below_a_base_path_ends_there(serve: Callable[..., Any], provider: Provider) -> None:
     back = sent_back(browser(serve(base_path="/notso")), "/notso")
     assert back.status_code == 200 and 'content="0;url=/notso/"' in back.text

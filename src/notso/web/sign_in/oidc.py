@@ -188,10 +188,14 @@ class OidcProvider:
         return document
 
     def _client(self) -> AsyncOAuth2Client:
+        # A provider that does not list its methods supports client_secret_basic.
+        methods = self._configuration.get("token_endpoint_auth_methods_supported")
+        is_post = isinstance(methods, list) and "client_secret_post" in methods and "client_secret_basic" not in methods
+        method = "client_secret_post" if is_post else "client_secret_basic"
         return AsyncOAuth2Client(
             self._settings.client_id,
             self._secret,
-            token_endpoint_auth_method="client_secret_basic" if self._secret else "none",
+            token_endpoint_auth_method=method if self._secret else "none",
             scope=self._settings.scope,
             redirect_uri=self._redirect,
             timeout=SECONDS,
