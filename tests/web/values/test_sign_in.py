@@ -42,6 +42,14 @@ def test_complete_sign_in_file_is_read(tmp_path: Path) -> None:
     )
 
 
+def test_allowed_domain_matches_in_any_case() -> None:
+    oidc = OidcSettings(
+        issuer="https://a.b", client_id="x", public_url="https://c.d", allowed=("*@Example.org", "bob@a.b")
+    )
+    assert all(map(oidc.allows, ("Ann@EXAMPLE.org", "ann@example.org", "bob@a.b")))
+    assert not any(map(oidc.allows, ("Bob@a.b", "ann@a.example.org", "example.org", "ann@example.orgs")))
+
+
 def test_client_secret_file_is_relative_to_sign_in_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of the secrets file is relative to the configuration file, not to the working directory."""
     folder = tmp_path / "settings"

@@ -82,8 +82,9 @@ class OidcSettings:
             raise _error(f"[oidc] {self.client_secret_file} cannot be read") from None
 
     def allows(self, name: str) -> bool:
-        domain = "*@" + name.rpartition("@")[2]
-        return not self.allowed or name in self.allowed or ("@" in name and domain in self.allowed)
+        at_domain = "*@" + name.rpartition("@")[2].lower()
+        is_at_allowed = "@" in name and any(each.lower() == at_domain for each in self.allowed)
+        return not self.allowed or name in self.allowed or is_at_allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
