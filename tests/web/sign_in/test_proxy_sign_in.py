@@ -12,7 +12,9 @@ from starlette.requests import Request
 
 from notso.web.edge.access import Caller
 from notso.web.sign_in.methods import ProxyHeader
-from notso.web.values.sign_in import ProxySignIn, SignInSettings
+from notso.web.sign_in.users import owner_named
+from notso.web.values.settings import Settings
+from notso.web.values.sign_in import OidcSettings, ProxySignIn, SignInSettings
 
 LOOKS_LIKE_ANN = (
     "ann\u00a0",
@@ -75,3 +77,20 @@ def test_proxy_trust_uses_connection_address_not_x_forwarded_for(start: Callable
         headers = {"X-User": "ann", "X-Forwarded-For": "192.0.2.1"}
         assert server.client.get("/v1/models", headers=headers).status_code == status
         server.close()
+
+
+def test_users_of_each_sign_in_method_can_be_named() -> None:
+    proxy = ProxySignIn(header="X-User", addresses=("10.0.0.1",))
+    oidc = OidcSettings(issuer="https://a.b", client_id="x", public_url="https://c.d")
+
+    def owner(name: str, **methods: Any) -> str | None:
+        return asyncio.run(owner_named(Settings(sign_in=SignInSettings(**methods)), None, name))
+
+    both = {"proxy": proxy, "oidc": oidc}
+    assert [owner(name, **both) for name in ("ann", "proxy:ann", "oidc:ann", "x:ann", "oidc:")] == [
+        *("proxy:ann", "proxy:ann", "oidc:ann", "proxy:x:ann", None)
+    ]
+    assert [owner(name, oidc=oidc) for name in ("ann", "oidc:ann", "proxy:ann")] == [
+        *("oidc:ann", "oidc:ann", "oidc:proxy:ann")
+    ]
+    assert owner("ann") is owner("oidc:ann") is None

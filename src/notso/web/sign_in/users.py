@@ -19,14 +19,19 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner of the active key `name`, or else of the user who signs in as `name`, or None."""
+    """Return the owner of the active key `name`, or else of the user who signs in as `name`, or None.
+
+    `method:name` selects one of several sign-in methods; without it, the first is used.
+    """
     keys = await store.keys() if store is not None else []
     key = next((each for each in keys if each.name == name and not each.revoked_ms), None)
     if key is not None:
         return owner_of_key(key.id)
     chosen = settings.sign_in
     methods = (("proxy", chosen.proxy), ("oidc", chosen.oidc), (settings.sign_in_plugin, settings.sign_in_plugin))
-    method = next((method for method, configured in methods if configured is not None), None)
+    available = [method for method, configured in methods if configured is not None]
+    given, _, rest = name.partition(":")
+    method, name = (given, rest) if given in available else (next(iter(available), None), name)
     is_name = 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
     return f"{method}:{name}" if method is not None and is_name else None
 
