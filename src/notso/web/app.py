@@ -466,9 +466,9 @@ async def _shut_down(parts: Components) -> None:
     parts.chat.pages.close()
     parts.shared.large_work.close()
     parts.shared.forms.close()
+    parts.shared.documents.close()
     parts.chat.importing.close()
     parts.chat.previews.close()
-    parts.chat.documents.close()
     parts.chat.exporting.close()
 
 

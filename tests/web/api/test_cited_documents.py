@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
@@ -14,6 +16,7 @@ from documents.made import docx, paragraph, text_pdf
 from scripted_engine import ScriptedEngine, say
 
 from notso.documents.citations import QUOTE_FIRST
+from notso.documents.reading import DocumentReader
 from notso.smollm3 import Engine, Event, Message
 
 Start = Callable[..., Any]
@@ -284,3 +287,27 @@ def test_x_quote_of_limits_fields_to_quotes_of_file_or_prompt(start: Start) -> N
         anthropic_client(server).messages.create(
             **ask(documents=[unnamed]) | {"model": "notso-demo"}, extra_body=config
         )
+
+
+def test_documents_of_one_client_are_parsed_one_at_a_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine()).ready()
+    running, most, gate = list[DocumentReader](), list[int](), threading.Event()
+    read = DocumentReader.read
+
+    def held(reader: DocumentReader) -> Any:
+        running.append(reader)
+        most.append(len(running))
+        gate.wait(60)
+        running.remove(reader)
+        return read(reader)
+
+    monkeypatch.setattr(DocumentReader, "read", held)
+    file = {"type": "file", "file": {"filename": "a.txt", "file_data": base64.b64encode(b"Herons").decode()}}
+    body = {"model": "scripted", "messages": [{"role": "user", "content": [file]}]}
+    with ThreadPoolExecutor(3) as clients:
+        answers = [clients.submit(server.client.post, "/v1/chat/completions", json=body) for _ in range(3)]
+        try:
+            server.wait(lambda: len(running) == 3 or (len(running) == 1 and server.shared.documents.waiting == 2))
+        finally:
+            gate.set()
+    assert [each.result().status_code for each in answers] == [200] * 3 and max(most) == 1

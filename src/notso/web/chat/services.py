@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
 PREVIEWS_AT_ONCE, MOST_WAITING_PREVIEWS = 2, 4
-DOCUMENTS_AT_ONCE, MOST_WAITING_DOCUMENTS = 2, 16
 MOST_WAITING_IMPORTS = 8  # each has up to 16 MiB; BodyBudget (edge/limits.py) admits about four of this size
 
 
@@ -59,9 +58,6 @@ class ChatServices:
     exporting: FairQueue = field(default_factory=lambda: FairQueue("notso-export"))
     previews: WorkQueue = field(
         default_factory=lambda: WorkQueue("notso-preview", MOST_WAITING_PREVIEWS, PREVIEWS_AT_ONCE)
-    )
-    documents: WorkQueue = field(
-        default_factory=lambda: WorkQueue("notso-documents", MOST_WAITING_DOCUMENTS, DOCUMENTS_AT_ONCE)
     )
     # An import occupies its slot until its chats are stored. Each user has at most one of the two slots.
     importing: WorkQueue = field(default_factory=lambda: WorkQueue("notso-import", MOST_WAITING_IMPORTS, at_once=2))

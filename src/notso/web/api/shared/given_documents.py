@@ -240,7 +240,8 @@ async def _read(request: Request, file: RequestFile) -> Document:
         else:
             data = base64.b64decode(file.data, validate=True)
         unconfined = services.shared.settings.unconfined_documents
-        document = await child_work(lambda: DocumentReader(data, name, unconfined), DocumentReader.read)
+        async with services.shared.documents.turn(owner):
+            document = await child_work(lambda: DocumentReader(data, name, unconfined), DocumentReader.read)
         return replace(document, title=sanitize_line(name, MAX_NAME_CHARACTERS))
     except (binascii.Error, ValueError):
         raise invalid_field(file.param, f"{file.param} is not base64") from None

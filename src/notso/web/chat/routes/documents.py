@@ -39,7 +39,7 @@ async def read_attachment(
     """Return the text of the document in the request body, or an error message (422)."""
     data = await request.body()
     try:
-        async with services.documents.turn(owner):
+        async with services.shared.documents.turn(owner):
             document = await child_work(
                 lambda: DocumentReader(data, f"document.{extension}", services.shared.settings.unconfined_documents),
                 DocumentReader.read,
@@ -200,7 +200,7 @@ async def page_image(services: Services, owner: Owner, document_id: str, page: i
     if document.state != "ready" or document.kind != "PDF" or not 1 <= page <= document.pages:
         raise Problem(404, words["document_unknown"])
     try:
-        async with services.documents.turn(owner):
+        async with services.shared.documents.turn(owner):
             image = await services.library.page_image(owner, document, page)
     except UnreadableError as error:
         raise Problem(422, words["document_failed"].format(name=document.name, reason=translated(error))) from error
