@@ -20,7 +20,7 @@ from notso.web.engine.port import Event, Progress
 from notso.web.sign_in.issued_keys import CACHE_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
 from notso.web.store.access import UsageTotals
 from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
-from notso.web.values.errors import SettingsError
+from notso.web.values.errors import SettingsError, StorageError
 from notso.web.values.ids import new_id
 from notso.web.values.sign_in import SignInSettings
 
@@ -196,7 +196,6 @@ def test_requests_per_day_are_limited_and_reset_at_midnight(start: Start, book: 
 def test_store_failure_keeps_known_keys_valid_and_loses_no_usage(
     start: Start, book: KeyManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from notso.web.values.errors import StorageError
 
     (secret, key), (other, _), (limited, _) = book.add("ann"), book.add("bob"), book.add("cid", tokens_per_day=1_000)
     server = start(ScriptedEngine(), sign_in=MANY, api_key=SERVER_KEY).ready()
@@ -375,6 +374,26 @@ def test_operator_page_removes_a_user_with_all_data(start: Start, book: KeyManag
     release.set()
     server.on_loop(accounts.flush)
     assert remove("proxy:ann").status_code == 303, "a user without a key can be removed too"
+
+
+def test_removal_can_be_repeated_by_name_after_a_failure(
+    start: Start, book: KeyManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator, ann = book.add("olga", is_operator=True)[0], book.add("ann")[0]
+    owner = owner_of_key(next(key.id for key in book.all() if key.name == "ann"))
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    server.client.post("/memory", data={"text": "Private."}, headers=bearer(ann))
+    store, form = server.shared.store, {"name": "ann"}
+
+    async def fail(owner: str) -> None:
+        raise StorageError("the disk failed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "remove_owner", fail)
+        refused = server.client.post("/operator/users/remove", data=form, headers=bearer(operator))
+    assert refused.status_code == 503 and asked(server, ann).status_code == 401
+    assert server.client.post("/operator/users/remove", data=form, headers=bearer(operator)).status_code == 303
+    assert server.on_loop(lambda: store.memories(owner)) == [] and {key.name for key in book.all()} == {"olga"}
 
 
 def test_removal_of_a_revoked_key_keeps_the_new_key_of_its_name(start: Start, book: KeyManager) -> None:

@@ -57,16 +57,24 @@ async def user_named(access: AccessStore | None, name: str) -> str:
     return name
 
 
+async def revoke_key_of(access: AccessStore, owner: str) -> None:
+    """Revoke the owner's key, if any, so that the user cannot store new data. Raises StorageError."""
+    key = await access.key(owner.removeprefix(KEY_OWNER)) if owner.startswith(KEY_OWNER) else None
+    if key is not None and not key.revoked_ms:  # the name of a revoked key may be that of another key
+        await access.revoke_key(key.name, time.time_ns() // 1_000_000)
+
+
 async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, removed_by: str) -> None:
     """Permanently delete a user's key, usage and stored data. Raises StorageError.
 
     Can be repeated after a failure. `removed_by` appears in the audit log.
     """
-    if access is not None:  # delete the key first, so that the user cannot store new data
-        await access.remove_owner(owner)
+    if access is not None:
+        await revoke_key_of(access, owner)
     await store.remove_owner(owner)
     if access is not None:
-        await access.remove_owner(owner)  # again, because requests that were running may have added usage
+        # Delete the key last, because its name and id are needed to repeat the removal after a failure.
+        await access.remove_owner(owner)
         # The audit log does not name the removed user.
         removed = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
         now_ms = time.time_ns() // 1_000_000

@@ -15,7 +15,7 @@ from notso.web.edge.access import operator_only
 from notso.web.edge.forms import read_form
 from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.issued_keys import MAX_NAME_CHARACTERS, digest_of, is_name, new_key, owner_of_key
-from notso.web.sign_in.users import KEY_OWNER, remove_user, user_named
+from notso.web.sign_in.users import remove_user, revoke_key_of, user_named
 from notso.web.store.access import AuditEntry
 from notso.web.values.errors import Problem, SettingsError
 from notso.web.values.wording import words
@@ -71,9 +71,7 @@ async def remove(request: Request, services: Services, owner: Owner) -> Response
         return await _page(request, services, owner, problem=str(error))
     if user == owner:
         return await _page(request, services, owner, problem=words["error_remove_self"])
-    key = await accounts.store.key(user.removeprefix(KEY_OWNER)) if user.startswith(KEY_OWNER) else None
-    if key is not None and not key.revoked_ms:  # another key may have the name of a revoked key
-        await accounts.store.revoke_key(key.name, time.time_ns() // 1_000_000)
+    await revoke_key_of(accounts.store, user)
     for _ in range(STOP_ROUNDS):  # a running request would store its answer after the removal
         if not shared.requests.stop_owner(user):
             break
