@@ -63,7 +63,10 @@ def test_user_is_removed_by_key_id_or_name(notso: Notso, tmp_path: Path) -> None
     assert "ann" not in notso("keys", *where).out and "bob" in notso("keys", *where).out
     unknown = notso("keys", "remove", "ann", *where)
     assert unknown.code == 2 and "usage table: proxy:ann" in unknown.err
-    assert json.loads(notso("keys", "remove", "proxy:ann", "--json", *where).out) == {"removed": "proxy:ann"}
+    misspelled = notso("keys", "remove", "proxy:ann", *where)
+    assert misspelled.code == 2 and "no data of proxy:ann is stored" in misspelled.err
+    (bob,) = (each["id"] for each in json.loads(notso("keys", "--json", *where).out))
+    assert json.loads(notso("keys", "remove", f"key:{bob}", "--json", *where).out) == {"removed": f"key:{bob}"}
 
 
 def test_invalid_key_arguments_are_refused(notso: Notso, tmp_path: Path) -> None:

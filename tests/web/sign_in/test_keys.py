@@ -19,6 +19,7 @@ from notso.web.edge.access import mark_of
 from notso.web.engine.port import Event, Progress
 from notso.web.sign_in.issued_keys import CACHE_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
 from notso.web.store.access import UsageTotals
+from notso.web.store.protocol import Memory
 from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
 from notso.web.values.errors import SettingsError, StorageError
 from notso.web.values.ids import new_id
@@ -373,7 +374,11 @@ def test_operator_page_removes_a_user_with_all_data(start: Start, book: KeyManag
     assert "ann</th>" not in page and "with all data" in page
     release.set()
     server.on_loop(accounts.flush)
+    misspelled = remove("proxy:ann")
+    assert misspelled.status_code == 400 and "no data of proxy:ann is stored" in misspelled.text
+    server.on_loop(lambda: store.save_memory("proxy:ann", Memory(new_id(), "Private.", 1)))
     assert remove("proxy:ann").status_code == 303, "a user without a key can be removed too"
+    assert server.on_loop(lambda: store.memories("proxy:ann")) == []
 
 
 def test_removal_can_be_repeated_by_name_after_a_failure(

@@ -65,16 +65,18 @@ async def revoke_key_of(access: AccessStore, owner: str) -> None:
 
 
 async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, removed_by: str) -> None:
-    """Permanently delete a user's key, usage and stored data. Raises StorageError.
+    """Permanently delete a user's key, usage and stored data. Raises StorageError, and SettingsError if there are none.
 
     Can be repeated after a failure. `removed_by` appears in the audit log.
     """
     if access is not None:
         await revoke_key_of(access, owner)
-    await store.remove_owner(owner)
+    found = await store.remove_owner(owner)
+    # Delete the key last, because its name and id are needed to repeat the removal after a failure.
+    found |= access is not None and await access.remove_owner(owner)
+    if not found:
+        raise SettingsError(f"no data of {owner} is stored", setting="name")
     if access is not None:
-        # Delete the key last, because its name and id are needed to repeat the removal after a failure.
-        await access.remove_owner(owner)
         # The audit log does not name the removed user.
         removed = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
         now_ms = time.time_ns() // 1_000_000

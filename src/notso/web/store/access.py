@@ -103,8 +103,8 @@ class AccessStore(Protocol):
         is reserved, and the usage so far is returned.
         """
 
-    async def remove_owner(self, owner: str) -> None:
-        """Permanently delete an owner's key, usage, reservations and audit entries."""
+    async def remove_owner(self, owner: str) -> bool:
+        """Permanently delete an owner's key, usage, reservations and audit entries. Return whether there were any."""
 
     async def renew(self, reservations: Collection[Reservation]) -> None:
         """Make unexpired reservations last RESERVED_SECONDS from now."""

@@ -605,9 +605,10 @@ class ChatStore(Protocol):
     async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
         """Add messages to existing chats, in several transactions. Messages must follow their parents."""
 
-    async def remove_owner(self, owner: str) -> None:
+    async def remove_owner(self, owner: str) -> bool:
         """Permanently delete all data of an owner, in several transactions. Can be repeated after a failure.
 
+        Return whether there was any.
         `documents.stale` then returns the caches to clear.
         """
 

@@ -77,7 +77,10 @@ async def remove(request: Request, services: Services, owner: Owner) -> Response
             break
         await asyncio.sleep(STOP_SECONDS)
     await accounts.forget(user)
-    await remove_user(shared.store, accounts.store, user, owner)
+    try:
+        await remove_user(shared.store, accounts.store, user, owner)
+    except SettingsError as error:  # the name is misspelled
+        return await _page(request, services, owner, problem=str(error))
     return RedirectResponse("/operator", 303)
 
 

@@ -141,16 +141,18 @@ class SQLAccessStore(ABC):
 
         return await self.write(work)
 
-    async def remove_owner(self, owner: str) -> None:
+    async def remove_owner(self, owner: str) -> bool:
         kind, _, key_id = owner.partition(":")
 
-        def work(db: SQLConnection) -> None:
+        def work(db: SQLConnection) -> bool:
+            deleted = 0
             for table in ("usage", "reservations", *_LOGS.values()):
-                db.execute(f"DELETE FROM {table} WHERE owner = ?", (owner,))
+                deleted += db.execute(f"DELETE FROM {table} WHERE owner = ?", (owner,)).rowcount
             if kind == "key":
-                db.execute("DELETE FROM keys WHERE id = ?", (key_id,))
+                deleted += db.execute("DELETE FROM keys WHERE id = ?", (key_id,)).rowcount
+            return deleted > 0
 
-        await self.write(work)
+        return await self.write(work)
 
     async def renew(self, reservations: Collection[Reservation]) -> None:
         renewal = f"UPDATE reservations SET until_ms = {self.NOW_MS} + {_RESERVED_MS} WHERE id = ?"

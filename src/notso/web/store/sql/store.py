@@ -532,15 +532,17 @@ class SQLStore(ABC):
     async def delete(self, owner: str, kind: Deletable, key: str) -> bool:
         return await self._change(owner, _DELETE[kind], key, owner)
 
-    async def remove_owner(self, owner: str) -> None:
+    async def remove_owner(self, owner: str) -> bool:
         await self.write(lambda db: mark_owner_caches_stale(db, owner))
+        found = False
         for library in await self.documents.libraries(owner):
             if library.rights == "own":
-                await self.documents.delete_library(owner, library.id)
+                found |= await self.documents.delete_library(owner, library.id)
         while await self.write(lambda db: remove_piece(db, owner)):
-            pass
+            found = True
         while await self.write(lambda db: db.merge_index()):
             pass
+        return found
 
     async def _add(self, write: Callable[[Database], T], owner: str) -> T:
         most = self.max_stored_characters(owner)

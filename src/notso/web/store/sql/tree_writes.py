@@ -601,7 +601,7 @@ def mark_owner_caches_stale(db: Database, owner: str) -> None:
 
 
 def remove_piece(db: Database, owner: str) -> bool:
-    """Delete a part of an owner's data other than libraries; return whether more is left."""
+    """Delete a part of an owner's data other than libraries; return whether there was any."""
     return _remove_messages(db, owner) or _remove_records(db, owner)
 
 
@@ -632,7 +632,8 @@ def _remove_records(db: Database, owner: str) -> bool:
             db.execute("DELETE FROM api_file_parts WHERE file_id = ? AND part = ?", (each, row["part"]))
         if parts:
             return True
+    deleted = 0
     for table in (*OWNED, "library_members"):
         column = "member" if table == "library_members" else "owner"
-        db.execute(f"DELETE FROM {table} WHERE {column} = ?", (owner,))
-    return False
+        deleted += db.execute(f"DELETE FROM {table} WHERE {column} = ?", (owner,)).rowcount
+    return deleted > 0
