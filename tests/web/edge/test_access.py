@@ -257,7 +257,7 @@ def test_login_exchanges_api_key_for_session_cookie(start: Start) -> None:
     server.wait(lambda: server.client.get("/health").status_code == 200)
     wrong = server.client.post("/login", data={"api_key": "wrong"})
     assert wrong.status_code == 403 and "set-cookie" not in wrong.headers and "Incorrect key" in wrong.text
-    right = server.client.post("/login", data={"api_key": KEY})
+    right = server.client.post("/login", data={"api_key": f"{KEY} "})
     cookie = right.headers["set-cookie"]
     assert right.status_code == 303
     assert "HttpOnly" in cookie and "SameSite=strict" in cookie and KEY not in cookie

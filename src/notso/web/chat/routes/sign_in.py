@@ -41,7 +41,7 @@ async def login_page(request: Request, services: Services) -> Response:
 async def login(request: Request, services: Services) -> Response:
     """Exchange the key for an HttpOnly session cookie."""
     ring: KeyRing = request.app.state.key_ring
-    key = (await read_form(request)).get("api_key", "")
+    key = (await read_form(request)).get("api_key", "").strip()  # a copied key often ends with a space
     caller = await ring.caller_for_key(key)
     if caller is None and not ring.is_open:
         await _audit(request, services, NOBODY, "used a wrong key")
