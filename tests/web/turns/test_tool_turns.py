@@ -175,6 +175,12 @@ def test_calls_can_be_denied_allowed_per_chat_and_asked_again(using: Callable[..
     assert server.finished(turn).tool_uses[0].result == "8", "the approval also covers the next turn"
     page = server.client.get(f"/chats/{turn.chat_id}/tools").text
     assert "always allowed in this chat" in page
+    copy = server.client.post(f"/chats/{turn.chat_id}/messages/{turn.message_id}/branch").headers["location"]
+    assert "always allowed in this chat" not in server.client.get(f"{copy}/tools").text
+    other = server.ask("7 + 7", copy.removeprefix("/chats/"), thinking=False)
+    assert asked(server, other).arguments == '{"expression": "7 + 7"}', "a copy of the chat needs its own approval"
+    permit(server, other, "deny")
+    server.finished(other)
     server.client.post(f"/chats/{turn.chat_id}/tools", data={"tool-calculator": "on", "ask-again": "on"})
     turn = server.ask("5 + 5", turn.chat_id, thinking=False)
     permit(server, turn, "deny")

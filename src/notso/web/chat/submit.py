@@ -444,6 +444,7 @@ def copy_branch(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[S
         archived=False,
         unread=False,
         chosen_root=None,
+        settings={name: value for name, value in chat.settings.items() if name != ALLOWED},
         source="",  # importing the file again must not add messages to the copy
     )
     copied = [
