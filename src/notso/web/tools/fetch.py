@@ -93,6 +93,9 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return inner.is_global and not inner.is_multicast
+        # `is_global` is also true outside of the space for public addresses: for site-local addresses, and for the
+        # prefixes 64:ff9b:1::/48 (local NAT64) and ::/96, which contain IPv4 addresses.
+        return ip in ipaddress.ip_network("2000::/3") and ip.is_global
     return ip.is_global and not ip.is_multicast
 
 
