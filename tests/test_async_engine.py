@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from notso import AsyncAnswerStream, AsyncEngine, Engine, EngineError, Event, Generation, InvalidRequestError
+from notso import (
+    AsyncAnswerStream,
+    AsyncEngine,
+    Completion,
+    Engine,
+    EngineError,
+    Event,
+    Generation,
+    InvalidRequestError,
+)
 
 SUM = "What is 27 + 48?"
 
@@ -116,6 +125,20 @@ def test_closing_a_stream_stops_the_answer_that_another_task_reads(engine: Engin
         return events
 
     assert asyncio.run(run())[-1].finish_reason == "cancelled"
+
+
+def test_stream_that_was_closed_before_its_start_never_starts(engine: Engine) -> None:
+    async def ask() -> list[Completion]:
+        stream = AsyncEngine(engine).stream(SUM, seed=1, max_tokens=20)
+        await stream.close()
+        assert [event async for event in stream] == []
+        async with stream:
+            return [await stream.result(), await stream.result()]
+
+    before = engine.stats().prompt_tokens_total
+    for answer in asyncio.run(ask()):
+        assert (answer.text, answer.finish_reason, answer.usage.total_tokens) == ("", "cancelled", 0)
+    assert engine.stats().prompt_tokens_total == before
 
 
 def test_closing_a_stream_stops_an_answer_that_is_being_started() -> None:

@@ -14,7 +14,7 @@ from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
 from notso.smollm3.values.engine_config import EngineConfig, EngineSettings
-from notso.smollm3.values.events import Completion, Event
+from notso.smollm3.values.events import Completion, Event, Usage
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import AnswerSettings, RequestOptions, apply_settings
 from notso.smollm3.values.sampling_params import SamplingParams
@@ -49,8 +49,11 @@ class AsyncAnswerStream(AsyncIterator[Event]):
     async def close(self) -> None:
         """Stop the answer; `result` then returns the part generated so far, with finish reason "cancelled"."""
         async with self._start_lock:  # an answer that is just being started must be stopped, too
-            if self._generation is not None:
-                self._generation.stop()
+            if self._generation is None:  # never started
+                self._generation = Generation()
+                end = [Event("usage", usage=Usage(0, 0)), Event("end", finish_reason="cancelled")]
+                self._generation.write(end, last=True)
+            self._generation.stop()
         with suppress(RuntimeError):  # raised if another task is reading the events; it reads them until the end
             await self._events.aclose()
 
