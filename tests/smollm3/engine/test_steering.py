@@ -9,7 +9,7 @@ import time
 import pytest
 from smollm3.held_engine import held
 
-from notso.smollm3 import Engine, Event, Message, RequestOptions, SamplingParams
+from notso.smollm3 import Engine, Event, Generation, Message, RequestOptions, SamplingParams
 
 SUM = [Message("user", "What is 345 + 678?")]
 GREEDY = SamplingParams(max_tokens=300, temperature=0)
@@ -92,6 +92,13 @@ def test_raising_subscriber_is_notified_until_the_end(demo_engine: Engine) -> No
         generation.subscribe(notify)
     assert heard.wait(60)
     assert text(list(generation.events()))
+
+
+def test_subscriber_of_a_finished_log_is_notified_although_it_has_no_events() -> None:
+    generation, notified = Generation(), list[bool]()
+    generation.write([], last=True)
+    generation.subscribe(lambda: notified.append(generation.finished))
+    assert notified == [True]
 
 
 def test_queued_requests_report_positions_and_can_be_stopped() -> None:

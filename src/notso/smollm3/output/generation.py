@@ -84,10 +84,11 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` whenever the log changes, and immediately if it has events. `notify` must not block."""
+        """Call `notify` on changes, and immediately if there are events or the log is finished. `notify` must not block."""
         with self._condition:
-            self._listeners.append(notify)
-            is_new = bool(self._events)
+            if not self._finished:
+                self._listeners.append(notify)
+            is_new = bool(self._events) or self._finished
         if is_new:
             notify()
 
