@@ -6,7 +6,10 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import pytest
+
 from notso.smollm3 import Engine
+from notso.smollm3.engine.request import Request
 
 
 @contextlib.contextmanager
@@ -26,3 +29,15 @@ def held(engine: Engine) -> Iterator[None]:
     finally:
         release.set()
         holding.join(60)
+
+
+def close_at_submit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine begin to close when a request has been submitted, before its first step."""
+    submit = engine._core.submit
+
+    def submit_and_close(request: Request) -> None:
+        with held(engine):
+            submit(request)
+            engine._core._closing = True
+
+    monkeypatch.setattr(engine._core, "submit", submit_and_close)

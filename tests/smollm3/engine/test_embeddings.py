@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from golden.numpy_model import QUANTIZED, Floats, NumpyModel, byte_attention
+from smollm3.held_engine import close_at_submit
 
-from notso.smollm3 import ContextLengthError, Engine, InvalidRequestError, RequestOptions, SamplingParams
+from notso.smollm3 import ContextLengthError, Engine, EngineError, InvalidRequestError, RequestOptions, SamplingParams
 from notso.smollm3.engine import memory_plan
 from notso.smollm3.hub.registry import demo_path
 
@@ -72,3 +73,11 @@ def test_embed_rejects_empty_and_too_long_texts(demo_engine: Engine) -> None:
         demo_engine.embed("word " * 5000)
     with pytest.raises(InvalidRequestError, match="embedding must be combined with prompt_only"):
         RequestOptions(embedding=True)
+
+
+def test_closing_the_engine_during_an_embedding_raises_an_engine_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A StopIteration would never be raised to a caller that awaits a thread."""
+    with Engine.load() as engine:
+        close_at_submit(engine, monkeypatch)
+        with pytest.raises(EngineError, match="closed"):
+            engine.embed("text")

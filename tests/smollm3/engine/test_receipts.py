@@ -13,8 +13,17 @@ from typing import Any
 
 import pytest
 from smollm3.engine.test_replay import OPTIONS, PARAMS, Written, asked, cut, write
+from smollm3.held_engine import close_at_submit
 
-from notso.smollm3 import Engine, InvalidRequestError, Message, ModelError, RequestOptions, SamplingParams
+from notso.smollm3 import (
+    Engine,
+    EngineError,
+    InvalidRequestError,
+    Message,
+    ModelError,
+    RequestOptions,
+    SamplingParams,
+)
 from notso.smollm3.engine.receipts import ReceiptCheck, _hash, sealed
 from notso.smollm3.engine.request import ids_digest
 from notso.smollm3.values.request_options import Grammar
@@ -70,6 +79,20 @@ def test_receipt_of_a_stopped_answer_is_reproduced(engine: Engine) -> None:
     stopped = replace(written.replay, ids=written.replay.ids[:30], closed_at=())
     receipt = engine.receipt(messages, params, RequestOptions(replay=stopped))
     assert receipt["answer"]["finish_reason"] == "cancelled" and engine.check_receipt(receipt).problem == ""
+
+
+def test_receipt_is_not_judged_by_an_engine_that_is_closed_meanwhile(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped answer would be confirmed without a comparison, because an unfinished check looks like one, too."""
+    params, messages = SamplingParams(seed=5, max_tokens=80, ignore_eos=True), [Message("user", "Go on")]
+    written = write(engine, messages, params, RequestOptions())
+    stopped = replace(written.replay, ids=written.replay.ids[:30], closed_at=())
+    receipt = engine.receipt(messages, params, RequestOptions(replay=stopped))
+    with Engine.load(None, threads=1, context_tokens=1024) as other:
+        close_at_submit(other, monkeypatch)
+        with pytest.raises(EngineError, match="closed"):
+            other.check_receipt(receipt)
 
 
 STEERED = {

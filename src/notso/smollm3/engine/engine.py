@@ -435,7 +435,8 @@ class Engine:
         request, check = self._inputs.build_verification(receipt, receipt_options(receipt), adapter)
         if receipt["answer"]["ids"]:
             self._core.submit(request)
-            request.generation.result()
+            if request.generation.result().finish_reason == "cancelled":  # the engine was closed meanwhile
+                raise EngineError(CLOSED)
         return check.end()
 
     def _facts(self, adapter: Adapter | None) -> dict[str, Any]:
@@ -545,7 +546,10 @@ class Engine:
                 events = list(generations[index].events())
                 if events[-1].error is not None:
                     raise events[-1].error
-                vectors.append(next(event.embedding for event in events if event.kind == "embedding"))
+                vector = next((event.embedding for event in events if event.kind == "embedding"), None)
+                if vector is None:  # the engine was closed meanwhile
+                    raise EngineError(CLOSED)
+                vectors.append(vector)
             return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
         finally:
             for generation in generations:
