@@ -73,6 +73,20 @@ def test_receipt_of_continued_text_is_reproduced(engine: Engine) -> None:
     assert engine.check_receipt(json.loads(json.dumps(receipt))).problem == ""
 
 
+@pytest.mark.parametrize("thinking", [False, True])
+def test_receipt_of_token_ids_and_a_grammar_is_reproduced(engine: Engine, thinking: bool) -> None:
+    """Unlike a chat template, token ids do not show whether the answer may begin with reasoning."""
+    ids, params = engine.tokenize("How is the weather?"), SamplingParams(seed=4, temperature=0, max_tokens=20)
+    open_id = engine.tokenizer.think_open_id
+    assert open_id is not None
+    params = replace(params, logit_bias={open_id: 100.0})  # the model samples the tag wherever it is allowed
+    options = RequestOptions(thinking=thinking, grammar=Grammar("regex", "[0-9]{3}"), token_ids=True)
+    written = Written(list(engine.submit(ids, params, options).events()))
+    assert (open_id in written.replay.ids) == thinking
+    receipt = engine.receipt(ids, params, replace(options, replay=written.replay))
+    assert engine.check_receipt(json.loads(json.dumps(receipt))).problem == ""
+
+
 def test_receipt_of_a_stopped_answer_is_reproduced(engine: Engine) -> None:
     params, messages = SamplingParams(seed=5, max_tokens=80, ignore_eos=True), [Message("user", "Go on")]
     written = write(engine, messages, params, RequestOptions())

@@ -390,6 +390,8 @@ class Engine:
             raise InvalidRequestError("a receipt needs the seed and the tokens of the answer", param="replay")
         request = self._request(messages, params, options)
         adapter = self.adapters.of(options.adapter)
+        if request.is_plain or not self._prompts.may_think(request.sequence.prompt):
+            options = replace(options, thinking=True)  # has no effect here, and earlier versions did not record it
         receipt = build_receipt(request, options, self._facts(adapter))
         return seal(receipt) if sealed else receipt
 

@@ -81,6 +81,7 @@ def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str,
         },
         "options": {
             "is_plain": request.is_plain,
+            **({} if options.thinking else {"thinking": False}),
             "parallel_tool_calls": options.parallel_tool_calls,
             "logits_processors": list(options.logits_processors),
             "grammar": None if options.grammar is None else asdict(options.grammar),
@@ -176,6 +177,7 @@ def receipt_options(receipt: Mapping[str, Any]) -> RequestOptions:
     choice, grammar = record["tool_choice"], record["grammar"]
     tools: Sequence[Tool] | None = record["tools"]
     return RequestOptions(
+        thinking=record.get("thinking", True),
         tools=tools,
         tool_choice=ToolName(choice["name"]) if isinstance(choice, dict) else choice,
         parallel_tool_calls=record["parallel_tool_calls"],
