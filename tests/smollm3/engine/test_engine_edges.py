@@ -323,6 +323,15 @@ def test_cache_budget_below_one_block_writes_nothing(small: Path, tmp_path: Path
     assert not list(tmp_path.rglob("*.kv*"))
 
 
+def test_unusable_cache_folder_is_only_a_warning(small: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "cache"
+    folder.write_text("a file")
+    with load(small, cache_dir=folder) as engine:
+        assert reason(engine.submit([1, 2], GREEDY)) == "length"
+    assert "the selected cache format cannot be stored" in caplog.text
+    assert "no more blocks are written to the disk cache" in caplog.text
+
+
 def test_partial_block_that_changed_after_lookup_is_not_used(small: Path, tmp_path: Path) -> None:
     ids = random.Random(2).choices(range(300), k=200)
     with load(small, cache_dir=tmp_path) as engine:

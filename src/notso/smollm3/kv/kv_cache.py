@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -65,7 +66,8 @@ def store_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv
     except OSError as error:
         # This error is only logged, because even without a stored choice, the same format is usually selected.
         _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # as above, for example in a file system that is mounted read-only
+            draft.unlink()
 
 
 def _read(folder: Path) -> dict[str, str]:
