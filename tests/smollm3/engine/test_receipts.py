@@ -18,12 +18,14 @@ from smollm3.held_engine import close_at_submit
 from notso.smollm3 import (
     Engine,
     EngineError,
+    FixedPrefix,
     InvalidRequestError,
     Message,
     ModelError,
     RequestOptions,
     SamplingParams,
 )
+from notso.smollm3.engine import memory_plan
 from notso.smollm3.engine.receipts import ReceiptCheck, _hash, sealed
 from notso.smollm3.engine.request import ids_digest
 from notso.smollm3.values.request_options import Grammar
@@ -127,6 +129,19 @@ def test_receipt_is_reproduced_by_an_engine_with_a_smaller_context(
     assert needed < receipt["limit"]
     with Engine.load(None, threads=1, context_tokens=needed) as small:
         assert small.check_receipt(receipt).problem == ""
+
+
+def test_receipt_of_an_answer_about_long_documents_is_reproduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt with a fixed prefix can be longer than the context of other prompts."""
+    monkeypatch.setattr(memory_plan, "DEFAULT_CONTEXT_TOKENS", 512)
+    document = "The pump is switched on by the green button. " * 80
+    params, messages = SamplingParams(seed=5, max_tokens=20), [Message("user", f"{document} Go on")]
+    options = RequestOptions(prefix=FixedPrefix(0, len(document)))
+    with Engine.load(None, threads=1, document_tokens=2048) as long:
+        replay = write(long, messages, params, options).replay
+        receipt = long.receipt(messages, params, replace(options, replay=replay))
+        assert long.info.context_tokens < receipt["prompt"]["tokens"] < long.info.document_tokens
+        assert long.check_receipt(receipt).problem == ""
 
 
 def test_receipt_with_min_tokens_above_the_limit_is_reproduced(engine: Engine) -> None:

@@ -173,8 +173,8 @@ class InputProcessor:
         ids, started = validate_ids(recorded["ids"], self._tokenizer.vocab_size), recorded["started"]
         validate_ids(answer.ids or (0,), self._tokenizer.vocab_size)
         whole = [*ids, *answer.ids[:-1]]
-        if len(whole) > self._context_tokens:
-            raise ContextLengthError(len(whole), self._context_tokens)
+        if len(whole) > self._document_tokens:  # the longest context, whether the prompt had a fixed prefix or not
+            raise ContextLengthError(len(whole), self._document_tokens)
         goes_on = started is not None or options.is_plain
         prompt = Prompt(ids, goes_on, started=started or "", may_think=not goes_on and self._prompts.may_think(ids))
         request = self.write(ids, receipt_params(receipt), options, NO_SALT, adapter, rendered=prompt)
