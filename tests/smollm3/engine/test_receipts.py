@@ -7,8 +7,10 @@ import copy
 import itertools
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from notso.smollm3 import (
 from notso.smollm3.engine import memory_plan
 from notso.smollm3.engine.receipts import ReceiptCheck, _hash, sealed
 from notso.smollm3.engine.request import ids_digest
+from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.values.request_options import Grammar
 
 
@@ -151,6 +154,20 @@ def test_receipt_with_min_tokens_above_the_limit_is_reproduced(engine: Engine) -
     receipt = engine.receipt(messages, params, replace(options, replay=replay))
     assert receipt["answer"]["tokens"] == receipt["limit"] < receipt["sampling"]["min_tokens"]
     assert engine.check_receipt(json.loads(json.dumps(receipt))).problem == ""
+
+
+def test_receipt_does_not_name_another_file_that_replaced_the_model(tmp_path: Path) -> None:
+    path, copy_of_it = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    for each in (path, copy_of_it):
+        shutil.copy(demo_path(), each)
+    params, options = SamplingParams(seed=5, max_tokens=3), RequestOptions()
+    with Engine.load(path, threads=1, context_tokens=256) as loaded:
+        messages = [Message("user", "Go on")]
+        replay = write(loaded, messages, params, options).replay
+        for change, reason in ((lambda: copy_of_it.replace(path), "replaced"), (path.unlink, "no longer be read")):
+            change()
+            with pytest.raises(EngineError, match=reason):
+                loaded.receipt(messages, params, replace(options, replay=replay))
 
 
 def without(receipt: dict[str, Any], name: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -20,12 +21,13 @@ from typing import Any
 
 from notso.qtensor import GGUFFile
 from notso.smollm3.engine.request import Request, ids_digest
-from notso.smollm3.errors import InvalidRequestError, require
+from notso.smollm3.errors import EngineError, InvalidRequestError, require
 from notso.smollm3.kv.model_identity import ARITHMETIC
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import Grammar, QuoteSource, Replay, RequestOptions, ToolName
 from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams
+from notso.text_file import open_regular
 
 VERSION = 1
 READ_BYTES = 4 << 20
@@ -39,16 +41,22 @@ class ModelDigest:
     """The SHA-256 of a model file, computed once. Thread-safe."""
 
     def __init__(self, file: GGUFFile) -> None:
-        self._path = file.path
+        self._path, self._status = file.path, file.status
         self._lock = threading.Lock()
         self._sha256 = ""
 
     def compute(self) -> str:
-        """Return the digest in hexadecimal. The first call takes as long as reading the file."""
+        """Return the digest in hexadecimal. The first call takes as long as reading the file. Raises EngineError."""
         with self._lock:
             if not self._sha256:
-                with self._path.open("rb") as source:
-                    self._sha256 = hashlib.file_digest(source, "sha256").hexdigest()
+                try:
+                    with open(open_regular(self._path), "rb") as source:  # noqa: PTH123 - a descriptor
+                        status = os.fstat(source.fileno())
+                        if not os.path.samestat(status, self._status) or status.st_mtime_ns != self._status.st_mtime_ns:
+                            raise EngineError("the model file was replaced after it was loaded, so it cannot be hashed")
+                        self._sha256 = hashlib.file_digest(source, "sha256").hexdigest()
+                except OSError as error:
+                    raise EngineError(f"the model file can no longer be read: {error.strerror}") from error
             return self._sha256
 
 
