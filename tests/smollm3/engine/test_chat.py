@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -198,6 +199,18 @@ def test_garbage_collected_stream_cancels_generation(engine: Engine) -> None:
     generation = stream.generation
     del stream
     assert generation.result().finish_reason == "cancelled"
+
+
+def test_stream_keeps_its_engine_alive_until_it_is_closed() -> None:
+    engine = Engine.load(context_tokens=512)
+    thread = engine._core._thread
+    with engine.stream(SUM, seed=1, ignore_eos=True, max_tokens=20) as stream:
+        del engine
+        gc.collect()
+        assert list(stream)[-1].finish_reason == "length"
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_batch_returns_answers_in_order(engine: Engine) -> None:

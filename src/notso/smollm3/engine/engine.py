@@ -480,7 +480,7 @@ class Engine:
         """Start an answer as `chat` does, and return an iterator over its events. Raises the same errors; the
         error of a failed answer is raised during iteration."""
         params, options = apply_settings(params, options, settings)
-        return AnswerStream(self.submit(conversation(messages, *more), params, options))
+        return AnswerStream(self.submit(conversation(messages, *more), params, options), self)
 
     def batch(
         self,
@@ -525,7 +525,7 @@ class Engine:
         as `chat`.
         """
         params, options = apply_settings(params, options, settings)
-        with AnswerStream(self.submit(text, params, options)) as answer:
+        with AnswerStream(self.submit(text, params, options), self) as answer:
             return answer.result()
 
     def embed(

@@ -155,8 +155,10 @@ class AnswerStream(Iterator[Event]):
     Raises the error of a failed answer.
     """
 
-    def __init__(self, generation: Generation) -> None:
+    # engine: kept alive until `close`, because an engine that is garbage-collected ends its answers.
+    def __init__(self, generation: Generation, engine: object) -> None:
         self.generation = generation
+        self._engine: object = engine
         self._events = events_until(generation, lambda: False)
         weakref.finalize(self, generation.stop)
 
@@ -171,6 +173,7 @@ class AnswerStream(Iterator[Event]):
         """Stop the answer; `result` then returns the text so far, with finish reason "cancelled"."""
         self._events.close()
         self.generation.stop()
+        self._engine = None
 
     def __enter__(self) -> AnswerStream:
         return self
