@@ -226,6 +226,19 @@ def test_tool_calls_are_returned_whole_and_streamed(start: Start) -> None:
     assert found == {0: "add", 1: "sub"}
 
 
+def test_call_that_is_cut_off_by_stop_string_is_no_tool_call(start: Start) -> None:
+    def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        return [Event("tool_call_part", '{"a": ', begun_call=ToolCall("call_1", "add", ""))]
+
+    server = start(ScriptedEngine(script)).ready()
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    client = client_of(server)
+    answer = client.chat.completions.create(model="scripted", messages=HELLO, tools=[tool], stop="}")
+    assert answer.choices[0].finish_reason == "stop"
+    chunks = client.chat.completions.create(model="scripted", messages=HELLO, tools=[tool], stop="}", stream=True)
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
+
+
 def test_prompt_progress_is_streamed_only_on_request(start: Start) -> None:
     def reads(messages: Sequence[Message], thinking: bool) -> list[Event]:
         return [Event("progress", progress=Progress(100, 400, 60, 80.0)), Event("text", text="Hi")]

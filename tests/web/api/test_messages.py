@@ -109,6 +109,18 @@ def test_max_tokens_ends_message(served: Any) -> None:
     assert message.stop_reason == "max_tokens" and message.usage.output_tokens == 3
 
 
+def test_stop_sequence_within_call_is_reported_instead_of_tool_use(served: Any) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"expression": {"type": "string"}}}
+    tool: Any = {"name": "calculator", "input_schema": schema}
+    ask: dict[str, Any] = {"model": "notso-demo", "max_tokens": 60, "tools": [tool], "extra_body": {"temperature": 0}}
+    ask["messages"] = [{"role": "user", "content": "What is 12 * 34?"}]
+    assert client_of(served).messages.create(**ask).stop_reason == "tool_use"
+    cut = client_of(served).messages.create(**ask, stop_sequences=["*"])
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", "*")
+    with client_of(served).messages.stream(**ask, stop_sequences=["*"]) as stream:
+        assert stream.get_final_message().stop_reason == "stop_sequence"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_max_tokens_of_0_fills_prompt_cache(served: Any, stream: bool) -> None:
     client = client_of(served)

@@ -144,6 +144,21 @@ def test_tool_call_arguments_are_json_objects(start: Start) -> None:
     assert (result.role, result.content) == ("tool", "12 C")
 
 
+def test_tool_call_that_is_cut_off_is_left_out(start: Start) -> None:
+    def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        begun = ToolCall("call_a", "weather", "")
+        return [*say("Let me see."), Event("tool_call_part", '{"city": "Os', begun_call=begun)]
+
+    server = start(ScriptedEngine(script)).ready()
+    asked = {"messages": HELLO, "tools": [WEATHER], "think": False}
+    whole = server.client.post(CHAT, json=asked | {"stream": False})
+    assert whole.status_code == 200, whole.text
+    assert whole.json()["message"] == {"role": "assistant", "content": "Let me see."}
+    lines = lines_of(server.client.post(CHAT, json=asked))
+    assert "".join(line["message"]["content"] for line in lines) == "Let me see."
+    assert not any("tool_calls" in line["message"] for line in lines)
+
+
 @pytest.mark.parametrize(("think", "thinks"), [(None, True), (True, True), (False, False), ("low", True)])
 def test_think_field_controls_thinking(start: Start, think: Any, thinks: bool) -> None:
     heard: list[bool] = []

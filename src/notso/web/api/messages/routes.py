@@ -146,14 +146,11 @@ class MessageSerializer:
                 if self._quote_parser is not None:
                     yield from self._write_cited([self._quote_parser.end()])
                 yield from self._close_block()
-                called = any(block["type"] == "tool_use" for block in self._blocks)
                 reason: FinishReason = event.finish_reason or "stop"
-                self._stop = event.stop
-                self._reason = STOP_REASONS["tool_calls" if called and reason == "stop" else reason]
+                self._stop = event.stop if reason == "stop" else None
+                self._reason = "stop_sequence" if self._stop is not None else STOP_REASONS[reason]
                 if reason == "length" and self._completion_tokens < (self._request.params[0].max_tokens or 0):
                     self._reason = CONTEXT_END
-                if self._stop is not None and not called:
-                    self._reason = "stop_sequence"
 
     def _write_text(self, text: str) -> Iterator[bytes]:
         yield from self._open_block("text", {"text": ""})

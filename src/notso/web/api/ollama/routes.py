@@ -54,6 +54,7 @@ class OllamaSerializer:
         self._model = model
         self._created = timestamp(datetime.now(UTC))
         self._choice = new_choice(logprobs=api_request.options.top_logprobs is not None)
+        self._calls: list[dict[str, Any]] = []  # without a call that is cut off, whose arguments are not JSON
         self._last_logprobs: dict[str, Any] = {}
         self.id = new_id("ollama")
         # An empty piece keeps the connection alive, because JSON lines, unlike SSE, have no comments.
@@ -78,7 +79,8 @@ class OllamaSerializer:
             case "reasoning":
                 yield self._line(self._piece(thinking=event.text) | logprobs)
             case "tool_call" if event.tool_call is not None:
-                yield self._line(self._piece(calls=[_call(len(self._choice.tool_calls) - 1, event.tool_call)]))
+                self._calls.append(_call(len(self._calls), event.tool_call))
+                yield self._line(self._piece(calls=self._calls[-1:]))
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
@@ -91,9 +93,8 @@ class OllamaSerializer:
 
     def body(self) -> dict[str, Any]:
         choice = self._choice
-        calls = [_call(index, call) for index, call in enumerate(choice.tool_calls)]
         logprobs = [*(choice.reasoning_logprobs or ()), *(choice.content_logprobs or ())]
-        whole = self._piece(text=choice.content, thinking=choice.reasoning, calls=calls)
+        whole = self._piece(text=choice.content, thinking=choice.reasoning, calls=self._calls)
         return whole | ({"logprobs": logprob_entries(logprobs)} if logprobs else {}) | self._end()
 
     def loaded(self) -> dict[str, Any]:

@@ -122,8 +122,6 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        if self.tool_calls and self.finish_reason == "stop":
-            return "tool_calls"
         return "stop" if self.finish_reason == "cancelled" else self.finish_reason
 
     @property
