@@ -74,6 +74,16 @@ def test_each_api_returns_valid_receipt(
     assert "notso_receipt" not in without.text
 
 
+@pytest.mark.parametrize("prompt", [["Once upon"], ["Once upon", "One day"]])
+def test_each_object_of_list_has_receipt(served: Any, engine: Engine, prompt: list[str]) -> None:
+    body = {"prompt": prompt, "n_predict": 4}
+    whole = served.client.post("/completion", json=body, headers={"x-notso-receipt": "open"})
+    assert whole.status_code == 200, whole.text
+    assert len(whole.json()) == len(prompt)
+    for each, text in zip(whole.json(), prompt, strict=True):
+        assert engine.check_receipt(each["notso_receipt"]).problem == "" and each["prompt"] == text
+
+
 def test_each_choice_has_receipt_and_unknown_form_is_rejected(served: Any, engine: Engine) -> None:
     body = {"model": served.client.get("/v1/models").json()["data"][0]["id"], "messages": HELLO, "n": 2}
     receipts = served.client.post("/v1/chat/completions", json=body, headers={"x-notso-receipt": "open"}).json()

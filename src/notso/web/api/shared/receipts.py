@@ -89,7 +89,12 @@ class ReceiptSerializer:
 
     def body(self) -> Any:
         body = self.inner.body()
-        return body if self._receipts is None else body | {FIELD: self._receipts}
+        if self._receipts is None:
+            return body
+        if isinstance(body, list):  # of llama.cpp's API: one object per choice
+            receipts = self._receipts if isinstance(self._receipts, list) else [self._receipts]
+            return [each | {FIELD: receipt} for each, receipt in zip(body, receipts, strict=True)]
+        return body | {FIELD: self._receipts}
 
     def _receipt(self, submission: Submission, record: TokenRecord) -> Mapping[str, Any]:
         params = submission.params
