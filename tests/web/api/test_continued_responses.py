@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from starlette.requests import Request
 
 from notso.smollm3 import Engine
@@ -133,6 +134,24 @@ def test_response_finished_while_draining_is_not_left_open(start: Start, left: P
     server.on_loop(lambda: setattr(server.shared, "stopping", True))
     COPIED.set()
     server.wait(lambda: server.on_loop(lambda: server.shared.store.records.unfinished_response("local", id)) is None)
+
+
+def test_unfinished_response_is_not_reported_as_unknown(start: Start) -> None:
+    """After a restart, another process may take a while to continue a response: it must load the model first."""
+    server = start(ScriptedEngine()).ready()
+    unfinished = UnfinishedResponse("resp_1", "local", "{}", "[]", 7, 500)
+    server.on_loop(lambda: server.shared.store.records.add_unfinished_response(unfinished, "a stopped process"))
+    assert server.client.get("/v1/responses/resp_1").json()["status"] == "queued"
+    chained = {"input": "Hello", "previous_response_id": "resp_1"}
+    for answer in (
+        server.client.post("/v1/responses/resp_1/cancel"),
+        server.client.delete("/v1/responses/resp_1"),
+        server.client.get("/v1/responses/resp_1?stream=true"),
+        server.client.get("/v1/responses/resp_1/input_items"),
+        server.client.post("/v1/responses", json=chained),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
+        assert answer.headers["retry-after"] == "2"
 
 
 def other_arithmetic() -> Engine:

@@ -153,8 +153,11 @@ async def load_response(services: ApiServices, owner: str, id: str) -> StoredRes
 
 
 async def get_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
-    """Return a response by id. Raises ApiError (404) naming `param` if the id is unknown."""
+    """Return a response by id. Raises ApiError: 404 if the id is unknown, 503 if the response is unfinished."""
     found = await load_response(services, owner, id)
+    if found is None and await services.shared.store.records.unfinished_response(owner, id) is not None:
+        message = "this response is not finished: it is being generated, or a server will continue it"
+        raise ApiError(503, "model_loading", message, param=param, retry_after_seconds=2)
     if found is None:
         raise ApiError(404, "not_found", "no response with that id is stored", param=param)
     return found
