@@ -255,6 +255,7 @@ def test_cancelled_batch_keeps_finished_results(start: Start) -> None:
     client = client_of(server)
     batch = begun(client, jsonl([entry(number) for number in range(20)]))
     server.wait(lambda: client.batches.retrieve(batch.id).request_counts.completed == 2)
+    assert [each.request_counts.completed for each in client.batches.list()] == [2]
     cancelling = client.batches.cancel(batch.id)
     assert cancelling.status in ("cancelling", "cancelled") and cancelling.cancelling_at
     batch = ended(server, client, batch)

@@ -105,8 +105,10 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 @router.get("/v1/batches", dependencies=[GUARDED])
 async def batches(request: Request, services: Services, owner: Owner) -> Response:
     """List batches, newest first."""
-    found = reversed(await services.shared.store.records.batches(owner))
-    return JSONResponse(paginate([each.body for each in found], request.query_params))
+    found = list(reversed(await services.shared.store.records.batches(owner)))
+    page, by_id = paginate([each.body for each in found], request.query_params), {each.id: each for each in found}
+    page["data"] = [await _current_body(services, by_id[each["id"]]) for each in page["data"]]
+    return JSONResponse(page)
 
 
 @router.get("/v1/batches/{batch_id}", dependencies=[GUARDED])
