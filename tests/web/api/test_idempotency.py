@@ -70,6 +70,15 @@ def test_repeated_request_gets_first_answer(start: Start, path: str, body: dict[
     assert engine.asked == 3
 
 
+def test_upload_repeated_with_new_boundary_gets_first_file(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+    first, again = (client.files.create(file=b"{}", purpose="batch", extra_headers=KEY) for _ in range(2))
+    assert again == first and len(client.files.list().data) == 1
+    with pytest.raises(openai.UnprocessableEntityError):
+        client.files.create(file=b"[]", purpose="batch", extra_headers=KEY)
+
+
 def test_idempotency_key_reused_for_different_request_returns_422(start: Start) -> None:
     engine = Counting()
     server = start(ScriptedEngine(engine)).ready()
