@@ -339,6 +339,16 @@ def test_truncated_messages_stay_dropped_in_response_chain(start: Start) -> None
         assert read == ["Brief.", "3", "answer 3", "4", "answer 4", "5"]
 
 
+def test_continued_message_is_one_message_in_response_chain(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say(" sky is blue."))
+    server = start(engine).ready()
+    items = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because the"}]
+    id = server.client.post(URL, json={"input": items}).json()["id"]
+    server.client.post(URL, json={"input": "And at night?", "previous_response_id": id})
+    read = [(message.role, message.content) for message in engine.requests[-1].messages]
+    assert read == [("user", "Why?"), ("assistant", "Because the sky is blue."), ("user", "And at night?")]
+
+
 def test_stored_responses_survive_restart_and_are_limited(
     start: Start, tmp_path: Path, shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

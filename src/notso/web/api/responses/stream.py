@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from notso.documents.citations import MarkedQuoteParser, QuotedSpan
@@ -134,8 +135,13 @@ class ResponseSerializer:
             starts_with_system = bool(conversation) and conversation[0].role == "system"
             head = 1 if starts_with_system and not self.request.instructions else 0
             body = await asyncio.to_thread(self.body)
-            stored = (*conversation[:head], *conversation[head + self._dropped :], self._assistant_message())
-            await self._save(body | dict(added or {}), stored)
+            stored = [*conversation[:head], *conversation[head + self._dropped :]]
+            answer = self._assistant_message()
+            if self.request.options.continue_last:
+                begun = stored.pop()
+                reasoning = f"{begun.reasoning_content or ''}{answer.reasoning_content or ''}" or None
+                answer = replace(answer, content=begun.content + answer.content, reasoning_content=reasoning)
+            await self._save(body | dict(added or {}), (*stored, answer))
 
     def closing_events(self) -> Iterator[bytes]:
         yield self._sse_event(f"response.{self._status}", response=self.body())
