@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from anthropic.types import message_count_tokens_params as count
@@ -15,7 +16,9 @@ from openai.types import completion_create_params as text
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import input_token_count_params as input_tokens
 from openai.types.responses import response_create_params as response
+from pydantic import TypeAdapter
 
+from notso.web.api.request_fields.fields import Fields
 from notso.web.api.server.compatibility import ENDPOINTS, Endpoint, render_page
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "compatibility.md"
@@ -40,6 +43,19 @@ def test_notes_marked_accepted_match_model_fields(address: Endpoint) -> None:
     taken = {name for name, note in address.notes.items() if note.is_accepted}
     assert taken == {field.alias or name for name, field in address.fields.model_fields.items()}
     assert all(note.described for note in (address.notes | address.within).values())
+
+
+def fields_classes(kind: type[Fields] = Fields) -> Iterator[type[Fields]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from fields_classes(each)
+
+
+def test_every_optional_field_accepts_null() -> None:
+    for kind in fields_classes():
+        for field in kind.model_fields.values():
+            if not field.is_required():  # an error shows the annotation
+                TypeAdapter(Annotated[field.annotation, *field.metadata, None]).validate_python(None)
 
 
 @pytest.mark.parametrize("path", CLIENTS)

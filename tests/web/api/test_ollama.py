@@ -130,8 +130,9 @@ def test_tool_call_arguments_are_json_objects(start: Start) -> None:
         heard.append(messages)
         return [Event("tool_call", tool_call=ToolCall("call_a", "weather", '{"city": "Oslo"}'))]
 
-    server = start(ScriptedEngine(script)).ready()
-    asked = {"messages": HELLO, "tools": [WEATHER], "think": False}
+    engine = ScriptedEngine(script)
+    server = start(engine).ready()
+    asked = {"messages": HELLO, "tools": [WEATHER | {"type": None}], "think": False}
     called = {"id": "call_a", "function": {"index": 0, "name": "weather", "arguments": {"city": "Oslo"}}}
     lines = lines_of(server.client.post(CHAT, json=asked))
     assert [line["message"].get("tool_calls") for line in lines] == [[called], None]
@@ -139,6 +140,7 @@ def test_tool_call_arguments_are_json_objects(start: Start) -> None:
     assert whole["message"]["tool_calls"] == [called] and whole["done_reason"] == "stop"
     history = [*HELLO, whole["message"], {"role": "tool", "tool_name": "weather", "content": "12 C"}]
     assert server.client.post(CHAT, json=asked | {"messages": history}).status_code == 200
+    assert engine.requests[-1].options.tools == (WEATHER,)
     _, past, result = heard[-1]
     assert past.tool_calls == (ToolCall("call_a", "weather", '{"city": "Oslo"}'),)
     assert (result.role, result.content) == ("tool", "12 C")

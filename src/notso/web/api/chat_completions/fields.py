@@ -101,7 +101,7 @@ class Call(Fields):
     """A past tool call."""
 
     id: Name
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: CalledFunction
     # Clients send this field if they have copied the call from the chunks of a stream.
     index: Annotated[Whole, Field(ge=0, le=MAX_TOOLS)] | None = None

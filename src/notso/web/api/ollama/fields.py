@@ -177,7 +177,7 @@ class OllamaFunction(Fields):
 class OllamaTool(Fields):
     """A tool; only functions are supported."""
 
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: OllamaFunction
 
 
@@ -467,7 +467,7 @@ def _tools(fields: OllamaChatFields) -> tuple[Tool, ...] | None:
     check_tool_names((f"tools.{index}.function.name", tool.function.name) for index, tool in enumerate(tools))
     for index, tool in enumerate(tools):
         check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
-    return tuple(tool.model_dump(exclude_none=True) for tool in tools) or None
+    return tuple({"type": "function"} | tool.model_dump(exclude_none=True) for tool in tools) or None
 
 
 def _message(message: OllamaMessage) -> Message:
