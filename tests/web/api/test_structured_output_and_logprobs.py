@@ -145,6 +145,20 @@ def test_unenforceable_schema_error_names_field(served: Any) -> None:
         assert error.status_code == 400 and error.json()["error"]["param"] == param, error.text
 
 
+def test_error_about_begun_answer_names_field_with_messages(served: Any) -> None:
+    begun: list[Any] = [*HELLO, {"role": "assistant", "content": "5"}]
+    schema = {"type": "object"}
+    asked: dict[str, Any] = {
+        CHAT: {"messages": begun, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+        "/v1/messages": {"messages": begun, "max_tokens": 9, "output_format": {"type": "json_schema", "schema": schema}},
+        "/v1/responses": {"input": begun, "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}},
+    }
+    for path, body in asked.items():
+        error = served.client.post(path, json=body).json()["error"]
+        assert error["param"] == ("input" if path == "/v1/responses" else "messages")
+        assert error["message"] == "the text so far does not match the grammar"
+
+
 def test_logprobs_are_model_probabilities_before_logit_bias(served: Any) -> None:
     ask: dict[str, Any] = AT_ONCE | {"logprobs": True, "top_logprobs": 5, "max_tokens": 12}
     answer = client_of(served).chat.completions.create(**ask, temperature=0)

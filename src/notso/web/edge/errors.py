@@ -37,6 +37,7 @@ _ANTHROPIC_TYPES = {
 }
 _PARAMS = {  # engine parameter -> field of the API
     "context_tokens": "messages",
+    "continue_last": "messages",
     "grammar": "response_format",
 }
 
