@@ -153,7 +153,8 @@ def _anthropic_entry(entry: dict[str, Any]) -> dict[str, Any]:
     length = entry["meta"].get("n_ctx")
     created = datetime.fromtimestamp(entry["created"], UTC).isoformat().replace("+00:00", "Z")
     limits = {"max_input_tokens": length, "max_tokens": length} if length else {}
-    return {"type": "model", "id": entry["id"], "display_name": entry["id"], "created_at": created, **limits}
+    about = {"type": "model", "id": entry["id"], "display_name": entry["id"], "created_at": created}
+    return about | {"lifecycle": "active", **limits}
 
 
 async def _entries(services: ApiServices) -> list[tuple[ModelChoice, dict[str, Any]]]:
