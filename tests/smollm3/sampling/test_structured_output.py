@@ -329,6 +329,14 @@ def test_parallel_tool_calls_false_allows_a_single_call(demo_engine: Engine) -> 
     assert events[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("choice", ["required", ToolName("add")])
+def test_required_call_is_made_despite_grammar_of_texts(demo_engine: Engine, choice: Any) -> None:
+    options = RequestOptions(tools=TOOLS, tool_choice=choice, grammar=SCHEMA, thinking=False)
+    events = list(demo_engine.submit(SUM, GREEDY, options).events())
+    assert calls(events) and events[-1].finish_reason == "tool_calls"
+    assert not any(event.kind == "text" for event in events)
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
@@ -337,7 +345,6 @@ def test_parallel_tool_calls_false_allows_a_single_call(demo_engine: Engine) -> 
         ({"tool_choice": ToolName("subtract"), "tools": TOOLS}, "tool_choice"),
         ({"tool_choice": "sometimes", "tools": TOOLS}, "tool_choice"),
         ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice"),
-        ({"tool_choice": "required", "tools": TOOLS, "grammar": SCHEMA}, "grammar"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"grammar": "{}"}, "grammar"),
         ({"grammar": Grammar("ebnf", "")}, "grammar"),  # type: ignore[arg-type]

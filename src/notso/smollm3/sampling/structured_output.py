@@ -304,8 +304,6 @@ def structured_output_for(
 def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCompiler) -> Matcher | None:
     choice = options.tool_choice
     if choice == "required" or isinstance(choice, ToolName):
-        if options.grammar is not None:
-            raise InvalidRequestError("a required tool call cannot be combined with a grammar", param="grammar")
         tools = _select_tools(options.tools or (), choice)
         if tokenizer.tool_call_open_id is None:
             raise InvalidRequestError(

@@ -125,7 +125,7 @@ class RequestOptions:
     parallel_tool_calls: allow several calls.
     strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". In required calls,
         all schemas are enforced.
-    grammar: constraint on the answer, but not on reasoning; an answer that is cut off may violate it.
+    grammar: constraint on the answer, but not on reasoning or calls; an answer that is cut off may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
     prompt_logprobs: the same for prompt tokens, in `prompt` events; bypasses the cache.
     prompt_only: prefill without generating.
