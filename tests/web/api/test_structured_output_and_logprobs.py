@@ -150,7 +150,11 @@ def test_error_about_begun_answer_names_field_with_messages(served: Any) -> None
     schema = {"type": "object"}
     asked: dict[str, Any] = {
         CHAT: {"messages": begun, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
-        "/v1/messages": {"messages": begun, "max_tokens": 9, "output_format": {"type": "json_schema", "schema": schema}},
+        "/v1/messages": {
+            "messages": begun,
+            "max_tokens": 9,
+            "output_format": {"type": "json_schema", "schema": schema},
+        },
         "/v1/responses": {"input": begun, "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}},
     }
     for path, body in asked.items():
