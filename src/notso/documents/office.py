@@ -28,7 +28,7 @@ class _Page:
     paragraph: list[str] = field(default_factory=list)
     prefix: str = ""
     tables: list[list[list[list[str]]]] = field(default_factory=list)  # table, row, cell, blocks
-    spans: list[int] = field(default_factory=list)  # columns of the open cells of DOCX
+    spans: list[int] = field(default_factory=list)  # number of columns that each open cell spans (only DOCX)
 
     def end_paragraph(self) -> None:
         text = "".join(self.paragraph).strip()

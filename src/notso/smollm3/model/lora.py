@@ -37,7 +37,7 @@ MAX_RANK = 512  # bounds the preallocated memory of a step
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Low-rank update B A of a matrix, with `a` (rank, inputs) already scaled, and `b` (outputs, rank)."""
+    """Low-rank update B A of a matrix. `a` (rank, inputs) includes the scale; `b` is (outputs, rank)."""
 
     a: Weight
     b: Weight
@@ -130,7 +130,8 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
 # Values of init_lora_weights that begin with one of these are rejected, because PEFT would also change the base model.
 _CHANGES_BASE_MODEL = ("pissa", "olora", "corda", "loftq")
 
-# Values of init_lora_weights with which PEFT initializes missing tensors at random.
+# Values of init_lora_weights with which PEFT initializes both A and B at random. With the other values in CHOICES, the
+# product of missing tensors is zero.
 _RANDOM = (None, False)
 
 _OFF: tuple[object, ...] = (None, False, [], {}, "")
@@ -144,7 +145,7 @@ class PeftConfig:
     r: int
     lora_alpha: float
     use_rslora: bool
-    draws_missing: bool  # whether PEFT initializes missing tensors at random
+    draws_missing: bool  # whether PEFT initializes both A and B at random
     # Whether a module (such as `model.layers.0.mlp.up_proj`) is adapted, given its name and layer.
     adapts: Callable[[str, int], bool]
     _ranks: Sequence[tuple[Callable[[str], bool], Any]]
@@ -217,7 +218,7 @@ def _target_filter(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
     if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
         raise ModelFileError(f"layers_to_transform must be a list of layers, not {quoted(layers)}")
     if pattern and not _matches_layer_list(pattern):
-        layers = [-1]  # no module list has that name, so PEFT adapts nothing
+        layers = [-1]  # no module list has that name, so no layer matches
     excluded = _module_matcher("exclude_modules", settings.get("exclude_modules"), none=False)
     if isinstance(targets, str) and targets.lower() == "all-linear":
         targets = None  # every matrix of a layer; the head is excluded
@@ -241,8 +242,8 @@ def _matches_layer_list(pattern: Any) -> bool:
 
 
 def _module_matcher(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
-    # `value` is a list of names or suffixes, or a regular expression for whole names. If it is None, the result is
-    # `none`.
+    # `value` is a list of names or suffixes, or a regular expression for whole names. If it is None, the matcher always
+    # returns `none`.
     if value is None or (key == "exclude_modules" and value in _OFF):
         return lambda module: none
     if isinstance(value, str):

@@ -53,7 +53,7 @@ class ContextGauge:
     when_full: WhenFull
     offers_summary: bool
     dropped: tuple[str, ...] = ()
-    """Names of the parts that the chat template omits."""
+    """Descriptions of what the chat template omits."""
     at_least: bool = False  # whether `used` is a lower bound, because the prompt was too long to count
 
     @property

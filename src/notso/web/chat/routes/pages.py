@@ -238,8 +238,8 @@ async def feed(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """Report changes as server-sent events: `chats` (the list of chats changed) and `turns` (messages of the chat
-    `chat` changed in another tab)."""
+    """Report changes as server-sent events. `chats`: the chat list has changed. `turns`: messages of `chat` were
+    changed in another tab."""
     shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
     if shown is not None:  # the chat's answer may have ended, unread, before the page connected
         await _mark_read(services, owner, shown)
@@ -249,7 +249,7 @@ async def feed(
 
 @router.get("/status", dependencies=[GUARDED])
 async def status(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    # The page polls this while a model is loading or an answer is running.
+    # The page polls this while a model is being loaded or downloaded, or an answer is running.
     view = await read_shown_if_any(services, owner, chat)
     context = status_context(services, view) | details_context(services, view.path if view is not None else [])
     context["polling"] = context["polling"] or services.turns.unfinished > 0

@@ -95,10 +95,10 @@ async def change_settings(
     else:
         await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
-    # Compare with the values on the page, not the stored ones: a click on Save after a change sends two requests, and
-    # the response to the first is lost.
+    # Compare with the value that the page showed before, not with the stored one. A click on Save after a change sends
+    # two requests: the first may have stored the change, but the page discards its response.
     budget_changed = project is None and is_changed("thinking_budget", form)
-    if problems:  # keep all input, because the dialog may be closed before the errors are corrected
+    if problems:  # show all input again, so that the errors can be corrected
         typed = {name: value for name, value in form.items() if name in form_values({})}
         return await _show(
             request, services, owner, chat, project, typed=typed, problems=problems, budget_changed=budget_changed
@@ -253,8 +253,8 @@ async def _estimate(
         gauge = await services.shared.large_work.run(
             lambda: measure_context(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner
         )
-    except ModelError:
-        return Response(status_code=204)  # the engine is shutting down; the page retries on the next keystroke
+    except ModelError:  # for example, while the engine is shutting down; the page retries on the next keystroke
+        return Response(status_code=204)
     response = await services.pages.respond(
         request, "_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory()
     )

@@ -1,4 +1,4 @@
-"""Writes to the message tree, the trash, and permanent deletion.
+"""Change the message tree, move parts of it to the trash, restore them, and delete them permanently.
 
 Functions named like a method of ChatStore are documented there. An owner's data is deleted in transactions of limited
 size.
@@ -488,7 +488,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
 
 def due_trash_ids(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
     """Return the ids of old trash entries (see ChatStore.purge). `seen` maps ids to monotonic times."""
-    # With wall-clock time, setting the clock forward would purge deletions that can still be undone.
+    # With wall-clock time, setting the clock forward would purge entries too early.
     now, first_seen = time.monotonic() if now is None else now, dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
     seen.clear()
