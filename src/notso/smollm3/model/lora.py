@@ -130,8 +130,7 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
 # Values of init_lora_weights that begin with one of these are rejected, because PEFT would also change the base model.
 _CHANGES_BASE_MODEL = ("pissa", "olora", "corda", "loftq")
 
-# Values of init_lora_weights with which PEFT initializes both A and B at random. With the other values in CHOICES, the
-# product of missing tensors is zero.
+# Values of init_lora_weights with which PEFT's initial update B A is random. With the others in CHOICES, it is zero.
 _RANDOM = (None, False)
 
 _OFF: tuple[object, ...] = (None, False, [], {}, "")
@@ -145,7 +144,7 @@ class PeftConfig:
     r: int
     lora_alpha: float
     use_rslora: bool
-    draws_missing: bool  # whether PEFT initializes both A and B at random
+    draws_missing: bool  # whether PEFT's initial update is random, which matters if tensors are missing
     # Whether a module (such as `model.layers.0.mlp.up_proj`) is adapted, given its name and layer.
     adapts: Callable[[str, int], bool]
     _ranks: Sequence[tuple[Callable[[str], bool], Any]]
