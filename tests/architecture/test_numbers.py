@@ -53,7 +53,7 @@ SENTENCES = [
     (CHAT, f"reads nothing for {said(mcp_process.WRITE_SECONDS)} seconds"),
     (CHAT, f"At most {said(mcp_config.MAX_SERVERS)} servers and {mcp_servers.MAX_TOOLS} tools"),
     (CHAT, f"at most {mcp_servers.MAX_SCHEMA_CHARACTERS:,} characters, nested {mcp_servers.MAX_SCHEMA_DEPTH} deep"),
-    (README, f"opens the chat on http://127.0.0.1:{DEFAULT_PORT}"),
+    (README, f"opens the chat at http://127.0.0.1:{DEFAULT_PORT}"),
     (README, f"The default context is {DEFAULT_CONTEXT_TOKENS:,} tokens"),
     (README, f"beyond {K8V8_UP_TO_TOKENS:,} tokens)"),
     (README, f"Up to {DEFAULT_SEQUENCES} responses are generated concurrently"),

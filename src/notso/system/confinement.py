@@ -1,8 +1,8 @@
 """Confinement (sandboxing) of child processes.
 
-Each child permanently gives up all rights except its `Rights`. If it has `Limits`, they bound its time and, on Linux,
-its memory. On Linux, it also cannot gain privileges, the kernel kills it first when memory runs out, and Landlock and
-seccomp confine it if the kernel supports them.
+Each child permanently gives up all rights except its `Rights`, as far as the system enforces this. If it has `Limits`,
+they bound its time and, on Linux, its memory. On Linux, it also cannot gain privileges, the kernel kills it first when
+memory runs out, and Landlock and seccomp confine it if the kernel supports them.
 
 This module imports only the standard library, because children import it without the rest of notso.
 """
@@ -171,7 +171,7 @@ class ConfinedProcess:
         return b"".join(self.pieces())
 
     def extend_limits(self, seconds: int) -> None:
-        """Extend the limits of CPU and wall time, at most by `more_cpu_s` in total. No effect on macOS."""
+        """Extend the CPU and wall time limits by at most `more_cpu_s` in total. No effect on macOS."""
         seconds = min(seconds, self._limits.more_cpu_s - self._granted)
         if seconds > 0 and sys.platform == "linux":
             import resource

@@ -39,8 +39,8 @@ def quantize(
     text: name and content of a text on which to measure importance (see importance.py).
 
     Raises ModelFileError, GGUFError or SafetensorsError for an unsupported source, InvalidRequestError for too short a
-    text or an unusable `mix`, OperandError for values that a format cannot represent, or OSError. No file is created on
-    error.
+    text or an unusable `mix`, KernelChoiceError for unusable `threads`, OperandError for values that a format cannot
+    represent, or OSError. No file is created on error.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {quoted(mix)} is not supported; choices: {', '.join(MIXES)}", param="type")

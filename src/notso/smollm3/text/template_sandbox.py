@@ -57,7 +57,7 @@ class GenerationTag(Extension):
 
 
 class NamedUndefined(jinja2.Undefined):
-    """Undefined value. As in transformers, undefined names can only be tested; missing keys are empty text."""
+    """Undefined value. An undefined name can be tested but not used; a missing key yields empty text."""
 
     __slots__ = ()
 
@@ -82,7 +82,7 @@ class NamedUndefined(jinja2.Undefined):
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a template, which must be known except in the child process. Raises SandboxFailure."""
+    """Compile a template. Outside the child, compile only known templates. Raises SandboxFailure."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -101,7 +101,7 @@ def render_in_process(template: jinja2.Template, variables: Variables, day: date
 
 
 def render_in_child(source: str, batch: Sequence[Variables], day: date) -> list[str]:
-    """Render each set of variables in a child process within CHILD_LIMITS. Raises SandboxFailure."""
+    """Render all sets of variables in one child process within CHILD_LIMITS. Raises SandboxFailure."""
     request = json.dumps({"source": source, "batch": list(batch), "day": day.isoformat()})
     try:
         answer = json.loads(ConfinedProcess((str(Path(__file__).resolve()),), request.encode(), CHILD_LIMITS).answer())

@@ -86,7 +86,7 @@ class RateLimit:
     async def _refuse(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> PlainTextResponse:
         free_at = await self._counters.free_at(limit, kind, client)
         seconds = min(WINDOW_SECONDS, max(1, math.ceil(free_at - time.time())))
-        text = f"More than {limit.amount} {kind} within a minute; try again in {seconds} s.\n"
+        text = f"Too many {kind} within a minute (limit: {limit.amount}); try again in {seconds} s.\n"
         return PlainTextResponse(text, 429, {"Retry-After": str(seconds)})
 
 

@@ -29,7 +29,7 @@ EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
 
 BesideSource = Callable[[int], ChatEngine]
 """Function that loads an engine while other engines stay loaded. Its argument is the planned memory of the other
-engines in bytes. Raises ModelError. If the remaining memory is too small, raises OutOfMemoryError instead of reducing
+engines in bytes. Raises NotsoError. If the remaining memory is too small, raises OutOfMemoryError instead of reducing
 the engine's settings."""
 
 

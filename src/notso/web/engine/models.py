@@ -32,7 +32,7 @@ class AdapterFile:
 
 
 def adapter_files(folder: Path | None) -> list[AdapterFile]:
-    """List the adapters directly in a folder, or none if it is unreadable. Blocks while reading files."""
+    """List the adapters directly in a folder, or none if it is unreadable. Blocks."""
     if folder is None:
         return []
     try:
@@ -62,11 +62,11 @@ def resolve_within(folder: Path, name: str) -> Path | None:
 
 
 ModelLoader = Callable[[Path | None], ChatEngine]
-"""Function that loads a model file, or the demo model for None. Blocks; raises ModelError."""
+"""Function that loads a model file, or the demo model for None. Blocks; raises NotsoError."""
 
 BesideLoader = Callable[[Path | None, int], ChatEngine]
 """Like ModelLoader, but loads the model while other engines stay loaded. The second argument is their planned memory in
-bytes. Also raises OutOfMemoryError (see `BesideSource`)."""
+bytes. Raises OutOfMemoryError as `BesideSource` does."""
 
 FileCheck = Callable[[Path | None], None]
 """Function that checks the headers of a model file. Raises NotsoError if the model cannot run."""

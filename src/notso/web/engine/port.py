@@ -194,7 +194,7 @@ class ChatEngine(Protocol):
 
 
 EngineSource = Callable[[], ChatEngine]
-"""Function that loads an engine. It blocks, so it is called in a separate thread, and may raise ModelError."""
+"""Function that loads an engine. It blocks, so it is called in a separate thread, and may raise NotsoError."""
 
 
 @runtime_checkable

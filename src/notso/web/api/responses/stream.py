@@ -18,11 +18,11 @@ SaveResponse = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 """Function that stores a finished response and the conversation that a later response may continue."""
 
 PRELIMINARY_KINDS = ("queued", "trimmed", "error")
-"""Kinds of events that do not start the response."""
+"""Kinds of events that may precede processing."""
 
 
 class ResponseSerializer:
-    """Writes response.created, items, and response.completed, .incomplete or .failed."""
+    """Writes the events from response.created to response.completed, .incomplete or .failed."""
 
     ping = PING
 

@@ -36,7 +36,7 @@ attachments_router = APIRouter()
 async def read_attachment(
     request: Request, services: Services, owner: Owner, extension: Annotated[str, Query(max_length=10)] = ""
 ) -> JSONResponse:
-    """Return the text of the document in the request body, or an error message (422)."""
+    """Return the text of the document in the request body, or an error message."""
     data = await request.body()
     try:
         async with services.shared.documents.turn(owner):
@@ -80,7 +80,7 @@ async def library_page(
     q: Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)] = "",
     chat: str = "",
 ) -> Response:
-    """Show the user's documents that belong to no project, or search all documents for the query `q`."""
+    """Show the readable documents that belong to no project, or search all readable documents for `q`."""
     # Selected documents are attached to a question in the chat with the id `chat`, or in a new chat.
     context = await documents_context(services, owner)
     context |= {
@@ -117,7 +117,7 @@ async def upload(
     name: Annotated[str, Query(max_length=1000)] = "",
     library: str = "",
 ) -> JSONResponse:
-    """Store the file in the request body and queue it for parsing. Identical content is stored once.
+    """Store the file in the request body and queue it for parsing. Each library stores identical content once.
 
     library: id of a project, or empty for the user's own documents.
     """

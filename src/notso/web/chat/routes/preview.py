@@ -1,6 +1,6 @@
 """Sandboxed frames that show model output: one for previews of HTML and SVG, and one for diagrams.
 
-In previews, scripts, forms and network access are disabled: the sanitizer removes scripts and resources that load
+In previews, scripts, forms and network access are disabled: the sanitizer removes scripts and most resources that load
 automatically, and the content security policy blocks whatever remains. The frame for diagrams has an opaque origin and
 cannot load the page's files. Therefore, its scripts are inlined, and its policy allows only their digests.
 """
@@ -43,7 +43,7 @@ async def show_preview(request: Request, services: Services, owner: Owner) -> Re
     """Render the code in the request, or an error message."""
     text = (await read_form(request)).get("text", "")
     try:
-        # A preview runs in a child process; each user may have one at a time.
+        # The sanitizer runs in a child process; each user may run one at a time.
         async with services.previews.turn(owner):
             return _page(await preview_html(text))
     except ConfinedWorkError:
