@@ -118,6 +118,11 @@ REFUSED = [
     Case("layers beside an expression", {"target_modules": ".*_proj", "layers_to_transform": [1]},
          "layers_to_transform and layers_pattern require a list"),
     Case("a pattern without layers", {"layers_pattern": "layers"}, "layers_pattern requires layers_to_transform"),
+    Case(
+        "a pattern with no layers",
+        {"layers_pattern": "h", "layers_to_transform": []},
+        "layers_pattern requires layers_to_transform",
+    ),
     Case("nothing left", {"target_modules": ["c_attn"]}, "it has no tensors"),
     Case("layers of another name", {"layers_to_transform": [1], "layers_pattern": "h"}, "it has no tensors"),
     Case("an expression that takes exponential time", {"target_modules": r"(?=(a|a)*b).*"},

@@ -144,7 +144,7 @@ class ConfinedProcess:
                 readable.register(output, selectors.EVENT_READ)
                 while True:
                     if not readable.select(max(0.0, self._deadline - time.monotonic())):
-                        raise ConfinedWorkError(f"it took more than {self._limits.wall_s:g} s")
+                        raise ConfinedWorkError(self._too_slow)
                     piece = os.read(output.fileno(), _PIECE)
                     if not piece:
                         break
@@ -155,7 +155,7 @@ class ConfinedProcess:
             try:
                 status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise ConfinedWorkError(f"it took more than {self._limits.wall_s:g} s") from None
+                raise ConfinedWorkError(self._too_slow) from None
         finally:
             self.kill()
             self._process.wait()
@@ -181,6 +181,10 @@ class ConfinedProcess:
             with contextlib.suppress(OSError):  # raised if the child has already ended
                 soft, hard = resource.prlimit(self._process.pid, resource.RLIMIT_CPU)
                 resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (min(soft + seconds, hard), hard))
+
+    @property
+    def _too_slow(self) -> str:
+        return f"it took more than {self._limits.wall_s + self._granted:g} s"
 
     def kill(self) -> None:
         """Kill the child; `pieces` then raises."""

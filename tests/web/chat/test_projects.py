@@ -239,6 +239,7 @@ def test_members_share_project_documents_and_cache_but_not_chats(start: Start, t
     )
     ann.post(f"{page}/members", data={"name": "bob", "rights": "add"})
     assert bob.post("/documents", **upload_to).status_code == 201
+    assert "No matches in 2 documents" in bob.get("/documents?q=walrus").text, "projects are searched too"
     member = re.findall(r'name="member" value="([^"]+)"', ann.get(page).text)
     assert len(member) == 1 and ann.post(f"{page}/members/remove", data={"member": member[0]}).status_code == 303
     assert bob.get(page).status_code == 404 and "Birds" not in bob.get("/").text

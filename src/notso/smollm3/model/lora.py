@@ -210,7 +210,7 @@ def _target_filter(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
     pattern = settings.get("layers_pattern")
     if isinstance(targets, str) and (layers is not None or pattern):
         raise ModelFileError("layers_to_transform and layers_pattern require a list of target_modules")
-    if pattern and layers is None:
+    if pattern and not layers:
         raise ModelFileError("layers_pattern requires layers_to_transform")
     if isinstance(layers, int) and not isinstance(layers, bool):
         layers = [layers]

@@ -101,6 +101,7 @@ async def documents_context(services: ChatServices, owner: str, project: Library
     documents = [each for each in found if each.library_id in shown]
     return {
         "documents": documents,
+        "readable_count": len(found),
         "project": project,
         "rights": {each.id: each.rights for each in libraries},
         "polling": any(map(is_unparsed, documents)),
