@@ -10,7 +10,8 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
-# GG1 and so on are the numbers of rules that valid files follow; tests in tests/qtensor break each of them.
+# GG1 to GG9 are rules that valid files follow; tests in tests/qtensor break each of them. GG12 and GG15 are rules for
+# this reader.
 # The layer above checks whether the entries describe a usable model.
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
-        """Map and validate a file. Raises GGUFError or UnsupportedFormatError, which name field and offset."""
+        """Map and validate a file. Raises GGUFError, which names the field and offset of invalid content."""
         path = Path(path)
         try:
             return cls._open(path)
@@ -226,7 +227,7 @@ def _read_name(cursor: Cursor, field: str, limit: int) -> str:
 
 
 def _read_entries(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str, str], int]:
-    # Returns values by key (arrays as spans), type names, and the alignment.
+    # Returns values by key (arrays and long strings as spans), type names, and the alignment.
     entries: dict[str, Any] = {}
     types: dict[str, str] = {}
     alignment = DEFAULT_ALIGNMENT
@@ -340,7 +341,8 @@ def _read_tensor_info(cursor: Cursor, field: str, alignment: int) -> tuple[tuple
         side = cursor.uint64(field)
         values *= side
         if side < 1 or values > MAX_SIZE:
-            cursor.fail(f"dimension {i} is {side}" + (", which overflows" if side else ""), field, start)
+            problem = "; the product of the dimensions overflows" if side else ""
+            cursor.fail(f"dimension {i} is {side}{problem}", field, start)
         sides.append(side)
     start = cursor.position
     kind = cursor.uint32(field)

@@ -134,7 +134,7 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | 
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or (
         environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
     )
-    # OpenTelemetry is imported only if an endpoint is configured. A missing extra is only logged, because these
+    # OpenTelemetry is imported only if an endpoint is configured. A missing extra is only logged, because OTEL_*
     # variables are often set for all services of a host.
     if is_off or not any(environment.get(name) for name in _ENDPOINTS):
         return None
@@ -220,8 +220,8 @@ def create_app(
 ) -> FastAPI:
     """Create the web application.
 
-    Startup calls `engine_source` in a separate thread. It raises StorageError if the data directory is busy, unreadable
-    or written by a newer release.
+    Startup calls `engine_source` in a separate thread, and raises StorageError if the data directory is busy,
+    unreadable or written by a newer release.
     """
     settings = settings or Settings()
     parts = _create_components(engine_source, settings, model_registry, plugins or Plugins())

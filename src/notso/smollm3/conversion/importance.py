@@ -39,7 +39,7 @@ class Importance:
 
 
 def importance(file: GGUFFile, text: str, threads: int | None = None, progress: Progress | None = None) -> Importance:
-    """Measure importance. Raises KernelChoiceError, loading errors, or InvalidRequestError if the text is too short."""
+    """Measure importance. Raises KernelChoiceError, ModelFileError, or InvalidRequestError if the text is too short."""
     config = SmolLM3Config.from_metadata(file.metadata)
     ids = Tokenizer.from_gguf(file.metadata, file.path).encode(text)
     window = min(WINDOW_TOKENS, config.max_position_embeddings)

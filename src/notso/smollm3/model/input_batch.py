@@ -44,7 +44,7 @@ class InputBatch:
         self.logits = backend.empty(sampled, config.vocab_size)
         # Rows that use an adapter, and the arrays that `allocate_adapter_buffers` allocates for them.
         self.adapted: tuple[AdaptedRows, ...] = ()
-        self.inner: Array | None = None  # products A x of several matrices, concatenated
+        self.inner: Array | None = None  # concatenated products `A @ x` of several A matrices
         self.up: Array | None = None  # up projection, which is stored only in steps with adapters
 
     def allocate_adapter_buffers(self) -> None:
@@ -54,7 +54,7 @@ class InputBatch:
             self.up = self.backend.empty(*self.gated.shape)
 
     def fill(self, token_ids: Numbers, positions: Numbers, sequences: Numbers, sampled_rows: Numbers) -> None:
-        """Set each row's token id, position and block table row (`sequences`), and the ascending `sampled_rows`."""
+        """Set each token's id, position and block table row (`sequences`), and the ascending `sampled_rows`."""
         write = self.backend.write
         write(self.token_ids, token_ids)
         write(self.positions, positions)

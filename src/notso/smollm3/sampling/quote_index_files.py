@@ -1,10 +1,9 @@
-"""Files that store the places of long texts, so that the texts need not be indexed again after a restart.
+"""Index files for quotations from long texts, so that the texts are not indexed again after a restart.
 
-Places are the sorted positions at which a quotation can start (see quote_index).
-
-A file belongs to a pinned reading (a named prompt prefix, see block_pool) that contains the text, and is removed with
-this reading. Its name contains a digest of everything that the places depend on. The file does not contain the text,
-and is memory-mapped. A damaged file is detected by its checksum and replaced.
+A file stores the places of a text: where quotations can start and end (see quote_index). It belongs to a pinned reading
+(a named prompt prefix, see block_pool) that contains the text, and is removed with this reading. The file name contains
+a digest of everything that the places depend on. The file does not contain the text, and is memory-mapped. A damaged
+file is detected by its checksum and replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 
 
 class QuoteIndexFiles:
-    """Index files in a private folder, which processes can share. An index without a valid file is built again."""
+    """Index files in a private folder, which processes can share."""
 
     def __init__(self, folder: Path, budget_bytes: int = BUDGET_BYTES) -> None:
         self._folder = folder

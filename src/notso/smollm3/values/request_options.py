@@ -22,7 +22,7 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Constraint on an answer: any JSON object, JSON schema, regular expression, JSON list of choices, GBNF or Lark."""
+    """Constraint on an answer: JSON schema, regular expression, JSON list of choices, GBNF, Lark or any JSON object."""
 
     kind: GrammarKind
     source: str = ""
@@ -74,7 +74,7 @@ class Replay:
     """The tokens that an answer begins with, as reported by `tokens` events.
 
     closed_at: indexes in `ids` at which the engine ended the reasoning.
-    origin: value in the `started` event of the original answer. A request with another origin is rejected. "": accept
+    origin: value in the `started` event of the original answer. The new request's origin must equal it. "": accept
         any origin.
 
     Raises InvalidRequestError.
@@ -129,13 +129,14 @@ class RequestOptions:
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
     prompt_logprobs: the same for prompt tokens, in `prompt` events; bypasses the cache.
     prompt_only: prefill without generating.
-    embedding: with prompt_only, report the mean of the prompt's last-layer hidden states in an `embedding` event;
-        bypasses the cache.
+    embedding: with prompt_only, report the prompt's mean last-layer hidden state, scaled to norm 1, in an
+        `embedding` event; bypasses the cache.
     is_plain: with a prompt of token ids, treat the answer as plain text, without reasoning.
     date: day shown in the prompt.
     priority: scheduling class.
     owner: only requests of the same owner share cached prefixes.
-    conversation: name by which `clear_cache` can remove the cached blocks. None: only clearing the whole cache does.
+    conversation: name by which `clear_cache` can remove the cached blocks. None: only clearing the whole cache removes
+        them.
     continue_last: extend the last assistant message, or its reasoning.
     when_full: if a conversation exceeds the context, reject it ("stop"), or drop the oldest turns ("drop_oldest").
     adapter: name of a loaded adapter.

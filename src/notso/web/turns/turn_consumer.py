@@ -117,7 +117,7 @@ class TurnConsumer:
         for event in events:
             self._status_line.consume(event, now)
             if self._recorder is not None and event.kind in ("started", "tokens", "usage", "end"):
-                # The start of a run and its first token change the count of tries, so they are saved soon.
+                # Save soon when the trace's `tries` changes: at the start of a run and at the first token of a retry.
                 self._save_soon = self._save_soon or event.kind == "started" or self._recorder.is_retrying
                 self._recorder.consume(event)
             match event.kind:
@@ -300,8 +300,8 @@ class TurnConsumer:
             # Consume events without waiting for rendering, which is paced separately.
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 if self._recorder is not None and self._recorder.is_retrying:
-                    # Save the first new token at once, because it resets the count of tries, and a later token may
-                    # crash the process again.
+                    # Save the first new token at once, because it resets `tries`, and a later token may crash the
+                    # process again.
                     first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
                     self.consume(events[:first])
                     if first:
@@ -357,7 +357,7 @@ class TurnConsumer:
         return replace(request, params=params)
 
     async def _show_call(self, use: ToolUse, waits_for: str) -> None:
-        # Save the call before asking for permission or running the tool, and only then show it.
+        # Save the call before showing it, asking for permission, or running the tool.
         await self._save_partial()
         await self._put_card(use)
         if not self.turn.cancelled and not use.is_final:

@@ -225,8 +225,8 @@ class Settings:
     )
     keep_volatile: bool = _setting(
         False,
-        help="Keep Claude Code's x-anthropic-billing-header line. By default it is removed: its changes would "
-        "defeat the prompt cache.",
+        help="Keep the x-anthropic-billing-header line in Claude Code's system prompt. This line changes and defeats "
+        "the prompt cache.",
         after="sign_in",
     )
     strict_fields: bool = _setting(
