@@ -14,6 +14,7 @@ from browser.conversation import ask, begin, finished, questions, show_settings,
 from browser.demo_engine import DemoEngine
 from documents.made import pdf, stream, text_pdf
 from playwright.sync_api import Page, expect
+from scripted_engine import ScriptedEngine
 
 from notso.web.values.wording import words
 
@@ -287,6 +288,19 @@ def test_browser_preferences_survive_reload(chat: Callable[..., Page]) -> None:
     page.locator("#text").fill("a")
     page.locator("#text").press("Enter")
     assert page.locator("#text").input_value() == "a\n"
+
+
+def test_preferences_changed_in_two_tabs_are_both_kept(serve: Callable[..., Any], open_page: Open) -> None:
+    server = serve(ScriptedEngine())
+    first = open_page(server.url)
+    second = open_page(server.url, like=first)
+    show_settings(first)
+    first.get_by_text(words["prefer_enter"]).click()
+    show_settings(second)
+    second.get_by_text(words["theme_dark"], exact=True).click()
+    first.reload()
+    expect(first.locator("html")).to_have_attribute("data-theme", "dark")
+    expect(first.locator("html")).to_have_attribute("data-enter", "off")
 
 
 def test_answer_now_button_is_shown_while_thinking(

@@ -3,12 +3,14 @@
 {
   const root = document.documentElement;
   const standard = { theme: "system", rail: "on", enter: "on", follow: "on", statistics: "on", live: "on", whole: "off", keys: "on", notify: "off" };
-  let kept = {};
-  try { kept = JSON.parse(localStorage.getItem("preferences")) ?? {}; } catch { /* no storage */ }
-  Object.assign(root.dataset, standard, kept);
+  const stored = () => {
+    try { return JSON.parse(localStorage.getItem("preferences")) ?? {}; } catch { return {}; /* no storage */ }
+  };
+  Object.assign(root.dataset, standard, stored());
   const keep = (name, value) => {
-    root.dataset[name] = kept[name] = value;
-    try { localStorage.setItem("preferences", JSON.stringify(kept)); } catch { /* no storage: the preference applies to this page only */ }
+    root.dataset[name] = value;
+    // Read the others again, because another tab may have changed them.
+    try { localStorage.setItem("preferences", JSON.stringify({ ...stored(), [name]: value })); } catch { /* no storage: the preference applies to this page only */ }
   };
   root.addEventListener("prefer", ({ detail }) => { for (const name in detail) keep(name, detail[name]); });
   document.addEventListener("DOMContentLoaded", () => {
