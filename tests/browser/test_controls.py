@@ -177,6 +177,24 @@ def test_long_paste_can_become_an_attachment(serve: Callable[..., Any], open_pag
     expect(page.locator("#paste-offer")).to_be_hidden()
 
 
+PASTE = """(text) => {
+    const data = new DataTransfer();
+    if (text) data.setData("text/plain", text);
+    data.items.add(new File([new Uint8Array([137, 80, 78, 71, 13, 10, 26, 10])], "image.png", { type: "image/png" }));
+    const event = new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+    return document.getElementById("text").dispatchEvent(event);
+}"""
+
+
+def test_text_copied_with_a_picture_of_it_is_pasted(serve: Callable[..., Any], open_page: Open) -> None:
+    page = open_page(serve(ScriptedEngine()).url)
+    assert not page.evaluate(PASTE, ""), "a picture alone is rejected"
+    expect(page.locator("#attachments .bad")).to_contain_text("image.png")
+    page.locator("#text").fill("As follows: ")
+    assert page.evaluate(PASTE, "1\t2"), "the browser pastes the text"
+    expect(page.locator("#attachments .bad")).to_have_count(0)
+
+
 def test_invalid_settings_show_the_reason_beside_the_field(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:

@@ -135,8 +135,11 @@
   }
   let pasted = "";
   text.addEventListener("paste", (event) => {
-    if (event.clipboardData.files.length) { event.preventDefault(); take(event.clipboardData.files); }
+    const { files } = event.clipboardData;
     pasted = event.clipboardData.getData("text/plain").replace(/\r\n?/g, "\n");
+    // Spreadsheets and word processors add a picture of the copied text.
+    const isText = pasted && [...files].every((file) => file.type.startsWith("image/"));
+    if (files.length && !isText) { event.preventDefault(); take(files); }
     offer.hidden = pasted.length <= PASTED_CHARACTERS;
   });
   text.addEventListener("input", () => { offer.hidden ||= !text.value.includes(pasted); });
