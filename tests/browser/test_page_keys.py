@@ -17,7 +17,7 @@ from notso.web.values.wording import words
 
 ANSWER = (
     "The first paragraph, which is read and selected.\n\nIn $O(n \\log n)$.\n\n"
-    'A table:\n\n|a|b|\n|-|-|\n|1, 2|say "x"|\n\n```python\n' + "y = 1\n" * 5 + "```\n\nThe end.\n"
+    'A table:\n\n|a|b|\n|-|-|\n|1, 2|say "x"<br>twice|\n\n```python\n' + "y = 1\n" * 5 + "```\n\nThe end.\n"
 )
 PRESSED = """([init]) => {
     const event = new KeyboardEvent("keydown", { bubbles: true, cancelable: true, ...init });
@@ -253,7 +253,7 @@ def test_answers_are_copied_as_rich_text_and_tables_as_csv(page: Page) -> None:
     assert page.evaluate("navigator.clipboard.readText()").startswith("The first paragraph")
     more(answer).locator("[data-copy-tables]").click()
     until(page, "async () => (await navigator.clipboard.readText()).startsWith('a,b')")
-    assert page.evaluate("navigator.clipboard.readText()") == 'a,b\n"1, 2","say ""x"""'
+    assert page.evaluate("navigator.clipboard.readText()") == 'a,b\n"1, 2","say ""x""\ntwice"'
 
 
 def test_selected_formulas_are_copied_as_source(page: Page) -> None:

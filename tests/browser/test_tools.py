@@ -79,6 +79,22 @@ def test_tool_call_is_approved_by_keyboard_and_shown(page: Page) -> None:
     assert page.evaluate("window.shifts") < 0.01
 
 
+def test_answer_is_copied_and_announced_without_details_of_tool_calls(page: Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page)
+    page.click(".permission button:has-text('Allow once')")
+    answer = page.locator("article.assistant")
+    expect(answer.locator(".numbers")).to_be_visible()
+    expect(page.locator("#spoken")).to_contain_text("1234 * 77 = 95018")
+    expect(page.locator("#spoken")).not_to_contain_text("expression")
+    answer.hover()
+    copy = answer.locator(".toolbar > [data-copy]")
+    copy.click()
+    expect(copy).to_have_attribute("data-done", "")
+    html = page.evaluate("async () => (await (await navigator.clipboard.read())[0].getType('text/html')).text()")
+    assert "1234 * 77 = 95018" in html and "calculator" not in html
+
+
 def test_pending_approval_survives_reload_and_is_shared_by_tabs(page: Page, open_page: Callable[..., Page]) -> None:
     ask(page)
     expect(page.locator(".permission")).to_be_visible()

@@ -84,10 +84,10 @@
     }
     copied(button);
   };
-  // Returns HTML for pasting into other programs: without buttons, and with formulas as MathML.
+  // Returns HTML for pasting into other programs: without buttons and tool calls, and with formulas as MathML.
   const richText = (answer) => {
     const whole = answer.cloneNode(true);
-    for (const label of whole.querySelectorAll(".code-label, .katex-html")) label.remove();
+    for (const part of whole.querySelectorAll(".code-label, .katex-html, .tool-card")) part.remove();
     for (const heading of whole.querySelectorAll("h3, h4, h5, h6")) { // undo the page's heading levels
       const own = document.createElement(`h${heading.tagName[1] - 2}`);
       own.append(...heading.childNodes);
@@ -119,6 +119,7 @@
   const csv = (table) => [...table.rows].map((row) => [...row.cells].map((each) => {
     const own = each.cloneNode(true);
     for (const formula of own.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;
+    for (const end of own.querySelectorAll("br")) end.replaceWith("\n");
     return cell(own.textContent.trim());
   }).join(",")).join("\n");
   // The sandboxed frame has an opaque origin, so identify its messages by its window.

@@ -7,7 +7,8 @@
   const textOf = (block) => {
     const copy = block.cloneNode(true);
     for (const formula of copy.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;
-    for (const label of copy.querySelectorAll(".code-label")) label.remove();
+    for (const part of copy.querySelectorAll(".code-label, .tool-card > :not(summary)")) part.remove();
+    for (const end of copy.querySelectorAll("br")) end.replaceWith("\n");
     return copy.textContent;
   };
   const tell = (article, isWhole) => {
