@@ -254,7 +254,7 @@ def test_model_command_switches_by_part_of_the_name(
 
 def test_questions_can_be_shown_as_markdown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
-    ask(page, "Is **this** bold?")
+    ask(page, "Is **this** bold, or $x^2$?")
     answered(page)
     expect(page.locator(".bubble strong")).to_have_count(0)
     show_settings(page, "chat")
@@ -263,6 +263,7 @@ def test_questions_can_be_shown_as_markdown(serve: Serve, open_page: Open, demo:
     expect(page.locator("#model-settings")).to_contain_text("Saved")
     page.reload()
     expect(page.locator(".bubble strong")).to_have_text("this")
+    expect(page.locator(".bubble .math .katex")).to_be_attached()
 
 
 def test_lost_connection_shows_a_reload_button(serve: Serve, open_page: Open, demo: DemoEngine) -> None:

@@ -37,7 +37,7 @@
     for (const { isIntersecting, target } of entries) if (isIntersecting) { seen.unobserve(target); waiting.add(target); }
     typeset();
   }, { root: document.getElementById("scroller"), rootMargin: "100% 0px" });
-  const found = () => document.querySelectorAll("[id$=-closed] .math:not([data-tex])");
+  const found = () => document.querySelectorAll(":is([id$=-closed], .bubble) .math:not([data-tex])");
   // Load KaTeX as soon as the page has formulas, because printing does not wait for it. Safari has no idle callbacks.
   const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 1000));
   const look = () => {
