@@ -47,12 +47,16 @@ def test_start_page_suggestions_update_when_the_model_is_loaded(serve: Serve, op
         let_go.wait(60)
         return saying("Yes.")
 
-    page = open_page(serve(load).url)
+    page = open_page(f"{serve(load).url}?temporary=on")
     expect(page.get_by_role("link", name=language_table("en")["start_explain"])).to_be_visible()
     page.locator("#text").fill("typed meanwhile")
     let_go.set()
-    expect(page.get_by_role("button", name="What can you do?")).to_be_visible()
+    example = page.get_by_role("button", name="What can you do?")
+    expect(example).to_be_visible()
     expect(page.locator("#text")).to_have_value("typed meanwhile")
+    example.click()
+    finished(page)
+    expect(page.get_by_text(language_table("en")["temporary_note"])).to_be_visible()
 
 
 def test_running_and_unread_chats_are_marked(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:

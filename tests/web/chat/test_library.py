@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from typing import Any
 
 import pytest
@@ -206,6 +207,33 @@ def test_temporary_chat_is_hidden_until_kept(server: Any) -> None:
     assert "deleted one hour after last use" in server.client.get(f"/chats/{chat_id}").text
     assert server.client.post(f"/chats/{chat_id}/keep").status_code == 303
     assert places() == [True] * 4
+
+
+EXAMPLE = re.compile(r'<form method="post" action="/chats">(.*?)</form>', re.DOTALL)
+
+
+@pytest.mark.parametrize("kind", ["temporary", "project"])
+def test_examples_stay_in_the_kind_of_chat_that_the_page_shows(start: Start, kind: str) -> None:
+    server = start(ScriptedEngine()).ready()
+    project = server.client.post("/projects", data={"name": "Tides"}).headers["location"].removeprefix("/projects/")
+    value = {"temporary": "on", "project": project}[kind]
+    page = server.client.get(f"/?{kind}={value}").text
+    examples = EXAMPLE.findall(page)
+    assert len(examples) == 3
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', examples[0]))
+    location = server.client.post("/chats", data=fields).headers["location"]
+    chat = server.on_loop(lambda: server.shared.store.chat("local", location.removeprefix("/chats/")))
+    assert (chat.temporary, chat.project) == ((True, "") if kind == "temporary" else (False, project))
+    server.client.post(f"{location}/clear")
+    assert all(f'name="{kind}" value="{value}"' in each for each in EXAMPLE.findall(server.client.get(location).text))
+
+
+def test_starters_stay_in_a_temporary_chat(start: Start) -> None:
+    server = start(ScriptedEngine(is_demo=False)).ready()
+    starters = re.findall(r'href="(/\?start=[^"]*)" data-start', server.client.get("/?temporary=on").text)
+    assert starters
+    for each in starters:
+        assert 'name="temporary" value="on"' in server.client.get(unescape(each)).text
 
 
 def test_only_temporary_chats_last_used_before_the_cutoff_lapse(server: Any) -> None:
