@@ -17,6 +17,11 @@ Serve = Callable[..., Any]
 Open = Callable[..., Page]
 Picture = Callable[..., None]
 
+HIDE = """(hidden) => {
+    Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
 CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 
 
@@ -137,6 +142,35 @@ def test_stopped_answer_can_be_continued(serve: Serve, open_page: Open, demo: De
     finished(page)
     expect(answers(page).locator(".answer")).to_contain_text("word word")
     assert "word word" in demo.prompts[1].rpartition("assistant")[2], "the answer continues its own text"
+
+
+@pytest.mark.parametrize("verb", ["continued", "deleted"])
+def test_hidden_tab_shows_what_became_of_its_answer(serve: Serve, open_page: Open, demo: DemoEngine, verb: str) -> None:
+    page = open_page(serve(demo.load).url, expected="status of 404|reconnect failed")
+    demo.dictate("word " * 3000)
+    demo.dictate("And that was all.")
+    with demo.held("answer", 10):
+        ask(page, "Go")
+        page.wait_for_url("**/chats/*")
+        expect(answers(page)).to_contain_text("word word")
+        page.evaluate(HIDE, True)
+        other = open_page(page.url, like=page, expected="status of 404|reconnect failed")
+        other.get_by_role("button", name="Stop").click()
+        finished(other, state="stopped")
+    if verb == "continued":
+        other.get_by_role("button", name="Continue").click()
+        finished(other)
+    else:
+        more(answers(other)).get_by_role("button", name=words["delete_message"]).click()
+        expect(answers(other)).to_have_count(0)
+    page.evaluate(HIDE, False)
+    expect(page.locator("[data-stop]")).to_have_count(0)
+    expect(answers(page)).to_have_count(1 if verb == "continued" else 0)
+    if verb == "continued":
+        expect(answers(page)).to_contain_text("And that was all.")
+    expect(page.locator("#status.lost")).to_have_count(0)
+    ask(page, "Still here?")
+    finished(page, 2 if verb == "continued" else 1)
 
 
 def test_stopped_reasoning_can_be_continued_or_ended(serve: Serve, open_page: Open, demo: DemoEngine) -> None:

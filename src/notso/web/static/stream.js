@@ -25,6 +25,12 @@
   const lost = (isLost) => ({ target }) => target.closest?.("[aria-busy], #listening") && mark.toggle("lost", isLost);
   for (const kind of ["htmx:sse:error", "htmx:error"]) document.addEventListener(kind, lost(true));
   document.addEventListener("htmx:sse:after:connection", lost(false));
+  // While disconnected, another tab has deleted the answer, or stopped and continued it as another generation.
+  document.addEventListener("htmx:sse:error", ({ target, detail }) => {
+    if (detail.status !== 404 || !target.matches("article")) return;
+    target.remove();
+    document.body.dispatchEvent(new Event("turns"));
+  });
 
   // htmx pauses streams while the page is in the background. An answer whose end is awaited there must not pause.
   const notifies = () => document.documentElement.dataset.notify === "on" && window.Notification?.permission === "granted";
