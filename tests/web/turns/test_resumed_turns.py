@@ -166,6 +166,29 @@ def test_repeatedly_reported_turn_is_resumed_once(start: Start, left_at: Callabl
     assert len([each for each in engine.requests if each.options.token_ids]) == 1
 
 
+def test_answer_can_be_stopped_before_it_is_resumed(
+    start: Start, left_at: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_at(Turns, "start")
+    before = start(ScriptedEngine()).ready()
+    asked = before.ask("Hello")
+    before.finished(asked)
+    resolve, resolving, gate = submit.resolve_model_choice, threading.Event(), threading.Event()
+
+    async def late(*arguments: Any) -> Any:
+        resolving.set()
+        await asyncio.to_thread(gate.wait, 60)  # as while the chat's model or a tool server starts
+        return await resolve(*arguments)
+
+    monkeypatch.setattr(submit, "resolve_model_choice", late)
+    engine = ScriptedEngine()
+    again = start(engine, data_dir=left).ready()
+    assert resolving.wait(60)
+    assert again.client.post(f"/generations/{asked.generation_id}/stop", data={}).status_code == 303
+    gate.set()
+    assert again.finished(asked).state == "stopped" and not engine.requests
+
+
 def test_shutdown_while_resuming_leaves_the_answer_for_next_server(
     start: Start, left_at: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ class Turns:
         self._consumers: dict[str, TurnConsumer] = {}
         self._finished: dict[str, tuple[Turn, asyncio.TimerHandle]] = {}
         self._expected: dict[str, asyncio.Event] = {}
+        self._stopped_early: set[str] = set()  # expected turns that the user has stopped
         self.closing = asyncio.Event()  # set at shutdown: all turns are interrupted, including later ones
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -108,6 +109,8 @@ class Turns:
             phase = "queued" if self._requests.host.model(turn.request.model).accepts_requests else "loading"
             # Set the phase now, because a long step of the engine may delay its first event.
             turn.log.set_status(replace(turn.log.status, phase=phase, label=words[f"phase_{phase}"]))
+        if turn.id in self._stopped_early:
+            self.stop(turn.id)
         if self.closing.is_set():
             self._hand_over(consumer)
         task = asyncio.create_task(self._run_consumer(consumer))
@@ -133,6 +136,7 @@ class Turns:
             yield
         finally:
             self._expected.pop(generation_id, None)
+            self._stopped_early.discard(generation_id)
             begun.set()
 
     async def begun(self, generation_id: str) -> None:
@@ -159,6 +163,9 @@ class Turns:
         if not interrupted:
             access_log.info("stop requested; id %s", generation_id)
         consumer = self._consumers.get(generation_id)
+        if consumer is None and generation_id in self._expected:
+            self._stopped_early.add(generation_id)
+            return True
         if consumer is None:
             self.forward("stop", generation_id)
             return False
