@@ -23,6 +23,7 @@ from notso.web.tools.toolbox import Toolbox
 from notso.web.turns import tool_calls
 from notso.web.turns.prompt import NO_RESULT, answer_messages, split_at_tool_calls
 from notso.web.turns.tool_calls import MAX_CALLS, MAX_ROUNDS
+from notso.web.turns.turn_consumer import TurnConsumer
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true"}
@@ -408,6 +409,23 @@ def test_stop_interrupts_a_running_tool(using: Callable[..., Any]) -> None:
     server.client.post(f"/generations/{turn.generation_id}/stop")
     answer = server.finished(turn)
     assert (answer.state, answer.tool_uses[0].state, entered[-1]) == ("stopped", "interrupted", "left")
+
+
+def test_answer_stopped_as_its_tool_call_arrives_can_be_continued(
+    using: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore = TurnConsumer._restore_unreplayed
+
+    def stop(self: TurnConsumer) -> None:  # after the end of the engine request and before its call runs
+        restore(self)
+        self.turn.cancelled = True
+        self.stop("user")
+
+    monkeypatch.setattr(TurnConsumer, "_restore_unreplayed", stop)
+    server = using()
+    turn = server.ask("What is 6 * 7?")
+    message = server.finished(turn)
+    assert (message.state, [use.state for use in message.tool_uses]) == ("stopped", ["interrupted"])
 
 
 def test_answer_stopped_after_a_tool_call_continues_its_last_part(using: Callable[..., Any]) -> None:

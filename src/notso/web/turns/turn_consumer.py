@@ -490,7 +490,7 @@ class TurnConsumer:
             return "failed", translated(self._failure)
         if self._failure is not None:
             return "failed", words["failed_inside"]
-        is_complete = self.finish_reason in ("stop", "length", "tool_calls")
+        is_complete = self.finish_reason in ("stop", "length")
         if self.turn.cancelled and not is_complete and not self._note:
             return "interrupted" if self.turn.interrupted else "stopped", ""
         if not is_complete and not self._note:  # the engine was shut down
