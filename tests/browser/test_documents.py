@@ -12,6 +12,8 @@ from browser.test_accessibility import violations
 from documents.made import text_pdf
 from playwright.sync_api import Page, Route, expect
 
+from notso.web.values.wording import words
+
 Serve = Callable[..., Any]
 Open = Callable[..., Page]
 Picture = Callable[..., None]
@@ -134,6 +136,26 @@ def test_selected_document_can_be_removed_before_sending(
     begin(page, "Who?")
     finished(page)
     assert "--- b.md ---\nStorks.\n" in demo.prompts[0] and "Herons" not in demo.prompts[0]
+
+
+def test_reload_does_not_attach_sent_documents_again(
+    serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
+) -> None:
+    page = open_page(serve(demo.load).url)
+    begin(page)
+    page.get_by_role("link", name=words["attach_library"]).click()
+    page.locator("#upload").set_input_files(files(tmp_path, a_md=b"Herons."))
+    page.locator("#documents li[data-state=ready] input").check()
+    page.get_by_role("button", name="Ask about the selected documents").click()
+    chips = page.locator("#attachments .attached")
+    expect(chips).to_have_count(1)
+    page.reload()
+    expect(chips).to_have_count(1)
+    ask(page, "Who?")
+    finished(page, 2)
+    page.reload()
+    expect(questions(page)).to_have_count(2)
+    expect(chips).to_have_count(0)
 
 
 def test_document_of_a_temporary_chat_is_not_stored_in_the_library(
