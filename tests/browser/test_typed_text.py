@@ -10,6 +10,9 @@ import pytest
 from browser.conversation import begin, finished, imported, show_settings
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
+from scripted_engine import ScriptedEngine
+
+from notso.web.values.wording import words
 
 Open = Callable[..., Page]
 Picture = Callable[..., None]
@@ -135,6 +138,28 @@ def test_edited_text_is_kept_until_sent_or_cancelled(chat: Callable[..., Page]) 
     finished(page)
     edit.click()
     expect(box).to_have_value("What is 2 + 2?")
+
+
+def test_drafts_are_forgotten_at_sign_out(serve: Callable[..., Any], open_page: Open, tmp_path: Path) -> None:
+    page = open_page(serve(ScriptedEngine(), api_key="k" * 24).url)
+
+    def sign_in() -> None:
+        page.locator("#api_key").fill("k" * 24)
+        page.locator("#api_key").press("Enter")
+        expect(page.locator("#text")).to_be_visible()
+
+    sign_in()
+    page.locator("#text").fill("A secret")
+    (tmp_path / "notes.txt").write_text("Another secret")
+    page.locator("#files").set_input_files(tmp_path / "notes.txt")
+    page.reload()
+    expect(page.locator("#text")).to_have_value("A secret")
+    expect(page.locator("#attachments .attached")).to_have_count(1)
+    show_settings(page, "data")
+    page.get_by_role("button", name=words["logout"]).click()
+    sign_in()
+    expect(page.locator("#text")).to_have_value("")
+    expect(page.locator("#attachments .attached")).to_have_count(0)
 
 
 def test_two_tabs_of_one_chat_keep_separate_drafts(chat: Callable[..., Page], open_page: Open) -> None:

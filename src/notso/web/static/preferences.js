@@ -13,6 +13,11 @@
     try { localStorage.setItem("preferences", JSON.stringify({ ...stored(), [name]: value })); } catch { /* no storage: the preference applies to this page only */ }
   };
   root.addEventListener("prefer", ({ detail }) => { for (const name in detail) keep(name, detail[name]); });
+  // Unsent text and files, which a tab keeps across reloads, must not be shown to the next user of the tab.
+  document.addEventListener("submit", ({ target }) => {
+    if (!target.matches("[action$='/logout']")) return;
+    try { sessionStorage.clear(); } catch { /* no storage */ }
+  });
   document.addEventListener("DOMContentLoaded", () => {
     const bar = document.querySelector("[data-chosen]");
     const boxes = [...document.querySelectorAll("[name^=chat-]")];
