@@ -202,6 +202,10 @@ def test_search_result_opens_the_matching_branch(
     page.keyboard.press("Enter")
     page.wait_for_url("**/chats/*")
     expect(answers(page)).to_contain_text("number 1.")
+    page.keyboard.press("Control+k")
+    page.locator("#search-text").fill("number 1")
+    hit.click()  # the page shows this result already
+    expect(page.locator("#search")).to_be_hidden()
 
 
 def test_chat_can_be_exported_and_imported(serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path) -> None:

@@ -19,6 +19,12 @@
     htmx.ajax("GET", link.href, "#source-body").then(() => document.getElementById("quoted")?.focus());
   });
 
+  // The browser loads no page for a search result at the address that it shows already.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("#search-results a");
+    if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) link.closest("dialog")?.close();
+  });
+
   // On a wide screen, collapse the sidebar and remember this in the browser. On a phone, show or hide it.
   document.addEventListener("click", ({ target }) => {
     if (!target.closest("[data-toggle-rail]")) return;
