@@ -144,6 +144,28 @@ def test_stopped_answer_can_be_continued(serve: Serve, open_page: Open, demo: De
     assert "word word" in demo.prompts[1].rpartition("assistant")[2], "the answer continues its own text"
 
 
+def test_double_click_continues_an_answer_once(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url, expected="status of 409|response:error")
+    demo.dictate("word " * 300)
+    with demo.held("answer", 10):
+        ask(page, "Go")
+        page.wait_for_url("**/chats/*")
+        expect(answers(page)).to_contain_text("word word")
+        page.get_by_role("button", name="Stop").click()
+        finished(page, state="stopped")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/continue") else None)
+    demo.dictate("And that was all.")
+    demo.dictate("And more.")
+    page.get_by_role("button", name="Continue").dblclick()
+    expect(answers(page)).to_contain_text("And that was all.")
+    finished(page)
+    ask(page, "Still here?")
+    finished(page, 2)
+    assert len(sent) == 1
+    expect(answers(page).first).not_to_contain_text("And more.")
+
+
 @pytest.mark.parametrize("verb", ["continued", "deleted"])
 def test_hidden_tab_shows_what_became_of_its_answer(serve: Serve, open_page: Open, demo: DemoEngine, verb: str) -> None:
     page = open_page(serve(demo.load).url, expected="status of 404|reconnect failed")
