@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from notso.cli import engines, main
+from notso.cli.terminal import clean_up_on_signals
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -233,3 +234,34 @@ def test_interruption_is_inactive_outside_the_main_thread() -> None:
     thread.start()
     thread.join()
     assert seen == [False]
+
+
+# Sends the signal while the first tensor is being written.
+STOPPED_WRITER = """
+import signal
+from notso.qtensor.gguf_writer import GGUFWriter
+signal.signal(signal.{name}, signal.SIG_DFL)
+GGUFWriter._write_tensor = lambda *_: signal.raise_signal(signal.{name})
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_temporary_files_are_removed_on_signals(process: Process, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    small = ("--layers", "1", "--hidden", "256", "--ffn", "256", "--heads", "2", "--kv", "1")
+    run = process("synth", str(folder / "model.gguf"), *small, setup=STOPPED_WRITER.format(name=name))
+    run.communicate(timeout=60)
+
+    assert run.returncode == -signal.Signals[name]
+    assert list(folder.iterdir()) == []
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with clean_up_on_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

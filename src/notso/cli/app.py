@@ -112,6 +112,9 @@ for _name, _command in VERBS.items():
 app.command("quantise", hidden=True)(quantize.quantize)  # the command's name in earlier releases
 
 
+_SERVERS = ("serve", "cluster")  # they handle signals themselves
+
+
 def _drop_service_links() -> None:
     # For a Service called `notso`, Kubernetes sets NOTSO_PORT=tcp://ADDRESS:PORT. NOTSO_PORT is also the environment
     # variable of --port, which must be a number.
@@ -131,13 +134,10 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         group: Any = typer.main.get_command(app)
         args = [*_insert_default_command(group, args)]
         command = command_of(group, args)
-        outcome = group.main(
-            args=args,
-            prog_name="notso",
+        config = config_file.read_config(group)
+        with contextlib.nullcontext() if command.verb in _SERVERS else terminal.clean_up_on_signals():
             # Let errors propagate to the handler below, which prints one line and returns our exit code.
-            standalone_mode=False,
-            default_map=config_file.read_config(group),
-        )
+            outcome = group.main(args=args, prog_name="notso", standalone_mode=False, default_map=config)
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED

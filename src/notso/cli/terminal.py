@@ -208,6 +208,31 @@ def _bar(in_bytes: bool) -> Iterator[Progress]:
         yield report
 
 
+@contextlib.contextmanager
+def clean_up_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit, so that temporary files are removed, before they end the process."""
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+        received.append(number)
+        sys.exit(128 + number)
+
+    # Signals that are ignored, as under nohup, stay ignored. Only the main thread can install signal handlers.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    signals = [signal.SIGTERM, signal.SIGHUP] if in_main_thread else []
+    handled = [each for each in signals if signal.getsignal(each) == signal.SIG_DFL]
+    for each in handled:
+        signal.signal(each, stop)
+    try:
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.SIG_DFL)
+        if received:  # the parent process learns which signal ended this one
+            os.kill(os.getpid(), received[0])
+
+
 class Interruption:
     """Context manager: the first SIGINT makes `requested()` true; the second raises KeyboardInterrupt."""
 
