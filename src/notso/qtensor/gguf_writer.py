@@ -145,7 +145,7 @@ class GGUFWriter:
 
     def write(self) -> None:
         # The temporary name is unique, because another thread may write a file to the same path.
-        temporary = self.path.with_name(f".{self.path.name[:200]}.{uuid.uuid4().hex}.part")
+        temporary = self.path.with_name(f".{self.path.name[:50]}.{uuid.uuid4().hex}.part")
         try:
             with temporary.open("xb") as file:
                 file.write(self._header())
