@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 from notso.cli import engines
-from notso.cli.slash_commands import COMMANDS
+from notso.cli.slash_commands import COMMANDS, ChatFileError, write_chat
 from notso.smollm3.errors import ContextLengthError, OutOfMemoryError
 from notso.smollm3.hub import registry
 from notso.smollm3.values.events import Event
@@ -207,6 +210,29 @@ def test_conversation_is_saved_and_loaded(engine: Any, notso: Run, tmp_path: Pat
     assert said(engine) == [("system", "Be brief."), *turns, ("user", "z")]
     assert engine.asked[-1][2].reasoning_content == "Hm."
     assert f"Not written: {saved} already exists" in second.err
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_failed_save_keeps_the_previous_file_and_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "chat.json"
+    write_chat(saved, "first")
+
+    def open_full(descriptor: int, *_: Any, **__: Any) -> FullDisk:
+        os.close(descriptor)
+        return FullDisk()
+
+    monkeypatch.setattr(os, "fdopen", open_full)
+    for path, replace in ((saved, True), (tmp_path / "new.json", False)):
+        with pytest.raises(ChatFileError, match=f"{path.name}: No space left"):
+            write_chat(path, "second", replace=replace)
+
+    assert saved.read_text() == "first" and {each.name for each in tmp_path.iterdir()} <= {"chat.json", "home"}
 
 
 def test_web_import_reads_a_saved_conversation(engine: Any, notso: Run, tmp_path: Path) -> None:

@@ -131,6 +131,26 @@ def test_usage_errors_print_one_line_and_exit_with_code_2(notso: Run, arguments:
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command", [["synth"], ["dataset"], ["dataset", "rows.jsonl", "--preferences"], ["tune", __file__, "--out"]]
+)
+def test_special_files_are_not_replaced(notso: Run, tmp_path: Path, command: list[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    result = notso(*command, str(pipe), "--force")
+
+    assert result.code == 2 and f"{pipe} is not a regular file" in result.err
+    assert pipe.is_fifo()
+
+
+def test_model_file_may_have_a_long_name(notso: Run, tmp_path: Path) -> None:
+    path = tmp_path / f"{'模' * 80}.gguf"  # 245 of at most 255 bytes
+    small = ("--layers", "1", "--hidden", "256", "--ffn", "256", "--heads", "2", "--kv", "1")
+
+    assert notso("synth", str(path), *small).code == 0 and path.is_file()
+
+
 def test_bench_prints_results_before_it_writes_them(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notso.smollm3.diagnostics.benchmark.run_benchmark", lambda *_: {"prefill": []})
     result = notso("bench", "--json", "--share", "/dev/full")

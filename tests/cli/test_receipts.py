@@ -76,5 +76,5 @@ def test_invalid_receipts_are_refused(notso: Run, tmp_path: Path) -> None:
 
 def test_answer_is_printed_before_a_receipt_that_cannot_be_written(notso: Run) -> None:
     result = notso("run", "Hello", "--no-think", "--json", "--receipt", "/dev/full")
-    assert result.code == 2 and "/dev/full: No space left" in result.err
+    assert result.code == 4 and "/dev/full: No space left" in result.err
     assert json.loads(result.out)["text"]

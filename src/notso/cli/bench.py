@@ -83,7 +83,7 @@ def bench(
     minimum and maximum.
     """
     if share is not None:
-        options.check_output_path(share, True, "--share")
+        options.check_output_path(share, True, "--share", replaces=False)
     from notso.smollm3.diagnostics.benchmark import BenchmarkPlan, run_benchmark
 
     path = model_file(file, silent=as_json)

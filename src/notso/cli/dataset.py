@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from notso.cli import backup, options, terminal
+from notso.system.files import write_private
 
 EXAMPLES = """\
   notso dataset chats.jsonl
@@ -99,7 +100,4 @@ def dataset(
 
 
 def _write(path: Path, lines: list[str]) -> None:
-    # An existing file could be readable by others, so it is deleted, and a new one is created with permissions 0600.
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    write_private(path, "".join(f"{line}\n" for line in lines), replace=True)

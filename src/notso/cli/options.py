@@ -316,12 +316,15 @@ def reject_engine_options(context: typer.Context) -> None:
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 
 
-def check_output_path(out: Path, force: bool, name: str) -> None:
-    """Raise typer.BadParameter if `out` exists (without `force`) or is a folder, or if its folder is missing."""
+def check_output_path(out: Path, force: bool, name: str, *, replaces: bool = True) -> None:
+    """Raise typer.BadParameter if `out` exists (without `force`), is a folder or a device, or has no folder."""
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
     if out.is_dir():
         raise typer.BadParameter(f"{out} is a folder", param_hint=name)
+    # A file that replaced /dev/null or /dev/stdout would break other programs.
+    if replaces and out.exists() and not out.is_file():
+        raise typer.BadParameter(f"{out} is not a regular file", param_hint=name)
     if not out.parent.is_dir():
         raise typer.BadParameter(f"folder {out.parent} does not exist; create it first", param_hint=name)
 

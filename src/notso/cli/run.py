@@ -74,7 +74,7 @@ def run(
     from notso.smollm3.values.messages import Message
 
     if receipt is not None:
-        options.check_output_path(receipt, True, "--receipt")
+        options.check_output_path(receipt, True, "--receipt", replaces=False)
     question = _read_prompt(prompt)
     adapters = adapter or []
     active_adapter = engines.active_adapter(adapters)
@@ -161,7 +161,7 @@ def _write_receipt(
     try:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--receipt") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _read_prompt(arguments: list[str] | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from notso.cli import engines, terminal
 from notso.cli.engines import model_file
 from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect
 from notso.cli.terminal import Interruption
+from notso.system.files import write_private
 from notso.text_file import read_regular
 from notso.web.values.slash_commands import SlashCommand, commands_of
 
@@ -336,10 +336,8 @@ class ChatFileError(Exception):
 
 def write_chat(path: Path, content: str, *, replace: bool = False) -> None:
     """Write a file that only its owner can read. `replace`: overwrite an existing file. Raises ChatFileError."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
     try:
-        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as file:
-            file.write(content)
+        write_private(path.resolve() if replace else path, content, replace=replace)
     except FileExistsError:
         raise ChatFileError(f"{path} already exists; use another name") from None
     except (OSError, ValueError) as error:

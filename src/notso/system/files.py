@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import struct
 import sys
 from pathlib import Path
@@ -38,6 +39,20 @@ def sync_folder(folder: Path) -> None:
         sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_private(path: Path, content: str, *, replace: bool) -> None:
+    """Write a text file that only its owner can read, completely or not at all. Raises OSError."""
+    # If writing fails, a file to be replaced keeps its content.
+    draft = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.part") if replace else path
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(content)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def read_ahead(descriptor: int) -> None:
