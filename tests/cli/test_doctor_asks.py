@@ -30,7 +30,7 @@ def answers() -> Iterator[Answers]:
     def start(status: int, body: bytes) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                assert self.path == "/health"
+                assert self.path.endswith("/health")
                 self.send_response(status)
                 self.end_headers()
                 self.wfile.write(body)
@@ -64,6 +64,19 @@ def test_doctor_reports_the_health_of_a_server(
     (finding,) = json.loads(result.out)
     assert result.code == code and told in finding["message"]
     assert finding["status"] == ("fail" if code else "ok")
+
+
+def test_proxies_do_not_apply_to_this_machine(
+    notso: Run, answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("http_proxy", answers(502, b"the proxy"))
+    for server in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"):
+        result = notso("doctor", "--from", server)
+        assert "no notso server" in result.out and "the proxy" not in result.out
+        result = notso("backup", str(tmp_path / "copy.db"), "--from", server)
+        assert "returned no backup: <urlopen error" in result.err
+    result = notso("doctor", "--from", "http://chat.example")
+    assert "the proxy" in result.out
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "nothing", "ftp:///x"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -76,11 +76,22 @@ def _create_private_file(target: Path) -> Iterator[None]:
         raise
 
 
+def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Any:
+    """Open a URL. Raises OSError, HTTPException or ValueError."""
+    from urllib.parse import urlsplit
+    from urllib.request import ProxyHandler, Request, build_opener
+
+    from notso.web.values.settings import is_loopback
+
+    # Proxies of the environment do not apply to this machine: they cannot reach it, and would get the key.
+    own_proxies = [ProxyHandler({})] if is_loopback(urlsplit(url).hostname or "") else []
+    return build_opener(*own_proxies).open(Request(url, headers=dict(headers)), timeout=timeout)
+
+
 def _download_backup(server: str, key: str, target: Path) -> None:
     import ssl
     from http.client import HTTPException
     from urllib.error import URLError
-    from urllib.request import Request, urlopen
 
     from notso.web.values.errors import WebError
 
@@ -88,11 +99,10 @@ def _download_backup(server: str, key: str, target: Path) -> None:
     if not server.startswith(("http://", "https://")):
         raise WebError(f"{server} is not a valid URL: it must begin with http:// or https://")
     try:
-        request = Request(server.rstrip("/") + "/backup", headers=headers)
-        with urlopen(request, timeout=600) as answer, target.open("wb") as out:
+        with open_url(server.rstrip("/") + "/backup", 600, headers) as answer, target.open("wb") as out:
             shutil.copyfileobj(answer, out)
             announced = answer.headers.get("Content-Length")
-    except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
+    except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError, ValueError) as error:
         raise WebError(f"{server} returned no backup: {error}") from error
     # `copyfileobj` raises no error if the connection is closed early.
     if announced not in (None, str(target.stat().st_size)):

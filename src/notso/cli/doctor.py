@@ -93,11 +93,12 @@ def _check_server(server: str) -> Finding:
     import json
     from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import urlopen
+
+    from notso.cli.backup import open_url
 
     try:
         # Service managers and containers run `notso doctor --from` as a health check.
-        with urlopen(server.rstrip("/") + "/health", timeout=10) as answer:
+        with open_url(server.rstrip("/") + "/health", 10, {}) as answer:
             return Finding("ok", "server", f"{server} is ready with {json.load(answer)['model']}")
     except HTTPError as error:
         with error:

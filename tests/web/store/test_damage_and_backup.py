@@ -136,6 +136,8 @@ def test_failed_backup_reports_the_reason(start: Start, tmp_path: Path, capsys: 
         (["--data-dir", str(tmp_path / "nowhere")], "contains no chats"),
         (["--from", "127.0.0.1:3000"], "must begin with http"),
         (["--from", server.address.rpartition(":")[0] + ":9"], "returned no backup"),
+        (["--from", "http://[::1"], "http://[::1 returned no backup"),
+        (["--from", f"{server.address}/é"], "é returned no backup"),
     ):
         assert run_command_line(["backup", str(copy), *arguments]) != 0
         told = capsys.readouterr()
