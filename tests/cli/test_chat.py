@@ -60,6 +60,12 @@ def test_question_is_parsed_from_typed_input(engine: Any, notso: Run, typed: str
     assert [messages[-1].content for messages in engine.asked] == ([] if question is None else [question])
 
 
+def test_invalid_utf8_does_not_end_the_chat(engine: Any, notso: Run) -> None:
+    engine.says("Yes.")
+    assert notso("chat", stdin=b"caf\xe9\nhello\n").code == 0
+    assert said(engine)[-1] == ("user", "hello")
+
+
 def test_help_lists_every_command(engine: Any, notso: Run) -> None:
     result = notso("chat", stdin="/help\n")
 

@@ -55,6 +55,9 @@ def prepare_streams() -> None:
     # A standard stream is None if notso was started with it closed.
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BytesIO())
+    elif hasattr(sys.stdin, "reconfigure"):
+        # Invalid bytes in a line must not end a chat; the message that contains them is refused.
+        sys.stdin.reconfigure(errors="surrogateescape")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
