@@ -86,3 +86,21 @@ def test_notso_config_selects_another_file(
     assert result.code == 2 and "no such file" in result.err
     (tmp_path / "other.toml").write_text("[serve]\nport = 2\n")
     assert sources(notso("serve", "--show-config").out)["port"] == ("2", "file")
+
+
+def test_paths_in_the_file_may_begin_with_a_tilde(notso: Run, config: Path, own_home: Path) -> None:
+    config.write_text('[serve]\ndata-dir = "~/chats"\nhost = "~"\n')
+    shown = sources(notso("serve", "--show-config").out)
+    assert shown["data-dir"] == (str(own_home / "chats"), "file") and shown["host"] == ("~", "file")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:secret@db/notso", "postgresql://ann:***@db/notso"),
+        ("postgresql://ann@db/notso?password=secret&x=1", "postgresql://ann@db/notso?password=***&x=1"),
+        ("postgresql:///notso?host=/run&sslpassword=secret", "postgresql:///notso?host=/run&sslpassword=***"),
+    ],
+)
+def test_passwords_are_not_shown(notso: Run, config: Path, url: str, shown: str) -> None:
+    assert sources(notso("serve", "--show-config", "--database-url", url).out)["database-url"][0] == shown

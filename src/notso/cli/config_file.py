@@ -65,7 +65,13 @@ def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
             raise _error(path, f"[{verb}] {name} is a table, not a value")
         if (expected := _expected(options[name], value)) is not None:
             raise _error(path, f"[{verb}] {name} must be {expected}")
-    return {options[name].name: value for name, value in values.items()}
+    return {options[name].name: _expand_home(options[name], value) for name, value in values.items()}
+
+
+def _expand_home(parameter: Any, value: Any) -> Any:
+    # On the command line and in environment variables, the shell does this.
+    is_path = isinstance(value, str) and parameter.type_descriptor.annotation is Path
+    return str(Path(value).expanduser()) if is_path else value
 
 
 def _visible_commands(group: Any) -> list[str]:
@@ -111,9 +117,10 @@ def describe_config(context: typer.Context) -> list[str]:
         if each.param_type_name == "option" and each.name in context.params and each.name != "show_config":
             source = context.get_parameter_source(each.name)
             value = context.params[each.name]
-            text = "-" if value is None else terminal.on_one_line(_PASSWORD.sub(r"\1:***@", str(value)))
+            text = "-" if value is None else terminal.on_one_line(_PASSWORD.sub(r"\1***", str(value)))
             rows.append([_option_name(each), text, sources.get(source.name if source else "", "default")])
     return [f"configuration file: {config_path()}", *terminal.columns(rows)]
 
 
-_PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^/]*@")  # scheme://user:password@host
+# scheme://user:password@host, and the parameters password and sslpassword
+_PASSWORD = re.compile(r"((?<=://)[^:/@]*:)[^/]*(?=@)|(?:(?<=[?&]password=)|(?<=[?&]sslpassword=))[^&]*")
