@@ -41,6 +41,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def open_private(path: Path) -> int:
+    """Open a file for reading and writing, and return its descriptor. Creates the file (0600) if necessary.
+
+    A file that root creates belongs to the owner of its folder. Raises OSError.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if os.geteuid() == 0:  # after `sudo notso keys add`, the server of another user must be able to open the file
+        folder = path.parent.stat()
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, folder.st_uid, folder.st_gid)
+    return descriptor
+
+
 def write_private(path: Path, content: str, *, replace: bool) -> None:
     """Write a text file that only its owner can read, completely or not at all. Raises OSError."""
     # If writing fails, a file to be replaced keeps its content.

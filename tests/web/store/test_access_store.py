@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import stat
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,9 @@ from notso.web.store.access import AccessStore
 from notso.web.store.opening import create_access_store
 from notso.web.store.sqlite import access as sqlite_access
 from notso.web.store.sqlite.access import ACCESS_FILE, MIGRATIONS, SQLiteAccessStore
+from notso.web.store.sqlite.connection import CommitCounterFile, DirectoryLock
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
+from notso.web.values.ids import new_id
 
 
 class TestSQLite(AccessSuite):
@@ -47,6 +50,28 @@ def test_access_file_is_private_and_has_no_wal(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     # no WAL file, which two writing processes could damage
     assert {each.name for each in path.parent.iterdir()} == {ACCESS_FILE}
+
+
+def test_files_created_by_root_belong_to_the_owner_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda descriptor, user, group: changed.append((user, group)))
+
+    async def work() -> None:
+        store = SQLiteAccessStore(tmp_path)
+        await store.add_key(replace(ANN, id=new_id(), name=new_id()), os.urandom(32))
+        await store.close()
+
+    asyncio.run(work())
+    DirectoryLock(tmp_path).release()
+    CommitCounterFile(tmp_path / "notso.db", 1).close()
+    owner = tmp_path.stat()
+    assert changed == [(owner.st_uid, owner.st_gid)] * 3
+    asyncio.run(work())
+    DirectoryLock(tmp_path).release()
+    assert len(changed) == 3, "existing files keep their owner"
 
 
 def test_newer_or_corrupt_file_is_rejected_and_unchanged(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from notso.system.files import sync_folder
+from notso.system.files import open_private, sync_folder
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import SQLConnection
 from notso.web.store.sqlite.connection import BUSY_MS, SQLiteStatements, storage_errors, transaction
@@ -182,7 +182,7 @@ def _create_file(path: Path) -> None:
     # Create the file under another name, and then link it. If two processes do this at once, the first link is kept.
     # Only SQLite may open the file itself, because closing any other descriptor would release SQLite's locks.
     new = path.with_name(f"{path.name}-{secrets.token_hex(8)}.new")
-    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    os.close(open_private(new))
     try:
         _open(new, BUSY_MS).close()
         try:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from notso.system.files import lock, sync, sync_folder
+from notso.system.files import lock, open_private, sync, sync_folder
 from notso.web.store.protocol import DISK_FULL, FAILED, Damage
 from notso.web.store.sql.database import Rows, Value
 from notso.web.store.sql.search_words import indexed_text
@@ -50,7 +50,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     logger.info("SQLite %s", sqlite3.sqlite_version)
     existed = path.exists()
     with storage_errors():
-        _make_private(path)
+        os.close(open_private(path))
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             _prepare(connection, path, existed)
@@ -96,7 +96,7 @@ def checkpoint(connection: sqlite3.Connection) -> bool:
 def copy(connection: sqlite3.Connection, target: Path) -> None:
     """Write a compact copy to `target`, overwriting it. Call this in the writer's thread, outside a transaction."""
     target.unlink(missing_ok=True)
-    _make_private(target)
+    os.close(os.open(target, os.O_RDWR | os.O_CREAT, 0o600))
     connection.execute("VACUUM INTO ?", (str(target),))
     copied = sqlite3.connect(target, isolation_level=None)
     try:
@@ -186,10 +186,6 @@ def _add_functions(connection: sqlite3.Connection) -> None:
     connection.create_function("casefold", 1, str.casefold, deterministic=True)
 
 
-def _make_private(path: Path) -> None:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-
-
 def _statements(script: str) -> list[str]:
     statements, current = [], ""
     for piece in script.split(";"):
@@ -208,7 +204,7 @@ class DirectoryLock:
         """Create the directory (0700) if needed. Raises StorageError and DataDirectoryBusyError."""
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._descriptor = open_private(directory / "lock")
         except OSError as error:
             raise StorageError(f"the data directory cannot be used: {error.strerror}") from error
         try:
@@ -234,7 +230,7 @@ class CommitCounterFile:
     def __init__(self, path: Path, commits: int) -> None:
         """Create or overwrite the file. Raises OSError."""
         counter_path = _counter_path(path)
-        self._file = os.fdopen(os.open(counter_path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        self._file = os.fdopen(open_private(counter_path), "r+b", buffering=0)
         try:
             self._write(commits)
             sync(self._file.fileno())
