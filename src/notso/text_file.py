@@ -102,6 +102,11 @@ def _encoding(data: bytes) -> tuple[str, int]:
     return "utf-8", 0
 
 
+def is_unicode(path: Path) -> bool:
+    """Whether a path is valid UTF-8, as JSON and HTML require."""
+    return not any("\ud800" <= character <= "\udfff" for character in str(path))
+
+
 SECRET_BYTES = 1 << 16
 """Maximum size of a file that contains a key or secret."""
 

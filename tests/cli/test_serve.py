@@ -231,3 +231,12 @@ def test_open_option_opens_the_page(process: Process, small_model: Path, tmp_pat
     run.communicate(timeout=60)
 
     assert opened.read_text() == url
+
+
+def test_model_whose_path_is_not_utf8_is_refused(start: Process, small_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "mod\udce9l.gguf"
+    model.symlink_to(small_model)
+    run = start("--model", str(model))
+    _, err = run.communicate(timeout=60)
+
+    assert run.returncode == 2 and b"mod?l.gguf is not valid UTF-8: rename the file" in err

@@ -19,6 +19,7 @@ from notso.cli.engines import model_file
 from notso.cli.options import add_setting_options, settings_from
 from notso.system.processes import make_undumpable
 from notso.system.processors import has_display
+from notso.text_file import is_unicode
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
@@ -103,6 +104,8 @@ def serve(
     if engine_url:
         options.reject_engine_options(command_context)
     path = None if engine_url else model_file(model, silent=as_json, fetch=fetch)
+    if path is not None and not is_unicode(path):  # pages and responses name the path
+        raise typer.BadParameter(f"{path} is not valid UTF-8: rename the file or folder", param_hint="--model")
     plugin_choice = options.plugins(plugin)
     settings = settings_from(
         setting_options,

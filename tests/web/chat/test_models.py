@@ -216,3 +216,16 @@ def test_path_can_be_copied_without_invisible_characters(start: Start) -> None:
 
 def test_human_duration_formats_seconds_minutes_and_hours() -> None:
     assert [human_duration(seconds) for seconds in (0, 45.4, 75, 7500)] == ["1 s", "45 s", "1 min 15 s", "2 h 5 min"]
+
+
+def test_files_whose_names_are_not_utf8_are_not_listed(start: Start, folder: Path) -> None:
+    (folder / "two\udce9.gguf").write_bytes(b"GGUF")
+    adapters = folder / "adapters"
+    adapters.mkdir()
+    (adapters / "three\udce9.gguf").write_bytes(b"GGUF")
+    first = folder / "one-Q4_K_M.gguf"
+    models = ModelRegistry(lambda path: named("other"), folder)
+    server = start(lambda: named("one", first), model_registry=models, adapter_dir=adapters).ready()
+
+    assert page(server).count('action="/models/switch"') == 2
+    assert server.client.get("/v1/models").status_code == 200

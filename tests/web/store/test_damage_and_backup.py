@@ -170,3 +170,15 @@ def test_truncated_download_fails_and_leaves_no_file(
         thread.join()
     assert code == 1 and "before the backup was complete" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_backup_may_have_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    async def create() -> None:
+        store = SQLiteStore(tmp_path / "data")
+        await store.open()
+        await store.close()
+
+    asyncio.run(create())
+    copy = tmp_path / "caf\udce9.db"
+    assert run_command_line(["backup", str(copy), "--data-dir", str(tmp_path / "data")]) == 0
+    assert copy.read_bytes()[:15] == b"SQLite format 3"

@@ -18,6 +18,7 @@ from notso.smollm3 import (
     official_files,
     plan_download,
 )
+from notso.text_file import is_unicode
 from notso.web.engine.port import ChatEngine
 
 PEFT_CONFIG = "adapter_config.json"
@@ -39,7 +40,8 @@ def adapter_files(folder: Path | None) -> list[AdapterFile]:
         found = sorted(
             path
             for path in folder.iterdir()
-            if (path.suffix == ".gguf" and path.is_file()) or (path.is_dir() and (path / PEFT_CONFIG).is_file())
+            if is_unicode(path)
+            and ((path.suffix == ".gguf" and path.is_file()) or (path.is_dir() and (path / PEFT_CONFIG).is_file()))
         )
     except OSError:
         return []
@@ -117,7 +119,8 @@ class Inventory:
 def scan_models(info: ModelInfo | None, folder: Path | None) -> Inventory:
     models: dict[Path, LocalModel] = {}
     for model in local_models([folder] if folder else []):
-        models.setdefault(model.path.resolve(), model)  # links in several folders may lead to the same file
+        if is_unicode(model.path):  # other paths cannot be part of pages and responses
+            models.setdefault(model.path.resolve(), model)  # links in several folders may lead to the same file
     in_use = Path(info.path).resolve() if info is not None and info.path else None
     installed = tuple(InstalledModel(_key(model), model, path == in_use) for path, model in models.items())
     cached_names = {each.model.name for each in installed if each.model.where == "cache"}

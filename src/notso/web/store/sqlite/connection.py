@@ -97,7 +97,7 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
     """Write a compact copy to `target`, overwriting it. Call this in the writer's thread, outside a transaction."""
     target.unlink(missing_ok=True)
     os.close(os.open(target, os.O_RDWR | os.O_CREAT, 0o600))
-    connection.execute("VACUUM INTO ?", (str(target),))
+    connection.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(target),))  # the path may be invalid UTF-8
     copied = sqlite3.connect(target, isolation_level=None)
     try:
         # Without a commit count, the copy is not considered damaged if it is restored to a directory with a newer
