@@ -110,3 +110,4 @@ def test_settings_show_data_folder_and_cache_size(start: Start, tmp_path: Any) -
         assert f"Stored in {tmp_path / 'data'}" in html and "3 MB of prompt cache" in html
     assert "<hx-partial" in part and "<hx-partial" not in page
     assert measure_directory(tmp_path / "nowhere").chats_bytes == 0
+    assert measure_directory(tmp_path / "caf\udce9").path == f"{tmp_path}/caf?", "UTF-8, as pages require"

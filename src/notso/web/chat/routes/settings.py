@@ -269,7 +269,7 @@ async def _estimate(
 class DataFolder:
     """Disk usage of chats and of the KV cache. `chats_bytes` is None if chats are stored elsewhere."""
 
-    path: Path
+    path: str
     chats_bytes: int | None
     cache_bytes: int
 
@@ -277,7 +277,8 @@ class DataFolder:
 def measure_directory(path: Path, *, is_shared: bool = False) -> DataFolder:
     """Measure a data directory. Blocking: do not call on the event loop."""
     chats = None if is_shared else sum(_size(file) for file in path.glob("notso.db*"))
-    return DataFolder(path, chats, sum(_size(file) for file in (path / "kv").rglob("*")))
+    shown = str(path).encode("utf-8", "replace").decode()  # the path may be invalid UTF-8
+    return DataFolder(shown, chats, sum(_size(file) for file in (path / "kv").rglob("*")))
 
 
 def _size(path: Path) -> int:
