@@ -82,6 +82,7 @@ HALVES: dict[Format, tuple[int, ...]] = {
 
 
 def random_bytes(rng: np.random.Generator, count: int) -> Bytes:
+    """Return `count` random bytes."""
     # Generating 64 bits at a time is several times faster than `Generator.bytes`.
     words = rng.integers(0, 1 << 64, -(-count // 8), dtype=np.uint64)
     return words.view(np.uint8)[:count]
