@@ -215,7 +215,7 @@ def weight_bytes_per_token(tensors: Mapping[str, QTensor], weights: SmolLM3Weigh
     """Return the bytes of weights that decoding a token reads."""
     # It reads one row of the embedding and all other weights. If the embedding is also the output head (tied), it is
     # additionally read completely.
-    read = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes
+    read: int = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes
     return read if weights.lm_head is weights.embed_tokens else read - weights.embed_tokens.nbytes
 
 
