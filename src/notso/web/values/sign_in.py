@@ -82,9 +82,8 @@ class OidcSettings:
             raise _error(f"[oidc] {self.client_secret_file} cannot be read") from None
 
     def allows(self, name: str) -> bool:
-        at_domain = "*@" + name.rpartition("@")[2].lower()
-        is_at_allowed = "@" in name and any(each.lower() == at_domain for each in self.allowed)
-        return not self.allowed or name in self.allowed or is_at_allowed
+        allowed, name = {_lower_domain(each) for each in self.allowed}, _lower_domain(name)
+        return not allowed or name in allowed or ("@" in name and "*@" + name.rpartition("@")[2] in allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +162,11 @@ def _validate_table(kind: type[T], table: Mapping[str, Any], prefix: str) -> T:
 
 def _is_needed(field: Any) -> bool:
     return bool(field.default is MISSING)
+
+
+def _lower_domain(name: str) -> str:
+    local, at, domain = name.rpartition("@")
+    return f"{local}@{domain.lower()}" if at else name
 
 
 def _require(holds: bool, message: str) -> None:
