@@ -86,6 +86,7 @@ def test_rules_change_only_with_access_settings() -> None:
         ("[proxy]\nheader = 'X'\naddresses = ['0.0.0.0/0']", "anyone could then claim any name"),
         ("[proxy]\nheader = 'X'\naddresses = ['::ffff:0:0/96']", "anyone could then claim any name"),
         ("[oidc]\nissuer = 'https://[::1'\nclient_id = 'x'\npublic_url = 'https://c.d'", "issuer must be a URL"),
+        ("[oidc]\nissuer = 'https://a.b:x'\nclient_id = 'x'\npublic_url = 'https://c.d'", "issuer must be a URL"),
         ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'", "is missing public_url"),
         ("[oidc]\nissuer = 'http://a.b'\nclient_id = 'x'\npublic_url = 'https://c.d'", "issuer must be an https URL"),
         ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'\npublic_url = 'c.d'", "public_url must be a URL"),

@@ -58,6 +58,7 @@ class OidcSettings:
         for name in ("issuer", "public_url"):
             try:
                 parts = urlsplit(getattr(self, name))
+                _ = parts.port  # raises ValueError unless it is a port
             except ValueError:
                 raise _error(f"[oidc] {name} must be a URL") from None
             is_loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
