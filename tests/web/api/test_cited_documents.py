@@ -289,10 +289,11 @@ def test_x_quote_of_limits_fields_to_quotes_of_file_or_prompt(start: Start) -> N
         )
 
 
-def test_documents_of_one_client_are_parsed_one_at_a_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_of_one_client_are_read_one_at_a_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that name stored files are small, so that many could wait with large files in memory."""
     server = start(ScriptedEngine()).ready()
-    running, most, gate = list[DocumentReader](), list[int](), threading.Event()
-    read = DocumentReader.read
+    running, most, loaded, gate = list[DocumentReader](), list[int](), list[str](), threading.Event()
+    read, load = DocumentReader.read, server.shared.store.records.content
 
     def held(reader: DocumentReader) -> Any:
         running.append(reader)
@@ -301,13 +302,22 @@ def test_documents_of_one_client_are_parsed_one_at_a_time(start: Start, monkeypa
         running.remove(reader)
         return read(reader)
 
+    def counted(owner: str, file_id: str) -> Any:
+        loaded.append(file_id)
+        return load(owner, file_id)
+
     monkeypatch.setattr(DocumentReader, "read", held)
-    file = {"type": "file", "file": {"filename": "a.txt", "file_data": base64.b64encode(b"Herons").decode()}}
-    body = {"model": "scripted", "messages": [{"role": "user", "content": [file]}]}
+    monkeypatch.setattr(server.shared.store.records, "content", counted)
+    stored = openai_client(server).files.create(file=("a.txt", b"Herons"), purpose="user_data")
+    body = {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": stored.id}}]}],
+    }
     with ThreadPoolExecutor(3) as clients:
         answers = [clients.submit(server.client.post, "/v1/chat/completions", json=body) for _ in range(3)]
         try:
             server.wait(lambda: len(running) == 3 or (len(running) == 1 and server.shared.documents.waiting == 2))
+            assert len(loaded) == 1
         finally:
             gate.set()
     assert [each.result().status_code for each in answers] == [200] * 3 and max(most) == 1

@@ -236,11 +236,12 @@ async def _read(request: Request, file: RequestFile) -> Document:
             name = stored.name
             if stored.size > MAX_FILE_BYTES:
                 raise UnreadableError(f"is larger than {MAX_FILE_BYTES // MIB} MiB")
-            data = b"".join([part async for part in services.shared.store.records.content(owner, file.file_id)])
-        else:
-            data = base64.b64decode(file.data, validate=True)
         unconfined = services.shared.settings.unconfined_documents
-        async with services.shared.documents.turn(owner):
+        async with services.shared.documents.turn(owner):  # waiting requests must not hold the contents of files
+            if file.file_id:
+                data = b"".join([part async for part in services.shared.store.records.content(owner, file.file_id)])
+            else:
+                data = base64.b64decode(file.data, validate=True)
             document = await child_work(lambda: DocumentReader(data, name, unconfined), DocumentReader.read)
         return replace(document, title=sanitize_line(name, MAX_NAME_CHARACTERS))
     except (binascii.Error, ValueError):
