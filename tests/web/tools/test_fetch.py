@@ -32,6 +32,7 @@ class Site(BaseHTTPRequestHandler):
             "/here": (302, "text/plain", b"", {"Location": "/page"}),
             "/away": (302, "text/plain", b"", {"Location": "http://169.254.169.254/latest"}),
             "/round": (302, "text/plain", b"", {"Location": "/round"}),
+            "/nowhere": (302, "text/plain", b"", {"Location": "http://[::1"}),
             "/packed": (200, "text/html", b"\x1f\x8b", {"Content-Encoding": "gzip"}),
         }.get(self.path, (404, "text/plain", b"", {}))
         self.send_response(status)
@@ -94,6 +95,7 @@ REFUSED = [
     ("/picture", "the page is not text but image/png"),
     ("/large", "more than 1,048,576 bytes"),
     ("/round", "redirects too often"),
+    ("/nowhere", "cannot be fetched: InvalidURL"),
     ("/packed", "compressed"),
     ("/missing", "status 404"),
 ]

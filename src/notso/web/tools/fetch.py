@@ -41,12 +41,11 @@ async def _run(arguments: Mapping[str, Any], context: ToolContext) -> str:
         host, port = url.raw_host.decode(), url.port or PORTS[url.scheme]
         try:
             async with asyncio.timeout(SECONDS):
-                location, text = await _get(url, await resolve_public_address(host, port))
+                target, text = await _get(url, await resolve_public_address(host, port))
         except TimeoutError:
             raise ToolError(f"the page was not received within {SECONDS:g} s") from None
-        if not location:
+        if target is None:
             return text
-        target = url.join(location)
         if (target.scheme, target.host, target.port) != (url.scheme, url.host, url.port):
             return f"The page redirects to {target}. Fetch that address if you need it."
         address = str(target)
@@ -99,7 +98,7 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast
 
 
-async def _get(url: httpx2.URL, address: str) -> tuple[str, str]:
+async def _get(url: httpx2.URL, address: str) -> tuple[httpx2.URL | None, str]:
     import httpx2
 
     pinned = url.copy_with(host=address)
@@ -111,10 +110,11 @@ async def _get(url: httpx2.URL, address: str) -> tuple[str, str]:
         try:
             response = await client.send(request, stream=True)
             try:
-                return await _read(response)
+                location, text = await _read(response)
+                return url.join(location) if location else None, text
             finally:
                 await response.aclose()
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise ToolError(f"the page cannot be fetched: {type(error).__name__}") from None
 
 
