@@ -27,6 +27,7 @@ class Site(BaseHTTPRequestHandler):
             "/page": (200, "text/html; charset=utf-8", PAGE, {}),
             "/plain": (200, "text/plain", "Grüße".encode("latin-1"), {}),
             "/latin": (200, "text/plain; charset=latin-1", "Grüße".encode("latin-1"), {}),
+            "/idna": (200, "text/plain; charset=idna", "Grüße".encode(), {}),
             "/picture": (200, "image/png", b"x", {}),
             "/large": (200, "text/plain", b"x" * (MAX_BYTES + 1), {}),
             "/here": (302, "text/plain", b"", {"Location": "/page"}),
@@ -76,6 +77,7 @@ def test_html_page_is_converted_to_text(site: str) -> None:
     assert run(f"{site}/page") == "T & U\n\nHead\n\nOne two\nthree"
     assert Site.hosts == [site.removeprefix("http://")], "the host is the name, connected at the checked address"
     assert run(f"{site}/latin") == "Grüße" and run(f"{site}/plain") == "Gr��e"
+    assert run(f"{site}/idna") == "Grüße", "not every codec can decode text"
     assert run(f"{site}/here").startswith("T & U")
 
 

@@ -135,7 +135,7 @@ async def _read(response: httpx2.Response) -> tuple[str, str]:
             raise ToolError(f"the page has more than {MAX_BYTES:,} bytes")
     try:
         text = bytes(body).decode(response.charset_encoding or "utf-8", "replace")
-    except LookupError:
+    except (LookupError, ValueError):  # an unknown codec, or one without replacement of errors, such as idna
         text = bytes(body).decode("utf-8", "replace")
     if kind not in ("text/html", "application/xhtml+xml"):
         return "", text
