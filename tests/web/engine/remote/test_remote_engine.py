@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import itertools
 import json
 import re
 import select
@@ -12,12 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
 
-from notso.smollm3 import EngineError, InvalidRequestError
+from notso.smollm3 import EngineError, InvalidRequestError, MemoryBudget
 from notso.web.api.engine import routes
 from notso.web.engine.port import AdapterSource, Event, Message, RequestOptions, SamplingParams
 from notso.web.engine.remote import engine_link
@@ -287,6 +289,26 @@ def test_engine_model_switch_keeps_running_response(start: Start, relayed: Relay
     assert (stored.content, stored.state) == ("1 2 ", "done")
     front.ready()
     assert front.client.get("/health").json()["model"] == "Other"
+
+
+def test_engine_that_loads_an_idle_model_again_is_not_lost(start: Start, relayed: Relayed, tmp_path: Any) -> None:
+    """The available memory is measured at each load, so a part of the model's description changes."""
+    loads = itertools.count(1)
+
+    def load() -> ScriptedEngine:
+        engine = ScriptedEngine()
+        engine.info = replace(engine.info, memory=MemoryBudget(1, 1, 1, 1, next(loads), "the system"))
+        return engine
+
+    server = start(load, **ENGINE, keep_alive_seconds=0.0)
+    server.wait(lambda: server.shared.engine.state == "unloaded")
+    _, source = relayed(server.address)
+    front = start(source, data_dir=tmp_path / "front").ready()
+    for number in (2, 3):
+        assert front.client.post("/v1/chat/completions", json=CHAT).status_code == 200
+        wait(lambda number=number: f"available_bytes={number}," in repr(source._link.about.info))
+        server.wait(lambda: server.shared.engine.state == "unloaded")
+    assert (front.shared.engine.default.loads, front.shared.engine.state) == (1, "ready")
 
 
 def test_engine_shutdown_fails_running_response(start: Start, relayed: Relayed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from notso.smollm3 import EngineError, Generation
@@ -63,7 +64,7 @@ class RemoteSource:
         link, about = self._link, self._link.about
         with self._lock:
             engine, callbacks = self._engine, []
-            if engine is not None and (not link.is_up or about.has_failed or about.info != engine.info):
+            if engine is not None and (not link.is_up or about.has_failed or not _is_same(about.info, engine.info)):
                 self._engine = None
             else:
                 engine = None
@@ -73,6 +74,11 @@ class RemoteSource:
             engine.mark_lost()
         for callback in callbacks:
             callback()
+
+
+def _is_same(info: ModelInfo | None, other: ModelInfo) -> bool:
+    # The available memory differs whenever a model that was unloaded while idle is loaded again.
+    return info is not None and replace(info, memory=other.memory) == other
 
 
 class RemoteAdapters:
