@@ -206,7 +206,7 @@ async def version() -> Response:
 @discovery_router.get("/api/tags", dependencies=[GUARDED])
 @discovery_router.head("/api/tags", dependencies=[GUARDED])
 async def tags(services: Services) -> Response:
-    """List models, the default first. The list is empty until the default model is first loaded."""
+    """List models, the default first. The list is empty until the first load of the default model ends."""
     host, registry = services.shared.engine, services.shared.model_registry
     info = host.info
     listed = [await asyncio.to_thread(_entry, info)] if info is not None else []

@@ -121,7 +121,8 @@ ANTHROPIC_MAX_LIMIT = 1000
 
 @router.get("/v1/models", dependencies=[GUARDED])
 async def list_models(request: Request, services: Services) -> Response:
-    """List models and adapters, the default model first. The list is empty until the default model is first loaded.
+    """List models and adapters, the default model first. The list is empty until the first load of the default
+    model ends.
 
     With the request header `anthropic-version`, the format is Anthropic's.
     """
