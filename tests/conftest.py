@@ -10,8 +10,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import due_files
@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from long_tests import is_long, thinned
 
 from notso.smollm3.hub import registry as hub
+from notso.system.confinement import ConfinedProcess, Limits
 
 # A background job of a shell ignores Ctrl-C, and the programs that tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -92,6 +93,20 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unhurried_children() -> Iterator[None]:
+    """Give confined children an hour instead of seconds; their CPU time stays limited. Tests of this limit set it to
+    less than a second."""
+    start = ConfinedProcess.__init__
+
+    def start_unhurried(self: ConfinedProcess, arguments: Sequence[str], request: bytes, limits: Limits) -> None:
+        start(self, arguments, request, limits if limits.wall_s < 1 else replace(limits, wall_s=3600))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfinedProcess, "__init__", start_unhurried)
+        yield
 
 
 @dataclass
