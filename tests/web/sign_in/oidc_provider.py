@@ -29,6 +29,7 @@ class Provider:
         self.key = KEYS["one"]
         self.claims: dict[str, Any] = {"sub": "ann", "email": "ann@example.org", "email_verified": True}
         self.wrong = ""
+        self.other_keys: list[Any] = []  # listed before the provider's key
         self.secret_in_header = True  # otherwise, clients must send it in the form
         self.asked: list[str] = []
         self.codes: dict[str, dict[str, str]] = {}
@@ -105,7 +106,7 @@ def serving(provider: Provider) -> ThreadingHTTPServer:
             elif parts.path == "/.well-known/openid-configuration":
                 self.say(200, {"issuer": 1, "x": "y" * (2 << 20)} if provider.wrong == "much" else provider.facts())
             else:
-                self.say(200, {"keys": [provider.key.as_dict(private=False)]})
+                self.say(200, {"keys": [*provider.other_keys, provider.key.as_dict(private=False)]})
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()

@@ -14,7 +14,7 @@ from scripted_engine import ScriptedEngine
 from web.sign_in.oidc_provider import CLIENT, KEYS, SECRET, Provider, running_provider
 
 from notso.web.sign_in import oidc as oidc_module
-from notso.web.values.errors import SettingsError
+from notso.web.values.errors import SettingsError, SignInError
 from notso.web.values.ids import new_id
 from notso.web.values.sign_in import OidcSettings, SignInSettings
 
@@ -211,6 +211,28 @@ def test_rotated_provider_keys_are_fetched_again(
     provider.key = KEYS["two"]
     assert sent_back(browser(server)).status_code == 200
     assert provider.asked.count("/keys") == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kty": "EC", "crv": "P-999", "x": "AA", "y": "AA", "kid": "new"},
+        {"kty": "OKP", "crv": "Ed999", "x": "AA", "kid": "new"},
+        {"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA", "kid": "not on the curve"},
+        {"kty": "RSA", "n": "!", "e": "AQAB", "kid": "not base64"},
+        {"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA", "kid": "new"},
+        {"kid": "no type"},
+        "no key",
+    ],
+    ids=str,
+)
+def test_unsupported_provider_keys_are_ignored(serve: Callable[..., Any], provider: Provider, other: Any) -> None:
+    provider.other_keys = [other]
+    assert sent_back(browser(serve())).status_code == 200
+    assert len(oidc_module._import_keys({"keys": [other, KEYS["one"].as_dict(private=False)]}).keys) == 1
+    for keys in ([other], [], None, {"kty": "RSA"}):
+        with pytest.raises(SignInError, match="keys cannot be read"):
+            oidc_module._import_keys({"keys": keys})
 
 
 def test_only_allowed_verified_emails_can_sign_in(serve: Callable[..., Any], provider: Provider) -> None:

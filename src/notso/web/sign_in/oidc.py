@@ -7,6 +7,7 @@ is configured.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -167,11 +168,7 @@ class OidcProvider:
         async with self._lock:
             age = time.monotonic() - self._keys_fetched_at
             if self._keys is None or age > (KEYS_REFRESH_SECONDS if refresh else KEYS_SECONDS):
-                document = await self._fetch_json(configuration["jwks_uri"])
-                try:
-                    self._keys = KeySet.import_key_set(document)  # type: ignore[arg-type]
-                except (JoseError, ValueError, KeyError, TypeError):
-                    raise SignInError("the provider's keys cannot be read") from None
+                self._keys = _import_keys(await self._fetch_json(configuration["jwks_uri"]))
                 self._keys_fetched_at = time.monotonic()
             return self._keys
 
@@ -248,6 +245,18 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _import_keys(document: dict[str, Any]) -> KeySet:
+    # Unsupported keys are ignored, as RFC 7517 requires. The library ignores only unknown types, not unknown curves.
+    listed = document.get("keys")
+    keys: list[Any] = []
+    for each in listed if isinstance(listed, list) else ():
+        with contextlib.suppress(JoseError, ValueError, KeyError, TypeError):
+            keys += KeySet.import_key_set({"keys": [each]})
+    if not keys:
+        raise SignInError("the provider's keys cannot be read")
+    return KeySet(keys)
 
 
 def _is_https_or_loopback(address: Any) -> bool:
