@@ -36,6 +36,12 @@ def test_several_replicas_require_database_and_valkey(
     assert "several replicas require DATABASE_URL and VALKEY_URL" in capsys.readouterr().err
 
 
+def test_invalid_settings_of_replicas_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, value in (("--allow-host", "bot.example:443"), ("--trust-proxy", "10.0.0.5/8")):
+        assert run_command_line(["cluster", "up", option, value, "--dry-run"])
+        assert repr(value) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("action", ["up", "down", "status"])
 def test_missing_ray_is_reported(
     action: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -85,10 +85,12 @@ def cluster(
     """
     from notso.cluster.plan import NEEDS_SHARED_STORES, ClusterPlan, serve_config
     from notso.web.values.errors import SettingsError
+    from notso.web.values.settings import Settings
 
     if action != "up":
         _stop_or_show(action, address or "auto", as_json)
         return
+    Settings(allowed_hosts=tuple(allow_host or ()), trusted_proxies=tuple(trust_proxy or ()))  # raises SettingsError
     path = model_file(model)
     plan = ClusterPlan(
         replicas=replicas,

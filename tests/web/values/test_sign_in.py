@@ -83,6 +83,7 @@ def test_rules_change_only_with_access_settings() -> None:
         ("[proxy]\nheader = 'X'\naddresses = []", "must list the addresses of the proxies"),
         ("[proxy]\nheader = 'X: y'\naddresses = ['::1']", "is not a header name"),
         ("[proxy]\nheader = 'X'\naddresses = ['me']", "'me' is neither an address nor a network"),
+        ("[proxy]\nheader = 'X'\naddresses = ['10.0.0.5/8']", "write 10.0.0.5 for the address or 10.0.0.0/8 for"),
         ("[proxy]\nheader = 'X'\naddresses = ['0.0.0.0/0']", "anyone could then claim any name"),
         ("[proxy]\nheader = 'X'\naddresses = ['::ffff:0:0/96']", "anyone could then claim any name"),
         ("[oidc]\nissuer = 'https://[::1'\nclient_id = 'x'\npublic_url = 'https://c.d'", "issuer must be a URL"),

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import platformdirs
 
 from notso.web.values.errors import SettingsError, UnsafeBindError
-from notso.web.values.sign_in import SignInSettings
+from notso.web.values.sign_in import SignInSettings, parse_network
 
 ANY = "*"
 _SCHEME = r"[a-z][a-z0-9+.-]*"
@@ -60,6 +60,7 @@ RATE_BEYOND_LOOPBACK = 600
 VALKEY_SCHEMES = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
 NO_POSTGRES = "the database URL must begin with postgresql://"
 _BASE_PATH = re.compile(r"(?:/[A-Za-z0-9._~-]{1,64}){1,8}")
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -276,10 +277,14 @@ class Settings:
             raise SettingsError(f"valkey_url must begin with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
         for proxy in self.trusted_proxies:
             try:
-                ipaddress.ip_network(proxy)
-            except ValueError:
-                message = f"trusted_proxies: {proxy!r} is neither an IP address nor a network"
-                raise SettingsError(message, setting="trusted_proxies") from None
+                parse_network(proxy)
+            except ValueError as error:
+                raise SettingsError(f"trusted_proxies: {error}", setting="trusted_proxies") from None
+        for name in self.allowed_hosts:
+            if not _is_host_name(name):
+                examples = "bot.example or xn--mnchen-3ya.example"
+                message = f"allow_host must be a host name such as {examples}, without scheme and port, not {name!r}"
+                raise SettingsError(message, setting="allowed_hosts")
         if self.base_path.strip("/") and not is_base_path(self.base_path.rstrip("/")):
             raise SettingsError("base_path must be a path such as /chat", setting="base_path")
         if not 0 < self.send_timeout_seconds <= 600:
@@ -333,6 +338,16 @@ def _require_key(key: str | None, name: str) -> None:
 
 def is_postgres(url: str) -> bool:
     return url.startswith(("postgresql://", "postgres://"))
+
+
+def _is_host_name(name: str) -> bool:
+    if ":" not in name:
+        return _HOST_NAME.fullmatch(name) is not None
+    try:
+        ipaddress.IPv6Address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return "%" not in name
 
 
 def is_engine_url(url: str) -> bool:

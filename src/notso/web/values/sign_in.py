@@ -20,6 +20,19 @@ _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
 _MAPPED_IPV4 = ipaddress.ip_network("::ffff:0:0/96")  # all IPv4 addresses, as seen by a socket for IPv6
 
 
+def parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """Parse an address or network. Raises ValueError with a reason."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        try:
+            network = ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            raise ValueError(f"{text!r} is neither an address nor a network") from None
+    address = text.partition("/")[0]
+    raise ValueError(f"{text!r} is ambiguous: write {address} for the address or {network} for the network")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySignIn:
     """Sign-in by a proxy that sends the user's name in `header`."""
@@ -32,9 +45,9 @@ class ProxySignIn:
         _require(bool(self.addresses), "[proxy] addresses must list the addresses of the proxies")
         for address in self.addresses:
             try:
-                network = ipaddress.ip_network(address)
-            except ValueError:
-                raise _error(f"[proxy] {address!r} is neither an address nor a network") from None
+                network = parse_network(address)
+            except ValueError as error:
+                raise _error(f"[proxy] {error}") from None
             _require(
                 network.prefixlen > 0 and network != _MAPPED_IPV4,
                 "[proxy] addresses must not include all addresses, because anyone could then claim any name",
