@@ -1,4 +1,4 @@
-"""Limits, priorities and termination of processes, and limits of connections."""
+"""Limits, priorities and termination of processes, and limits and public addresses of connections."""
 
 from __future__ import annotations
 
@@ -44,6 +44,23 @@ def limit_unsent(connection: socket.socket, unsent_bytes: int, seconds: int) -> 
     else:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
+
+
+def is_public_address(address: str) -> bool:
+    """Return whether an IP address, or the IPv4 address embedded in it, is globally reachable."""
+    import ipaddress
+
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if inner is None and ip in ipaddress.ip_network("64:ff9b::/96"):
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if inner is not None:
+            return inner.is_global and not inner.is_multicast
+        # `is_global` is also true outside of the space for public addresses: for site-local addresses, and for the
+        # prefixes 64:ff9b:1::/48 (local NAT64) and ::/96, which contain IPv4 addresses.
+        return ip in ipaddress.ip_network("2000::/3") and ip.is_global
+    return ip.is_global and not ip.is_multicast
 
 
 def lower_thread_priority() -> None:

@@ -20,6 +20,12 @@ ADDRESSES = {
     "six.example": "fd00::7",
     "mapped.example": "::ffff:127.0.0.1",
     "shared.example": "100.64.0.1",
+    "site.example": "fec0::1",
+    "nat.example": "64:ff9b::10.0.0.1",
+    "localnat.example": "64:ff9b:1::a00:1",
+    "tunnel.example": "2002:7f00:1::",
+    "compatible.example": "::127.0.0.1",
+    "multicast.example": "ff0e::1",
 }
 
 
@@ -99,6 +105,11 @@ def test_redirect_to_insecure_or_local_address_is_refused(target: str, hops: int
     chain = {HUB: target} if hops == 1 else {HUB: "/more", "https://hub.example/more": target}
     with pytest.raises(DownloadError, match=r"https only|local network"):
         follow(chain)
+
+
+def test_redirect_to_a_public_address_behind_nat64_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ADDRESSES, "cdn.example", "64:ff9b::151.101.2.2")
+    assert follow({HUB: "https://cdn.example/x"})[0] == "https://cdn.example/x"
 
 
 def test_redirect_to_an_invalid_url_is_refused() -> None:

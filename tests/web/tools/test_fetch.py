@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from notso.system.processes import is_public_address
 from notso.web.tools import fetch
-from notso.web.tools.fetch import FETCH, MAX_BYTES, is_public, parse_url, resolve_public_address
+from notso.web.tools.fetch import FETCH, MAX_BYTES, parse_url, resolve_public_address
 from notso.web.tools.page_text import extract_text
 from notso.web.values.errors import ToolError
 
@@ -134,12 +135,15 @@ PRIVATE = [
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_private_addresses_are_not_public(address: str) -> None:
-    assert not is_public(address)
+    assert not is_public_address(address)
 
 
 def test_public_addresses_are_public() -> None:
     assert all(
-        map(is_public, ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::1.1.1.1"])
+        map(
+            is_public_address,
+            ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::1.1.1.1"],
+        )
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import ipaddress
 import os
 import shutil
 import socket
@@ -27,6 +26,7 @@ from notso.smollm3.errors import DownloadError, NoSpaceError, Sentence, quoted
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.registry import KnownFile, Progress
 from notso.system.files import lock, sync
+from notso.system.processes import is_public_address
 
 if TYPE_CHECKING:
     import httpx2
@@ -116,8 +116,7 @@ def _is_local(parts: SplitResult) -> bool:
         found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
-    return any(not (getattr(each, "ipv4_mapped", None) or each).is_global or each.is_multicast for each in addresses)
+    return not all(is_public_address(str(entry[4][0])) for entry in found)
 
 
 RETRIES = 5  # maximum consecutive failures without progress

@@ -8,12 +8,12 @@ must permit the new address, too.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notso.system.confinement import ConfinedWorkError
+from notso.system.processes import is_public_address
 from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.page_text import page_text
 from notso.web.values.errors import ToolError
@@ -78,24 +78,9 @@ async def resolve_public_address(host: str, port: int) -> str:
     except (OSError, UnicodeError):
         raise ToolError(f"the host {host} cannot be found") from None
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-    if not addresses or not all(map(is_public, addresses)):
+    if not addresses or not all(map(is_public_address, addresses)):
         raise ToolError(f"{host} is not a public address, so it is not fetched")
     return addresses[0]
-
-
-def is_public(address: str) -> bool:
-    """Return whether an IP address, or the IPv4 address embedded in it, is globally reachable."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        if inner is None and ip in ipaddress.ip_network("64:ff9b::/96"):
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            return inner.is_global and not inner.is_multicast
-        # `is_global` is also true outside of the space for public addresses: for site-local addresses, and for the
-        # prefixes 64:ff9b:1::/48 (local NAT64) and ::/96, which contain IPv4 addresses.
-        return ip in ipaddress.ip_network("2000::/3") and ip.is_global
-    return ip.is_global and not ip.is_multicast
 
 
 async def _get(url: httpx2.URL, address: str) -> tuple[httpx2.URL | None, str]:
