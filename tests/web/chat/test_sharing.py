@@ -63,6 +63,28 @@ def test_share_link_stays_valid_however_long_the_chat_becomes(server: Any, monke
     assert "The first question" in shared.text and "A later question" not in shared.text
 
 
+def test_long_shared_chat_is_shown_in_parts(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [f"Question {number}" for number in range(4)]
+    asked = server.ask(questions[0])
+    server.finished(asked)
+    for question in questions[1:]:
+        server.finished(server.ask(question, asked.chat_id))
+    address = link(server, asked.chat_id)
+    server.finished(server.ask("A later question", asked.chat_id))
+    longest = max(len(each.content) + len(each.reasoning) for each in stored(server, asked.chat_id))
+    monkeypatch.setattr("notso.web.store.tree.MOST_SHOWN_CHARACTERS", 4 * (longest + 500) - 1)
+    shown, pages = list[str](), [address]
+    while pages:
+        page = server.client.get(pages.pop()).text
+        shown[:0] = re.findall('<div class="bubble" dir="auto">([^<]*)', page)
+        assert page.count('<article class="turn user">') == page.count('<article class="turn assistant">') <= 2
+        pages = [address + each for each in re.findall(r'href="([?]part=[0-9]+)"', page)]
+        assert "A later question" not in page
+    assert shown == questions
+    for part, status in ((4, 404), (10**9, 404), (-1, 400), ("x", 400)):
+        assert server.client.get(f"{address}?part={part}").status_code == status
+
+
 def test_share_link_shows_edited_responses_as_its_page_says(server: Any) -> None:
     asked = server.ask("What is it?")
     server.finished(asked)

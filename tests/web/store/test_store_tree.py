@@ -11,6 +11,7 @@ import pytest
 from web.store.conftest import Kept
 from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, large_chats, shown
 
+from notso.web.store import tree
 from notso.web.store.protocol import (
     MOST_SHOWN,
     AnswerStats,
@@ -394,6 +395,42 @@ def test_page_reads_only_shown_messages(kept: Kept, monkeypatch: pytest.MonkeyPa
             read.clear()
             page = await store.shown_chat(OWNER, chat.id, 40, through=first.id, first=first.id)
             assert (len(page.path), page.earlier, len(read)) == (count, 2000 - count, count)
+
+    kept.run(work)
+
+
+def test_page_reads_limited_characters_in_whole_turns(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "MOST_SHOWN_CHARACTERS", 100_000)
+
+    async def work(store: Any) -> None:
+        chat, messages = a_chat(), list[StoredMessage]()
+        for number in range(300):
+            role: Any = "user" if number % 2 == 0 else "assistant"
+            message = replace(an_answer(chat), role=role, state="done", parent_id=messages[-1].id if messages else None)
+            text = "" if role == "user" else "x" * (300_000 if number == 201 else 15_000)
+            name = message.generation_id if role == "assistant" else None
+            messages.append(replace(message, content=text, reasoning=text, generation_id=name))
+        await store.add_chat(OWNER, chat, messages)
+        read: list[str] = []
+        plain = store._message
+        monkeypatch.setattr(store, "_message", lambda row: (read.append(row["id"]), plain(row))[1])
+        for limit, first in ((40, None), (MOST_SHOWN, None), (40, messages[0].id)):
+            read.clear()
+            page = await store.shown_chat(OWNER, chat.id, limit, first=first)
+            assert (len(page.path), page.earlier, len(read)) == (6, 294, 6)
+        found = [each.message.id for each in page.path]
+        sizes = set[int]()
+        while page.earlier:
+            read.clear()
+            page = await store.shown_before(OWNER, chat.id, found[0], MOST_SHOWN)
+            found[:0] = [each.message.id for each in page.path]
+            assert page.path[0].message.role == "user" and page.earlier == 300 - len(found)
+            assert len(read) == len(page.path)
+            sizes.add(len(read))
+        assert found == [each.id for each in messages] and sizes == {2, 6}
+        whole = await store.chat_snapshot(OWNER, chat.id)
+        path, earlier = tree.branch_end(shown_path(whole.messages, whole.chat.chosen_root), MOST_SHOWN)
+        assert (len(path), earlier) == (6, 294)
 
     kept.run(work)
 

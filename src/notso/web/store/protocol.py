@@ -32,6 +32,8 @@ MAX_MEMORIES, MAX_MEMORY_CHARACTERS = 50, 4_000
 """Limits of a user's memory: number of entries, and their total characters."""
 MOST_SHOWN = 1000
 """Maximum number of messages on a chat page when it is opened."""
+MOST_SHOWN_CHARACTERS = 1 << 22
+"""Approximate maximum size of the messages that are loaded for a page. A longer turn is loaded whole."""
 FAILED = Sentence("conversations cannot be read or written at the moment", "storage_failed")
 DISK_FULL = Sentence("the disk is full: free some space; nothing was lost", "storage_disk_full")
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: back them up with pg_dump --format=custom"
@@ -466,11 +468,11 @@ class ChatStore(Protocol):
         """Return the newest `limit` messages of the branch that contains `through` (None: the chosen branch).
 
         The limit is rounded up to whole turns. Also includes older messages back to `first`, up to MOST_SHOWN messages
-        in total. Other messages are not loaded.
+        in total. Turns beyond MOST_SHOWN_CHARACTERS are left out. Other messages are not loaded.
         """
 
     async def shown_before(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
-        """Return the `limit` messages before this one."""
+        """Return the `limit` messages before this one, with the same rules as `shown_chat`."""
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None: ...
 

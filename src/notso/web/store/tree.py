@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from notso.web.store.protocol import MOST_SHOWN, ShownMessage, StoredMessage
+from notso.web.store.protocol import MOST_SHOWN, MOST_SHOWN_CHARACTERS, ShownMessage, StoredMessage
 
 
 class Node(Protocol):
@@ -39,11 +39,26 @@ def branch_end(path: list[ShownMessage], limit: int, first: str | None = None) -
     """Return the end of a branch (see ChatStore.shown_chat) and the number of messages before it."""
     newest = path[-MOST_SHOWN:]
     since_first = next((len(newest) - at for at, each in enumerate(newest) if each.message.id == first), 0)
-    begin = max(0, len(path) - max(limit, since_first))
-    # Start with a question, so that no turn is split.
-    while begin and path[begin].message.role != "user":
-        begin -= 1
+    messages = (each.message for each in reversed(path))
+    sizes = ((each.role, len(each.content) + len(each.reasoning)) for each in messages)
+    begin = len(path) - count_shown(sizes, max(limit, since_first))
     return path[begin:], begin
+
+
+def count_shown(newest_first: Iterable[tuple[str, int]], limit: int) -> int:
+    """Return how many of these messages (role and size) to show: `limit`, rounded up to whole turns, but no further
+    turns beyond MOST_SHOWN_CHARACTERS."""
+    count = whole = characters = 0
+    for role, size in newest_first:
+        characters += size
+        if whole and characters > MOST_SHOWN_CHARACTERS:
+            return whole
+        count += 1
+        if role == "user":  # a question starts a turn
+            whole = count
+            if count >= limit:
+                break
+    return count
 
 
 def _previous_user_messages(line: Iterable[StoredMessage]) -> Iterator[str | None]:

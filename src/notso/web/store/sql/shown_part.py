@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
 
 from notso.web.store.protocol import MOST_SHOWN, ShownMessage, StoredMessage
 from notso.web.store.sql.database import Database, Rows
+from notso.web.store.tree import count_shown
 
 _ROOT = "chat_id = ? AND owner = ? AND parent_id IS NULL AND trash_id IS NULL"
 _UP = """
@@ -192,10 +193,9 @@ def _load_shown(
     *,
     whole_turns: bool = True,
 ) -> list[ShownMessage]:
-    # `line` starts with the newest message. Extend the range to the question that starts the turn.
-    end = min(begin + limit, len(line))
-    while whole_turns and end < len(line) and line[end - 1]["role"] != "user":
-        end += 1
+    # `line` starts with the newest message.
+    sizes = _query_sizes(db, owner, line[begin:], min(limit + 1, PIECE_MESSAGES))
+    end = begin + (count_shown(sizes, limit) if whole_turns else limit)
     rows = line[begin:end]
     if not rows:
         return []
@@ -217,14 +217,22 @@ def _load_shown(
         versions.setdefault(row["parent_id"], []).append(row["id"])
     below = next((row["id"] for row in reversed(line[:begin]) if row["role"] == "user"), None)
     path: list[ShownMessage] = []
-    for at in range(begin, end):
-        row = line[at]
+    for at, row in enumerate(rows, begin):
         above = next((other["id"] for other in islice(line, at + 1, None) if other["role"] == "user"), None)
         message = messages.get(row["id"])
         if message is not None:
             path.append(ShownMessage(message, tuple(versions[row["parent_id"]]), above, below))
         below = row["id"] if row["role"] == "user" else below
     return path[::-1]
+
+
+def _query_sizes(db: Database, owner: str, line: list[Any], chunk: int) -> Iterator[tuple[str, int]]:
+    # The recursive queries do not read sizes: in SQLite, the size is stored behind the text, which may be long.
+    for at in range(0, len(line), chunk):
+        ids = [row["id"] for row in line[at : at + chunk]]
+        sql = f"SELECT id, size FROM messages WHERE id IN ({_placeholders(ids)}) AND owner = ?"
+        sizes = {row["id"]: row["size"] for row in db.execute(sql, (*ids, owner))}
+        yield from ((row["role"], sizes.get(row["id"], 0)) for row in line[at : at + chunk])
 
 
 def _placeholders(values: list[str]) -> str:
