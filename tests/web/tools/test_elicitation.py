@@ -228,6 +228,53 @@ def test_elicitation_is_cancelled_during_concurrent_calls() -> None:
     with_servers(work, McpServerConfig("bad", sys.executable, (HOSTILE, "asks twice")))
 
 
+def test_elicitation_is_cancelled_after_a_cancelled_call() -> None:
+    """The server may still ask for the canceled call, and the running call may be another user's."""
+
+    async def work(servers: McpServers, called: Use) -> None:
+        async def ask(question: Elicitation) -> Reply:
+            first.cancel()
+            return DECLINED
+
+        async def never(question: Elicitation) -> Reply:
+            raise AssertionError("the user must not be asked")
+
+        first = asyncio.ensure_future(called("bad__poke", asking=ask))
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert json.loads((await called("bad__poke", asking=never)).text)[0] == {"action": "cancel"}
+        [server] = servers._servers
+        await server.stop()  # a new process cannot ask for an old call
+
+        async def accept(question: Elicitation) -> Reply:
+            return Reply("accept", {"name": "Ada"})
+
+        assert json.loads((await called("bad__poke", asking=accept)).text)[0]["action"] == "accept"
+
+    with_servers(work, McpServerConfig("bad", sys.executable, (HOSTILE, "asks")))
+
+
+def test_concurrent_elicitations_of_the_newest_protocol_reach_their_callers() -> None:
+    async def work(servers: McpServers, called: Use) -> None:
+        asked = 0
+        both_asked = asyncio.Event()
+
+        async def book(people: int) -> str:
+            async def ask(question: Elicitation) -> Reply:
+                nonlocal asked
+                asked += 1
+                if asked == 2:
+                    both_asked.set()
+                await both_asked.wait()
+                return Reply("accept", {"people": people, "outside": False})
+
+            return (await called("little__book", asking=ask, place="Vienna")).text
+
+        assert await asyncio.gather(book(2), book(3)) == ["Vienna, 2, inside", "Vienna, 3, inside"]
+
+    with_servers(work)
+
+
 def test_tool_time_limit_pauses_during_elicitation() -> None:
     async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
         assert context.ask is not None

@@ -6,11 +6,13 @@ Only this module, `mcp_offers` and `mcp_process` import `mcp`, an optional depen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from mcp import Client, MCPError
@@ -71,6 +73,7 @@ NO_MCP = "it violates the MCP protocol"
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 T = TypeVar("T")
+_REQUESTER: ContextVar[tuple[Ask | None] | None] = ContextVar("_REQUESTER", default=None)
 
 
 class McpServer:
@@ -92,7 +95,8 @@ class McpServer:
         self._stop_requested = asyncio.Event()
         self._starting = asyncio.Lock()
         self._not_before = 0.0
-        self._ask_callbacks: list[Ask | None] = []  # one per running call; requests user input
+        self._ask_callbacks: list[Ask | None] = []  # one per running request; requests user input
+        self._has_abandoned_request = False  # whether the server may still work for a canceled request
 
     async def start(self) -> bool:
         """Start the server unless it is running or failed recently; return whether it is running."""
@@ -141,21 +145,24 @@ class McpServer:
         async def called(client: Client) -> str:
             if isinstance(tool, ChatTool) and all(each.digest != tool.digest for each in self.tools):
                 raise ToolError(CHANGED)
-            return await self._call_tool(client, name, arguments, ask)
+            return _text_of(await client.call_tool(name, dict(arguments)))
 
-        return await self._request("call", called)
+        return await self._request("call", called, ask)
 
-    async def _request(self, operation: str, send: Callable[[Client], Awaitable[T]], *, is_retry: bool = False) -> T:
+    async def _request(
+        self, operation: str, send: Callable[[Client], Awaitable[T]], ask: Ask | None = None, *, is_retry: bool = False
+    ) -> T:
         # Raises ToolError.
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
         try:
-            return await send(self._client)
+            with self._asking(ask):
+                return await send(self._client)
         except MCPError as error:
             fault = self._transport.fault if self._transport is not None else ""
             if fault == SESSION_LOST and not is_retry:
                 await self.stop()  # a request in an expired session has no effect, so it can be repeated
-                return await self._request(operation, send, is_retry=True)
+                return await self._request(operation, send, ask, is_retry=True)
             if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
                 self.failure = self.failure or fault or "it has exited"
@@ -165,21 +172,29 @@ class McpServer:
         except (ValidationError, RuntimeError) as error:
             raise ToolError(f"the server {self.entry.title} returned no result: {NO_MCP}") from error
 
-    async def _call_tool(self, client: Client, name: str, arguments: Mapping[str, Any], ask: Ask | None) -> str:
+    @contextlib.contextmanager
+    def _asking(self, ask: Ask | None) -> Iterator[None]:
         self._ask_callbacks.append(ask)
+        token = _REQUESTER.set((ask,))
         try:
-            return _text_of(await client.call_tool(name, dict(arguments)))
+            yield
+        except asyncio.CancelledError:
+            self._has_abandoned_request = True
+            raise
         finally:
+            _REQUESTER.reset(token)
             self._ask_callbacks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        # If several calls are running, reply `cancel`, because the protocol does not specify which call caused the
-        # elicitation.
+        # In the newest protocol, an elicitation is the result of a request, and this runs in that request's context.
+        # Before, the protocol does not specify the request. Another one may belong to another user, so reply `cancel`
+        # if several requests are running or, until the server is restarted, if one was canceled.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
-        if len(self._ask_callbacks) != 1:
+        requesters = _REQUESTER.get() or self._ask_callbacks
+        if len(requesters) != 1 or (self._has_abandoned_request and _REQUESTER.get() is None):
             return ElicitResult(action="cancel")
-        ask = self._ask_callbacks[0]
+        ask = requesters[0]
         if ask is None:
             return ElicitResult(action="decline")
         try:
@@ -223,6 +238,7 @@ class McpServer:
         started: asyncio.Future[None],
         stop_requested: asyncio.Event,
     ) -> None:
+        self._has_abandoned_request = False
         async with Client(transport, elicitation_callback=self._elicit) as client:
             self.tools = await self._list_tools(client, transport)
             self.offers = await self._list_offers(client)
