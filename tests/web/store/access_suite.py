@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from web.store.some_chats import run_with_store
 
 from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, UsageTotals
 from notso.web.store.sql import access as sql_access
+from notso.web.values.errors import StorageError
 from notso.web.values.quotas import MaxTokenUse, Quota, Reservation
 
 DAY = date(2026, 11, 25)
@@ -54,6 +56,25 @@ class AccessSuite:
             assert await store.keys() == [ANN, BOB]
 
         self.run(tmp_path, later)
+
+    def test_keys_change_only_together_with_their_audit_entry(self, tmp_path: Path) -> None:
+        async def work(store: Any) -> None:
+            assert await store.add_key(ANN, b"1" * 32, by="olga") and not await store.add_key(ANN, b"1" * 32, by="olga")
+            assert await store.revoke_key("ann", 5_000, by="olga") and not await store.revoke_key(
+                "ann", 6_000, by="olga"
+            )
+            actions = [(each.owner, each.action, each.by_operator) for each in await store.audit(10)]
+            assert sorted(actions) == [("olga", f"{verb} the key {ANN.id}", True) for verb in ("added", "revoked")]
+            assert await store.add_key(BOB, b"2" * 32)
+            keys = await store.keys()
+            await store.write(lambda db: db.execute("ALTER TABLE operator_audit RENAME TO elsewhere") and None)
+            with pytest.raises(StorageError):
+                await store.add_key(replace(ANN, id="k9"), b"9" * 32, by="olga")
+            with pytest.raises(StorageError):
+                await store.revoke_key("bob", 5_000, by="olga")
+            assert await store.keys() == keys
+
+        self.run(tmp_path, work)
 
     def test_key_name_is_unique_until_revoked(self, tmp_path: Path) -> None:
         async def work(store: AccessStore) -> None:

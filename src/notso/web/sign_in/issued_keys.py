@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from notso.web.edge.access import KEY_PREFIX, Caller
-from notso.web.store.access import AccessStore, ApiKey, AuditEntry
+from notso.web.store.access import AccessStore, ApiKey
 from notso.web.values.errors import SettingsError, StorageError
 
 SECRET_BYTES = 32
@@ -132,32 +132,17 @@ class KeyManager:
             is_operator=is_operator,
         )
 
-        async def add(store: AccessStore) -> bool:
-            added = await store.add_key(key, digest_of(secret))
-            if added:
-                await store.add_audit(self._entry(f"added the key {key.id}"))
-            return added
-
-        if not self._with_store(add):
+        if not self._with_store(lambda store: store.add_key(key, digest_of(secret), by=self._by)):
             raise SettingsError(f"there is already a key named {name}, or there are too many keys", setting="name")
         return secret, key
 
     def revoke(self, name: str) -> ApiKey:
         """Revoke a key at once. Raises SettingsError if no active key has that name."""
-
-        async def revoke(store: AccessStore) -> ApiKey | None:
-            key = await store.revoke_key(name, _now_ms())
-            if key is not None:
-                await store.add_audit(self._entry(f"revoked the key {key.id}"))
-            return key
-
-        key = self._with_store(revoke)
+        now_ms = time.time_ns() // 1_000_000
+        key = self._with_store(lambda store: store.revoke_key(name, now_ms, by=self._by))
         if key is None:
             raise SettingsError(f"there is no active key named {name}", setting="name")
         return key
-
-    def _entry(self, action: str) -> AuditEntry:
-        return AuditEntry(_now_ms(), self._by, action, by_operator=True)
 
     def _with_store(self, work: Callable[[AccessStore], Awaitable[T]]) -> T:
         async def run() -> T:
@@ -169,7 +154,3 @@ class KeyManager:
                 await store.close()
 
         return asyncio.run(run())
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

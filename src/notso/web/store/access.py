@@ -80,8 +80,11 @@ class AccessStore(Protocol):
 
     async def close(self) -> None: ...
 
-    async def add_key(self, key: ApiKey, digest: bytes) -> bool:
-        """Store a key under its SHA-256; return False if the name is taken or MAX_KEYS is reached."""
+    async def add_key(self, key: ApiKey, digest: bytes, *, by: str = "") -> bool:
+        """Store a key under its SHA-256; return False if the name is taken or MAX_KEYS is reached.
+
+        `by` adds an audit entry of this operator, in the same transaction.
+        """
 
     async def keys(self) -> list[ApiKey]:
         """Return all keys, including revoked ones, sorted by name, then newest first."""
@@ -89,7 +92,8 @@ class AccessStore(Protocol):
     async def key(self, by: str | bytes) -> ApiKey | None:
         """Return the key with this id or SHA-256, even if revoked."""
 
-    async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None: ...
+    async def revoke_key(self, name: str, now_ms: int, *, by: str = "") -> ApiKey | None:
+        """Revoke a key and return it. `by`: see `add_key`."""
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
         """Add usage and delete the `ended` reservations, in one transaction."""

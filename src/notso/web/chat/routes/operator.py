@@ -43,9 +43,8 @@ async def create_key(request: Request, services: Services, owner: Owner) -> Resp
         return await _page(request, services, owner, problem=words["error_key_limit"])
     chosen = {limit: int(value or 0) for limit, value in zip(LIMITS, limits, strict=True)}
     secret, key = new_key(name, **chosen, is_operator="is_operator" in fields)
-    if not is_name(name) or not await accounts.store.add_key(key, digest_of(secret)):
+    if not is_name(name) or not await accounts.store.add_key(key, digest_of(secret), by=owner):
         return await _page(request, services, owner, problem=words["error_key_name"].format(limit=MAX_NAME_CHARACTERS))
-    await _record_audit(accounts, owner, f"added the key {key.id}")
     return await _page(request, services, owner, secret=secret)
 
 
@@ -53,10 +52,8 @@ async def create_key(request: Request, services: Services, owner: Owner) -> Resp
 async def revoke_key(request: Request, services: Services, owner: Owner) -> Response:
     accounts = _accounts(services)
     name = (await read_form(request)).get("name", "")
-    key = await accounts.store.revoke_key(name, time.time_ns() // 1_000_000)
-    if key is None:
+    if await accounts.store.revoke_key(name, time.time_ns() // 1_000_000, by=owner) is None:
         raise Problem(404, words["error_unknown_page"])
-    await _record_audit(accounts, owner, f"revoked the key {key.id}")
     return RedirectResponse("/operator", 303)
 
 
@@ -82,10 +79,6 @@ async def remove(request: Request, services: Services, owner: Owner) -> Response
     except SettingsError as error:  # the name is misspelled
         return await _page(request, services, owner, problem=str(error))
     return RedirectResponse("/operator", 303)
-
-
-async def _record_audit(accounts: Accounts, owner: str, action: str) -> None:
-    await accounts.store.add_audit(AuditEntry(time.time_ns() // 1_000_000, owner, action, by_operator=True))
 
 
 def _accounts(services: ChatServices) -> Accounts:

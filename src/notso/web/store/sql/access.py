@@ -62,14 +62,17 @@ class SQLAccessStore(ABC):
     async def run_read(self, work: Callable[[SQLConnection], T]) -> T:
         """Run read-only `work` in another thread."""
 
-    async def add_key(self, key: ApiKey, digest: bytes) -> bool:
+    async def add_key(self, key: ApiKey, digest: bytes, *, by: str = "") -> bool:
         limits = key.requests_per_minute, key.tokens_per_day
         row = (key.id, key.name, key.created_ms, *limits, key.is_operator, key.revoked_ms, key.requests_per_day, digest)
 
         def work(db: SQLConnection) -> bool:
             if db.execute("SELECT count(*) AS n FROM keys").fetchone()["n"] >= MAX_KEYS:
                 return False
-            return db.execute(_ADD_KEY, row).rowcount == 1
+            added = db.execute(_ADD_KEY, row).rowcount == 1
+            if added and by:
+                _add_entry(db, AuditEntry(key.created_ms, by, f"added the key {key.id}", by_operator=True))
+            return added
 
         return await self.write(work)
 
@@ -86,9 +89,11 @@ class SQLAccessStore(ABC):
 
         return await self.run_read(work)
 
-    async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None:
+    async def revoke_key(self, name: str, now_ms: int, *, by: str = "") -> ApiKey | None:
         def work(db: SQLConnection) -> ApiKey | None:
             row = db.execute(_REVOKE, (max(now_ms, 1), name)).fetchone()
+            if row and by:
+                _add_entry(db, AuditEntry(now_ms, by, f"revoked the key {row['id']}", by_operator=True))
             return _key(row) if row else None
 
         return await self.write(work)
@@ -181,10 +186,7 @@ class SQLAccessStore(ABC):
     async def add_audit(self, *entries: AuditEntry) -> None:
         def work(db: SQLConnection) -> None:
             for each in entries:
-                values = (each.at_ms, each.owner, each.action, each.address, each.count)
-                table = _LOGS[each.by_operator]
-                db.execute(f"INSERT INTO {table} ({_ENTRY}) VALUES (?, ?, ?, ?, ?)", values)
-                db.execute(_FORGET_OLD.format(table=table), (AUDIT_ENTRIES,))
+                _add_entry(db, each)
 
         await self.write(work)
 
@@ -197,6 +199,13 @@ class SQLAccessStore(ABC):
             ]
 
         return sorted(await self.run_read(work), key=lambda each: each.at_ms, reverse=True)
+
+
+def _add_entry(db: SQLConnection, entry: AuditEntry) -> None:
+    values = (entry.at_ms, entry.owner, entry.action, entry.address, entry.count)
+    table = _LOGS[entry.by_operator]
+    db.execute(f"INSERT INTO {table} ({_ENTRY}) VALUES (?, ?, ?, ?, ?)", values)
+    db.execute(_FORGET_OLD.format(table=table), (AUDIT_ENTRIES,))
 
 
 def _key(row: Any) -> ApiKey:
