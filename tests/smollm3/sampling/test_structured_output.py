@@ -350,6 +350,9 @@ def test_required_call_is_made_despite_grammar_of_texts(demo_engine: Engine, cho
         ({"grammar": Grammar("ebnf", "")}, "grammar"),  # type: ignore[arg-type]
         ({"grammar": Grammar("gbnf", "")}, "grammar"),
         ({"strict_tools": ["add"]}, "strict_tools"),
+        ({"strict_tools": ("add",)}, "strict_tools"),
+        ({"strict_tools": ("add", "ad"), "tools": TOOLS}, "strict_tools"),
+        ({"strict_tools": ("ad",), "tools": TOOLS, "tool_choice": "required"}, "strict_tools"),
         ({"strict_tools": ("f",), "tools": [{"function": {"name": "f", "parameters": {"not": {}}}}]}, "tools"),
         ({"grammar": Grammar("json_schema", '{"not": {}}')}, "grammar"),
         ({"tool_choice": "required", "tools": [{"function": {"name": "f", "parameters": {"not": {}}}}]}, "tools"),

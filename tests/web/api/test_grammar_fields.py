@@ -122,6 +122,30 @@ def test_strict_tools_are_passed_to_engine() -> None:
         assert asked.options.tools and all("strict" not in tool["function"] for tool in asked.options.tools)
 
 
+def test_strict_tools_that_the_choice_excludes_are_not_passed_to_engine() -> None:
+    functions = [{"name": name, "parameters": SCHEMA, "strict": True} for name in ("one", "two")]
+    chat = {"messages": HELLO, "tools": [{"type": "function", "function": function} for function in functions]}
+    response = {"input": "a", "tools": [{"type": "function"} | each for each in functions]}
+    named = {"type": "function", "name": "two"}
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "two"}}]}
+    tools = [{"name": each["name"], "input_schema": SCHEMA, "strict": True} for each in functions]
+    message = {"messages": HELLO, "max_tokens": 5, "tools": tools}
+    for asked, names in (
+        (parse_chat_request(chat | {"tool_choice": "none"}), ()),
+        (parse_chat_request(chat | {"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}), ("two",)),
+        (parse_response_request(response | {"tool_choice": "none"}), ()),
+        (
+            parse_response_request(
+                response | {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [named]}}
+            ),
+            ("two",),
+        ),
+        (parse_message_request(message | {"tool_choice": {"type": "none"}}), ()),
+        (parse_message_request(message), ("one", "two")),
+    ):
+        assert asked.options.strict_tools == names
+
+
 def ignored_in(asked: ApiRequest) -> str:
     return ignored_headers(asked).get(IGNORED, "")
 

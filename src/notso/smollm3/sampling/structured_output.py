@@ -274,6 +274,9 @@ def structured_output_for(
     started: beginning of the answer in the prompt. closing: number of tokens that end the reasoning. fields: additional
     constraint on strings of the grammar.
     """
+    unknown = sorted(set(options.strict_tools) - tool_names(options.tools or ()))
+    if unknown:
+        raise InvalidRequestError(f"strict_tools: there is no tool named {unknown[0]!r}", param="strict_tools")
     # tool_choice "none" masks the call tag but keeps the tools in the prompt, so that the prompt's cached prefix
     # remains valid.
     forbids_calls = options.tool_choice == "none" and bool(options.tools)

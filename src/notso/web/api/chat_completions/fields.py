@@ -437,7 +437,9 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
             tools=tools,
             tool_choice=_tool_choice(fields),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
-            strict_tools=strict_tool_names((tool.function.name, tool.function.strict) for tool in fields.tools or ()),
+            strict_tools=strict_tool_names(
+                ((tool.function.name, tool.function.strict) for tool in fields.tools or ()), tools
+            ),
             grammar=grammar,
             logits_processors=tuple(fields.logits_processors or ()),
             top_logprobs=top_logprobs,

@@ -280,6 +280,7 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
     conversation = tuple(_conversation(fields, system, documents, files, pins))
     messages = documents.with_quotation_request(conversation)
     tools, choice = _prompt_tools(fields), fields.tool_choice
+    definitions = _tools(tools, choice)
     output_format, format_field = _format(fields)
     return MessageRequest(
         model=fields.model,
@@ -291,10 +292,10 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
         options=documents.options(
             RequestOptions(
                 thinking=not isinstance(fields.thinking, ThinkingOff | None),
-                tools=_tools(tools, choice),
+                tools=definitions,
                 tool_choice=_tool_choice(tools, choice),
                 parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
-                strict_tools=strict_tool_names((tool.name, tool.strict) for tool in tools),
+                strict_tools=strict_tool_names(((tool.name, tool.strict) for tool in tools), definitions),
                 grammar=None if output_format is None else schema_grammar(format_field, output_format.schema_),
                 continue_last=messages[-1].role == "assistant",
                 prefix=None if fields.context_management else pins.find_prefix(conversation),

@@ -457,8 +457,12 @@ def check_tool_names(names: Iterable[tuple[str, str]]) -> None:
             raise invalid_field(field, f"{field} and {earlier} are the same: each tool needs its own name")
 
 
-def strict_tool_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
-    return tuple(name for name, strict in tools if strict)
+def strict_tool_names(
+    strict: Iterable[tuple[str, bool | None]], tools: Sequence[Mapping[str, Any]] | None
+) -> tuple[str, ...]:
+    """Return the names of the strict tools that are in `tools`: tool_choice may exclude others."""
+    names = {tool["function"]["name"] for tool in tools or ()}
+    return tuple(name for name, is_strict in strict if is_strict and name in names)
 
 
 def validate_tool_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:

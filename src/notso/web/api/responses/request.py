@@ -214,6 +214,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     full_items = [item for item in items if not isinstance(item, ItemReference | SearchCallItem | WebSearchCallItem)]
     conversation = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(full_items))
     functions = _functions(fields)
+    tools = _tools(fields, functions)
     api_request = ResponseRequest(
         model=fields.model,
         prompts=(),
@@ -222,10 +223,12 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         hints=find_hints(fields, typed),
         options=RequestOptions(
             thinking=effort != "none",
-            tools=_tools(fields, functions),
+            tools=tools,
             tool_choice=_tool_choice(fields, functions),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
-            strict_tools=strict_tool_names((name, function.strict) for name, (function, _) in functions.items()),
+            strict_tools=strict_tool_names(
+                ((name, function.strict) for name, (function, _) in functions.items()), tools
+            ),
             grammar=_grammar(fields),
             top_logprobs=_top_logprobs(fields),
             when_full="drop_oldest" if fields.truncation == "auto" else "stop",
