@@ -71,6 +71,9 @@ def test_embed_rejects_empty_and_too_long_texts(demo_engine: Engine) -> None:
         demo_engine.embed(["fine", ""])
     with pytest.raises(ContextLengthError):
         demo_engine.embed("word " * 5000)
+    for texts in (5, None, [5], b"text"):
+        with pytest.raises(InvalidRequestError):
+            demo_engine.embed(texts)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="embedding must be combined with prompt_only"):
         RequestOptions(embedding=True)
 

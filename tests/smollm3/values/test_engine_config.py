@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from notso.qtensor import KV_FORMATS
-from notso.smollm3 import Engine, EngineConfig, InvalidRequestError
+from notso.smollm3 import AdapterSource, Engine, EngineConfig, InvalidRequestError, NotsoError, TemplateError
 from notso.smollm3.scheduling.sequence import MAX_SAMPLED
 from notso.smollm3.values.engine_config import KV_CHOICES, MAX_NUM_SEQS
 
@@ -48,6 +49,24 @@ def test_unknown_or_out_of_range_settings_are_refused_by_name(name: str, value: 
         with pytest.raises(InvalidRequestError) as caught:
             make({name: value})
         assert caught.value.param == name
+
+
+def test_leading_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = {"cache_dir": Path("~/cache"), "chat_template_file": "~/t", "adapters": ["a=~/b:2"]}
+    config = EngineConfig.from_dict(settings)
+    assert (config.cache_dir, config.chat_template_file) == (f"{tmp_path}/cache", f"{tmp_path}/t")
+    assert AdapterSource.parse(config.adapters[0]) == AdapterSource("a", f"{tmp_path}/b", 2.0)
+    assert EngineConfig(cache_dir="~nobody-here/x", model="~/m").cache_dir == "~nobody-here/x"
+    (tmp_path / "template").write_text("{{ 1 }}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotsoError, match="cannot be opened"):
+        Engine.load("~nobody-here/model.gguf")
+    with pytest.raises(TemplateError, match=str(tmp_path / "missing")):
+        Engine.load(chat_template_file="~/missing")
+    with Engine.load(cache_dir="~/cache", context_tokens=256) as engine:
+        engine.chat("Hello", max_tokens=1)
+    assert {each.name for each in tmp_path.iterdir()} == {"cache", "template"}
 
 
 def test_a_config_and_keywords_load_the_same_engine() -> None:

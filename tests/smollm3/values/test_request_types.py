@@ -23,6 +23,29 @@ def test_messages_of_wrong_type_are_refused(engine: Engine, messages: Any) -> No
     assert caught.value.param == "messages"
 
 
+@pytest.mark.parametrize("arguments", [{1, 2}, {"a": {1}}, b"{}", object()], ids=str)
+def test_tool_call_arguments_that_are_not_json_are_refused(engine: Engine, arguments: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(InvalidRequestError, match="not valid JSON") as caught:
+        engine.chat([{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert caught.value.param == "messages[1].tool_calls[0]"
+
+
+@pytest.mark.parametrize("name", ["\ud800", 5])
+def test_names_that_are_not_valid_text_are_refused(engine: Engine, name: Any) -> None:
+    for param, refuse in (
+        ("owner", lambda: engine.clear_cache(name, "x")),
+        ("conversation", lambda: engine.clear_cache("x", name)),
+        ("name", lambda: engine.forget_reading(name)),
+        ("scope", lambda: engine.forget_reading("x", scope=name)),
+        ("owner", lambda: engine.forget_reading("x", owner=name)),
+        ("owner", lambda: engine.reading("x", owner=name)),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            refuse()
+        assert caught.value.param == param
+
+
 @pytest.mark.parametrize("tools", [5, "get_weather", {"name": "x"}])
 def test_tools_of_wrong_type_are_refused(engine: Engine, tools: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:

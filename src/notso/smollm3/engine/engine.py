@@ -45,6 +45,7 @@ from notso.smollm3.errors import (
     ModelFileError,
     Sentence,
     TemplateError,
+    require,
 )
 from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.kv_cache import KVCache
@@ -63,11 +64,17 @@ from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTempla
 from notso.smollm3.text.prompt import PromptWriter, validate_ids
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
-from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings
+from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings, expand_home
 from notso.smollm3.values.events import Completion, Event
 from notso.smollm3.values.messages import Message, Priority
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate, StoredReading
-from notso.smollm3.values.request_options import AnswerSettings, PromptInput, RequestOptions, apply_settings
+from notso.smollm3.values.request_options import (
+    AnswerSettings,
+    PromptInput,
+    RequestOptions,
+    apply_settings,
+    is_unicode,
+)
 from notso.smollm3.values.sampling_params import SamplingParams
 from notso.text_file import NotTextError, read_text
 
@@ -84,7 +91,7 @@ def model_path(model: str | None) -> Path:
         return demo_path()
     if not model:
         raise ModelFileError("the name of the model is empty")
-    path = Path(model).expanduser()
+    path = Path(expand_home(model))
     if (path / "config.json").is_file():
         from notso.smollm3.conversion.converter import cached_conversion  # loaded for folders only
 
@@ -269,6 +276,7 @@ class Engine:
         self._require_open()
         if (owner is None) != (conversation is None):
             raise InvalidRequestError("owner and conversation must be given together", param="conversation")
+        _require_names(owner=owner, conversation=conversation)
         digest = None if owner is None else conversation_digest(owner, conversation)
         self._core.call(lambda: self._clear_cache(digest))
 
@@ -282,8 +290,12 @@ class Engine:
             self._offload.evict(conversation)
 
     def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
-        """Return the size on disk of a scope's or an owner's reading (pinned prompt prefix)."""
+        """Return the size on disk of a scope's or an owner's reading (pinned prompt prefix).
+
+        Raises InvalidRequestError or EngineError.
+        """
         self._require_open()
+        _require_names(name=name, scope=scope, owner=owner)
         if self._offload is None:
             return StoredReading(0, 0)
         return StoredReading(*self._offload.readings.stored_size(reading_digest(owner, scope, name)))
@@ -291,9 +303,10 @@ class Engine:
     def forget_reading(self, name: str, *, scope: str | None = None, owner: str = "") -> None:
         """Remove a pinned reading from memory and disk, except blocks that another reading contains.
 
-        Running answers continue. Raises EngineError.
+        Running answers continue. Raises InvalidRequestError or EngineError.
         """
         self._require_open()
+        _require_names(name=name, scope=scope, owner=owner)
         digest = reading_digest(owner, scope, name)
 
         def clear() -> None:
@@ -539,6 +552,7 @@ class Engine:
         options = RequestOptions(
             prompt_only=True, embedding=True, thinking=False, owner=owner, adapter=adapter, priority=priority
         )
+        require(isinstance(texts, Iterable), "texts", "a text or a list of texts")
         submits = [self.prepare(text, None, options) for text in ([texts] if isinstance(texts, str) else texts)]
         generations: list[Generation] = []
         try:
@@ -666,6 +680,11 @@ def _reject_empty_answer(events: Generator[Event, None, None]) -> Iterator[Event
                     "the model ended this text immediately; use chat for an answer", param="messages"
                 )
             yield event
+
+
+def _require_names(**names: object) -> None:
+    for label, name in names.items():
+        require(name is None or (isinstance(name, str) and is_unicode(name)), label, "text in valid Unicode")
 
 
 def _load_template(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> ChatTemplate | None:

@@ -22,6 +22,7 @@ from typing import Literal
 import platformdirs
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.values.engine_config import expand_home
 from notso.system.files import cache_folder
 from notso.text_file import open_regular, read_regular
 
@@ -287,7 +288,7 @@ def resolve_model(model_name: str | Path | None = None) -> Path | None:
     """
     named = model_name or os.environ.get("NOTSO_MODEL")
     if named:
-        path = Path(named).expanduser()
+        path = Path(expand_home(named))
         if path.is_dir():
             raise ModelFileError(f"{path} is a folder; convert it with `notso convert {path} OUT.gguf`")
         if path.exists():

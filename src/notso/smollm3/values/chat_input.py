@@ -87,7 +87,10 @@ def _call(call: object, where: str) -> ToolCall:
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(name, str):
         raise _invalid(where, "a ToolCall, or a mapping with id and function (name, arguments)")
     arguments = function.get("arguments", "{}")
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    try:
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"the arguments of {where} are not valid JSON: {error}", param=where) from None
     return ToolCall(str(call.get("id") or ""), name, written)
 
 

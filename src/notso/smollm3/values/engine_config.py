@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -77,6 +78,8 @@ class EngineConfig:
         for name in ("model", "cache_dir", "chat_template_file"):
             path = getattr(self, name)
             require(path is None or isinstance(path, str), name, "a path, as text")
+            if path is not None and name != "model":  # a model's name may also be that of an installed model
+                object.__setattr__(self, name, expand_home(path))
         tokens = self.context_tokens
         is_positive = tokens is None or (type(tokens) is int and tokens >= 1)
         require(is_positive, "context_tokens", "a positive whole number")
@@ -128,6 +131,11 @@ class EngineSettings(TypedDict, total=False):
     beside_bytes: int | None
 
 
+def expand_home(path: str) -> str:
+    """Replace a leading ~ or ~user by the home folder. Unknown users are left as they are."""
+    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises RuntimeError for unknown users
+
+
 def is_device(name: object) -> bool:
     """Return whether `name` is one of DEVICES."""
     return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", name, re.ASCII) is not None
@@ -157,6 +165,7 @@ class AdapterSource:
             )
         if not isinstance(self.path, str) or not self.path:
             raise InvalidRequestError(f"adapter {self.name} has no file", param="adapters")
+        object.__setattr__(self, "path", expand_home(self.path))
         if not isinstance(self.scale, (int, float)) or not math.isfinite(self.scale):
             raise InvalidRequestError(f"the scale of adapter {self.name} must be a number", param="adapters")
 

@@ -65,7 +65,7 @@ class FixedPrefix:
         for name in ("scope", "reading"):
             value = getattr(self, name)
             require(value != "", "prefix", f"a FixedPrefix in which {name} is not empty; without a {name}, use None")
-            is_text = value is None or (isinstance(value, str) and _is_unicode(value))
+            is_text = value is None or (isinstance(value, str) and is_unicode(value))
             require(is_text, "prefix", f"a FixedPrefix in which {name} is None or text in valid Unicode")
 
 
@@ -106,7 +106,7 @@ class QuoteSource:
     def __post_init__(self) -> None:
         for name in ("text", "name"):
             value = getattr(self, name)
-            is_text = isinstance(value, str) and _is_unicode(value)
+            is_text = isinstance(value, str) and is_unicode(value)
             require(is_text, "sources", f"QuoteSources in which {name} is text in valid Unicode")
 
 
@@ -197,7 +197,7 @@ class RequestOptions:
             require(isinstance(getattr(self, name), bool), name, "true or false")
         require(self.prompt_only or not self.embedding, "embedding", "combined with prompt_only")
         require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of a loaded adapter")
-        require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
+        require(isinstance(self.owner, str) and is_unicode(self.owner), "owner", "text in valid Unicode")
         require(self.prefix is None or isinstance(self.prefix, FixedPrefix), "prefix", "a FixedPrefix")
         require(self.replay is None or isinstance(self.replay, Replay), "replay", "a Replay")
         require(self.replay is None or not self.prompt_only, "replay", "given without prompt_only")
@@ -205,7 +205,7 @@ class RequestOptions:
         require(
             are_sources and len(self.sources) <= MAX_SOURCES, "sources", f"a tuple of up to {MAX_SOURCES} QuoteSources"
         )
-        is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
+        is_name = self.conversation is None or (isinstance(self.conversation, str) and is_unicode(self.conversation))
         require(is_name, "conversation", "text in valid Unicode")
 
     def require_for_prompt(self, *, is_text: bool) -> None:
@@ -218,7 +218,8 @@ class RequestOptions:
                 )
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Return whether a text has no lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
