@@ -112,6 +112,9 @@ class EngineConfig:
         return asdict(self) | {"adapters": list(self.adapters)}
 
 
+expand_home = os.path.expanduser  # unlike Path.expanduser, it leaves the names of unknown users as they are
+
+
 class EngineSettings(TypedDict, total=False):
     """Keyword arguments for the fields of EngineConfig, except `model`."""
 
@@ -129,11 +132,6 @@ class EngineSettings(TypedDict, total=False):
     adapters: Sequence[str]
     chat_template_file: str | PathLike[str] | None
     beside_bytes: int | None
-
-
-def expand_home(path: str) -> str:
-    """Replace a leading ~ or ~user by the home folder. Unknown users are left as they are."""
-    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises RuntimeError for unknown users
 
 
 def is_device(name: object) -> bool:
