@@ -64,7 +64,7 @@ class ChatView:
     def with_accepted(self, accepted: TurnAccepted) -> ChatView | None:
         """Return the branch that ends in a stored turn's question, or None if it must be loaded again."""
         question, line = accepted.user_message, self.line
-        # A message that was unfinished when this view was loaded has outdated text.
+        # A message that was unfinished when this view was loaded may have outdated text.
         if any(each.active for each in line):
             return None
         if line and line[-1].id == question.id:
@@ -111,7 +111,7 @@ async def read_turn(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView:
-    """Load a ShownView that ends in a newly stored turn. Raises Problem (404)."""
+    """Load a ShownView of the branch that contains a new turn. Raises Problem (404)."""
     stored = {each.id: each for each in (accepted.user_message, accepted.assistant_message)}
     answer = accepted.assistant_message
     view = await read_shown(services, owner, answer.chat_id, through=answer.id, first=first, limit=limit)

@@ -208,7 +208,7 @@ class FolderLibrary:
 def find_document_files(root: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
     """Yield files with a document's extension, sorted within each folder.
 
-    Hidden, empty and too large files and symbolic links are skipped. If reading fails, `on_error` receives the error.
+    Hidden, empty and oversized files, and symbolic links, are skipped. If reading fails, `on_error` receives the error.
     """
     count = 0
     for folder, folders, names in os.walk(root, onerror=on_error):

@@ -139,7 +139,7 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
 Submitted = tuple[TurnAccepted, ChatView]
-"""The stored turn, and a view of the branch that ends in its question."""
+"""The stored turn, and a view of the branch that ends in its question (unless the turn is `repeated`)."""
 
 MAX_TITLE_CHARACTERS = 120
 TITLE_WIDTH = 100
@@ -161,7 +161,7 @@ async def submit_question(
     """Store a question at the end of the view's branch and queue its answer.
 
     last: id of the last message on the page ('': none; None: the end of the chosen branch). instead_of: the question
-    that was edited. Its attachments are kept, except those that the form replaces. Errors have the text as `draft`.
+    that was edited. Its attachments are kept, except those that the form replaces.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
@@ -349,7 +349,7 @@ async def fork(
 ) -> Submitted:
     """Generate another version of an answer from its tokens before `place` (run, token), followed by `replacement`.
 
-    Raises Problem (409) if the conversation or the model has changed.
+    Raises Problem, for example (409) if the conversation or the model has changed.
     """
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
@@ -467,7 +467,7 @@ def derive_title(text: str) -> str:
     line = _LEADING_MARK.sub("", line, count=1) if _LEADING_MARK.match(line) else line
     if len(line) <= TITLE_WIDTH:
         return line or words["new_chat"]
-    # Cut between words, unless that would drop more than half of the line.
+    # Cut between words, unless that would drop more than half of the title.
     cut = line[:TITLE_WIDTH]
     return (cut.rpartition(" ")[0] if " " in cut[TITLE_WIDTH // 2 :] else cut) + "…"
 
@@ -688,7 +688,7 @@ async def summary_request(services: ChatServices, owner: str, view: ChatView, ch
     documents = await load_branch_documents(services, owner, view, choice)
     messages = (*await _build_messages(view, documents), Message("user", SUMMARY_REQUEST))
     options = RequestOptions(
-        # The same options as in the chat, so that the chat's cached prompt can be reused.
+        # Thinking and tools are as in the chat, so that the chat's cached prompt can be reused.
         thinking=view.chat.thinking,
         tools=services.toolbox.definitions(view.settings.tool_names),
         tool_choice="none",

@@ -70,7 +70,7 @@ class Suggestions:
         choice: ModelChoice = DEFAULT_MODEL,
         documents: PromptDocuments = NO_DOCUMENTS,
     ) -> list[str]:
-        """Return follow-up questions for a branch: none if they are disabled or the engine is busy."""
+        """Return follow-up questions for a branch, or an empty list, for example if the engine is busy."""
         # The key includes the text, because an edited or continued answer keeps its id.
         key = line[-1].id, hash(line[-1].content)
         if key in self._cached:

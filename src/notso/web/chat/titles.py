@@ -109,7 +109,7 @@ class Titles:
         documents: PromptDocuments,
     ) -> str | None:
         options = RequestOptions(
-            # The same options as in the chat, so that the chat's cached prompt can be reused.
+            # Thinking and tools are as in the chat, so that the chat's cached prompt can be reused.
             thinking=chat.thinking,
             tools=self._toolbox.definitions(settings.tool_names),
             tool_choice="none",
@@ -138,7 +138,7 @@ class Titles:
 def parse_title(text: str) -> str:
     line = next((line for line in text.splitlines() if line.strip()), "")
     line = " ".join(line.split())
-    for _ in range(2):  # decoration may be nested, as in **"…"**
+    for _ in range(2):  # decoration may enclose the label and also the title, as in **Title: "…"**
         line = line.lstrip(_DECORATION).rstrip(_DECORATION + ".")
         label = _LABEL.match(line)
         line = line[label.end() :] if label else line

@@ -87,8 +87,8 @@ def replay_until(run: AnswerRun, place: int) -> Replay:
 async def alternatives(services: ChatServices, request: Request, run: AnswerRun, place: int) -> list[Alternative]:
     """Return the likeliest tokens at `place`, including the generated one, with their probabilities.
 
-    The list is empty for a token that the server inserted to end the reasoning. Raises Problem (409) if the
-    conversation or the model has changed.
+    The list is empty for a token that the server inserted to end the reasoning. Raises Problem (409) if the engine
+    cannot repeat the request.
     """
     params = replace(request.params, max_tokens=place + 1, min_tokens=0)
     options = replace(request.options, token_ids=False, top_logprobs=ALTERNATIVES, replay=replay_until(run, place))

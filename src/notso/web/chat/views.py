@@ -274,7 +274,7 @@ async def _named_chat(request: Request, services: Services, owner: Owner) -> Cha
 
 
 NamedChat = Annotated[Chat | None, Depends(_named_chat)]
-"""The chat named in the path, or None for routes of new chats. Raises Problem (404)."""
+"""The chat named in the path, if any. Raises Problem (404)."""
 
 
 async def find_project(services: ChatServices, owner: str, project_id: str) -> Library:

@@ -1,6 +1,6 @@
-"""Rendering budget of a message: CPU time of the rendering thread, and characters of HTML.
+"""Rendering budget of a message: CPU time, and characters of HTML.
 
-Deadlines are checked at every position of the text and at every block, so that no input exceeds its budget by much.
+Deadlines are checked before every parsing step, so that no input exceeds its budget by much.
 They use CPU time because wall-clock time would include periods when the thread does not run.
 """
 

@@ -37,7 +37,7 @@ class Highlighter:
     def html(self, code: str, language: str) -> tuple[str | None, float]:
         """Return HTML with highlighted spans, and the CPU time in seconds.
 
-        The HTML is None if the block exceeds BLOCK_SECONDS or the child process cannot be started.
+        The HTML is None if the block exceeds BLOCK_SECONDS or the child process fails.
         """
         request = {"code": code, "language": language, "seconds": BLOCK_SECONDS}
         with self._lock:

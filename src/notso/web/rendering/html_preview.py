@@ -64,7 +64,7 @@ _CLEANER = nh3.Cleaner(
 
 
 async def preview_html(text: str) -> str:
-    """Sanitize HTML in a child process. Raises ConfinedWorkError if LIMITS are exceeded."""
+    """Sanitize HTML in a child process. Raises ConfinedWorkError, for example if LIMITS are exceeded."""
     return (await run_confined(_PROGRAM, text.encode(), LIMITS)).decode()
 
 

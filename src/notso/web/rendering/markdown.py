@@ -1,7 +1,7 @@
 """Convert Markdown to safe HTML, block by block.
 
 Reference links are disabled because a definition on a later line could change a block that was already sent. Images
-become links because loading an image can leak the conversation. Blocks that exceed their budget become plain text.
+become links because loading an image can leak the conversation. Text that exceeds the budget is not formatted.
 
 HTML from model output is sanitized after rendering. Later steps, such as labels and citations, may insert only markup
 that they create themselves, with escaped text.
@@ -180,7 +180,7 @@ class _Renderer(RendererHTML):
 
 
 def _check_budget(state: StateBlock | StateInline, *_: object) -> bool:
-    # This rule precedes all others and is therefore called at every position. It never matches.
+    # This rule precedes all others, so it is called before every parsing step. It never matches.
     state.env["deadline"].check()
     return False
 

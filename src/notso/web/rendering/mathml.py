@@ -1,7 +1,7 @@
 """Convert the formulas of exported and shared pages to MathML, which browsers typeset without scripts or fonts.
 
 latex2mathml is recursive, has no limits and copies markup in a formula to its output. Therefore, it runs in a child
-process with limited CPU time, and only allowlisted MathML elements and attributes are kept.
+process with limited CPU time, and its output may contain only allowlisted elements and attributes.
 """
 
 from __future__ import annotations

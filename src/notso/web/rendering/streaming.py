@@ -29,13 +29,13 @@ class Rendered:
 
 
 class StreamingMarkdown:
-    """Renders growing text. The final result equals that of render_markdown."""
+    """Renders growing text. Within the limits, the final result equals that of render_markdown."""
 
     def __init__(self, budget: Budget | None = None) -> None:
         # Complete blocks are charged to the message's budget. Finding the blocks and rendering the tail, which happen
         # at each update, are not charged, but limited to TICK_SECONDS each. If rendering the tail takes longer, the
         # tail is shown as plain text until its block ends. If finding the blocks takes longer, the search is repeated
-        # only after the text has doubled.
+        # only after the text to search has doubled.
         self._budget = budget or Budget()
         self._text = ""
         self._cr = ""  # a trailing CR, which may be followed by LF

@@ -67,7 +67,7 @@ class Accounts:
 
     async def start(self) -> None:
         await self.store.open()
-        # Write usage every FLUSH_SECONDS, so that a killed server loses at most the usage of that time.
+        # Write usage every FLUSH_SECONDS, because a killed server loses usage that is not written.
         self._task = asyncio.create_task(self._write_periodically())
 
     async def _write_periodically(self) -> None:

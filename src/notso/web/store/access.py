@@ -103,8 +103,8 @@ class AccessStore(Protocol):
     ) -> list[Reservation] | UsageTotals:
         """Reserve tokens for requests, with shorter answers if the quota is nearly used up.
 
-        Used and reserved tokens never exceed the quota, even across processes. If the quota does not suffice, nothing
-        is reserved, and the usage so far is returned.
+        Reservations never make used and reserved tokens exceed the quota, even across processes. If the quota does not
+        suffice, nothing is reserved, and the usage so far is returned.
         """
 
     async def remove_owner(self, owner: str) -> bool:

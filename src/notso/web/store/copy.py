@@ -108,7 +108,7 @@ ACCESS_TABLES = (
 
 
 def copy_database(source: str, target: str) -> tuple[CopiedTable, ...]:
-    """Copy a data directory or postgresql:// database to an empty one, completely or not at all.
+    """Copy a data directory or postgresql:// database to an empty one.
 
     The copied rows are read back and compared before the commit. Raises SettingsError, or StorageError if either
     database is in use by a server, damaged or unreachable, or if the target is not empty.

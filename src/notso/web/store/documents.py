@@ -177,7 +177,7 @@ class DocumentStore(Protocol):
         """Return the original file, or b'' for an unknown document."""
 
     async def text(self, owner: str, document_id: str) -> DocumentText | None:
-        """Return the text of a document, or None if it is not ready."""
+        """Return the text of a document, or None if there is none."""
 
     async def search(
         self,

@@ -54,11 +54,11 @@ class Chat:
     created_ms: int
     updated_ms: int
     pinned: bool = False
-    settings: Mapping[str, SettingValue] = field(default_factory=dict)  # only settings that differ from the defaults
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)  # only settings that were set for this chat
     chosen_root: str | None = None  # first message of the shown branch; None: the newest message without a parent
     unread: bool = False  # whether an answer ended since the chat was last opened
     archived: bool = False  # hidden from the sidebar
-    temporary: bool = False  # not listed, searched or exported; deleted after a period without use
+    temporary: bool = False  # not listed or searched; deleted after a period without use
     source: str = ""  # id of the original, if the chat was imported
     project: str = ""  # id of the library that is the chat's project
 
@@ -191,7 +191,7 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    tries: int = 0  # number of starts and continuations, from the one that generated the last token or part
+    tries: int = 0  # number of starts and continuations, counted from the one that generated the last token or part
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
     every: bool = False  # whether the question is asked separately about every part of the documents
@@ -370,7 +370,7 @@ class ShownMessage:
 
 @dataclass(frozen=True, slots=True)
 class ShownChat:
-    """The end of a chat's shown branch. `earlier` is the number of messages before it."""
+    """Consecutive messages of a branch. `earlier` is the number of messages before them."""
 
     chat: Chat
     base: ChatDefaults
@@ -499,7 +499,7 @@ class ChatStore(Protocol):
         """Store a question with its empty answer, and a new chat if given, in one transaction."""
 
     async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-        """Store an empty answer to an existing message, and return that message as `user_message`."""
+        """Store an answer or summary below an existing message, and return that message as `user_message`."""
 
     async def resume_message(
         self,
@@ -547,7 +547,7 @@ class ChatStore(Protocol):
         """Return the defaults of the owner's chats, or of chats in a project."""
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
-        """Return those of the owner's default settings that differ from the built-in ones."""
+        """Return the default settings that the owner has set."""
 
     async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None: ...
 

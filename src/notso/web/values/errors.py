@@ -61,7 +61,7 @@ class ToolError(WebError):
 
 
 class StorageError(WebError):
-    """Conversations could not be read or written. A failed write changes nothing."""
+    """Conversations could not be read or written."""
 
     draft: str = ""  # the user's text, to be shown again
 

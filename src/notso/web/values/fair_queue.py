@@ -27,7 +27,7 @@ def has_capacity(taken: Mapping[str, int], owner: str, most: int) -> bool:
 class FairQueue:
     """Run work of several owners in turn. Use on the event loop.
 
-    With several threads, no owner occupies all of them, so that another owner's work starts at once.
+    With several threads, no owner occupies all of them.
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:

@@ -1,6 +1,6 @@
 """JSON encoding in small steps.
 
-The standard encoder does not release the GIL, so a body of megabytes would block all other threads for seconds.
+The standard encoder does not release the GIL, so encoding a body of megabytes at once would block all other threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _encode_any_number = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def json_steps(value: Any, *, allow_nan: bool = False) -> Iterator[str]:
-    """Yield compact JSON in pieces of about a millisecond.
+    """Yield compact JSON in small pieces.
 
     NaN and infinities raise ValueError unless `allow_nan`; unsupported types raise TypeError.
     """

@@ -39,7 +39,7 @@ class Reservation:
 
 
 def allocate_tokens(left: int, uses: Sequence[MaxTokenUse]) -> list[int] | None:
-    """Return the tokens for each answer, in equal shares if `left` is too low. Return None if an answer gets none."""
+    """Return the tokens for each answer, limited to equal shares of `left`. Return None if an answer would get none."""
     left -= sum(each.prompt_tokens for each in uses)
     if left < sum(1 for each in uses if each.answer_tokens):
         return None

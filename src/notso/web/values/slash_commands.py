@@ -78,7 +78,7 @@ class Shortcut(NamedTuple):
     """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
 
     # `where` is "anywhere", "outside" (not in a text input) or "empty" (in the message input while it is empty).
-    # Letters and arrow keys without a modifier must not be "anywhere", because they edit text. A shortcut with a
+    # Letters and arrow keys without a modifier must not be "anywhere", because text inputs need them. A shortcut with a
     # `target` must not use a combination that edits text on some system, such as Option+Enter on a Mac.
     keys: str
     target: str = ""  # selector of the control to click; '': none, because the text input handles the key

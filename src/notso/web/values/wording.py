@@ -79,7 +79,7 @@ PLURALS: dict[str, tuple[int, Callable[[int], int]]] = {
     "ko": (1, lambda n: 0),
     "zh-Hans": (1, lambda n: 0),
 }
-"""CLDR's plural rules for integers, by language: the number of forms, and the index of the form for a number."""
+"""Plural rules for integers by language, based on CLDR: the number of forms, and the index of a number's form."""
 TWO_FORMS: tuple[int, Callable[[int], int]] = (2, lambda n: n != 1)
 
 

@@ -55,7 +55,7 @@ def load_chats(store: ChatStore, chats: Iterable[tuple[str, str]]) -> Iterator[t
 def conversation(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Row | None:
     """Return the shown branch as a training row, or None if no answer is suitable.
 
-    The row ends with the last finished answer that is edited or not rated down.
+    The row ends before any unfinished message, with the last answer that is edited or not rated down.
     """
     shown = [each.message for each in shown_path(snapshot.messages, snapshot.chat.chosen_root)]
     # Stop before an unfinished message.

@@ -225,7 +225,7 @@ def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImpo
 
 
 def new_messages(messages: Sequence[StoredMessage], earlier: EarlierImport) -> list[StoredMessage]:
-    """Return the messages that are new since an earlier import of the same chat, with stored messages as parents.
+    """Return the messages that are new since an earlier import of the same chat, linked to the stored ones.
 
     Stored messages that were edited keep their text, and deleted ones are not imported again.
     """

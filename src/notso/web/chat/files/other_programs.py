@@ -49,8 +49,8 @@ class Tree:
 def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
     """Link messages to their nearest shown ancestors and select the branch that ends in `current`.
 
-    A message with an unknown parent becomes a root. Answers separated only by tool results are merged. Raises
-    ImportFormatError for duplicate ids and cycles.
+    A message with an unknown parent becomes a root. Consecutive answers are merged unless the path branches between
+    them or they are too long. Raises ImportFormatError for duplicate ids and cycles.
     """
     by_id = {node.id: node for node in nodes}
     if len(by_id) != len(nodes):
@@ -60,7 +60,7 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
         below.setdefault(node.parent if node.parent in by_id else None, []).append(node)
     messages: dict[str, JSON] = {}
     shown: dict[str, str | None] = {}  # node -> the message that contains it, or the nearest message above it
-    continues: dict[str, bool] = {}  # node -> whether only tool results separate it from its entry in `shown`
+    continues: dict[str, bool] = {}  # node -> whether the path to it from its entry in `shown` is unbranched
     stack = _in_order(below.get(None, ()))
     while stack:
         node = stack.pop()
@@ -148,7 +148,7 @@ _LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_
 class ExportReader:
     """Converts the documents of one file to chats.
 
-    `left_out` counts omitted content by kind: pictures, files, tool_calls, references, texts (too long) and chats
+    `left_out` counts omitted content by kind: pictures, files, tool_calls, references, texts (truncated) and chats
     (unreadable).
     """
 

@@ -1,4 +1,4 @@
-"""Routes for whole chats: list, search, rename, pin, delete, clear and summarize.
+"""Routes for whole chats, for example to list, search, rename, delete or summarize them.
 
 The page of all chats includes archived ones and offers actions on several chats at once.
 """

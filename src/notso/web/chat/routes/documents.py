@@ -1,4 +1,4 @@
-"""Routes of documents: list, upload and search stored documents, and show their text by page.
+"""Routes of documents, for example to upload and search them, and to show their text by page.
 
 Documents attached in a temporary chat are not stored: /attachments returns their text, and the page attaches it.
 """

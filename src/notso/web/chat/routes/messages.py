@@ -1,4 +1,4 @@
-"""Routes for a single message: show, copy, edit, regenerate, continue, rate, delete, select a version, branch."""
+"""Routes for a single message, for example to show, edit, regenerate, continue, rate or delete it."""
 
 from __future__ import annotations
 

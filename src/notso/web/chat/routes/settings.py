@@ -1,4 +1,4 @@
-"""Routes for the settings of chats, new chats and projects, and for the cost estimate of a draft."""
+"""Routes for the settings of chats and projects, the page language, and the cost estimate of a draft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes for tools and plugins: permission for tool calls, the tools of a chat, and plugins' commands and pages."""
+"""Routes for tools, prompts and resources of MCP servers, and commands and pages of plugins."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def show_page(request: Request, services: Services, owner: Owner, name: st
 
 
 def _is_status(status: Any) -> bool:
-    # Excludes redirects, 401, and 204 and 205, which have no body.
+    # Allows statuses 2xx with a body, and 4xx except 401.
     return type(status) is int and (200 <= status < 300 or 400 <= status < 500) and status not in (204, 205, 401)
 
 

@@ -72,7 +72,7 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
 
 @router.get("/export", dependencies=[audited("exported all chats")])
 async def export_all(services: Services, owner: Owner) -> Response:
-    """Export all readable chats. The file name indicates whether some are missing."""
+    """Export all readable chats except temporary ones. The file name indicates whether some are unreadable."""
     chats, name = await services.shared.store.chats(owner), "notso-chats.json"
     chats = [chat for chat in chats if not chat.temporary]
     if services.shared.store.read_only:

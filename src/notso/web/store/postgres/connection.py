@@ -95,9 +95,9 @@ class PostgresDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self, begin: str) -> Iterator[None]:
-        """Run a transaction in pipeline mode, in which only reads wait for a round trip.
+        """Run a transaction in pipeline mode, in which only access to results waits for a round trip.
 
-        The error of a write is raised by the next read, or at the end of the transaction.
+        The error of a write is raised by the next access to a result, or at the end of the transaction.
         """
         try:
             with self._connection.pipeline() as self._pipeline:
@@ -476,7 +476,7 @@ def query_server_settings(url: str, settings: Sequence[str]) -> list[str]:
 
 
 def migrate(connection: Connection[Any]) -> None:
-    """Run pending migrations, each in a transaction that excludes other processes. Raises DataDirectoryNewerError."""
+    """Run pending migrations, each in a transaction with an advisory lock. Raises DataDirectoryNewerError."""
     with _deadline(connection):
         version = _version(connection)
     while version < SCHEMA_VERSION:

@@ -161,7 +161,7 @@ MIGRATIONS: tuple[str, ...] = (
     );
     """,
     "ALTER TABLE keys ADD COLUMN requests_per_day BIGINT NOT NULL DEFAULT 0",
-    # 4: covering indexes for branches and sorted chat lists; total size per owner.
+    # 4: indexes for branches and sorted chat lists; total size per owner.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position);

@@ -76,7 +76,7 @@ class Database(ABC):
 
     @abstractmethod
     def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
-        """Return rows with chat_id, message_id, title, text and at_ms: titles, then messages, each newest first."""
+        """Return rows with chat_id, message_id, title, text and at_ms: titles, then messages, both newest first."""
 
     @abstractmethod
     def vocabulary(self, owner: str) -> Iterator[str]:
@@ -90,7 +90,7 @@ class Database(ABC):
 
     @abstractmethod
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
-        """Mark the chat's unfinished answer interrupted if its process has ended."""
+        """Mark the chat's unfinished answer as interrupted if its lease has expired."""
 
     @abstractmethod
     def holds_lease(self, message_id: str) -> bool: ...

@@ -79,7 +79,7 @@ def index_words(text: str) -> Iterator[str]:
 
 
 def rank_passages(rows: Iterable[WordPostings], passages: int, words: int) -> list[tuple[str, int, float]]:
-    """Return (document, passage, score) of all passages in `rows`, best first.
+    """Return (document, passage, score) of passages in `rows`, best first.
 
     passages, words: totals of the documents searched.
     """

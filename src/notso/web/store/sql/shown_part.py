@@ -20,7 +20,7 @@ up(id, parent_id, role, k) AS (
 """
 _CHOSEN = "(SELECT chosen_root FROM chats WHERE id = ? AND owner = ?)"
 _MESSAGE = "SELECT id FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
-# A branch continues with the chosen child, or the newest if none is chosen. Each step reads one index entry.
+# A branch continues with the chosen child, or the newest if none is chosen.
 _DOWN = f"""
 WITH RECURSIVE down(id, chosen_child, n) AS (
     SELECT id, chosen_child, 0 FROM messages WHERE id = coalesce(

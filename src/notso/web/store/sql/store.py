@@ -176,7 +176,7 @@ class SQLStore(ABC):
 
     @abstractmethod
     async def require_exclusive_use(self) -> None:
-        """Raise StorageError if the database is damaged or in use; otherwise, mark unfinished answers interrupted."""
+        """Raise StorageError if the database is damaged or in use; otherwise mark unfinished answers as interrupted."""
 
     @contextlib.asynccontextmanager
     async def exclusive_use(self) -> AsyncIterator[None]:

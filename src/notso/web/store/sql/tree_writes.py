@@ -1,7 +1,6 @@
 """Change the message tree, move parts of it to the trash, restore them, and delete them permanently.
 
-Functions named like a method of ChatStore are documented there. An owner's data is deleted in transactions of limited
-size.
+Functions named like a method of ChatStore are documented there. An owner's data is deleted in several transactions.
 """
 
 from __future__ import annotations
@@ -230,7 +229,7 @@ def keep_html(db: Database, owner: str, messages: Sequence[StoredMessage]) -> No
 
 
 def split_into_chunks(items: Iterable[Chat | StoredMessage]) -> Iterator[Piece]:
-    """Split chats and messages into chunks that can each be written within about 10 ms."""
+    """Split chats and messages into chunks that usually take about 10 ms to write."""
     piece: Piece = []
     characters = 0
     for item in items:
