@@ -46,7 +46,7 @@ async def require_trace(services: ChatServices, owner: str, message: StoredMessa
 async def load_run_requests(
     services: ChatServices, owner: str, message: StoredMessage, trace: AnswerTrace
 ) -> tuple[ChatEngine, list[Request]]:
-    """Load the engine that generated an answer; return it and the request of each run. Raises Problem."""
+    """Load an answer's model; return its engine and the request of each run. Raises Problem."""
     view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
     choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
     running = services.shared.requests.open(owner, counts=False)

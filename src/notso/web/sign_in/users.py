@@ -19,7 +19,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner of the active key `name`, or else of the user who signs in as `name`, or None.
+    """Return the owner of the active key `name`, or else of the user who would sign in as `name`, if possible.
 
     `method:name` selects one of several sign-in methods; without it, the first is used.
     """

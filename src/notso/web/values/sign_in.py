@@ -105,7 +105,7 @@ class SignInSettings:
     require_key: bool = False  # authenticate local requests too
     # Maximum number of characters in a user's chats; 0: no limit. The limit does not apply to the server's key.
     kept_characters: int = 1_000_000_000
-    operators: tuple[str, ...] = ()  # names from the proxy or provider that have operator rights
+    operators: tuple[str, ...] = ()  # names of users (from the proxy or provider) with operator rights
     proxy: ProxySignIn | None = None
     oidc: OidcSettings | None = None
 

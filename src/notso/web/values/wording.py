@@ -1,7 +1,7 @@
 """Strings of the pages in the language of the current request: one table per language in ../languages.
 
-Labels of sampling parameters are defined with the parameters and added to the English table. A string that another
-table lacks is shown in English. Strings that the model reads are always English. Code in another thread sees the
+Labels of sampling parameters are defined with the parameters and added to the English table. A string that a table
+lacks is shown in English. Strings that the model reads are always English. Code in another thread sees the
 request's language only if it runs in a copy of the request's context.
 """
 

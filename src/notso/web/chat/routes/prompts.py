@@ -1,7 +1,7 @@
 """Routes of saved prompts and of memory.
 
-A saved prompt is a named text that the command palette offers. Memory is a short list of texts that is included in
-the user's prompts.
+A saved prompt is a named text that the command palette offers. Memory is a short list of texts that the user's
+prompts include by default.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ FLOW_SECONDS = 600
 
 
 class Provider(Protocol):
-    """An OpenID provider. Methods raise SignInError. `is_https`: the callback address uses HTTPS."""
+    """An OpenID provider. Methods raise SignInError. `is_https`: whether the callback address uses HTTPS."""
 
     is_https: bool
 
