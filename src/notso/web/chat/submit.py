@@ -349,7 +349,7 @@ async def fork(
 ) -> Submitted:
     """Generate another version of an answer from its tokens before `place` (run, token), followed by `replacement`.
 
-    Raises Problem, for example (409) if the conversation or the model has changed.
+    Raises Problem, for example 409 if the conversation or the model has changed.
     """
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])

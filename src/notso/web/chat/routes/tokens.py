@@ -56,7 +56,7 @@ async def show_tokens(
 ) -> Response:
     """Show an answer's tokens and, if `at` is given, the alternatives at that position.
 
-    Returns JSON if the Accept header does not name text/html.
+    Returns JSON if the request has an Accept header without text/html.
     """
     # Tool calls divide an answer into runs, numbered from 0; the default of `run` is the last one.
     chat = await find_chat(services, owner, chat_id)

@@ -1,4 +1,4 @@
-"""Routes for tools, prompts and resources of MCP servers, and commands and pages of plugins."""
+"""Routes for tools, for prompts and resources of MCP servers, and for commands and pages of plugins."""
 
 from __future__ import annotations
 
