@@ -94,7 +94,7 @@ class SmolLM3Config:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
-        """Parse metadata. Raises ModelFileError, which names the missing, mistyped or out-of-range key."""
+        """Parse metadata. Raises ModelFileError, which names the key."""
         architecture = metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise ModelFileError(f"general.architecture is {quoted(architecture)}; supported: {ARCHITECTURE!r}")

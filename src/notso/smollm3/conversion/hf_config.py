@@ -1,8 +1,8 @@
 """Conversion of a folder's config.json and generation_config.json to GGUF entries.
 
 A field is accepted only if this module applies it as transformers does, or if it cannot change this engine's results.
-Request defaults are ignored; other fields raise an error. Source: transformers 5.24, SmolLM3Config, modeling_rope_utils
-and GenerationConfig.
+Request defaults are ignored; any other field must have a value that means "off". Source: transformers 5.24,
+SmolLM3Config, modeling_rope_utils and GenerationConfig.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def read_object(
 
 
 def config_entries(config: Mapping[str, Any]) -> Entries:
-    """Return the `smollm3.*` entries. Raises ModelFileError, which names the unsupported field."""
+    """Return the `smollm3.*` entries. Raises ModelFileError."""
     for name, value in config.items():
         if name in FIXED:
             if not _is_one_of(value, FIXED[name]):

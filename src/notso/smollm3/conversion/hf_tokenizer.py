@@ -1,8 +1,8 @@
 """Conversion of a folder's tokenizer and chat template to GGUF entries.
 
 tokenizer.json, read by `text/tokenizer_pipeline.py`, defines how text is split; tokenizer_config.json lists the special
-tokens and, in older folders, contains the template. Only known fields are accepted, and the converted tokenizer must
-produce the same ids as the `tokenizers` library on the texts in PROBES. Source: transformers 5.24,
+tokens and, in older folders, contains the template. Unknown fields must be null, false or empty, and the converted
+tokenizer must produce the same ids as the `tokenizers` library on the texts in PROBES. Source: transformers 5.24,
 tokenization_utils_tokenizers.
 """
 

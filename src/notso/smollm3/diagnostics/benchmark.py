@@ -57,7 +57,7 @@ POLL_S = 0.005
 
 SAMPLINGS = 20
 
-# Generated tokens are restricted to the first WORDS words among the first AMONG_TOKENS tokens of the vocabulary.
+# Generated tokens are restricted to the first WORDS words among the first AMONG_TOKENS ordinary tokens.
 AMONG_TOKENS, WORDS, WORD_BIAS = 4096, 512, 100.0
 
 _NO_TIME = 1e-9

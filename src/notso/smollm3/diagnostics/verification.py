@@ -125,7 +125,7 @@ class Verification:
 
 
 def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress | None = None) -> Verification:
-    """Run all checks and store the hash for `notso list`. Raises GGUFError.
+    """Run all checks and store the hash for `notso list`. Raises GGUFError or OSError.
 
     progress: called with "hashing" and bytes of the file, then with "checking" and bytes of tensors.
     """

@@ -117,7 +117,8 @@ MAX_BATCHED = 256  # maximum unfinished requests of one `batch` or `embed` call,
 class Engine:
     """A loaded SmolLM3. Thread-safe.
 
-    An answer depends only on its messages, parameters and seed, not on concurrent requests, cache contents or threads.
+    An answer depends only on the model, messages, parameters and options, not on concurrent requests, cache contents or
+    threads.
     """
 
     def __init__(
@@ -411,9 +412,9 @@ class Engine:
     def check_receipt(self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None) -> ReceiptCheck:
         """Prefill a receipt's prompt and answer, and sample every token again.
 
-        transcript: an open receipt of the answer, required if `receipt` is sealed. Raises InvalidRequestError for a
-        receipt that is malformed, was changed, or belongs to another model, adapter, template, KV format, RoPE scaling
-        or version of the numerical code; `param` names the part.
+        transcript: an open receipt of the answer, required if `receipt` is sealed. Raises EngineError,
+        ContextLengthError, and InvalidRequestError for a receipt that is malformed, was changed, or belongs to another
+        model, adapter, template, KV format, RoPE scaling or version of the numerical code; `param` names the part.
         """
         self._require_open()
         try:

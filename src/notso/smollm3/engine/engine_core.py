@@ -117,8 +117,8 @@ GPU_FAILED = Sentence("the GPU failed during this answer; send the request again
 CACHE_BUSY = Sentence("other requests are using the whole cache; try again when they are done", "engine_busy")
 FAILED = Sentence("the engine failed; see its log", "engine_failed")
 
-# Target duration, in seconds, of a step that both prefills and decodes. A decoding sequence gets one token per step, so
-# this is also the time between two tokens of an answer.
+# Target duration, in seconds, of a step that both prefills and decodes. A decoding sequence gets at least one token per
+# step, so this is also the target for the time between two tokens of an answer.
 MIXED_STEP_S = 0.25
 
 # While requests are running, one block of a finished conversation is offloaded to disk per this many steps.

@@ -33,7 +33,7 @@ DEFAULT_CONTEXT_TOKENS = 8192
 # Concurrent sequences, unless memory requires fewer.
 DEFAULT_SEQUENCES = 16
 
-# Size of the cache that all sequences share, if there is enough memory. Four chats of the default context fit, or
+# Size of the cache that all sequences share, if there is enough memory and no context is longer. Four chats of the default context fit, or
 # sixteen short chats.
 SHARED_TOKENS = 32_768
 
@@ -142,8 +142,7 @@ def plan_engine(
     mapped_bytes: size of the mapped weights.
     beside_bytes: planned size of other engines. If given, defaults that do not fit are not reduced either.
 
-    Raises InvalidRequestError for values out of range, and OutOfMemoryError, which names the memory needed and
-    available, and the largest context that fits.
+    Raises InvalidRequestError for values out of range, and OutOfMemoryError.
     """
     EngineConfig(  # checks the ranges
         context_tokens=context_tokens, document_tokens=document_tokens, kv=kv, max_num_seqs=max_num_seqs

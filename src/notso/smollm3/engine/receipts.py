@@ -1,10 +1,10 @@
 """Receipts: records with which an answer can be verified, given the model file.
 
-A receipt contains an answer's tokens and everything that determines them: the digest of the model file, the prompt, and
-the parameters with the seed. To verify a receipt, the engine prefills the prompt and the answer together and samples
-every token again; equal tokens are expected, because results are bit-identical. An open receipt contains the token ids;
-a sealed one contains only their SHA-256. A sealed receipt is verified with a transcript, which is an open receipt of
-the same answer.
+A receipt contains an answer's tokens and everything that determines them, such as the digest of the model file, the
+prompt, and the parameters with the seed. To verify a receipt, the engine prefills the prompt and the answer together
+and samples every token again; equal tokens are expected, because results are bit-identical. An open receipt contains
+the token ids; a sealed one contains only their SHA-256. A sealed receipt is verified with a transcript, which is an
+open receipt of the same answer.
 """
 
 from __future__ import annotations

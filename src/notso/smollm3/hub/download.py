@@ -46,8 +46,8 @@ def stream_following_redirects(
 ) -> Iterator[httpx2.Response]:
     """Yield the final response of `url`, with its body unread, after validated redirects.
 
-    leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for a forbidden
-    redirect, and httpx2.HTTPError.
+    leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for a forbidden URL
+    or too many redirects, and httpx2.HTTPError.
     """
     # Redirects must lead to https. If the first URL is http, they may also lead to http on this machine. Redirects into
     # the local network are followed only if the first URL is in that network. The Authorization header is sent only to

@@ -45,7 +45,7 @@ def is_official(name: str) -> bool:
 
 
 def find_cached(name: str) -> Path | None:
-    """Return the cached file of `owner/repository[:QUANTIZATION]` or `owner/repository:FILE`, without the network.
+    """Return the cached file of `owner/repository[:QUANTIZATION]` or `owner/repository:FILE`, if any.
 
     Raises InvalidRequestError if several files of the latest snapshot match.
     """

@@ -39,7 +39,8 @@ from notso.smollm3.scheduling.block_pool import survives_eviction
 from notso.system.files import lock, sync_folder
 
 MAGIC = b"NOTSO-C1"
-# The log is rewritten when it has more than 2 n + MOST_WASTE records, where n is the number of records still needed.
+# The log is rewritten if it has more than 2 n + MOST_WASTE records when it is read, where n is the number of records
+# still needed, or after more than MOST_WASTE records that only mark a conversation or reading as used.
 MOST_WASTE = 1024
 
 _RECORD = struct.Struct("=8s8s16s8sI")

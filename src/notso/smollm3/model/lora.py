@@ -6,8 +6,8 @@ Adapters are read from llama.cpp's GGUF files and PEFT folders. An unsupported s
 raises an error that names the setting. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
 
 The settings in PEFT's `adapter_config.json` are checked against an allow-list. A setting is allowed if it is applied
-here as PEFT applies it at load time, or if its value does not affect inference. All others are rejected. Source: PEFT
-0.21.2, LoraConfig, tuners_utils.check_target_module_exists and LoraLayer.update_layer;
+here as PEFT applies it at load time, or if its value does not affect inference. Any other setting must be null, false
+or empty. Source: PEFT 0.21.2, LoraConfig, tuners_utils.check_target_module_exists and LoraLayer.update_layer;
 `tests/smollm3/tuning/test_peft_settings.py` compares the list with the installed PEFT.
 """
 
@@ -152,7 +152,7 @@ class PeftConfig:
 
     @classmethod
     def parse(cls, raw: bytes) -> PeftConfig:
-        """Parse the settings. Raises ModelFileError, which names the setting."""
+        """Parse the settings. Raises ModelFileError."""
         try:
             settings = json.loads(raw)
         except (ValueError, RecursionError):

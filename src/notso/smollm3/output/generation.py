@@ -170,7 +170,7 @@ class AnswerStream(Iterator[Event]):
         return self.generation.result()
 
     def close(self) -> None:
-        """Stop the answer; `result` then returns the text so far, with finish reason "cancelled"."""
+        """Stop the answer; `result` then returns what was generated."""
         self._events.close()
         self.generation.stop()
         self._engine = None

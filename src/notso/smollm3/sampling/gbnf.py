@@ -35,7 +35,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]"
 
 
 def gbnf_to_lark(source: str, param: str) -> str:
-    """Translate to Lark. Raises InvalidRequestError, which names the line."""
+    """Translate to Lark. Raises InvalidRequestError if the grammar is invalid."""
     return _GbnfTranslator(source, param).lark()
 
 

@@ -88,7 +88,7 @@ class Matcher:
         is_json: bool = False,
         limit: Callable[[], TokenLimit] | None = None,
     ) -> None:
-        # is_json: the grammar describes JSON, or calls in JSON. limit: creates the TokenLimit.
+        # is_json: the grammar describes JSON, or allows tool calls. limit: creates the TokenLimit.
         self._param = param
         self._matcher = matcher
         self._permitted = permitted
@@ -150,7 +150,7 @@ class Matcher:
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def distance(self, most: int) -> int | None:
-        """Return the smallest number of tokens found to complete the answer, or None if it exceeds `most`."""
+        """Return the length of the shortest ending found, or None if none of up to `most` tokens was found."""
         limit = self._token_limit()
         return None if limit is None else limit.distance(self._matcher, most, self._state)
 

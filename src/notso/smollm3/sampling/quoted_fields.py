@@ -166,7 +166,7 @@ def quoted_fields(
 ) -> tuple[RequestOptions, QuotedFields | None]:
     """Return options without x-quote-of in the schema, and the constraint on quoted fields, if any.
 
-    Raises InvalidRequestError for an unknown source, and for keywords that cannot be combined with x-quote-of.
+    Raises InvalidRequestError for an unknown source or an unsupported use of x-quote-of.
     """
     grammar = options.grammar
     if grammar is None or grammar.kind != "json_schema" or QUOTE_OF not in grammar.source:

@@ -49,7 +49,7 @@ LIKELIEST = 512
 FIRST_PLACES = 64
 ROW = 32
 LOOKUPS = 512
-"""Maximum lookups of tokens with 8 bytes or more, per mask. Beyond this, only shorter tokens are allowed."""
+"""Approximate maximum lookups of tokens with 8 bytes or more, per mask. Beyond it, only shorter tokens are allowed."""
 MIN_REMAINING = 48
 """Minimum remaining tokens for starting a quotation."""
 LAST_TOKENS = 8
@@ -60,7 +60,7 @@ CHARACTERS_FILED = 50_000
 """The index of a text of at least this length is stored in a file if the text is part of a pinned reading, which is a
 named prompt prefix (see block_pool)."""
 CACHED_CHARACTERS = 8_000_000
-"""Maximum total length of the indexed texts that are kept in memory for later requests."""
+"""Maximum total bytes of the indexed texts kept in memory for later requests. The latest one is always kept."""
 
 Ids = npt.NDArray[np.intp]
 Ints = npt.NDArray[np.int32]

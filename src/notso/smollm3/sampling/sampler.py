@@ -1,11 +1,12 @@
 """Sampling of the next token.
 
 The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
-typical_p, top_p, min_p, XTC, and the random draw. This is the order of Hugging Face's generation, for which SmolLM3's
-recommended settings (temperature 0.6, top_p 0.95) were chosen. typical_p and XTC are applied at the same points as in
-llama.cpp. They have a separate code path (`apply_filters`), so that they do not slow down other requests.
+typical_p, top_p, min_p, XTC, and the random draw. As in Hugging Face's generation, for which SmolLM3's recommended
+settings (temperature 0.6, top_p 0.95) were chosen, temperature precedes the filters. typical_p and XTC are applied at
+the same points among the filters as in llama.cpp. They have a separate code path (`apply_filters`), so that they do not
+slow down other requests.
 
-The draw depends only on the seed and the position, not on earlier draws or other engine activity.
+The random numbers depend only on the seed and the position, not on earlier draws or other engine activity.
 
 Flat distributions have tens of thousands of candidates for top_p, and sorting them would dominate the cost. Only two
 ranks matter: the rank of the drawn token, and the end of the nucleus (the tokens that top_p keeps). Candidates of
@@ -130,7 +131,7 @@ class RepetitionFinder:
 
 
 def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
-    """Return, for each position, how many tokens up to it equal the end of the history."""
+    """Return, for each position, how many tokens up to it equal the end of the history (last: 0)."""
     # The Z algorithm, applied to the reversed history, in linear time.
     tokens = list(history)[::-1]
     lengths = np.zeros(len(tokens), np.int64)
@@ -257,7 +258,7 @@ GREEDY_TEMPERATURE = 1e-5
 # Probabilities relative to the likeliest token's. The candidates are the tokens above the first floor that leaves
 # enough tokens. A typical nucleus has a few dozen of 128,256 tokens, so sorting all of them would be wasteful.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
-# Up to this many candidates are sorted; more are divided into buckets. The sampled token is the same either way.
+# Without top_k, more candidates than this are not sorted but divided into buckets. The sampled token is the same.
 MANY = 8192
 
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)

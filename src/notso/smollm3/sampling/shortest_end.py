@@ -1,4 +1,4 @@
-"""Search for the fewest tokens that complete an answer according to its grammar."""
+"""Search for a short ending: tokens that complete an answer according to its grammar."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ MAX_PIECE_BYTES = 32
 """Longer tokens are ignored: they are rarely needed, and would add lengths to try at every position."""
 
 FEW_OTHERS = 3
-"""Number of continuations to try, besides the end, where a value can end."""
+"""Maximum continuations to try, besides the end, where a value can end."""
 
 USUAL_NUMBER = 16
 """Usual maximum bytes of a number or literal outside strings. Each further byte counts as a detour: a step that rarely
 leads to a short ending. Continuations with few detours are examined first."""
 
 LAST_BYTES = 2
-"""Texts in the same state are distinguished by this many last bytes, because a token may span them and later bytes."""
+"""Right after punctuation, texts in the same state are distinguished by this many last bytes, because a token may span
+them and later bytes."""
 
 MAX_RESTS, NEAR = 8, 32
 """Maximum number of suffixes of a known ending to try, and number of initial search steps that try them."""
@@ -119,7 +120,7 @@ class _Node:
 
 
 class ShortestEndingSearch:
-    """Searches for the shortest ending, in one vocabulary. Thread-safe."""
+    """Searches for short endings, in one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         excluded = tokenizer.special_ids | tokenizer.unused_ids

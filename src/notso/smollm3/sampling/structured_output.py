@@ -19,7 +19,7 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 MAX_CALL_TOKENS = 1_000
-"""Maximum tokens of the shortest possible call. It is searched for before a call starts."""
+"""Near the limit, a shortest call of up to this many tokens is searched for before a call starts."""
 
 
 class FieldMask(Protocol):
@@ -34,8 +34,8 @@ class FieldMask(Protocol):
 class StructuredOutput:
     """Constrains one answer. `closing`: number of tokens that end the reasoning."""
 
-    # Reasoning is not constrained, except that end tokens are masked in it. The grammar applies from the first token of
-    # the answer, after the optional newline that the model writes after the closing tag of the reasoning.
+    # The grammar does not constrain reasoning, except that end tokens are masked in it. It applies from the first token
+    # of the answer, after the optional newline that the model writes after the closing tag of the reasoning.
     # may_think: the answer may begin with reasoning.
     # started: the prompt ends with the beginning of the answer.
     def __init__(
@@ -115,7 +115,7 @@ class StructuredOutput:
         return least is not None and closing + least <= left <= closing + least + 1
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """Return whether the answer can end within `left` tokens after the unmasked `token`."""
+        """Return whether the answer can end within `left` tokens after the unmasked `token`; True if unknown."""
         if self._matcher is None or in_reasoning or self._fields is not None:
             return True  # not checked with `fields`, because the search for endings ignores their constraint
         open_id, _ = self._tags
@@ -129,7 +129,7 @@ class StructuredOutput:
         return self._matcher.permits(token, left)
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """Return the logits (V,) of `restrict` without `token`, which `permits` has rejected."""
+        """Narrow the logits (V,) of `restrict` after `permits` has rejected `token`."""
         ids = None if self._matcher is None else self._matcher.remaining_choices(token, left)
         if ids is None:
             logits[token] = -np.inf

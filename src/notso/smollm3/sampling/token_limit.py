@@ -1,7 +1,8 @@
 """Completion of structured answers within their token limit.
 
-Near the limit, a token is allowed only if the remaining tokens suffice to complete the answer according to its grammar.
-An ending is a sequence of tokens that completes the answer; the distance to the end is the length of the shortest one.
+An ending is a sequence of tokens that completes the answer according to its grammar; the distance to the end is the
+length of the shortest one. Near the limit, a token is rejected if no ending that fits in the remaining tokens is found
+after it. If none is found even before the token, no token is rejected.
 
 Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
 the largest number that one token can add to the distance, for example by opening an object with required members. The
@@ -69,7 +70,7 @@ class GrammarExtent:
     names: tuple[bytes, ...]  # `"NAME":` of required members
     strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each string
     formats: tuple[str, ...] = ()  # formats of strings
-    orders: tuple[dict[bytes, int], ...] = ()  # for each object, the position of each member by its `"NAME":`
+    orders: tuple[dict[bytes, int], ...] = ()  # per object with required members: position by `"NAME":`
 
     def texts(self) -> list[str]:
         """Return short texts that satisfy a string's patterns and minimum length, or its format."""
@@ -245,13 +246,13 @@ class _SchemaExtents:
 
 
 FIRST_STEPS, STEPS = 3_000, 400
-"""Maximum steps of an answer's first search, and of a search at a later token."""
+"""Maximum steps of a search without a known ending, and of a search for an ending after a sampled token."""
 
 MAX_STEPS = 20_000
 """Maximum search steps per answer. An answer that needs more may be cut off at the limit."""
 
 TRIES = 4
-"""Number of rejected tokens after which only the tokens of the known ending are allowed."""
+"""Number of rejected tokens after which only tokens that begin the known ending are allowed."""
 
 HOPELESS, MARGIN = 1.5, 20
 """A quick search looks for endings of up to HOPELESS times the remaining tokens plus MARGIN. If it finds none, no
@@ -308,7 +309,7 @@ class TokenLimit:
         return None if ending is None else len(ending.tokens)
 
     def permits(self, matcher: MatcherProtocol, token: int, left: int, state: JsonState) -> bool:
-        """Return whether `token`, which the grammar allows, leaves an ending of up to `left` tokens.
+        """Return whether `token`, which the grammar allows, leaves an ending of up to `left` tokens; True if unknown.
 
         If so, `consume` must be called with `token` before `permits` is called again.
         """

@@ -36,7 +36,7 @@ class Sequence:
     batch_index: int | None = None  # row in the block tables while running
     drafts: list[int] = field(default_factory=list)  # draft tokens to verify in the next step
     starvation_count: int = 0  # later arrivals admitted first (see MAX_STARVATION)
-    cached: int = 0  # prompt tokens found in the cache
+    cached: int = 0  # tokens found in the cache
     started: bool = False  # a chunk has been computed
     returned: bool = False  # preempted after it started, so it may find cached blocks that it computed itself
     is_evicted: bool = False  # the conversation or reading was evicted, so no further blocks are registered

@@ -196,7 +196,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         most_tokens: int | None = None,
     ) -> list[int]:
-        """Return token ids. Raises the errors of `render`, and ContextLengthError if they far exceed `most_tokens`."""
+        """Return token ids. Raises the errors of `render`, EngineError, and ContextLengthError if they far exceed
+        `most_tokens`."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         runs, skeleton = self._render_runs(conversation, date)
         if most_tokens is not None:

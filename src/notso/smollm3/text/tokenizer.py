@@ -291,7 +291,7 @@ class EncodedTexts:
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[Sequence[int]]:
-        """Return ids; `encode` is called once, for all uncached texts."""
+        """Return ids; `encode` is called at most once, for all uncached texts."""
         with self._lock:
             cached = {
                 text: self._texts[text] for text in texts if len(text) >= LEAST_CHARACTERS and text in self._texts

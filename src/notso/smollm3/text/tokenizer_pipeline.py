@@ -87,7 +87,7 @@ class TokenizerPipeline:
 
     @classmethod
     def from_json(cls, content: Any) -> TokenizerPipeline:
-        """Parse a tokenizer.json. Raises ModelFileError, which names the unsupported part."""
+        """Parse a tokenizer.json. Raises ModelFileError."""
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise ModelFileError("not a byte-level BPE tokenizer.json: there is no model")
         _require_known_keys(content, "tokenizer.json", _CHECKED_SEPARATELY | {"normalizer", "pre_tokenizer", "model"})

@@ -70,7 +70,7 @@ class RowWriter:
         return cls(prompts, tokenizer, max_tokens, day)
 
     def read(self, path: Path) -> list[TrainingRow]:
-        """Read a file. Raises OSError, or InvalidRequestError, which names the line."""
+        """Read a file. Raises OSError, TemplateError, or InvalidRequestError, which names the line."""
         rows = []
         # str.splitlines also splits at characters that JSON need not escape, such as U+2028.
         for number, line in enumerate(_text_of(path).split("\n"), 1):
@@ -87,7 +87,7 @@ class RowWriter:
     def row(self, record: Any) -> TrainingRow:
         """Build a row from `messages`, or `prompt` and `completion`, with optional `tools` and `chat_template_kwargs`.
 
-        Raises ValueError.
+        Raises ValueError or TemplateError.
         """
         messages, learned_from, template_kwargs = _conversation(record)
         thinking = template_kwargs.get("enable_thinking", True) is not False
@@ -293,7 +293,7 @@ def generate_answers(
     day: date,
     progress: Progress = lambda what, done, total: None,
 ) -> list[dict[str, Any]]:
-    """Generate greedy answers and return one row for each; prompts contain the date `day`."""
+    """Generate greedy answers and return a row for each usable answer; prompts contain the date `day`."""
     rows = []
     for start in range(0, len(conversations), AT_ONCE):
         progress("answering rehearsal questions", start, len(conversations))

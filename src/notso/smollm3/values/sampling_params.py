@@ -37,7 +37,7 @@ class Parameter:
     """Metadata of a sampling parameter for the command line, the APIs, the docs and the settings page.
 
     openai, responses, anthropic, ollama: the API's names for the parameter, mapped to their documentation. None: the
-        field's name. Empty: not supported.
+        field's name. Empty: not supported, or handled separately.
     """
 
     help: str = ""  # help text of the command-line option; empty: there is no option
@@ -62,7 +62,7 @@ class Parameter:
     is_list: bool = False
 
     def names(self, api: Api) -> Mapping[str, str]:
-        """Return an API's names of this parameter and their documentation; empty if not supported."""
+        """Return an API's names of this parameter and their documentation."""
         spelled: Mapping[str, str] | None = getattr(self, api)
         return {self.name: self.text or self.help} if spelled is None else spelled
 

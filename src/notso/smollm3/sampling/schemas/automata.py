@@ -29,7 +29,7 @@ MAX_WORK = 50
 MAX_DEPTH = 150  # depth of nested positions and formulas; each level takes two or three interpreter frames
 
 MAX_NODES = 4_000
-"""Maximum nodes of a pattern after expanding counted repetitions."""
+"""Maximum nodes of a pattern."""
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF
@@ -309,7 +309,7 @@ def pattern_without_lookaheads(root: Node, write: Callable[[Ranges], str]) -> st
 
 
 def shortest_text(root: Node) -> str | None:
-    """Return a shortest text that a pattern matches as a whole, or None if there is none.
+    """Return a shortest text that a pattern matches as a whole, or None if none is found.
 
     The text has only printable characters that JSON does not escape. Raises TooLargeError.
     """

@@ -1,5 +1,4 @@
-"""Checking and rewriting of JSON schemas. If a constraint cannot be enforced, the schema is rejected with an error that
-names the keyword."""
+"""Checking and rewriting of JSON schemas. A schema with a known constraint that cannot be enforced is rejected."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ MAX_REWRITTEN = 2**22
 """Maximum number of keywords, names and values in a rewritten schema."""
 
 MAX_DESCENT = 4_096
-"""Maximum product of the number of definitions and the depth. The library (llguidance) recurses into each definition,
-and a stack overflow would kill the process."""
+"""Maximum product of the depth and the number of definitions plus one. The library (llguidance) recurses into each
+definition, and a stack overflow would kill the process."""
 
 MAX_PERIOD = 10_000
 """Maximum of the least common multiple of all `multipleOf` values without their factors of 2 and 5. The library keeps a

@@ -4,8 +4,8 @@ A pattern is parsed with the flag `u`, as JSON Schema recommends. If it is valid
 according to Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning in the
 target dialect.
 
-Backreferences and lookbehinds are rejected. Lookaheads and word boundaries are eliminated with automata (see
-automata.py). In this folder, "the library" is llguidance.
+Backreferences and lookbehinds are rejected. Lookaheads, word boundaries, and `^` and `$` in the middle are eliminated,
+usually with automata (see automata.py). In this folder, "the library" is llguidance.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def library_patterns(pattern: str) -> tuple[str, ...]:
 @lru_cache(maxsize=512)
 def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
     """Return a shortest text of at least `least` characters that matches all patterns (in the library's dialect), or
-    None if none is found in bounded time."""
+    None if none is found in bounded time. Large upper bounds of repetitions are ignored."""
     parts: list[Node] = [Repeat(Chars(((0, LAST),)), min(least, MAX_SHORTEST), None)]
     try:
         for pattern in patterns:

@@ -145,7 +145,7 @@ CONTAINED_WITHIN = 4
 
 
 def array_containing(item: Schema, least: int) -> Schema:
-    """Return a schema of arrays with `item` at one of the first positions.
+    """Return a schema that requires arrays to have `item` at one of the first positions.
 
     If `least` > 1, `item` must be at all of the first `least` positions.
     """
@@ -162,7 +162,7 @@ def array_containing(item: Schema, least: int) -> Schema:
 
 
 def enumerate_values(items: Schema) -> list[Any] | None:
-    """Return all possible values of `items`, or None if there are too many or some are arrays or objects."""
+    """Return all possible values of `items`, or None if they cannot be listed or compared."""
     if not isinstance(items, dict):
         return None
     if items == {"type": "boolean"}:
@@ -187,7 +187,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 
 
 def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | None:
-    """Return a schema of arrays of distinct `values`, or None if there are too many.
+    """Return a schema that requires arrays to consist of distinct `values`, or None if there are too many.
 
     If there are too many permutations, the arrays must have the order of `values`.
     """
@@ -242,7 +242,7 @@ _Case = tuple[dict[str, Any], Schema]
 class SchemaRewriter:
     """Rewrites one document. `ignored` lists unknown keywords and formats.
 
-    Raises InvalidRequestError with `param`; its message names the unsupported keyword.
+    Raises InvalidRequestError with `param`.
     """
 
     def __init__(self, document: dict[str, Any], param: str) -> None:
