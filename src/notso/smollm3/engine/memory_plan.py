@@ -33,7 +33,7 @@ DEFAULT_CONTEXT_TOKENS = 8192
 # Concurrent sequences, unless memory requires fewer.
 DEFAULT_SEQUENCES = 16
 
-# Size of the cache that all sequences share, if there is enough memory and no context is longer. Four chats of the default context fit, or
+# Usual size of the cache that all sequences share, if there is enough memory. Four chats of the default context fit, or
 # sixteen short chats.
 SHARED_TOKENS = 32_768
 

@@ -1,4 +1,4 @@
-"""Indexing of long texts in a confined child process, so that it takes no memory or time from this process."""
+"""Indexing of long texts in a confined child process, so that it does not delay other work of this process."""
 
 from __future__ import annotations
 
