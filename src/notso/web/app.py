@@ -116,7 +116,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def configure_store(settings: Settings) -> ChatStore:
-    """Return the conversation store. Raises SettingsError if the extra that the database needs is not installed."""
+    """Return the conversation store. Raises the errors of `create_store`."""
     store = create_store(settings.directory, settings.database_url)
     store.max_stored_characters = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
     return store

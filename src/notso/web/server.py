@@ -50,7 +50,7 @@ def serve(
 
     `on_ready` is called in the server's thread with the page's URL once the page responds, even if the engine is still
     loading. After the first signal, running answers have `drain_seconds` to finish; a second signal ends them. Raises
-    AddressInUseError or StorageError.
+    AddressInUseError, SettingsError or StorageError.
     """
     limit_malloc_arenas()
     with contextlib.ExitStack() as listening:
@@ -239,7 +239,7 @@ CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
 
 
 class LogRateLimit(logging.Filter):
-    """Log filter that passes MOST_PER_WINDOW records of each kind per window.
+    """Log filter that passes up to MOST_PER_WINDOW records of each kind per window.
 
     The first record of the next window reports the number of dropped records.
     """

@@ -62,7 +62,7 @@ class Caller:
 LOCAL = Caller(LOCAL_OWNER, LOCAL_OWNER, is_operator=True)
 """The user of this machine, or any client that sent the server's own API key."""
 NOBODY = Caller("nobody", "nobody")
-"""Caller of requests to public routes."""
+"""Caller of requests without authentication, such as those to public routes."""
 
 
 class SignIn(Protocol):

@@ -1,4 +1,4 @@
-"""Access log: one record per HTTP request, with the request id. (engine/running.py logs one record per generation.)"""
+"""Access log: a record for each HTTP request, except successful ones to a few frequent routes."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Assets:
     def _rewrite(self, name: str, reference: bytes) -> bytes:
         neighbor = posixpath.normpath(posixpath.join(posixpath.dirname(name), reference.decode()))
         url = self._urls.get(neighbor)
-        # The rewritten reference is relative to /static, because a proxy may publish the server below a base path.
+        # The rewritten reference is a relative URL, because a proxy may publish the server below a base path.
         up = "../" * (name.count("/") + 1)
         return (up + url.removeprefix("/static/") if url else reference.decode()).encode()
 

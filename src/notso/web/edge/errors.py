@@ -1,6 +1,6 @@
 """API errors: an HTTP status and the error object of the requested API, without a traceback.
 
-Middleware rejects requests with a plain-text error, which ApiEdge converts to the error object.
+Middleware and exception handlers also return plain-text errors, which ApiEdge converts to the error object.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ PATHS = frozenset(
         "/openapi.json",
     }
 )
-"""API paths of llama-server and vLLM that have none of the prefixes."""
+"""API paths that have none of the prefixes."""
 
 _CODES = {
     401: "invalid_api_key",
@@ -178,7 +178,7 @@ _CODES = {
 
 
 class ApiEdge:
-    """ASGI middleware that converts plain-text errors of the middleware inside it to the API's format."""
+    """ASGI middleware that converts plain-text errors of the inner application to the API's format."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -245,7 +245,7 @@ PIECE_BYTES = 64 * 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Maximum total size of the bodies being sent in pieces: enough for any page and a few full exports."""
 RETRY_SECONDS = 5
-"""Retry-After if the budget is used up. By then, the bodies being received now have arrived or been evicted."""
+"""Retry-After if the budget is used up. By then, the bodies being received now have arrived or can be evicted."""
 
 
 class RequestLimits:

@@ -19,7 +19,7 @@ LARGE_BYTES = 64 * 1024
 """Inputs above this size are queued. Smaller ones take milliseconds to process and run without queuing."""
 
 MOST_WAITING = 64
-"""Maximum number of waiting items. It bounds the memory of small request bodies, which BodyBudget does not count."""
+"""Number of waiting items above which only owners below an equal share may queue more (see `has_capacity`)."""
 
 SMALL_THREADS = 4
 """Threads per queue for small work. Queues do not share threads, so that blocked threads do not delay other queues."""
@@ -48,7 +48,7 @@ class WorkQueue:
             yield
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Run `work` in the queue's thread. Call while holding `turn`."""
+        """Run `work` in a thread of the queue. Call while holding `turn`."""
 
         def run() -> T:
             try:
@@ -59,7 +59,7 @@ class WorkQueue:
         return await self._queue.work(run)
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:
-        """Run `work` on an input of `size` bytes: in the owner's turn if large, otherwise without queuing."""
+        """Run `work` on an input of `size` bytes: in the owner's `turn` if large, otherwise without queuing."""
         if size <= LARGE_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._small, copy_context().run, work)
         async with self.turn(owner):

@@ -37,7 +37,7 @@ MAX_BATCHES = 4
 MAX_AT_ONCE = 32
 """Maximum requests of one batch that run at once."""
 SEARCH_SECONDS = 10.0
-"""Interval between searches for unfinished batches of stopped processes."""
+"""Maximum interval between searches for batches to run."""
 RENEW_SECONDS = 5.0
 _log = logging.getLogger("notso.web.api")
 

@@ -108,7 +108,7 @@ class Call(Fields):
 
 
 class AssistantMessage(Fields):
-    """An earlier answer. If it is the last message, it is continued."""
+    """An earlier answer. As the last message, it is continued by default."""
 
     role: Literal["assistant"]
     content: Text | Annotated[list[AnswerPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
@@ -116,7 +116,7 @@ class AssistantMessage(Fields):
     reasoning: Text | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     refusal: Text | None = None
-    # The following fields of responses have no effect. Client libraries send them back with the message.
+    # The following fields have no effect. Most are fields of responses, which client libraries send back.
     name: Annotated[Name | None, Hint()] = None
     annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
     reasoning_details: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -160,7 +160,7 @@ class NamedFunction(Fields):
 
 
 class NamedTool(Fields):
-    """Requires a call of this function."""
+    """A function, selected by name."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -173,7 +173,7 @@ class TextFormat(Fields):
 
 
 class ObjectFormat(Fields):
-    """Any JSON object, or one that matches llama.cpp's `schema` or TGI's `value`."""
+    """Any JSON object, or JSON that matches `schema` (llama.cpp) or `value` (TGI)."""
 
     type: Literal["json_object", "json"]
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None

@@ -106,7 +106,7 @@ class FrontEndSession:
         self._stream.changed.set()
 
     async def begin(self, number: int, request: EngineRequest, prepared: str | None, off_loop: OffLoop) -> None:
-        """Start an answer; idempotent per `number`. Raises the engine's error."""
+        """Start an answer; idempotent per `number`. Raises NotsoError or Problem."""
         answer = self._answers.get(number)
         if answer is None:
             shared = self._front_ends.services.shared
@@ -154,7 +154,7 @@ class FrontEndSession:
                 answer.running.answer_now()
 
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
-        """Yield lines of new events until a newer connection replaces this one, or this server is stopping and idle.
+        """Yield lines of new events until a newer connection replaces this one, or the server stops and answers end.
 
         `read` maps answer numbers to the counts of events that the front end has received; answers in `pending` are
         being submitted. All other answers up to number `up_to` are stopped.

@@ -203,7 +203,7 @@ MAX_BLOCKS = 4_096  # per document
 
 
 class CacheControl(Fields):
-    """Cache breakpoint. With a `ttl` of one hour, the prompt up to the breakpoint is pinned on disk."""
+    """Cache breakpoint. With a `ttl` of one hour, it may pin the preceding prompt on disk (see PinnedPrefix)."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -560,7 +560,8 @@ COUNT_NOTES: Notes = {
     ),
     "output_format": works("older name for `output_config.format`"),
     "cache_control": works(
-        "prompts are always cached; a `ttl` of `1h` in a text or document pins the prompt up to that block on disk"
+        "prompts are always cached; a `ttl` of `1h` in a block of `system` or of a user message, except a tool result, "
+        "pins the prompt up to that block on disk"
     ),
     "speed": hint("there is only one speed", "`standard`", "remove this field"),
     "user_profile_id": hint("describes the caller"),

@@ -78,7 +78,7 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 PINNED_TTL = "1h"
-"""A cache breakpoint with this `ttl` keeps the preceding part of the prompt on disk."""
+"""`ttl` of cache breakpoints that keep the preceding part of the prompt on disk."""
 BETWEEN_BLOCKS = "\n"
 PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
@@ -142,7 +142,7 @@ def _join_blocks(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
 
 
 def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str, Any] | None:
-    """Return a quotation in the API's format, or None if no document contains it."""
+    """Return a quotation in the API's format, or None if its document lacks it."""
     found = documents.find_quotation(quotation.number, quotation.words)
     if found is None:
         return None
@@ -388,7 +388,7 @@ def _tool_choice(tools: Sequence[AnthropicTool], choice: AnyToolChoice | None) -
 
 @dataclass(slots=True)
 class PinnedPrefix:
-    """The last cache breakpoint that pins a prefix of the conversation, if any."""
+    """The last cache breakpoint of the system prompt or a user message that pins the preceding prompt, if any."""
 
     message: Message | None = None  # the message that contains the breakpoint
     characters: int = 0  # length of the content before the breakpoint

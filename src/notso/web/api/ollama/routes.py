@@ -187,7 +187,7 @@ API_VERSION = "0.13.0"
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
 NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
-IGNORED_FORMATS = frozenset({"F32"})  # norms are F32 whatever the format of the other weights
+IGNORED_FORMATS = frozenset({"F32"})  # norms are F32 in any model file
 
 
 @discovery_router.head("/", dependencies=[GUARDED])

@@ -37,8 +37,8 @@ _UNFIT = re.compile("[\x00\ud800-\udfff]")
 def parse_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object in linear time.
 
-    Raises ApiError (400) for other JSON values, NaN, infinities, integers beyond 64 bits, duplicate keys, text with NUL
-    or lone surrogates, and bodies that exceed LIMITS.
+    Raises ApiError (400) for anything but a JSON object, and for NaN, infinities, integers beyond 64 bits, duplicate
+    keys, text with NUL or lone surrogates, and bodies that exceed LIMITS.
     """
     if body.startswith(_BYTE_ORDER_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
         body = _to_utf8(body)
@@ -184,7 +184,7 @@ class Note:
     # header for ignored fields. refused: not supported. later: not supported yet.
     state: Literal["works", "inert", "hint", "refused", "later"]
     text: str
-    instead: str = ""  # advice in errors; if empty, `text` is the advice for refused fields
+    instead: str = ""  # advice in errors; if empty, `text` is the advice for fields that are not accepted
     ignored: str = ""  # why a hint is ignored; `text` then describes the values in `done`
     done: tuple[Any, ...] = ()  # values of a hint that the server fulfills anyway
 
@@ -267,7 +267,7 @@ def check_depth(param: str, schema: object) -> None:
 def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
     # Some messages are written here, because pydantic's would repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
-    # A union reports an error per alternative; the error at the deepest path belongs to the intended alternative.
+    # A union reports an error per alternative; the error at the deepest path probably belongs to the intended one.
     fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _PRIORITIES.get(each["type"], 0)))
     path = _parent_path(fault["loc"], body) if fault["type"] == "missing" else _path(fault["loc"], body)
     param = ".".join(map(str, path))
@@ -466,7 +466,7 @@ def strict_tool_names(
 
 
 def validate_tool_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
-    """Return the choice that requires tool `name`, or any tool if `name` is None. Raises ApiError (400) if unknown."""
+    """Return the choice that requires tool `name`, or any tool if None. Raises ApiError (400) if there is none."""
     if not names:
         raise invalid_field(param, f"{param} requires a tool call, but no tools are given")
     if name is None:

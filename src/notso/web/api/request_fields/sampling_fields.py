@@ -224,7 +224,7 @@ class StreamOptions(Fields):
 
 @with_sampling("openai")
 class SamplingFields(UnsupportedSamplerFields):
-    """Sampling fields; the engine checks their ranges."""
+    """Sampling fields; the engine checks most ranges."""
 
     model: Name | None = None
     max_tokens: Whole | None = None
@@ -405,7 +405,7 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 
 
 def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
-    """Return the grammar of the answer and the name of its field. Raises ApiError (400) if invalid or ambiguous."""
+    """Return the answer's grammar, if any, and its field's name. Raises ApiError (400) if too deep or ambiguous."""
     outputs = fields.structured_outputs
     grammars: dict[str, Grammar | None] = {
         "response_format": format_grammar,

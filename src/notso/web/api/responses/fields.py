@@ -165,7 +165,7 @@ class NamespaceTool(Fields):
 
 
 class WebSearchTool(Fields):
-    """Server-side web search, which is not available; ignored unless a call is required."""
+    """Server-side web search, which is ignored, because it is not available."""
 
     type: Annotated[
         Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"], Hint()
@@ -190,14 +190,14 @@ AnyTool = Annotated[FunctionTool | NamespaceTool | WebSearchTool | FileSearchToo
 
 
 class FunctionChoice(Fields):
-    """Requires a call of this function."""
+    """A function, selected by name."""
 
     type: Literal["function"]
     name: Name
 
 
 class SearchChoice(Fields):
-    """Requires a search, which happens for every question anyway."""
+    """The file search, which runs for every question anyway."""
 
     type: Literal["file_search"]
 

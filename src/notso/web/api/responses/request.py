@@ -99,7 +99,7 @@ async def load_referenced_items(
 ) -> dict[str, Item]:
     """Load referenced items by id.
 
-    Raises ApiError: 404 if unknown, 400 for duplicates or too many.
+    Raises the errors of `load`, and ApiError: 404 if unknown, 400 for duplicates or too many.
     """
     ids = [id for _, id in references]
     responses: dict[str, dict[str, Item]] = {}
@@ -177,7 +177,7 @@ class FileSearch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
     conversation: tuple[Message, ...]  # the conversation without the instructions
-    items: tuple[Item, ...]  # input as given
+    items: tuple[Item, ...]  # input, in which stored items replace the loaded references
     references: tuple[Reference, ...] = ()  # stored items to load
     namespaces: Mapping[str, str]  # function name in the prompt -> namespace
     instructions: str | None = None
@@ -473,6 +473,6 @@ async def insert_passages(services: ApiServices, owner: str, api_request: Respon
 
 
 def to_annotation(documents: RequestDocuments, quotation: QuotedSpan, index: int) -> Mapping[str, Any] | None:
-    """Return a quotation as an annotation at character `index` of the text, or None if no passage contains it."""
+    """Return a quotation as an annotation at character `index` of the text, or None if its passage lacks it."""
     found = documents.find_quotation(quotation.number, quotation.words)
     return None if found is None else {"type": "file_citation", "index": index, **found[0].facts}

@@ -127,7 +127,7 @@ async def load(services: Services) -> Response:
 
 @router.get("/metrics", dependencies=[operator_only()])
 async def metrics(services: Services) -> Response:
-    """Return metrics in Prometheus text format. Requires an operator's key, because metrics reveal usage."""
+    """Return metrics in Prometheus text format. For operators only, because metrics reveal usage."""
     headers = {"Content-Type": CONTENT_TYPE_LATEST, "Process-Start-Time-Unix": str(services.metrics.started)}
     return Response(await asyncio.to_thread(services.metrics.text), headers=headers)
 

@@ -41,7 +41,7 @@ class ApiRequest:
     prompt_limit: int | None = None  # longest prompt in tokens; longer ones are refused
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # engine's field name -> this API's, for errors
-    ignored: tuple[str, ...] = ()  # other ignored parts, such as lines removed from the prompt
+    ignored: tuple[str, ...] = ()  # ignored parts beside `hints`, such as lines removed from the prompt
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
@@ -49,7 +49,7 @@ class ApiRequest:
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     def check_prompts(self, count: Callable[[Prompt], int]) -> None:
-        """Raise ApiError (400) for a prompt that exceeds `prompt_limit`. `count` returns a prompt's tokens."""
+        """Raise ApiError (400) for a prompt that exceeds `prompt_limit`. `count` returns a prompt's token count."""
         for prompt in self.prompts if self.prompt_limit is not None else ():
             if (length := count(prompt)) > (self.prompt_limit or 0):
                 raise ApiError(

@@ -101,7 +101,7 @@ _log = logging.getLogger("notso.web.api")
 
 
 class BackgroundResponses:
-    """Runs background responses and continues those of stopped processes. Use only on the event loop."""
+    """Stores responses that survive a restart, and continues those of stopped processes. Use only on the event loop."""
 
     def __init__(self, shared: SharedServices, ring: KeyRing) -> None:
         self._shared = shared
@@ -121,7 +121,7 @@ class BackgroundResponses:
             await self._shared.store.records.release_unfinished_responses(self._holder)
 
     async def persist(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
-        """Store a running response with its tokens, and remove it when it ends."""
+        """Store a running response with its tokens until it ends."""
         self._own_ids.add(response_id)
         stream.is_continued = lambda: self._is_continued(stream)
         if UNFINISHED not in request.scope:
@@ -203,7 +203,7 @@ class BackgroundResponses:
         status, error = await self._repeat_request(app, inner_app, unfinished, caller)
         if error.get("param") == "replay" and not json.loads(unfinished.body).get("stream"):
             # The tokens cannot be replayed, because the model or the version of the numerical code has changed. Clients
-            # have received no part of this response, because it is not streamed, so it can start from the beginning.
+            # have received no events of this response, because it is not streamed, so it can start again.
             status, error = await self._repeat_request(app, inner_app, replace(unfinished, progress=""), caller)
         if status != 200:
             message = str(error.get("message", "the response could not be continued"))
@@ -254,7 +254,7 @@ def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
 
 
 def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -> Submission:
-    """Return a copy of `submission` that reports token ids and replays the tokens of `unfinished`, if any."""
+    """Return a copy of `submission` with a seed that reports token ids and replays those of `unfinished`, if any."""
     submission = with_seed_and_token_ids(submission, unfinished.seed if unfinished is not None else None)
     if unfinished is None or not unfinished.progress:
         return submission

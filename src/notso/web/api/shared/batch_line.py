@@ -23,7 +23,7 @@ class BatchLine:
 
 
 def read_line(content: bytes, urls: Collection[str]) -> BatchLine:
-    """Parse a line and check all fields except the body. Raises ApiError."""
+    """Parse and check a line, but of its body only `stream` and `background`. Raises ApiError."""
     if len(content) > MAX_LINE_BYTES:
         raise line_too_long()
     entry = parse_object(content)

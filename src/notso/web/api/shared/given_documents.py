@@ -121,7 +121,7 @@ async def read_body_with_files(
 ) -> T:
     """Parse a body like `read_body`, after parsing the files that `find_files` finds in it.
 
-    Also raises ApiError (400) if a file cannot be parsed.
+    Also raises ApiError: 404 if a file is unknown, 400 if it cannot be parsed.
     """
     require_json(request)
     files: dict[str, Document] = {}
@@ -137,7 +137,7 @@ async def read_body_with_files(
 
 
 async def read_openai_request(request: Request, parse: Callable[[Mapping[str, Any]], R]) -> R:
-    """Parse an OpenAI request with `parse`, after replacing its files with their text. Raises ApiError (400)."""
+    """Call `read_body_with_files`, and parse the request with `parse` after replacing its files with their text."""
     return await read_body_with_files(
         request, find_openai_files, lambda body, files: parse_with_files(body, files, parse)
     )

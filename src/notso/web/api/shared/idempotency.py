@@ -37,7 +37,7 @@ HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
 MAX_STORED_BYTES = 16 * 1024 * 1024
 """Maximum size of a stored response; larger ones are delivered, but not stored."""
 NOT_STORED = ("content-length", "x-request-id", "date", "server")
-"""Response headers that are not stored, because their values differ for each delivery."""
+"""Response headers that are not stored, because they belong to a single delivery."""
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _log = logging.getLogger("notso.web.api")
 

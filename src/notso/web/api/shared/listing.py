@@ -24,7 +24,7 @@ def paginate(
 ) -> dict[str, Any]:
     """Return a page of `items` (oldest first) in the API's format.
 
-    `query` contains `limit` (1 to `max_limit`), `order` (default `desc`), and the item ids `after` and `before`.
+    `query` may contain `limit` (1 to `max_limit`), `order` (default `desc`), and the item ids `after` and `before`.
     Anthropic calls these `after_id` (or `page`, with a prefix) and `before_id`. With `before`, the page ends just
     before that item. Raises ApiError (400) naming the parameter.
     """

@@ -193,7 +193,7 @@ def _replica_stopped_error() -> ApiError:
 
 
 RESUMABLE_SECONDS = 300.0
-"""Time for which an answer can still be read after its end."""
+"""Maximum time for which an answer can still be read after its end."""
 MAX_RESUMABLE = 256
 
 
@@ -324,7 +324,7 @@ class ResumableStreams:
         serializer: Serializer,
         record: TokenRecord | None = None,
     ) -> ResumableStream:
-        """Follow an answer to its end, and drop it RESUMABLE_SECONDS after that."""
+        """Follow an answer to its end, and drop it at most RESUMABLE_SECONDS later."""
         log, name = AnswerLog(running.name, serializer.body()) if self._exchange.is_shared else None, running.name
         stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log, record)
         if log is not None:

@@ -70,7 +70,7 @@ def require_json(request: Request) -> None:
 
 
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
-    """Parse the JSON body. Raises ApiError: 415 for another content type, 400 if invalid.
+    """Parse the JSON body. Raises Problem (429), or ApiError: 415 for another content type, 400 if invalid.
 
     `of_any_type` skips the content type check. The setting `strict_fields` rejects ignored fields (hints).
     """
