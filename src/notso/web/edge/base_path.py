@@ -41,7 +41,7 @@ class BasePathExtension(Extension):
 class BasePath:
     """ASGI middleware for the configured base path, or the X-Forwarded-Prefix of a trusted proxy.
 
-    Requests with and without the base path are equivalent, because some proxies remove it.
+    Requests may omit the base path, because some proxies remove it.
     """
 
     def __init__(self, app: ASGIApp, configured: str, trusted_proxies: Sequence[str]) -> None:

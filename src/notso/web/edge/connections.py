@@ -36,7 +36,7 @@ address if they connect through a proxy or from this machine."""
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
 MAX_ACCEPTING = 32  # maximum connections being accepted at once; low, so that each can send before it is evicted
 RETRY_SECONDS = 0.002
-"""Pause after a failure to accept a connection. Each failure evicts about half of the connections that wait for their
+"""Pause after a failure to accept a connection. Each failure evicts some of the connections that wait for their
 clients, and the remaining clients can send during the pause. A shorter pause admits waiting clients sooner: with 10
 ms, a client waited 500 ms behind 400 silent clients. With 2 ms, a client that sends its request after 5 ms is still
 served."""
@@ -128,7 +128,7 @@ class ConnectionLimiter:
                 return
             except OSError as error:  # the process or the system is out of descriptors or memory
                 self._log_accept_error(error)
-                # Evict about half of the connections that wait for their clients, so that newer ones can still send.
+                # Evict no more than about half of the waiting connections, so that newer ones can still send.
                 for _ in range(min(self._max_accepting, 1 + len(self._waiting) // 2)):
                     self.evict_idle()
                 loop.remove_reader(listener)
@@ -152,7 +152,7 @@ class ConnectionLimiter:
 
 
 def connection_limit() -> int:
-    """Return the connection limit, raising the descriptor limit as far as allowed."""
+    """Return the connection limit, raising the descriptor limit if necessary."""
     most = raise_descriptor_limit(MAX_CONNECTIONS + RESERVED_DESCRIPTORS)
     return MAX_CONNECTIONS if most is None else min(MAX_CONNECTIONS, max(most - RESERVED_DESCRIPTORS, most // 4))
 
@@ -193,7 +193,7 @@ _NO_LINGERING = struct.pack("ii", 1, 0)  # struct linger: on, 0 s; closing then 
 
 
 def connection_of(scope: Scope) -> ClientConnection | None:
-    """Return a request's connection, or None if it was freed or the server is not uvicorn with ClientConnection."""
+    """Return a request's connection, or None if it is gone or the server is not uvicorn with ClientConnection."""
     reference = scope.get("state", {}).get(_STATE_KEY)
     return cast("ClientConnection | None", reference()) if reference is not None else None
 

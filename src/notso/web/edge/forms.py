@@ -17,7 +17,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, str]:
-    """Parse the request's form. Raises Problem: 415 for another type, 400 if malformed or over `most` fields, 429."""
+    """Parse the request's form. Raises Problem: 415 for another media type, 429 if busy, 400 if invalid."""
     body = await request.body()
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])

@@ -60,7 +60,7 @@ class CountedStream(EventSourceResponse):
 
 MIB = 1 << 20
 MOST_BYTES = 64 * MIB
-"""Maximum total size of all bodies being received or parsed: four chat imports of maximum size."""
+"""Budget for the bodies being received or parsed: four chat imports of maximum size."""
 
 SMALL_SHARE = 4
 """When the budget is used up, owners that hold at most 1/SMALL_SHARE of it (one import) may still exceed it, but by at

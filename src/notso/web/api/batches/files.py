@@ -91,7 +91,6 @@ async def delete(request: Request, services: Services, owner: Owner, file_id: st
 
 
 def is_anthropic(request: Request) -> bool:
-    """Return whether a request comes from a client of Anthropic's API."""
     return "anthropic-version" in request.headers
 
 

@@ -60,7 +60,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._claim_batches())
 
     async def close(self) -> None:
-        """Stop running batches. They continue after the next start."""
+        """Stop running batches. They continue after the next start or on another server."""
         tasks = [task for _, task in self._running.values()]
         for task in (*tasks, *([self._task] if self._task is not None else [])):
             task.cancel()

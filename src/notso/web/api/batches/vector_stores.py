@@ -287,7 +287,7 @@ async def _new_library(services: ApiServices, owner: str, name: str) -> Library:
     taken = {each.name for each in await documents.libraries(owner) if each.owner == owner}
     if len(taken) < MAX_LIBRARIES_OF_OWNER:
         for numbered in (_numbered_name(name, number) for number in range(1, MAX_LIBRARIES_OF_OWNER + 1)):
-            # The result is None if a concurrent request has taken the name.
+            # The result is None if a concurrent request has taken the name or the last free place.
             if numbered not in taken and (library := await documents.new_library(owner, numbered)) is not None:
                 return library
     message = f"there are already {MAX_LIBRARIES_OF_OWNER} vector stores and projects; delete some"

@@ -51,7 +51,7 @@ class ControlFields(Fields):
 @router.post("/chat/completions", dependencies=[GUARDED])
 @router.post("/v1/chat/completions", dependencies=[GUARDED])
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
-    """Create a chat completion. Disconnecting stops it, unless X-Conversation-Id was sent."""
+    """Create a chat completion. Disconnecting stops it, unless X-Conversation-Id or Idempotency-Key was sent."""
     api_request = await read_openai_request(request, parse_chat_request)
     unfinished = resumed_response(request)
     name = new_id("chatcmpl") if unfinished is None else unfinished.id

@@ -295,7 +295,7 @@ router = APIRouter()
 
 @router.post("/v1/completions", dependencies=[GUARDED])
 async def completions(request: Request, services: Services, owner: Owner) -> Response:
-    """Create a completion of a text. Disconnecting stops it, unless X-Conversation-Id was sent."""
+    """Create a completion of a text. Disconnecting stops it, unless X-Conversation-Id or Idempotency-Key was sent."""
     api_request = await read_body(request, parse_text_request)
     if api_request.echo and not all(api_request.texts):
         parsed = api_request

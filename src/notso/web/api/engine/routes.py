@@ -154,10 +154,10 @@ class FrontEndSession:
                 answer.running.answer_now()
 
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
-        """Yield lines of new events until a newer connection replaces this one, or the server stops and answers end.
+        """Yield lines of new events until a newer connection replaces this one.
 
-        `read` maps answer numbers to the counts of events that the front end has received; answers in `pending` are
-        being submitted. All other answers up to number `up_to` are stopped.
+        If this server is stopping, end once no answer is open. `read` maps answer numbers to counts of received events;
+        answers in `pending` are being submitted. All other answers up to number `up_to` are stopped.
         """
         self._expires.cancel()
         old, self._stream = self._stream, _Stream(sent=dict(read))

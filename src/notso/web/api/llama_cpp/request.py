@@ -442,7 +442,7 @@ router = APIRouter()
 @router.post("/completions", dependencies=[GUARDED])
 async def completion(request: Request, services: Services, owner: Owner) -> Response:
     """Continue a text, in llama.cpp's format. Control tokens in the text are recognized. Disconnecting stops the
-    answer, unless X-Conversation-Id was sent."""
+    answer, unless X-Conversation-Id or Idempotency-Key was sent."""
     parsed = await read_body(request, parse_native_request)
     async with serving(services, parsed.model) as model:
         tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize

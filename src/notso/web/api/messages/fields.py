@@ -203,7 +203,7 @@ MAX_BLOCKS = 4_096  # per document
 
 
 class CacheControl(Fields):
-    """Cache breakpoint. With a `ttl` of one hour, it may pin the preceding prompt on disk (see PinnedPrefix)."""
+    """Cache breakpoint. A `ttl` of one hour can pin the prompt up to it on disk."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

@@ -388,7 +388,7 @@ def _tool_choice(tools: Sequence[AnthropicTool], choice: AnyToolChoice | None) -
 
 @dataclass(slots=True)
 class PinnedPrefix:
-    """The last cache breakpoint of the system prompt or a user message that pins the preceding prompt, if any."""
+    """The last cache breakpoint that pins the prompt up to it, if any."""
 
     message: Message | None = None  # the message that contains the breakpoint
     characters: int = 0  # length of the content before the breakpoint

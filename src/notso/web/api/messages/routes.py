@@ -34,7 +34,7 @@ router = APIRouter()
 
 @router.post("/v1/messages", dependencies=[GUARDED])
 async def messages(request: Request, services: Services, owner: Owner) -> Response:
-    """Create a message. Disconnecting stops it, unless X-Conversation-Id was sent."""
+    """Create a message. Disconnecting stops it, unless X-Conversation-Id or Idempotency-Key was sent."""
     keep_volatile = services.shared.settings.keep_volatile
     api_request = await _read(request, services, partial(parse_message_request, keep_volatile=keep_volatile))
     return await respond(

@@ -398,7 +398,7 @@ def encode_context(messages: Sequence[Message]) -> list[int]:
 
 
 def decode_context(context: Sequence[int]) -> tuple[Message, ...]:
-    """Decode a conversation from `encode_context`. Raises ApiError (400) for other numbers."""
+    """Reverse `encode_context`. Raises ApiError (400) for other numbers."""
     if not context:
         return ()
     try:

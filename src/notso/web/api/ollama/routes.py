@@ -164,7 +164,7 @@ LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
 
 
 def resolve_ollama_name(name: str | None, info: ModelInfo | None) -> str | None:
-    """Convert an Ollama name of the default model to its name in the other APIs. Return any other name unchanged."""
+    """Convert an Ollama name of the default model to its name in the other APIs. Return others unchanged."""
     if name is None:
         return None
     short = name.lower().removesuffix(LATEST)
@@ -187,7 +187,7 @@ API_VERSION = "0.13.0"
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
 NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
-IGNORED_FORMATS = frozenset({"F32"})  # norms are F32 in any model file
+IGNORED_FORMATS = frozenset({"F32"})  # norms have this format even in quantized files
 
 
 @discovery_router.head("/", dependencies=[GUARDED])
@@ -340,14 +340,14 @@ router = APIRouter()
 
 @router.post("/api/chat", dependencies=[GUARDED])
 async def chat(request: Request, services: Services, owner: Owner) -> Response:
-    """Generate the next message of a conversation, in Ollama's format. Generation stops if the client disconnects."""
+    """Generate the next chat message, in Ollama's format. Disconnecting stops it, unless Idempotency-Key was sent."""
     api_request = await _read(request, parse_chat)
     return await _answer(request, services, owner, api_request)
 
 
 @router.post("/api/generate", dependencies=[GUARDED])
 async def generate(request: Request, services: Services, owner: Owner) -> Response:
-    """Complete a prompt, in Ollama's format. Generation stops if the client disconnects."""
+    """Create a completion of a prompt, in Ollama's format. Disconnecting stops it, unless Idempotency-Key was sent."""
     api_request = await _read(request, parse_generate)
     return await _answer(request, services, owner, api_request)
 

@@ -466,7 +466,7 @@ def strict_tool_names(
 
 
 def validate_tool_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
-    """Return the choice that requires tool `name`, or any tool if None. Raises ApiError (400) if there is none."""
+    """Return the choice that requires tool `name` (None: any tool). Raises ApiError (400) if there is no such tool."""
     if not names:
         raise invalid_field(param, f"{param} requires a tool call, but no tools are given")
     if name is None:

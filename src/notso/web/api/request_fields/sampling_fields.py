@@ -405,7 +405,10 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 
 
 def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
-    """Return the answer's grammar, if any, and its field's name. Raises ApiError (400) if too deep or ambiguous."""
+    """Return the grammar of the answer, if any, and the name of its field.
+
+    Raises ApiError (400) for several grammars or a schema nested too deeply.
+    """
     outputs = fields.structured_outputs
     grammars: dict[str, Grammar | None] = {
         "response_format": format_grammar,

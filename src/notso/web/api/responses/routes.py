@@ -128,7 +128,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
 
 @stored_router.delete("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
-    """Delete a response and its cached prompt; stop it first if it is running. Responses that continue it are kept."""
+    """Delete a response and its cached prompt; first stop it if running. Responses that continue it are kept."""
     running = _find_running(services, owner, response_id)
     if running is None:
         if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:

@@ -1,5 +1,5 @@
 """Routes that list models (the default model and installed files) with their adapters, and vLLM's routes that load and
-unload adapters. The latter load adapters only from the folder given with `--adapter-dir`.
+unload adapters. These routes load adapters only from the folder given with `--adapter-dir`.
 """
 
 from __future__ import annotations

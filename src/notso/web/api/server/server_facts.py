@@ -86,8 +86,8 @@ health_router = APIRouter()
 @health_router.head("/health", dependencies=[PUBLIC])
 @health_router.get("/v1/health", dependencies=[PUBLIC])
 async def health(services: Services) -> JSONResponse:
-    """Return 200 if the default model has been loaded; after it was unloaded while idle, the next request loads it
-    again. Return 503 during the first load, after a failed load, without a database connection, and while stopping."""
+    """Return 200 if the default model has been loaded, even if it was unloaded while idle. Return 503 during the first
+    load, after a failed load, without a database connection, and while stopping."""
     # `leaving` is set before the server stops, so that a load balancer sees the 503 and stops sending requests.
     shared = services.shared
     info, status = shared.engine.info, "ok"

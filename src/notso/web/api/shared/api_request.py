@@ -41,7 +41,7 @@ class ApiRequest:
     prompt_limit: int | None = None  # longest prompt in tokens; longer ones are refused
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # engine's field name -> this API's, for errors
-    ignored: tuple[str, ...] = ()  # ignored parts beside `hints`, such as lines removed from the prompt
+    ignored: tuple[str, ...] = ()  # ignored parts besides `hints`, such as lines removed from the prompt
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:

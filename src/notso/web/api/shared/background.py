@@ -254,7 +254,7 @@ def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
 
 
 def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -> Submission:
-    """Return a copy of `submission` with a seed that reports token ids and replays those of `unfinished`, if any."""
+    """Return a copy of `submission` that reports token ids, has a seed, and replays the tokens of `unfinished`."""
     submission = with_seed_and_token_ids(submission, unfinished.seed if unfinished is not None else None)
     if unfinished is None or not unfinished.progress:
         return submission

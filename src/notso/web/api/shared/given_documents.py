@@ -137,7 +137,7 @@ async def read_body_with_files(
 
 
 async def read_openai_request(request: Request, parse: Callable[[Mapping[str, Any]], R]) -> R:
-    """Call `read_body_with_files`, and parse the request with `parse` after replacing its files with their text."""
+    """Parse an OpenAI request like `read_body_with_files`, replacing its files with their text."""
     return await read_body_with_files(
         request, find_openai_files, lambda body, files: parse_with_files(body, files, parse)
     )
@@ -221,7 +221,7 @@ def digest_of(data: str) -> str:
 
 
 async def get_stored_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
-    """Return a stored file by id. Raises ApiError (404) naming `param` if the file is unknown or expired."""
+    """Return a stored file. Raises ApiError (404) naming `param` if it is unknown or expired."""
     file = await services.shared.store.records.file(owner, file_id)
     if file is None or 0 < file.expires_ms <= time.time_ns() // 1_000_000:
         raise ApiError(404, "not_found", "no file with that id is stored", param=param)
