@@ -11,8 +11,7 @@ Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
 # GG1 to GG9 are rules that valid files follow; tests in tests/qtensor break each of them. GG12 and GG15 are rules for
-# this reader.
-# The layer above checks whether the entries describe a usable model.
+# this reader. The layer above checks whether the entries describe a usable model.
 
 from __future__ import annotations
 
@@ -115,7 +114,7 @@ class Metadata(Mapping[str, Any]):
         return key in self._entries
 
     def array_length(self, key: str) -> int | None:
-        """Return an array's length without decoding it. Raises KeyError."""
+        """Return an array's length without decoding it, or None for other values. Raises KeyError."""
         value = self._entries[key]
         return len(value) if isinstance(value, StringSpan | NumberSpan) else None
 

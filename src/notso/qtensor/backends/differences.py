@@ -72,8 +72,8 @@ def _run_products(backend: Backend, rng: np.random.Generator, format: Format, ro
 
 
 def _run_attention(backend: Backend, rng: np.random.Generator, format: KVFormat) -> Host:
-    # Tests rows that cross a tile boundary, and then a recorded step of a few rows, in which a backend may fuse
-    # operations.
+    # Tests many rows, which cross a tile boundary, then a few rows, as in decoding. Both steps are recorded, because a
+    # backend may fuse recorded operations.
     (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, format)
     frequencies = backend.upload(1.0 / 5e6 ** (np.arange(HEAD_DIM // 2, dtype=np.float64) * 2 / HEAD_DIM))
     tables = backend.upload(np.array([[1, 0]], np.int32))

@@ -106,7 +106,7 @@ class Backend(Protocol):
         """Return the available memory; mapped_bytes: size of the mapped weights."""
 
     def weight_bytes(self, tensor: QTensor) -> int:
-        """Return the size of `weight(tensor)`. Raises DeviceError if unsupported."""
+        """Return the size of `weight(tensor)` in bytes."""
 
     def empty(self, rows: int, columns: int) -> Array: ...
 
@@ -167,7 +167,7 @@ class Backend(Protocol):
         """out = silu(x @ gate.T) * (x @ up.T)."""
 
     def silu_mul(self, gate: Array, up: Array, out: Array) -> None:
-        """out = silu(gate) * up, (L, C); out may be gate or up. Bit-identical to `matmul_gated`."""
+        """out = silu(gate) * up, (L, C); out may be gate or up. Same bits as in `matmul_gated`."""
 
     def rope_table(self, frequencies: Array, positions: Array, table: tuple[Array, Array], factor: float = 1.0) -> None:
         """table = factor * (cos, sin) of position * frequency, each (L, D/2); frequencies float64."""

@@ -4,11 +4,11 @@
 `quantize` creates blocks. Arrays of blocks are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are
 float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
-Super-blocks consist of groups of values, each with an integer scale. Quantization searches for scales that minimize
-sum(w * (dequantized - x)^2), where w is the importance of each value. For each group, it tries several scales near the
-one that maps the largest value to the largest integer, fits each of them to the resulting integers by least squares,
-and keeps the best. Then it fits the minima to the rounded scales, and finally d and dmin of each super-block to all of
-its integers.
+A super-block consists of groups of values; each group has an integer scale. Quantization searches for scales that
+minimize sum(w * (dequantized - x)^2), where w is the importance of each value. For each group, it tries several scales
+near the one that maps the largest value to the largest integer, fits each of them to the resulting integers by least
+squares, and keeps the best. Then it fits the minima to the rounded scales, and finally d and dmin of each super-block
+to all of its integers.
 
 The search works on arrays (values per group, groups), in which each group is a column, so that sums over a group are
 evaluated in a fixed order that does not depend on other groups.
@@ -432,8 +432,8 @@ def quantize(
 ) -> Bytes:
     """Quantize (..., cols) float32 to (..., row_bytes) uint8, minimizing errors weighted by `importance` (cols,).
 
-    Raises OperandError for formats that can only be read, incomplete blocks, NaN, infinity, or values out of the
-    format's range.
+    Raises OperandError for formats that can only be read, incomplete blocks, invalid importance, NaN, infinity, or
+    values out of the format's range.
     """
     # Simple formats round to nearest; only super-blocks search for scales, and use `importance`.
     if format not in _BYTES and format not in _SEARCHED:
@@ -480,7 +480,7 @@ _SCALE_FIELDS: dict[Format, tuple[int, ...]] = {
 
 def scales_of(format: Format, rows: Bytes) -> Floats:
     """Return scales and minima, or the values of a float format, as (n, 1 or 2) float32. Raises OperandError."""
-    # If all returned numbers are finite, every value of the tensor is finite.
+    # If all returned numbers are finite, every value of the tensor is finite, except with the largest scales of MXFP4.
     blocks = split_blocks(format, rows)
     if format in unpacked_blocks.UNPACK_32:
         small = unpacked_blocks.UNPACK_32[format](blocks)

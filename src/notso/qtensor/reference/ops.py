@@ -73,8 +73,7 @@ def matmul_dequantized(x: Floats, weight: QTensor) -> Floats:
 
 
 def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
-    """Return x (M, K) @ weight.T, bit-identical to the kernels. Raises OperandError if the format is a float format or
-    K is not a multiple of 256."""
+    """Return x (M, K) @ weight.T, bit-identical to the kernels; K must be a multiple of 256. Raises OperandError."""
     # Activations are quantized in blocks of 256 (`quantize_q8k`, scale dx), or in blocks of 32 if the weight's blocks
     # have 32 values (`quantize_q8x32`). Integer products are summed exactly; for each block in order, the sums are
     # combined in float:

@@ -1,7 +1,7 @@
-"""Fast generation of random blocks for benchmarks and kernel tests.
+"""Fast generation of random blocks for synthetic models, kernel tests and checks of devices.
 
-Integers are random bytes. Scales and minima are chosen so that values have a mean near 0, like trained weights, and the
-given standard deviation.
+The integers of quantized formats are random bytes. Scales and minima are chosen so that values have a mean near 0, like
+trained weights, and the given standard deviation.
 """
 
 from __future__ import annotations

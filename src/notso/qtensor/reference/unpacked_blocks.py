@@ -1,4 +1,4 @@
-"""Block formats that `blocks.py` does not unpack, unpacked to signed integers, integer scales and the scale d.
+"""Block formats that `blocks.py` does not unpack, unpacked to integers and scales.
 
 This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes)
 uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.

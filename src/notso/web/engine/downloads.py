@@ -1,7 +1,7 @@
 """Model downloads while the server runs: one at a time, in a thread, resumable.
 
 A download continues when the browser tab that started it is closed. If it is stopped or fails, or if the server is
-restarted, the received data stays on disk, and the next download of the file resumes there.
+restarted, the received data stays on disk unless its hash is wrong, and the next download of the file resumes there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Download:
 
 
 class Downloads:
-    """Starts, shows and stops downloads. Thread-safe and non-blocking."""
+    """Starts, shows and stops downloads. Thread-safe; only `close` blocks."""
 
     def __init__(self, pull: Pull = pull) -> None:
         self._pull = pull

@@ -128,7 +128,7 @@ def register_installed(host: EngineHost, registry: ModelRegistry, installed: Ins
 
 
 def other_installed_models(host: EngineHost, registry: ModelRegistry) -> list[InstalledModel]:
-    """List the installed SmolLM3 files, except the default model's. Blocks while reading files."""
+    """List the installed SmolLM3 files, except the default model's. Blocks."""
     inventory = scan_models(None, registry.folder)
     default = host.default.path
     return [each for each in inventory.installed if each.model.is_smollm3 and each.model.path.resolve() != default]
@@ -180,7 +180,7 @@ def model_facts(engine: EngineHost) -> ModelFacts | None:
 
 
 async def resolve_model_choice(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
-    """Resolve a chat's model name. Raises Problem if unknown or not loadable."""
+    """Resolve a chat's model name. Raises Problem if unknown, or if it selects a default model that has failed."""
     choice = DEFAULT_MODEL
     if name is not None:
         await host.wait_for_first_load()

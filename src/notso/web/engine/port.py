@@ -125,7 +125,7 @@ class Adapters(Protocol):
 
 
 class ChatEngine(Protocol):
-    """Generates answers in its own thread. Methods block, so do not call them on the event loop."""
+    """Generates answers in its own thread. Most methods block: on the event loop, call only `stats` and `when_lost`."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -185,10 +185,7 @@ class ChatEngine(Protocol):
         """Delete the cache of a pinned prompt prefix, in memory and on disk."""
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call `callback` from another thread after a GPU failure or lost connection.
-
-        By then, running answers have failed. The engine must be loaded again.
-        """
+        """Call `callback`, from any thread, after a GPU failure or lost connection. The engine must be loaded again."""
 
     def close(self) -> None: ...
 

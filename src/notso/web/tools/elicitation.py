@@ -72,7 +72,7 @@ Ask: TypeAlias = Callable[[Elicitation], Awaitable[Reply]]
 
 
 def parse_question(server: str, message: str, schema: Mapping[str, Any]) -> Elicitation:
-    """Create a question from a message and a JSON schema. Raises ToolError if no form can represent the schema."""
+    """Create a question from a message and a JSON schema. Raises ToolError if they are unsupported or too large."""
     properties = schema.get("properties", {})
     required = schema.get("required", [])
     if schema.get("type", "object") != "object" or not isinstance(properties, dict) or not isinstance(required, list):

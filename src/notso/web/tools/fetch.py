@@ -127,7 +127,7 @@ async def _read(response: httpx2.Response) -> tuple[str, str]:
     try:
         return "", await page_text(text)
     except ConfinedWorkError:
-        raise ToolError("the page takes too much time to read") from None
+        raise ToolError("the page takes too much time or memory to read") from None
 
 
 FETCH = ChatTool(

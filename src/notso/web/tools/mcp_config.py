@@ -1,7 +1,7 @@
 """Configuration files of MCP servers, in the formats of Claude, VS Code, Codex and other programs.
 
-The servers are listed under `mcpServers` or another of the keys in `_CONTAINERS`. Servers and settings that cannot be
-used are skipped and reported with a reason. SettingsError is raised only if the file as a whole is unusable.
+The servers are listed under keys in `_CONTAINERS`, such as `mcpServers`, or at the top level. Servers and settings that
+cannot be used are skipped and reported with a reason. SettingsError is raised only if the file as a whole is unusable.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
 
     allowed_http: hosts and networks to which unencrypted connections are allowed, in addition to loopback.
 
-    Raises SettingsError if the file cannot be read or parsed, or has no key that contains servers.
+    Raises SettingsError if the file or an allowed host is invalid.
     """
     try:
         text = read_text(path, MAX_FILE_BYTES)
@@ -547,7 +547,8 @@ class _Object(dict[str, Any]):
 def read_commented_json(text: str) -> Any:
     """Parse JSON with `//` and `/* */` comments and trailing commas, in linear time.
 
-    Raises json.JSONDecodeError with the line and column in `text`, or RecursionError if a value is nested too deeply.
+    Raises json.JSONDecodeError with the line and column in `text`, ValueError if a number is too long, or
+    RecursionError if a value is nested too deeply.
     """
     plain = _COMMENTS.sub(lambda found: found[0] if found[0][0] == '"' else _NOT_LINE_END.sub(" ", found[0]), text)
     plain = _COMMAS.sub(lambda found: found[0] if found[0][0] == '"' else " ", plain)

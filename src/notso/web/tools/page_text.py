@@ -24,7 +24,7 @@ _BLOCKS = frozenset(
 
 
 async def page_text(html: str) -> str:
-    """Return the readable text of a page. Raises ConfinedWorkError if LIMITS are exceeded."""
+    """Return the readable text of a page. Raises ConfinedWorkError."""
     return (await run_confined(_PROGRAM, html.encode("utf-8", "replace"), LIMITS)).decode()
 
 

@@ -69,7 +69,7 @@ class TraceRecorder:
 
     @property
     def is_within_run(self) -> bool:
-        """Whether the last run is unfinished, so that its request must be sent again."""
+        """Whether the last run did not end with tool calls, so that its request must be sent again."""
         return bool(self.trace.runs) and self.last.finish != "tool_calls"
 
     @property

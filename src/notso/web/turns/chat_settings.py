@@ -32,7 +32,7 @@ NUMERIC = sorted(
 """Sampling parameters that the page shows as input fields."""
 MEMORY_HEADING = "The user wants you to remember:"
 NO_LIMIT = "none"
-"""Value of a numeric setting without a limit, even if the default has one. As the value of `tools`: no tools."""
+"""Value of an integer setting without a limit, even if the default has one. As the value of `tools`: no tools."""
 _CAN_BE_NONE = frozenset((*(each.name for each in NUMERIC if each.kind is int), "tools"))
 
 

@@ -22,7 +22,7 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between two updates, multiplied by the number of readers, so that many readers do not slow down the
+"""With N readers, two updates are at least N times this many seconds apart, so that many readers do not slow down the
 model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
 """More changes than a log ever has. A log that continues another process's log starts at the next multiple of this."""

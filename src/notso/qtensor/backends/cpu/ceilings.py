@@ -29,7 +29,7 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
     `memory` is a contiguous 1-D uint8 array of at least 1 MiB; each thread reads from `places` positions alternately.
     Raises OperandError for other arguments.
     """
-    # The memory is read once, in windows of equal size; the fastest window counts.
+    # Each whole window of the memory is read once; the fastest one counts.
     if memory.ndim != 1 or memory.dtype != np.uint8 or not memory.flags.c_contiguous or memory.size < 1 << 20:
         raise OperandError("the data must be a contiguous array of at least 1 MiB")
     if places not in PLACES:
@@ -45,7 +45,7 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
 
 def byte_product_rate(at_least: int | None = None) -> float:
     """Return the number of byte products per second of all threads, with operands in registers: the best of several
-    runs, or one run of `at_least` products. Raises OperandError if `at_least` is below 1.
+    runs, or one run of `at_least` or more products. Raises OperandError if `at_least` is below 1.
     """
     if at_least is not None and at_least < 1:
         raise OperandError(f"at_least must be 1 or more, not {at_least}")

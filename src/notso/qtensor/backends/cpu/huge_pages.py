@@ -24,7 +24,7 @@ from notso.qtensor.tensor import QTensor
 from notso.system.memory import huge_pages_available, use_huge_pages
 
 PAGE_BYTES = 2 << 20
-TENSOR_ALIGNMENT = 4096  # each tensor begins on a page boundary, so that no two tensors share a cache line
+TENSOR_ALIGNMENT = 4096  # of each copied tensor or group of interleaved tensors, so that no two share a cache line
 COPY_BYTES = 8 << 20  # bytes copied per numpy call; each call releases the interpreter lock
 SLAB_ROWS = 64  # as in native/packed_weights.h; tensors with fewer rows are not packed
 SUPER_BLOCK = 256  # values of a row in a packed block
@@ -150,7 +150,7 @@ class KeyValuePool:
     """Blocks of one layer's cache, allocated when first written."""
 
     # `data` is (runs, KH, blocks per run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n
-    # is the number of blocks per run. It may have room for more than `blocks` blocks. With a format below 8 bits, each
+    # is the number of blocks per run. `data` may be larger than `blocks` requires. With a format below 8 bits, each
     # sequence's first and current tiles are also stored in a second pool with format k8v8, called the window pool.
     format: KVFormat
     kv_heads: int
@@ -191,7 +191,7 @@ class KeyValuePool:
         return [memoryview(head) for head in self.block(block)]
 
     def touch_block(self, block: int) -> None:
-        """Make the system allocate a block's memory, without changing its content."""
+        """Make the system allocate a block's huge pages, without changing its content."""
         self.block(block)[:, [0, -1]] |= 0
 
     def copy_block(self, source: int, target: int) -> None:
@@ -211,7 +211,7 @@ def _run_layout(blocks: int) -> tuple[int, int]:
 def key_value_pool(
     blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> KeyValuePool:
-    """Return a zeroed pool. Raises OperandError for invalid sizes, QTensorError for lack of address space."""
+    """Return a zeroed pool. Raises OperandError for invalid arguments, QTensorError if allocation fails."""
     return key_value_pools(1, blocks, kv_heads, head_dim, format, large_pages=large_pages)[0]
 
 

@@ -8,7 +8,7 @@ Inside `with program.record():`, operations are not computed but recorded, with 
 `program.run()` replays them with the arrays' current contents, in one native call without the interpreter lock.
 
 Letters in shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH heads of keys and values,
-D head dimension, S sequences, T tiles of a sequence, B blocks of the cache, M gathered rows.
+D head dimension, M gathered rows.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = Non
 
 
 def matmul_many(x: Floats, products: Sequence[tuple[Weight, Floats]], *, norm: RMSNorm | None = None) -> None:
-    """Multiply x by several weights like `matmul`, quantizing x only once."""
+    """Multiply x by several weights like `matmul`, quantizing x once per block size."""
     for i, (_, out) in enumerate(products):
         _check_no_overlap("out", out, *(other for _, other in products[:i]))
     _matmul(x, products, norm, _PLAIN)

@@ -1,7 +1,8 @@
 """CUDA backend. Arrays are in device memory; uploads and downloads copy them.
 
 Operations check shapes when they are called and array contents before they launch kernels (native/cuda/launches.h).
-Results are bit-identical to the CPU's. Only downloads wait until the device has finished its work.
+Results are bit-identical to the CPU's. Only downloads and uploads of weights wait until the device has finished its
+work.
 """
 
 from __future__ import annotations
@@ -389,7 +390,7 @@ def check_written(
 def check_read(
     positions: Integers, sequences: Integers, tables: Integers, pool: DevicePool, window: Window | None
 ) -> int:
-    """Return the largest number of tiles that a row reads. Raises OperandError for missing blocks."""
+    """Return the largest number of tiles that a row reads. Raises OperandError for invalid rows or blocks."""
     check_rows(positions, sequences, tables)
     if not positions.size:
         return 0
