@@ -82,8 +82,8 @@ def tune(
 ) -> None:
     """Fine-tune a LoRA adapter on conversations.
 
-    Trains LoRA on all weight matrices with TRL and PEFT (requires the optional extra `tune`). The loss covers only
-    assistant messages. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
+    Trains LoRA on the weight matrices of all layers with TRL and PEFT (requires the optional extra `tune`). The loss
+    covers only assistant messages. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
     """
     options.check_output_path(out, force, "--out")
     if merge is not None:

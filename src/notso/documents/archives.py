@@ -83,7 +83,7 @@ class XMLEvent:
 
 
 def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
-    """Parse XML. Raises UnreadableError if it is invalid or declares a document type."""
+    """Parse XML. Raises UnreadableError if it is invalid, too deep, or declares a document type."""
     # Without a document type, XML cannot declare entities, which could expand to any size or refer to other files.
     events: list[XMLEvent] = []
     depth = 0

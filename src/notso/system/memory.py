@@ -33,7 +33,7 @@ def huge_page_policy() -> str:
 
 
 def huge_pages_available() -> bool:
-    """Return whether `use_huge_pages` can succeed."""
+    """Return whether `use_huge_pages` can have an effect."""
     return huge_page_policy() not in ("", "never")
 
 

@@ -37,7 +37,8 @@ the engine's settings."""
 class ServedModel:
     """A model and its loading state."""
 
-    # Any thread may read `state`, `info`, `failure` and `engine`. Use everything else on the event loop.
+    # Any thread may read `state`, `info`, `failure` and `engine`. Use everything else on the event loop, except
+    # `load_with_adapters`.
 
     key: str  # identifies the model in requests
     load: EngineSource

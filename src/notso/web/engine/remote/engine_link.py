@@ -1,7 +1,8 @@
 """Connection of a front end to its engine: short HTTP calls, and one HTTP response that streams all answers' events.
 
 A thread reads the stream. If the stream breaks, the thread opens it again and continues each answer after the last
-event received. After LOST_SECONDS without a stream, the engine is considered lost and all answers end with an error.
+event received. After LOST_SECONDS without a stream, or at once if a retry cannot help, the engine is considered lost
+and all answers end with an error.
 """
 
 from __future__ import annotations
