@@ -1,4 +1,4 @@
-"""`notso backup`: copy all conversations to one SQLite file."""
+"""`notso backup`: copy all conversations and documents to one SQLite file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def backup(
     api_key_file: options.ApiKeyFile = None,
     debug: options.Debug = False,
 ) -> None:
-    """Back up all conversations to one file.
+    """Back up all conversations and documents to one file.
 
     To restore a backup, stop the server, delete notso.db-wal and notso.db-shm from the data directory, and copy the
     file there as notso.db. For conversations in PostgreSQL (DATABASE_URL), use pg_dump.
@@ -47,7 +47,7 @@ def backup(
 
 
 def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_file: Path | None) -> None:
-    """Copy all conversations from `server` or the data directory to a new file."""
+    """Copy the chat database from `server` or the data directory to a new file."""
     from notso.web.store.sqlite.store import back_up_directory
     from notso.web.values.settings import default_data_dir
 

@@ -1,4 +1,4 @@
-"""`notso store copy`: migrate conversations, keys and usage between databases."""
+"""`notso store copy`: migrate conversations, documents, keys and usage between databases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def store(
         str,
         typer.Argument(
             metavar="TO",
-            help="Target, which must not contain conversations: data directory or postgresql:// URL.",
+            help="Target, whose database must be empty: data directory or postgresql:// URL.",
             show_default=False,
         ),
     ],
@@ -32,9 +32,9 @@ def store(
 ) -> None:
     """Migrate conversations between SQLite and PostgreSQL.
 
-    Copies conversations, keys and usage. First stop every server that uses the source or the target. The copy is read
-    back and compared before it is committed, so the target receives either everything or nothing. Put passwords in
-    ~/.pgpass or PGPASSWORD, not on the command line, where other users can see them.
+    Copies conversations, documents, settings, API files, keys and usage. First stop every server that uses the source
+    or the target. The copy is read back and compared before it is committed, so the target receives either everything
+    or nothing. Put passwords in ~/.pgpass or PGPASSWORD, not on the command line, where other users can see them.
     """
     from notso.web.store.copy import copy_database
 

@@ -122,7 +122,7 @@ class PluginProcess:
     def ask(self, kind: str, arguments: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
         """Start a call. Its future raises PluginRefusalError or PluginError.
 
-        If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if it is not on, is overloaded,
+        If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is off, is busy,
         or cannot receive `arguments`.
         """
         try:

@@ -44,8 +44,8 @@ from notso.web.values.visible_text import sanitize_line
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # large enough for a result with an image, although images are not used
 MAX_MESSAGE_ITEMS = 50_000
-"""Maximum number of commas and opening brackets (over HTTP, also of newlines) in a message. Parsing that many blocks the
-event loop for 50 ms."""
+"""Maximum number of commas and opening brackets (over HTTP, also of newlines) in a message. Parsing that many blocks
+the event loop for 50 ms."""
 MAX_LISTED_TOOLS = 200  # per page of a list, because the library validates each tool
 MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
 MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
