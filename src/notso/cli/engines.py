@@ -218,7 +218,7 @@ def check_model(path: Path | None) -> None:
 def context_with_yarn(path: Path | None, context_tokens: int) -> int:
     """Return the smallest context of at least `context_tokens` tokens to which YaRN applies.
 
-    Raises GGUFError, ModelFileError or OSError.
+    Raises GGUFError or ModelFileError.
     """
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config

@@ -59,7 +59,7 @@ def _pack_string(text: str) -> bytes:
 class GGUFWriter:
     """Collect entries and tensors, then write the file atomically.
 
-    Raises GGUFError for invalid entries, tensors or amounts of data.
+    Raises GGUFError for invalid entries, tensors or amounts of data, or OSError.
     """
 
     def __init__(self, path: str | Path, *, durable: bool = True) -> None:

@@ -19,7 +19,7 @@ from notso.web.engine.host import EngineHost
 
 
 class LlamaCppMetrics(Collector):
-    """Engine statistics under llama.cpp's names; empty while no model is loaded."""
+    """Engine statistics under llama.cpp's names; empty while the default model is not loaded."""
 
     def __init__(self, engine: EngineHost) -> None:
         self._engine = engine

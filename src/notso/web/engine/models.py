@@ -77,7 +77,7 @@ FileCheck = Callable[[Path | None], None]
 @dataclass(frozen=True, slots=True)
 class ModelRegistry:
     load: ModelLoader
-    folder: Path | None = None  # folder of the initial model, if it was specified by path
+    folder: Path | None = None  # folder of the initial model, if one was specified
     load_beside: BesideLoader | None = None  # None: only one model can be loaded at a time
     check: FileCheck | None = None  # rejects unusable files before other models are unloaded to make room
 

@@ -136,7 +136,7 @@ class ChatEngine(Protocol):
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
-        """Queue a request. Raises ModelError if the prompt is too long, the queue is full, or the engine is closed."""
+        """Queue a request. Raises ModelError."""
 
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None

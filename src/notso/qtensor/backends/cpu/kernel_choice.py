@@ -119,6 +119,6 @@ def configure(thread_count: int | None = None) -> None:
 
 
 end_on_bus_errors = native.end_on_bus_errors
-"""If a mapped file is truncated or becomes unreadable, print `line` (at most 255 bytes) to stderr and exit."""
+"""If reading a mapped file fails (SIGBUS), print `line` (at most 255 bytes) to stderr and exit."""
 # Otherwise, the system would kill the process silently. The handler affects the whole process, so libraries should not
 # install it.
