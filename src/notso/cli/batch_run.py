@@ -253,7 +253,7 @@ class BatchRun:
         self._blamed: list[RequestLine] = []
 
     def answer_all(self) -> None:
-        """Answer all lines, or return after Ctrl-C. Raises EngineError if the engine always fails."""
+        """Answer all lines, or return after Ctrl-C. Raises EngineError if the engine keeps failing."""
         self._report_progress()
         max_running = _REQUESTS_PER_SLOT * max(1, self._engine.get().info.max_num_seqs)
         try:

@@ -158,7 +158,7 @@ def serve(
         return Engine.load(engine_config, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:
-        gc.freeze()  # objects created at startup are never freed, so the collector need not visit them
+        gc.freeze()  # most objects created at startup are never freed, so the collector need not visit them
         gc.enable()
         if as_json:
             terminal.print_json({"event": "open", "url": address})

@@ -25,7 +25,7 @@ from notso.web.edge.errors import is_api_path
 
 logger = logging.getLogger("notso.cluster")
 
-FEED_PATH = "/feed"  # path of the event stream that every page keeps open
+FEED_PATH = "/feed"  # path of the event stream that pages keep open
 # Maximum duration of this stream. The page then reconnects and continues after the last event, at another replica if
 # this one is stopping.
 FEED_SECONDS = 20.0

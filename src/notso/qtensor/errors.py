@@ -1,4 +1,4 @@
-"""Errors of the tensor layer, and `NotsoError`, from which all errors of the project derive.
+"""Errors of the tensor layer, and `NotsoError`, from which most errors of the project derive.
 
 ARCHITECTURE.md shows them as a tree. Each layer translates errors at its boundary.
 """
@@ -40,7 +40,7 @@ class Sentence(str):
 
 
 class NotsoError(Exception):
-    """Root of the package's errors; `str(error)` is one printable line. `path`: the invalid file, if known.
+    """Base class of most of the package's errors; `str(error)` is one printable line. `path`: the invalid file, if known.
 
     `sentence` is the message, a Sentence if it can be translated.
     """

@@ -1,4 +1,4 @@
-"""Reference implementation of all operations in numpy.
+"""Reference implementation of operations in numpy.
 
 `matmul_q8k` does the same float operations as the kernels, so its results are bit-identical to theirs. Most other
 functions compute in float64 and round once; their results are compared with tolerances. Shapes: M or L rows, K inputs,

@@ -104,7 +104,7 @@ class Generation(Protocol):
         """Yield all events from index `after` on; block between them."""
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` from the engine's thread on every change; it must not block."""
+        """Call `notify` on every change, and at once if there are events already; it must not block."""
 
     def stop(self) -> None:
         """End the answer within one engine step, with finish reason 'cancelled'."""

@@ -236,7 +236,7 @@ class Turns:
         self.stop(consumer.turn.id, interrupted=True)
 
     async def wait_for_all(self) -> None:
-        """Wait until every turn is saved, including turns that are about to start."""
+        """Wait until every turn has ended, including turns that are about to start."""
         while self._tasks or self._expected:
             for begun in list(self._expected.values()):
                 await begun.wait()
