@@ -147,8 +147,6 @@ class ExitChat(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Result of a slash command."""
-
     lines: tuple[str, ...] = ()  # lines to print
     question: str | None = None  # question to ask again
     continues: bool = False  # whether to continue the last answer

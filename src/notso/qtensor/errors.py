@@ -40,7 +40,7 @@ class Sentence(str):
 
 
 class NotsoError(Exception):
-    """Base class of most of the package's errors; `str(error)` is one printable line. `path`: the invalid file, if known.
+    """Base class of most errors; `str(error)` is one printable line. `path`: the invalid file, if known.
 
     `sentence` is the message, a Sentence if it can be translated.
     """

@@ -78,10 +78,8 @@ MAX_RESULT_CHARACTERS = 8_000
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Result of a tool call, with the text for the model."""
-
     state: Literal["done", "failed"]
-    text: str
+    text: str  # for the model
     duration_ms: float = 0.0
 
 

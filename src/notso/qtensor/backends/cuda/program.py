@@ -26,8 +26,6 @@ _NO_ROTATION: Rotation = (0, 0, 0)
 
 @dataclass(frozen=True)
 class RopeLaunch:
-    """Launch of `rope`."""
-
     device: Device
     x: int
     shape: tuple[int, int, int]  # rows, heads, dimensions
@@ -40,8 +38,6 @@ class RopeLaunch:
 
 @dataclass(frozen=True)
 class StoreLaunch:
-    """Launch of `store_key_values`."""
-
     device: Device
     k: int
     v: int
@@ -55,8 +51,6 @@ class StoreLaunch:
 
 @dataclass(frozen=True)
 class AttentionLaunch:
-    """Launch of `attention`."""
-
     device: Device
     q: int
     shape: tuple[int, int, int]
@@ -120,8 +114,6 @@ Check = Callable[[], int]
 
 
 class RecordingBackend(Protocol):
-    """A backend that can record operations."""
-
     device: Device
     recording: Program | None
 
