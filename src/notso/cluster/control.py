@@ -96,10 +96,8 @@ def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """State of the Serve application, number of replicas by state, and messages."""
-
-    state: str = "NOT_STARTED"
-    replicas: dict[str, int] = field(default_factory=dict)
+    state: str = "NOT_STARTED"  # of the Serve application
+    replicas: dict[str, int] = field(default_factory=dict)  # number by state
     message: str = ""
 
 

@@ -34,7 +34,7 @@ from notso.web.values.quotas import MaxTokenUse, Reservation
 
 
 class Quotas(Protocol):
-    """Quota accounting. Use on the event loop."""
+    """Use on the event loop."""
 
     def has_quota(self, owner: str) -> bool: ...
 

@@ -36,10 +36,7 @@ class ChangeLog(Protocol):
 
 
 class Exchange(Protocol):
-    """Message exchange. Use on the event loop.
-
-    Only the coroutines wait for the network.
-    """
+    """Use on the event loop. Only the coroutines wait for the network."""
 
     at_gap: list[Callable[[], None]]  # called whenever messages may have been lost
 

@@ -96,6 +96,7 @@ class DeviceArray:
 
 
 def weight_bytes(tensor: QTensor) -> int:
+    """Return the size of a weight in device memory."""
     return device_weight_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
 
 

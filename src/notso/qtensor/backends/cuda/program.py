@@ -26,6 +26,8 @@ _NO_ROTATION: Rotation = (0, 0, 0)
 
 @dataclass(frozen=True)
 class RopeLaunch:
+    """Launch of `rope`."""
+
     device: Device
     x: int
     shape: tuple[int, int, int]  # rows, heads, dimensions
@@ -38,6 +40,8 @@ class RopeLaunch:
 
 @dataclass(frozen=True)
 class StoreLaunch:
+    """Launch of `store_key_values`."""
+
     device: Device
     k: int
     v: int
@@ -51,6 +55,8 @@ class StoreLaunch:
 
 @dataclass(frozen=True)
 class AttentionLaunch:
+    """Launch of `attention`."""
+
     device: Device
     q: int
     shape: tuple[int, int, int]
@@ -114,6 +120,8 @@ Check = Callable[[], int]
 
 
 class RecordingBackend(Protocol):
+    """A backend that can record operations."""
+
     device: Device
     recording: Program | None
 
