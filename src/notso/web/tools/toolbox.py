@@ -84,7 +84,7 @@ class ToolResult:
 
 
 class ToolSource(Protocol):
-    """A source of tools: built-in tools, plugins, or MCP servers."""
+    """Built-in tools, plugins, or MCP servers."""
 
     def tools(self) -> Sequence[ChatTool]: ...
 
