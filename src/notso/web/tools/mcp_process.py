@@ -282,7 +282,7 @@ MAX_SSE_EVENT_BYTES = 1024 * 1024  # same as the library's limit
 SESSION_ID = "mcp-session-id"
 SESSION_LOST = "its session has expired"
 NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
-"""Status codes with which a server that supports only SSE rejects the first message, according to the protocol."""
+"""Status codes with which a server that supports only SSE may reject the first message."""
 
 
 class McpHttpTransport:
