@@ -185,6 +185,29 @@ def test_tool_call_ends_within_its_limit(grammars: GrammarCompiler, small_tokeni
         assert ended, text
 
 
+def test_text_answer_with_tools_is_not_taken_for_json(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
+    """It may have more than twenty digits, and it is not complete just because it may end."""
+    options = RequestOptions(grammar=Grammar("regex", "[0-9]{1,40}"), tools=[WEATHER], thinking=False)
+    output, seven = structured(grammars, small_tokenizer, options), small_tokenizer.encode("7")[0]
+    for _ in range(39):
+        assert np.isfinite(output.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), False)[seven])
+        output.consume(seven, False)
+        assert not output.is_whole
+
+
+def test_number_in_a_call_beside_a_text_answer_is_limited(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer
+) -> None:
+    options = RequestOptions(grammar=Grammar("regex", "[0-9]{1,40}"), tools=[WEATHER], thinking=False)
+    output, opening = structured(grammars, small_tokenizer, options), small_tokenizer.tool_call_open_id
+    seven, begun = small_tokenizer.encode("7")[0], '\n{"name": "weather", "arguments": {"city": "a", "days": '
+    assert opening is not None
+    for token in [opening, *small_tokenizer.encode(begun), *[seven] * 20]:
+        assert np.isfinite(output.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), False)[token])
+        output.consume(token, False)
+    assert not np.isfinite(output.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), False)[seven])
+
+
 def test_answer_that_cannot_end_within_its_limit_is_truncated(
     grammars: GrammarCompiler, small_tokenizer: Tokenizer
 ) -> None:

@@ -86,9 +86,11 @@ class Matcher:
         param: str,
         *,
         is_json: bool = False,
+        tags: Sequence[int] = (),
         limit: Callable[[], TokenLimit] | None = None,
     ) -> None:
-        # is_json: the grammar describes JSON, or allows tool calls. limit: creates the TokenLimit.
+        # is_json: the answer is JSON or calls. Other answers can also be calls; then they begin with one of `tags`.
+        # limit: creates the TokenLimit.
         self._param = param
         self._matcher = matcher
         self._permitted = permitted
@@ -96,6 +98,7 @@ class Matcher:
         self._texts, self._digits = vocabulary.texts, vocabulary.digits
         self._state = JsonState()
         self.is_json = is_json
+        self._tags = frozenset(tags)
         self._make_limit = limit
         self._limit: TokenLimit | None = None
 
@@ -142,6 +145,7 @@ class Matcher:
         if self._limit is not None and left is not None:
             self._limit.consume(token, left)
         self._state = self._state.state_after(self._texts[token])
+        self.is_json |= token in self._tags
         self._require_no_error()
 
     def try_consume_all(self, tokens: Sequence[int]) -> bool:
@@ -219,9 +223,16 @@ class GrammarCompiler:
             raise InvalidRequestError(f"the grammar is refused: {reason}", param=param)
         permitted = self._permitted.copy()
         permitted[list(tags)] = True
-        is_json = "json_schema" in parts[0] or len(parts) > 1
-        limit = partial(self._limit, parts, tags)
-        matcher = Matcher(created, permitted, self._vocabulary_pieces(), param, is_json=is_json, limit=limit)
+        answer = next((part for part in parts if part.get("name") == "answer"), parts[-1])
+        matcher = Matcher(
+            created,
+            permitted,
+            self._vocabulary_pieces(),
+            param,
+            is_json="json_schema" in answer,
+            tags=tags,
+            limit=partial(self._limit, parts, tags),
+        )
         try:
             matcher.allowed()
         except InvalidRequestError as error:
