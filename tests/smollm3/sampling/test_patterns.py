@@ -14,7 +14,7 @@ import pytest
 from notso.smollm3.sampling.grammar import JSON_STYLE, MAX_GRAMMAR_SIZE, MAX_LEXER_STATES, MAX_ROW_ITEMS
 from notso.smollm3.sampling.schemas.json_schema import enforced_schema
 from notso.smollm3.sampling.schemas.negation import pattern_excluding
-from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, library_patterns
+from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, library_patterns, matches
 
 NODE = shutil.which("node")
 PATTERNS, TEXTS, ANSWERS, SEED = 600, 8, 4, 36
@@ -296,3 +296,17 @@ def test_excluded_constant_is_not_accepted(excluded: str) -> None:
         written = list(json.dumps(text).encode())
         is_taken = matcher.try_consume_tokens(written) == len(written) and matcher.is_accepting()
         assert is_taken == (text != excluded), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "others"),
+    [
+        ("^a{0,10}$", ["", "a" * 10], ["a" * 11, "a" * 20]),
+        ("^x{1,30}-", ["x" * 30 + "-"], ["x" * 31 + "-"]),
+        ("^.*$", ['a"b', "a\\b", "a\tb", "\u200b"], ["a\nb"]),
+        (r"\bcat\b", ["a cat", "cat"], ["cats", "concat"]),
+    ],
+)
+def test_matches_tells_whether_a_name_has_a_pattern(pattern: str, texts: list[str], others: list[str]) -> None:
+    for text in (*texts, *others):
+        assert matches(library_pattern(pattern), text) == (text in texts), text

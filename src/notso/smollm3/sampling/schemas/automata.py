@@ -338,6 +338,16 @@ def shortest_text(root: Node) -> str | None:
     return None
 
 
+def is_whole_match(root: Node, text: str) -> bool:
+    """Return whether a pattern matches a whole text. Raises TooLargeError."""
+    automaton = _Automaton(root, MAX_SEARCH_STEPS)
+    expanded = automaton.expand(automaton.start, _START)
+    for point in map(ord, text):
+        previous = _AFTER_WORD if any(low <= point <= high for low, high in WORD) else _AFTER_OTHER
+        expanded = automaton.expand(automaton.state_after(expanded, point), previous)
+    return automaton.ends(expanded)
+
+
 def _preference(point: int) -> tuple[bool, bool, int]:
     return not chr(point).isalnum(), not chr(point).islower(), point
 

@@ -28,6 +28,7 @@ from notso.smollm3.sampling.schemas.automata import (
     Repeat,
     Sequence,
     TooLargeError,
+    is_whole_match,
     pattern_without_lookaheads,
     plain_pattern,
     shortest_text,
@@ -158,8 +159,13 @@ def complement(pattern: str) -> str | None:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether `text` matches `pattern`, in the library's dialect."""
-    return shortest_match((_literal_pattern([text]), pattern), 0) is not None
+    """Return whether `text` matches `pattern`, in the library's dialect; False if unknown."""
+    try:
+        reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
+        reader.read()
+        return not reader.is_opaque and is_whole_match(reader.search_node, text)
+    except (PatternError, _NotUnicodeError, TooLargeError):
+        return False
 
 
 @lru_cache(maxsize=512)
