@@ -70,6 +70,12 @@ def test_many_quoted_values_are_parts_of_their_document(demo_engine: Engine) -> 
     check(demo_engine, INVOICES, 2)
 
 
+def test_quote_of_no_characters_is_empty(demo_engine: Engine) -> None:
+    field = {"type": "string", "x-quote-of": "invoice", "maxLength": 0}
+    schema = {"type": "object", "properties": {"a": field}, "required": ["a"], "additionalProperties": False}
+    assert extract(demo_engine, "one two three", 1, schema) == {"a": ""}
+
+
 @pytest.mark.parametrize(
     "field, said",
     [

@@ -206,7 +206,8 @@ def _field(
     if source is None:
         names = ", ".join(each.name for each in sources) or "none"
         raise InvalidRequestError(f"{QUOTE_OF} does not name a document; available: {names}", param="grammar")
-    index = quotes.index(source.text, replace(FIELD, most_length=most), escaped=True, pinned=pinned)
+    text = source.text if most or "maxLength" not in part else ""
+    index = quotes.index(text, replace(FIELD, most_length=most), escaped=True, pinned=pinned)
     return QuotedField(index, part.get("default") == "" or not index.whole.high)
 
 
