@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from notso.qtensor import GGUFFile
-from notso.smollm3 import InvalidRequestError
+from notso.smollm3 import InvalidRequestError, TemplateError
 from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.tuning.training_rows import NOT_LEARNED, RowWriter, TrainingRow, split
 
@@ -184,6 +186,23 @@ def test_invalid_row_is_refused_by_line(writer: RowWriter, tmp_path: Path, line:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row(said("user", "Hi"), said("assistant", "Ho"))) + "\n" + line + "\n")
     with pytest.raises(InvalidRequestError, match=f"rows.jsonl.*{words}"):
+        writer.read(path)
+
+
+def test_row_that_the_template_rejects_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = (
+        "{% for message in messages %}"
+        "{% if message.content == 'Bye' %}{{ raise_exception('no goodbyes') }}{% endif %}"
+        "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    writer = RowWriter(
+        PromptWriter(ChatTemplate(source, ("<|im_start|>", "<|im_end|>")), tokenizer), tokenizer, 1024, DAY
+    )
+    path = tmp_path / "rows.jsonl"
+    given = [row(said("user", words), said("assistant", "Ho")) for words in ("Hi", "Bye")]
+    path.write_text("\n".join(map(json.dumps, given)))
+    with pytest.raises(TemplateError, match=r"^rows\.jsonl, line 2: the model's chat template says: .*no goodbyes"):
         writer.read(path)
 
 

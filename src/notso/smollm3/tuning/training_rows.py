@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from notso.qtensor import GGUFFile
 from notso.smollm3.common_prefix import common_length
-from notso.smollm3.errors import InvalidRequestError, one_line, quoted
+from notso.smollm3.errors import InvalidRequestError, TemplateError, one_line, quoted
 from notso.smollm3.output.tool_parser import OPEN, ToolCallParser
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter
@@ -70,16 +70,19 @@ class RowWriter:
         return cls(prompts, tokenizer, max_tokens, day)
 
     def read(self, path: Path) -> list[TrainingRow]:
-        """Read a file. Raises OSError, TemplateError, or InvalidRequestError, which names the line."""
+        """Read a file. Raises OSError, or TemplateError or InvalidRequestError, which name the line."""
         rows = []
         # str.splitlines also splits at characters that JSON need not escape, such as U+2028.
         for number, line in enumerate(_text_of(path).split("\n"), 1):
             if not line.strip():
                 continue
+            place = f"{path.name}, line {number}"
             try:
                 rows.append(self.row(json.loads(line)))
+            except TemplateError as error:
+                raise TemplateError(f"{place}: {one_line(str(error))}") from None
             except (ValueError, RecursionError) as error:
-                raise InvalidRequestError(f"{path.name}, line {number}: {one_line(str(error))}", param="data") from None
+                raise InvalidRequestError(f"{place}: {one_line(str(error))}", param="data") from None
         if not rows:
             raise InvalidRequestError(f"{path.name} has no rows", param="data")
         return rows
