@@ -321,6 +321,15 @@ def test_required_call_is_refused_without_a_tool_call_token(
     assert refused.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize("choice", ["required", ToolName("add")])
+@pytest.mark.parametrize("begun", ["Well", '<tool_call>\n{"name": "add"'])
+def test_required_call_does_not_continue_a_begun_answer(demo_engine: Engine, choice: Any, begun: str) -> None:
+    options = RequestOptions(thinking=False, continue_last=True, tools=TOOLS, tool_choice=choice)
+    with pytest.raises(InvalidRequestError, match="a required tool call cannot continue a begun answer") as caught:
+        demo_engine.submit([*SUM, Message("assistant", begun)], options=options)
+    assert caught.value.param == "continue_last"
+
+
 def test_parallel_tool_calls_false_allows_a_single_call(demo_engine: Engine) -> None:
     """Without a grammar too, and nothing after it shows."""
     several = demo_engine.submit(WEATHER, GREEDY, RequestOptions(tools=TOOLS, parallel_tool_calls=False))

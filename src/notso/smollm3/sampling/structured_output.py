@@ -289,6 +289,8 @@ def structured_output_for(
     if matcher is None:
         return StructuredOutput(tokenizer, None, masked=masked) if masked else None
     if started:
+        if options.tool_choice == "required" or isinstance(options.tool_choice, ToolName):
+            raise InvalidRequestError("a required tool call cannot continue a begun answer", param="continue_last")
         if not matcher.try_consume_all(tokenizer.encode(started)):
             raise InvalidRequestError("the text so far does not match the grammar", param="continue_last")
         if matcher.is_over:
