@@ -204,7 +204,7 @@ def test_verify_detects_an_invalid_scale(notso: Run, small_model: Path, tmp_path
 
     result = notso("verify", str(broken), "--tensors")
     assert result.code == 3
-    assert "token_embd.weight: row 0 has a scale that is NaN" in result.err
+    assert "token_embd.weight: row 0 has a value that is NaN" in result.err
 
 
 def test_verify_compares_logits_with_a_golden_file(notso: Run, small_model: Path, tmp_path: Path) -> None:

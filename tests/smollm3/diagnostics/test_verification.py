@@ -11,7 +11,7 @@ import pytest
 
 from notso.qtensor import CPU
 from notso.qtensor.errors import GGUFError
-from notso.qtensor.formats import F32, FORMATS, Q4_K, Q6_K, Q8_0, Format
+from notso.qtensor.formats import F32, FORMATS, MXFP4, Q4_K, Q6_K, Q8_0, Format
 from notso.qtensor.gguf import GGUFFile
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
@@ -83,8 +83,19 @@ def test_invalid_scale_in_an_unsampled_row_is_found(format: Format, at: int, bad
     start = 250 * tensor.row_bytes + format.block_bytes + at  # row 250 is not in the sample
     raw[start : start + 2] = np.frombuffer(np.float16(bad).tobytes(), np.uint8)
     check = check_tensor(QTensor("w", format, tensor.shape, raw))
-    assert check.problem == "row 250 has a scale that is NaN or infinite"
+    assert check.problem == "row 250 has a value that is NaN or infinite"
     assert check.worst_error is None
+
+
+@pytest.mark.parametrize(("exponent", "is_valid"), [(252, True), (253, False), (254, False), (255, False)])
+def test_overflow_of_an_mxfp4_block_in_an_unsampled_row_is_found(exponent: int, is_valid: bool) -> None:
+    tensor = random_tensor(MXFP4, 301, 512)
+    raw = tensor.data.copy()
+    start = 251 * tensor.row_bytes + MXFP4.block_bytes  # row 251 is not in the sample
+    raw[start : start + MXFP4.block_bytes] = [exponent] + [0x77] * 16
+    bad = QTensor("w", MXFP4, tensor.shape, raw)
+    assert np.isfinite(bad.dequantize()).all() == is_valid
+    assert check_tensor(bad).problem == (None if is_valid else "row 251 has a value that is NaN or infinite")
 
 
 def test_nan_in_norm_weights_is_found() -> None:
@@ -135,7 +146,7 @@ def test_damage_in_a_file_is_reported_by_tensor(path: Path) -> None:
     path.write_bytes(raw)
     found = verify_file(path)
     assert not found.ok
-    assert found.problems == ("token_embd.weight: row 77 has a scale that is NaN or infinite",)
+    assert found.problems == ("token_embd.weight: row 77 has a value that is NaN or infinite",)
 
 
 def test_missing_tensor_is_reported(path: Path) -> None:

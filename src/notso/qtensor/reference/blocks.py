@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor.errors import OperandError
-from notso.qtensor.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format, row_bytes
+from notso.qtensor.formats import BF16, F16, F32, MXFP4, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format, row_bytes
 from notso.qtensor.reference import unpacked_blocks
 
 # The search maps a group's largest value to the largest integer plus each of STRETCHES. With signed integers, it maps
@@ -480,10 +480,15 @@ _SCALE_FIELDS: dict[Format, tuple[int, ...]] = {
 
 def scales_of(format: Format, rows: Bytes) -> Floats:
     """Return scales and minima, or the values of a float format, as (n, 1 or 2) float32. Raises OperandError."""
-    # If all returned numbers are finite, every value of the tensor is finite, except with the largest scales of MXFP4.
+    # If all returned numbers are finite, every value of the tensor is finite. For MXFP4, whose scales can be too large
+    # for their values, the scales are multiplied by the largest value of the block.
     blocks = split_blocks(format, rows)
     if format in unpacked_blocks.UNPACK_32:
         small = unpacked_blocks.UNPACK_32[format](blocks)
+        if format == MXFP4:
+            with np.errstate(over="ignore"):
+                largest: Floats = small.d * np.abs(small.q).max(axis=1).astype(np.float32)
+            return largest[:, None]
         return np.stack([small.d, small.m], axis=1)
     if format in unpacked_blocks.UNPACK_256:
         large = unpacked_blocks.UNPACK_256[format](blocks)

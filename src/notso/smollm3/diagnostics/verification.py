@@ -171,8 +171,7 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
 
     bad = _first_bad_row(tensor)
     if bad is not None:
-        what = "value" if tensor.format.is_float else "scale"
-        return result(0, None, f"row {bad} has a {what} that is NaN or infinite")
+        return result(0, None, f"row {bad} has a value that is NaN or infinite")
     if len(tensor.shape) == 1:
         return result(0, None, None)  # norms are not matrices
     if not tensor.format.is_float and tensor.cols % 256:
