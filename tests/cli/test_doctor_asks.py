@@ -118,7 +118,7 @@ def test_report_fails_if_no_kernel_family_runs(notso: Run, monkeypatch: pytest.M
     def failing() -> dict[str, Any]:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(doctor, "run_checks", lambda port: [])
+    monkeypatch.setattr(doctor, "run_checks", lambda *_: [])
     monkeypatch.setattr(doctor, "_benchmark_demo", failing)
     result = notso("doctor", "--report")
     assert result.code == 1 and result.out.rstrip().endswith("FAILED: not all families ran\n```")
@@ -131,6 +131,26 @@ def test_doctor_suggests_another_data_directory(notso: Run, monkeypatch: pytest.
     findings = json.loads(notso("doctor", "--json").out)
     (finding,) = (each for each in findings if each["subject"] == "data")
     assert finding["status"] == "fail" and finding["fix"] == "set NOTSO_DATA_DIR to a writable folder"
+
+
+def test_doctor_checks_the_data_that_the_server_uses(
+    notso: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def found(subject: str) -> str:
+        findings = json.loads(notso("doctor", "--json").out)
+        return next(str(each["message"]) for each in findings if each["subject"] == subject)
+
+    config = tmp_path / "config.toml"
+    monkeypatch.setenv("NOTSO_CONFIG", str(config))
+    monkeypatch.delenv("NOTSO_DATA_DIR", raising=False)
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    config.write_text(f"[serve]\ndata-dir = '{tmp_path}/data'\n")
+    assert f"conversations in {tmp_path}/data " in found("data")
+    monkeypatch.setenv("NOTSO_DATA_DIR", f"{tmp_path}/other")
+    assert f"conversations in {tmp_path}/other " in found("data")
+    config.write_text("[serve]\ndatabase-url = 'postgresql://127.0.0.1:1/none'\n")
+    assert found("data") == f"prompt cache in {tmp_path}/other, conversations in PostgreSQL"
+    assert "not used" not in found("postgresql")
 
 
 def test_doctor_names_the_missing_disk_space(monkeypatch: pytest.MonkeyPatch) -> None:

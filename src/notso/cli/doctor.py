@@ -9,7 +9,7 @@ import shutil
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,6 +41,7 @@ class Finding:
 
 
 def doctor(
+    context: typer.Context,
     port: Annotated[
         int,
         typer.Option(
@@ -71,7 +72,8 @@ def doctor(
     port, SQLite, PostgreSQL, plugins, network and versions. Without --json, each result is a line that begins with ok,
     warn or fail. The exit code is 1 if a check fails.
     """
-    findings = [_check_server(server)] if server else run_checks(port)
+    server_config = (context.find_root().default_map or {}).get("serve", {})
+    findings = [_check_server(server)] if server else run_checks(port, server_config)
     if as_report:
         with terminal.waiting("measuring the demo model"):
             block, families_agree = report([f"{each.status:4}  {each.subject}: {each.message}" for each in findings])
@@ -110,8 +112,9 @@ def _check_server(server: str) -> Finding:
         return Finding("fail", "server", f"no notso server at {server}: {error}", "start one with notso serve")
 
 
-def run_checks(port: int) -> list[Finding]:
+def run_checks(port: int, server_config: Mapping[str, Any]) -> list[Finding]:
     """Run all checks; a check that raises is reported as failed."""
+    # server_config: the table [serve] of the configuration file.
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
         ("confinement", _confinement),
@@ -122,10 +125,10 @@ def run_checks(port: int) -> list[Finding]:
         ("pages", _pages),
         ("models", _models),
         ("disk", _disk),
-        ("data", _data),
+        ("data", lambda: _data(server_config)),
         ("port", lambda: _port(port)),
         ("sqlite", _sqlite),
-        ("postgresql", _postgres),
+        ("postgresql", lambda: _postgres(server_config)),
         ("plugins", _plugins),
         ("network", _network),
         ("versions", _versions),
@@ -288,16 +291,20 @@ def _disk() -> Iterator[Finding]:
         yield Finding("ok", "disk", message)
 
 
-def _data() -> Iterator[Finding]:
+def _server_option(server_config: Mapping[str, Any], variable: str, name: str) -> str | None:
+    return os.environ.get(variable) or server_config.get(name)
+
+
+def _data(server_config: Mapping[str, Any]) -> Iterator[Finding]:
     from notso.web.values.settings import default_data_dir
 
-    folder = Path(os.environ.get("NOTSO_DATA_DIR") or default_data_dir())
+    folder = Path(_server_option(server_config, "NOTSO_DATA_DIR", "data_dir") or default_data_dir())
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         yield Finding("fail", "data", f"{folder} is not writable", "set NOTSO_DATA_DIR to a writable folder")
         return
     size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
-    if os.environ.get("DATABASE_URL"):
+    if _server_option(server_config, "DATABASE_URL", "database_url"):
         yield Finding("ok", "data", f"prompt cache in {folder}, conversations in PostgreSQL")
         return
     yield Finding("ok", "data", f"conversations in {folder} ({terminal.gigabytes(size)})")
@@ -324,8 +331,8 @@ def _sqlite() -> Iterator[Finding]:
         yield Finding("ok", "sqlite", version)
 
 
-def _postgres() -> Iterator[Finding]:
-    url = os.environ.get("DATABASE_URL")
+def _postgres(server_config: Mapping[str, Any]) -> Iterator[Finding]:
+    url = _server_option(server_config, "DATABASE_URL", "database_url")
     if not url:
         yield Finding("ok", "postgresql", "not used: DATABASE_URL is not set")
         return
