@@ -52,12 +52,12 @@ def test_empty_lines_are_ignored(engine: Any, notso: Run) -> None:
         ('"""\none\n"""\n', "one"),
         ("//not a command\n", "/not a command"),
         ("no newline at the end", "no newline at the end"),
-        ('""" open to the end of all', None),
+        ('"""\nopen to the end\n of all\n', "open to the end\n of all"),
     ],
 )
-def test_question_is_parsed_from_typed_input(engine: Any, notso: Run, typed: str, question: str | None) -> None:
+def test_question_is_parsed_from_typed_input(engine: Any, notso: Run, typed: str, question: str) -> None:
     assert notso("chat", stdin=typed).code == 0
-    assert [messages[-1].content for messages in engine.asked] == ([] if question is None else [question])
+    assert [messages[-1].content for messages in engine.asked] == [question]
 
 
 def test_invalid_utf8_does_not_end_the_chat(engine: Any, notso: Run) -> None:

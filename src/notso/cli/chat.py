@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -133,9 +134,10 @@ def _read_message(read_line: ReadLine) -> str:
     if not line.strip().startswith(_FENCE):
         return line
     text = line.strip()[len(_FENCE) :]
-    while not text.endswith(_FENCE):
-        text += "\n" + read_line("  ").rstrip()
-    return text[: -len(_FENCE)].strip("\n")
+    with contextlib.suppress(EOFError):  # the end of the input ends the message too
+        while not text.endswith(_FENCE):
+            text += "\n" + read_line("  ").rstrip()
+    return text.removesuffix(_FENCE).strip("\n")
 
 
 def _line_reader(conversation: ChatSession) -> ReadLine:
