@@ -37,7 +37,8 @@ def decode_text(data: bytes) -> str:
 
     Raises NotTextError, which names the line, for invalid bytes and for NULs within the text.
     """
-    encoding, start = _encoding(data)
+    encoding = encoding_of(data)
+    start = next((len(mark) for mark, _ in _MARKS if data.startswith(mark)), 0)
     try:
         text = data[start:].decode(encoding)
     except UnicodeDecodeError as error:
@@ -89,17 +90,18 @@ class _Recoded(io.RawIOBase):
         return count
 
 
-def _encoding(data: bytes) -> tuple[str, int]:
+def encoding_of(data: bytes) -> str:
+    """Return the name of the Unicode encoding of text that begins with `data`."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
-            return encoding, len(mark)
+            return encoding
     if _NUL in data and len(data) % 2 == 0:
         # UTF-16 without a byte order mark: in Latin text, nearly every second byte is NUL, and few other bytes are.
         even, odd = data[::2].count(_NUL), data[1::2].count(_NUL)
         most, least = max(even, odd), min(even, odd)
         if 4 * most >= 3 * (len(data) // 2) and 8 * least <= most:
-            return ("utf-16-le" if odd == most else "utf-16-be"), 0
-    return "utf-8", 0
+            return "utf-16-le" if odd == most else "utf-16-be"
+    return "utf-8"
 
 
 def is_unicode(path: Path) -> bool:

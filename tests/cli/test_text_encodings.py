@@ -73,6 +73,11 @@ def test_prompts_and_schemas_are_decoded_in_any_encoding(
     assert notso("run", "x", "--schema", str(write('{"type": "object",\n"title": "Grüße"}'))).code == 0
 
 
+def test_piped_chat_is_decoded_in_any_encoding(engine: Any, notso: Run, write: Callable[[str], Path]) -> None:
+    assert notso("chat", stdin=write("Grüße\nand now?\n").read_bytes()).code == 0
+    assert [messages[-1].content for messages in engine.asked] == ["Grüße", "and now?"]
+
+
 def test_request_bodies_and_imports_are_decoded_in_any_encoding(write: Callable[[str], Path]) -> None:
     body = write('{"messages": [{"role": "user",\n "content": "Grüße"}]}').read_bytes()
     assert parse_object(body)["messages"][0]["content"] == "Grüße"

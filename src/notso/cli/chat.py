@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import typer
 from notso.cli import engines, exit_codes, options, terminal
 from notso.cli.options import add_sampling_options, params_from
 from notso.cli.slash_commands import COMMANDS, ChatSession, CommandResult, ExitChat, run_command
+from notso.text_file import encoding_of
 
 EXAMPLES = """\
   notso chat
@@ -142,7 +144,7 @@ def _read_message(read_line: ReadLine) -> str:
 
 def _line_reader(conversation: ChatSession) -> ReadLine:
     if not (sys.stdin.isatty() and terminal.is_terminal(sys.stdout)):
-        return _read_plain_line
+        return _plain_line_reader()
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import InMemoryHistory
@@ -159,11 +161,24 @@ def _line_reader(conversation: ChatSession) -> ReadLine:
     return lambda prompt: session.prompt(prompt, enable_suspend=True)
 
 
-def _read_plain_line(prompt: str) -> str:
-    if sys.stdin.isatty():
-        sys.stderr.write(prompt)
-        sys.stderr.flush()
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.removeprefix("\ufeff").rstrip("\n")
+def _plain_line_reader() -> ReadLine:
+    stdin = sys.stdin
+    is_started = stdin.isatty()
+
+    def read_line(prompt: str) -> str:
+        nonlocal is_started
+        if stdin.isatty():
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
+        if not is_started and isinstance(stdin, io.TextIOWrapper) and isinstance(stdin.buffer, io.BufferedReader):
+            # Waits for the first bytes, but not for the rest: another program may wait for an answer to each line.
+            encoding = encoding_of(stdin.buffer.peek())
+            if encoding != "utf-8":
+                stdin.reconfigure(encoding=encoding, errors="replace")
+        is_started = True
+        line = stdin.readline()
+        if not line:
+            raise EOFError
+        return line.removeprefix("\ufeff").rstrip("\n\0")
+
+    return read_line
