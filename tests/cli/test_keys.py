@@ -71,7 +71,7 @@ def test_user_is_removed_by_key_id_or_name(notso: Notso, tmp_path: Path) -> None
 
 def test_invalid_key_arguments_are_refused(notso: Notso, tmp_path: Path) -> None:
     where = ("--data-dir", str(tmp_path / "data"))
-    for arguments in (("add",), ("revoke",), ("revoke", "ann"), ("add", " "), ("forget", "ann")):
+    for arguments in (("add",), ("revoke",), ("revoke", "ann"), ("add", " "), ("forget", "ann"), ("list", "ann")):
         refused = notso("keys", *arguments, *where)
         assert refused.code == 2 and len(refused.err.splitlines()) == 1 and "Value error" not in refused.err
     assert "`notso keys list`" in notso("keys", "revoke", "ann", *where).err

@@ -59,6 +59,8 @@ def keys(
     """
     if action != "list" and name is None:
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")
+    if action == "list" and name is not None:
+        raise typer.BadParameter("list takes no name", param_hint="NAME")
     from notso.web.sign_in.issued_keys import KeyManager
     from notso.web.store.opening import create_access_store
     from notso.web.store.sqlite.access import SQLiteAccessStore
@@ -85,7 +87,7 @@ def keys(
             terminal.print_line(f"{name} removed, with all chats, documents and usage.")
         return
     key_manager = KeyManager(lambda: create_access_store(settings.directory, settings.database_url))
-    if name is None or action == "list":
+    if name is None:
         _print_keys(key_manager.all(), as_json)
     elif action == "add":
         secret, key = key_manager.add(
