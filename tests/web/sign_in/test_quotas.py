@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 from scripted_engine import TEMPLATE_TOKENS, ScriptedEngine, say
 from web.store.some_chats import a_chat, a_turn
 
@@ -271,3 +272,14 @@ def test_usage_write_is_retried_after_thread_failure() -> None:
         return before, len(store.rows), store.settled
 
     assert asyncio.run(write_twice()) == (0, 1, ["r"])
+
+
+def test_action_goes_on_without_a_thread_for_its_audit_entry(caplog: pytest.LogCaptureFixture) -> None:
+    class Refusing:
+        async def add_audit(self, *_: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+    store: Any = Refusing()
+    accounts = accounts_module.Accounts(store, LocalCounters())
+    asyncio.run(accounts.audit("ann", "removed a key", Request({"type": "http"}), by_operator=True))
+    assert "the audit log cannot be written: can't start new thread" in caplog.text

@@ -265,7 +265,7 @@ class Accounts:
                 return
         try:
             await self.store.add_audit(entry)
-        except StorageError as error:
+        except (StorageError, RuntimeError) as error:
             _log.warning("the audit log cannot be written: %s", error)
 
     def _repetitions(self, key: tuple[str, str]) -> list[AuditEntry]:
