@@ -190,6 +190,7 @@ def test_suggestions_are_generated_once_at_background_priority(start: Start) -> 
     assert len(engine.requests) == 2, "suggestions are generated once"
     assert f'hx-post="/chats/{asked.chat_id}/messages"' in page and 'name="key"' in page, "sent like any other question"
     server.client.post(f"/chats/{asked.chat_id}/settings", data={"suggestions": "off"})
+    assert server.client.get(url).status_code == 204, "also for an answer that had suggestions"
     other = server.ask("More", asked.chat_id)
     server.finished(other)
     server.wait(lambda: server.chat.turns.unfinished == 0)

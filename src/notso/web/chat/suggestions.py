@@ -73,9 +73,11 @@ class Suggestions:
         """Return follow-up questions for a branch, or an empty list, for example if the engine is busy."""
         # The key includes the text, because an edited or continued answer keeps its id.
         key = line[-1].id, hash(line[-1].content)
+        if not settings.suggestions:
+            return []
         if key in self._cached:
             return self._cached[key]
-        if not settings.suggestions or not self.is_idle:
+        if not self.is_idle:
             return []
         messages = await asyncio.to_thread(
             prompt_messages,
