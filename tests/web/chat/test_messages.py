@@ -124,6 +124,28 @@ def test_repeated_key_regenerates_once(server: Any) -> None:
     assert len(server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))) == 3
 
 
+def test_question_with_the_key_of_another_chat_is_shown_again(server: Any) -> None:
+    other, key = server.ask("Hi"), new_id()
+    server.finished(other)
+    server.finished(server.ask("My draft", key=key))
+    question = server.on_loop(lambda: server.shared.store.messages("local", other.chat_id))[0]
+    url = f"/chats/{other.chat_id}/messages"
+    for each in (url, f"{url}/{question.id}/edit"):
+        refused = server.client.post(each, data={"text": "My draft", "key": key})
+        assert refused.status_code == 400 and "My draft</textarea>" in refused.text
+
+
+def test_refused_edit_of_an_answer_is_shown_again(start: Start) -> None:
+    engine = ScriptedEngine(counting())
+    server = start(engine).ready()
+    engine.gate.clear()
+    running = server.ask("Hi")
+    url = f"/chats/{running.chat_id}/messages/{running.message_id}/edit"
+    refused = server.client.post(url, data={"text": "My draft"})
+    engine.gate.set()
+    assert refused.status_code == 409 and "My draft</textarea>" in refused.text
+
+
 def test_stopped_answer_can_be_continued(start: Start) -> None:
     def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
         if messages[-1].role == "assistant":

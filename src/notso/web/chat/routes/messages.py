@@ -84,18 +84,17 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
     fields = await read_form(request)
     with keep_draft(fields.get("text", "")):
         message = await find_message(services, owner, chat_id, message_id)
-    if message.role == "user":
-        with keep_draft(fields.get("text", "")):
+        if message.role == "user":
             view = await read_branch(services, owner, chat_id, message.parent_id or "")
-        accepted, view = await submit_question(services, owner, view, fields, instead_of=message)
-        return await _with_turn(request, services, owner, view, accepted)
-    content = fields.get("text", "").strip("\n")
-    if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
-        raise Problem(400, words["error_empty"] if not content.strip() else words["error_answer_too_long"])
-    through = last_shown_id(request, fields)
-    if not await services.shared.store.edit_message(owner, chat_id, message.id, content, through=through):
-        raise Problem(409, words["error_running"])
-    shown = await read_shown(services, owner, chat_id, first=oldest_shown_id(request))
+            accepted, view = await submit_question(services, owner, view, fields, instead_of=message)
+            return await _with_turn(request, services, owner, view, accepted)
+        content = fields.get("text", "").strip("\n")
+        if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
+            raise Problem(400, words["error_empty"] if not content.strip() else words["error_answer_too_long"])
+        through = last_shown_id(request, fields)
+        if not await services.shared.store.edit_message(owner, chat_id, message.id, content, through=through):
+            raise Problem(409, words["error_running"])
+        shown = await read_shown(services, owner, chat_id, first=oldest_shown_id(request))
     return await render_turns(request, services, owner, announce(request, services, owner, shown))
 
 
