@@ -61,7 +61,7 @@ def sent_back(client: httpx.Client, base_path: str = "") -> httpx.Response:
 
 
 def test_provider_user_can_sign_in_and_out(serve: Callable[..., Any], provider: Provider) -> None:
-    server = serve(claim="email", operators=("ann@example.org",))
+    server = serve(claim="email", operators=("ann@Example.org",))
     client = browser(server)
     assert client.get("/", headers={"Accept": "text/html"}).headers["location"] == "/login"
     assert 'href="/login/oidc"' in client.get("/login").text

@@ -69,6 +69,13 @@ def test_only_trusted_proxy_requests_with_one_user_header_are_accepted(
     )
 
 
+def test_case_of_an_operators_domain_is_ignored(start: Callable[..., Any]) -> None:
+    proxy = ProxySignIn(header="X-User", addresses=("127.0.0.1",))
+    server = start(ScriptedEngine(), sign_in=SignInSettings(proxy=proxy, operators=("ann@example.org",))).ready()
+    for name, status in (("ann@Example.ORG", 200), ("Ann@example.org", 403), ("ann@example.or", 403)):
+        assert server.client.get("/operator", headers={"X-User": name}).status_code == status
+
+
 def test_proxy_trust_uses_connection_address_not_x_forwarded_for(start: Callable[..., Any]) -> None:
     """The address of the connection counts, not the one in X-Forwarded-For."""
     for trusted, status in (("127.0.0.1", 200), ("192.0.2.1", 401)):

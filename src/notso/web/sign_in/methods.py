@@ -21,7 +21,7 @@ from notso.web.store.access import AccessStore
 from notso.web.values.child_work import call_plugin
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
-from notso.web.values.sign_in import ProxySignIn
+from notso.web.values.sign_in import ProxySignIn, is_listed
 from notso.web.values.visible_text import is_visible
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ProxyHeader:
             return None
         if not name or len(name) > MAX_NAME_CHARACTERS or not all(map(is_visible, name)):
             return None
-        return Caller(f"proxy:{name}", name, name in self._operators)
+        return Caller(f"proxy:{name}", name, is_listed(name, self._operators))
 
     def _is_trusted(self, host: str) -> bool:
         try:

@@ -25,7 +25,7 @@ from joserfc.jwk import KeySet
 
 from notso.web.edge.access import Caller
 from notso.web.values.errors import SignInError
-from notso.web.values.sign_in import OidcSettings
+from notso.web.values.sign_in import OidcSettings, is_listed
 from notso.web.values.visible_text import is_visible
 
 SECONDS = 10.0
@@ -148,7 +148,7 @@ class OidcProvider:
             raise SignInError("the provider has not verified that email address")
         if not self._settings.allows(name):
             raise SignInError("you are not allowed to use this server; ask its operator")
-        return Caller(f"oidc:{name}", name, name in self._operators)
+        return Caller(f"oidc:{name}", name, is_listed(name, self._operators))
 
     async def _provider(self) -> dict[str, Any]:
         async with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,8 +96,8 @@ class OidcSettings:
             raise _error(f"[oidc] {self.client_secret_file} cannot be read") from None
 
     def allows(self, name: str) -> bool:
-        allowed, name = {_lower_domain(each) for each in self.allowed}, _lower_domain(name)
-        return not allowed or name in allowed or ("@" in name and "*@" + name.rpartition("@")[2] in allowed)
+        at_domain = "*@" + name.rpartition("@")[2]
+        return not self.allowed or is_listed(name, self.allowed) or ("@" in name and is_listed(at_domain, self.allowed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +176,11 @@ def _validate_table(kind: type[T], table: Mapping[str, Any], prefix: str) -> T:
 
 def _is_needed(field: Any) -> bool:
     return bool(field.default is MISSING)
+
+
+def is_listed(name: str, names: Iterable[str]) -> bool:
+    """Return whether `names` contain a name. The case of domains in addresses is ignored."""
+    return _lower_domain(name) in map(_lower_domain, names)
 
 
 def _lower_domain(name: str) -> str:
