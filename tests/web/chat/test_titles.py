@@ -57,6 +57,15 @@ def test_title_is_generated_once_at_background_priority(start: Start) -> None:
     assert '#chat-title" hx-swap="textContent">A Chat About Cats<' in listed
 
 
+def test_chat_begun_with_an_attachment_alone_gets_a_title(start: Start) -> None:
+    server = start(ScriptedEngine(script)).ready()
+    server.client.post("/settings", data={"titles": "on"})
+    asked = server.ask("", **{"file-1-name": "cats.txt", "file-1-text": "All about cats"})
+    assert name_of(server, asked.chat_id) == "cats.txt"
+    server.finished(asked)
+    server.wait(lambda: name_of(server, asked.chat_id) == "A Chat About Cats")
+
+
 def test_generated_title_does_not_replace_a_user_title(start: Start) -> None:
     engine = ScriptedEngine(script)
     server = start(engine).ready()

@@ -12,7 +12,7 @@ from notso.web.chat.submit import derive_title
 from notso.web.chat.suggestions import Suggestions, generate_text
 from notso.web.engine.port import Message, Request, RequestOptions
 from notso.web.engine.running import RunningRequest, RunningRequests
-from notso.web.store.protocol import Chat, ChatStore
+from notso.web.store.protocol import Chat, ChatStore, StoredMessage
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.chat_settings import ChatSettings, effective_settings
 from notso.web.turns.documents import PromptDocuments, prompt_documents
@@ -74,7 +74,7 @@ class Titles:
             chat, line = found.chat, [shown.message for shown in found.path]
             settings = effective_settings(found.base, chat)
             is_first = len(line) == 2 and not any(shown.previous or shown.next for shown in found.path)
-            if not settings.titles or not is_first or chat.title != derive_title(line[0].content):
+            if not settings.titles or not is_first or chat.title not in _derived_titles(line[0]):
                 return  # titles are disabled, this is not the first answer, or the user has renamed the chat
             engine = self._requests.host.model(turn.request.model).engine
             documents = await prompt_documents(
@@ -133,6 +133,12 @@ class Titles:
             return await generate_text(self._requests, request, PATIENCE_SECONDS, on_start)
         finally:
             self._running.difference_update(started_requests)
+
+
+def _derived_titles(question: StoredMessage) -> list[str]:
+    # A chat that begins with attachments alone is named after one of them.
+    names = [each.name for each in question.attachments] if not question.content else []
+    return [derive_title(each) for each in (question.content, *names)]
 
 
 def parse_title(text: str) -> str:
