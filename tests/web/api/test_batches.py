@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -19,6 +20,8 @@ from scripted_engine import ScriptedEngine, say
 from notso.smollm3 import Event, Message
 from notso.web.api.batches import files
 from notso.web.edge.errors import ApiError
+from notso.web.store.records import StoredFile
+from notso.web.store.sql.records import SQLRecords
 
 Start = Callable[..., Any]
 CHAT = "/v1/chat/completions"
@@ -68,6 +71,18 @@ def ended(server: Any, client: openai.OpenAI, batch: Any) -> Any:
 
 def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in client.files.content(file_id or "").text.splitlines()]
+
+
+def test_expired_files_are_not_listed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def keep(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(SQLRecords, "purge", keep)
+    server = start(ScriptedEngine()).ready()
+    for file in (StoredFile("file-old", "a", "batch", 1, 1, 2), StoredFile("file-new", "b", "batch", 1, 1, 0)):
+        server.on_loop(partial(server.shared.store.records.add_file, "local", file, b"x"))
+    assert [each["id"] for each in server.client.get("/v1/files").json()["data"]] == ["file-new"]
+    assert server.client.get("/v1/files/file-old").status_code == 404
 
 
 def test_uploaded_file_can_be_read_listed_and_deleted(start: Start) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from notso.web.api.request_fields.fields import invalid_field
 from notso.web.api.shared.api_request import format_ignored_header
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, get_stored_file
+from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, get_stored_file, is_expired
 from notso.web.api.shared.listing import PAGE, paginate
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner
@@ -54,7 +54,7 @@ async def files(request: Request, services: Services, owner: Owner) -> Response:
     """List files, newest first."""
     purpose = request.query_params.get("purpose")
     found = reversed(await services.shared.store.records.files(owner))
-    shown = [_object(request, each) for each in found if purpose in (None, each.purpose)]
+    shown = [_object(request, each) for each in found if purpose in (None, each.purpose) and not is_expired(each)]
     page = paginate(shown, request.query_params, default_limit=10_000, max_limit=10_000)
     if is_anthropic(request):
         has_next = page["has_more"] and not request.query_params.get("before_id")

@@ -223,9 +223,13 @@ def digest_of(data: str) -> str:
 async def get_stored_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
     """Return a stored file. Raises ApiError (404) naming `param` if it is unknown or expired."""
     file = await services.shared.store.records.file(owner, file_id)
-    if file is None or 0 < file.expires_ms <= time.time_ns() // 1_000_000:
+    if file is None or is_expired(file):
         raise ApiError(404, "not_found", "no file with that id is stored", param=param)
     return file
+
+
+def is_expired(file: StoredFile) -> bool:
+    return 0 < file.expires_ms <= time.time_ns() // 1_000_000
 
 
 async def _read(request: Request, file: RequestFile) -> Document:
