@@ -191,7 +191,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"top_k": 40.5}}, "options.top_k"),
     ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
     ({"think": "hard"}, "think"),
-    ({"format": "xml"}, "format"),
+    ({"format": "xml"}, 'format: it should be "json" or a JSON schema'),
+    ({"format": ["json"]}, 'format: it should be "json" or a JSON schema'),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"messages": [{"role": "narrator", "content": "x"}]}, "role"),
 ]

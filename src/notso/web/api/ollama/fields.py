@@ -130,7 +130,16 @@ def to_sampling_params(options: OptionFields, thinking_budget: int | None) -> Sa
 EmptyList = Annotated[list[Any], Field(max_length=0)]
 KeepAlive = int | float | Annotated[str, Field(max_length=64)]
 Think = bool | Literal["low", "medium", "high", "max"]
-Format = Literal["", "json"] | dict[str, Any]
+
+
+def _check_format(value: object) -> object:
+    if value is None or isinstance(value, dict) or value in ("", "json"):
+        return value
+    # Pydantic's error would name only one of the alternatives.
+    raise ValueError('it should be "json" or a JSON schema')
+
+
+Format = Annotated[Literal["", "json"] | dict[str, Any], BeforeValidator(_check_format)]
 Role = Annotated[
     Literal["system", "user", "assistant", "tool"],
     BeforeValidator(lambda role: role.lower() if isinstance(role, str) else role),
