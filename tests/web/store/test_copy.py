@@ -206,14 +206,41 @@ def test_target_with_only_keys_counts_as_nonempty(tmp_path: Path, database: str)
     with pytest.raises(StorageError, match="is not empty"):
         copy_database(str(before), database)
     run_with_store(SQLiteAccessStore(before), fill_access)
+    run_with_store(SQLiteAccessStore(before), lambda store: store.revoke_key("bob", 8))
     with pytest.raises(StorageError, match="is not empty"):
         copy_database(str(before), database)
-    run_with_store(SQLiteAccessStore(after), fill_access)
+    run_with_store(SQLiteAccessStore(after), lambda store: store.add_audit(AuditEntry(1, "ann", "did", "::1")))
     with pytest.raises(StorageError, match="is not empty"):
         copy_database(database, str(after))
     assert sum(each.rows for each in copy_database(database, str(tmp_path / "new"))) == 4 + 28 + 5, (
         "the refused copies added nothing"
     )
+
+
+def test_copy_whose_chats_could_not_be_committed_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = str(tmp_path / "before"), str(tmp_path / "after")
+    in_directory(Path(before), fill)
+    run_with_store(SQLiteAccessStore(Path(before)), fill_access)
+    write = SQLiteStore.write
+
+    async def failing(store: SQLiteStore, work: Any, *arguments: Any) -> Any:
+        def fail_at_the_end(db: Any) -> Any:
+            result = work(db)
+            if isinstance(result, tuple):  # the copied tables
+                raise StorageError("the disk is full")
+            return result
+
+        return await write(store, fail_at_the_end, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SQLiteStore, "write", failing)
+        with pytest.raises(StorageError, match="the disk is full"):
+            copy_database(before, after)
+    assert SQLiteAccessStore.exists(Path(after))
+    copy_database(before, after)
+    assert everything(Path(before)) == everything(Path(after))
 
 
 def test_copy_without_keys_creates_no_access_file(tmp_path: Path) -> None:

@@ -167,6 +167,11 @@ async def _copy_in_transaction(
 
 
 def _copy_tables(tables: tuple[Table, ...], from_db: SQLConnection, to_db: SQLConnection) -> tuple[CopiedTable, ...]:
+    if tables is ACCESS_TABLES:
+        # They are the same if an earlier copy could not commit the chats after the keys.
+        present = tuple(digest_table(to_db, table) for table in tables)
+        if present == tuple(digest_table(from_db, table) for table in tables):
+            return present
     _require_empty(to_db, tables)
     copied = []
     for table in tables:
