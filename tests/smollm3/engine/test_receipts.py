@@ -181,7 +181,7 @@ def test_receipt_is_refused_by_an_engine_without_its_rope_scaling(engine: Engine
     with Engine.load(None, threads=1, context_tokens=trained + 1) as long:
         receipt = receipt_of(long, SamplingParams(seed=3, max_tokens=20), RequestOptions())
         assert receipt["rope_scaling"] == "yarn" and long.check_receipt(receipt).problem == ""
-        with pytest.raises(InvalidRequestError, match=r"another rope scaling; .* above 4,096 tokens") as refused:
+        with pytest.raises(InvalidRequestError, match=r"another rope scaling; .* more than 4,096 tokens") as refused:
             engine.check_receipt(receipt)
         assert refused.value.param == "rope_scaling"
         short = receipt_of(engine, SamplingParams(seed=3, max_tokens=20), RequestOptions())

@@ -23,7 +23,9 @@ def test_messages_of_wrong_type_are_refused(engine: Engine, messages: Any) -> No
     assert caught.value.param == "messages"
 
 
-@pytest.mark.parametrize("arguments", [{1, 2}, {"a": {1}}, b"{}", object()], ids=["set", "nested set", "bytes", "object"])
+@pytest.mark.parametrize(
+    "arguments", [{1, 2}, {"a": {1}}, b"{}", object()], ids=["set", "nested set", "bytes", "object"]
+)
 def test_tool_call_arguments_that_are_not_json_are_refused(engine: Engine, arguments: Any) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     with pytest.raises(InvalidRequestError, match="not valid JSON") as caught:

@@ -137,7 +137,7 @@
     const taken = response.status === 200 || response.status === 204; // 204: redirect to a new chat
     if (response.status !== 204) pending.remove(); // replaced before the next paint
     if (taken) document.getElementById("attachments").replaceChildren();
-    // The address may name documents to attach. Forget them, so that a reload does not attach them again.
+    // A reload must not attach the documents in the address again.
     if (response.status === 200 && /[?&]document=/.test(location.search)) history.replaceState(history.state, "", location.pathname);
     if (response.status === 204) { // text typed before the new chat's page loads belongs to the new chat
       remember(draft, "");

@@ -9,11 +9,11 @@
   Object.assign(root.dataset, standard, stored());
   const keep = (name, value) => {
     root.dataset[name] = value;
-    // Read the others again, because another tab may have changed them.
-    try { localStorage.setItem("preferences", JSON.stringify({ ...stored(), [name]: value })); } catch { /* no storage: the preference applies to this page only */ }
+    // Another tab may have changed the others.
+    try { localStorage.setItem("preferences", JSON.stringify({ ...stored(), [name]: value })); } catch { /* no storage */ }
   };
   root.addEventListener("prefer", ({ detail }) => { for (const name in detail) keep(name, detail[name]); });
-  // Unsent text and files, which a tab keeps across reloads, must not be shown to the next user of the tab.
+  // The next user of the tab must not see unsent text and files.
   document.addEventListener("submit", ({ target }) => {
     if (!target.matches("[action$='/logout']")) return;
     try { sessionStorage.clear(); } catch { /* no storage */ }

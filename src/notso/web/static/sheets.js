@@ -19,7 +19,7 @@
     htmx.ajax("GET", link.href, "#source-body").then(() => document.getElementById("quoted")?.focus());
   });
 
-  // The browser loads no page for a search result at the address that it shows already.
+  // A result at the address already shown loads no page.
   document.addEventListener("click", (event) => {
     const link = event.target.closest("#search-results a");
     if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) link.closest("dialog")?.close();

@@ -25,7 +25,7 @@
   const lost = (isLost) => ({ target }) => target.closest?.("[aria-busy], #listening") && mark.toggle("lost", isLost);
   for (const kind of ["htmx:sse:error", "htmx:error"]) document.addEventListener(kind, lost(true));
   document.addEventListener("htmx:sse:after:connection", lost(false));
-  // While disconnected, another tab has deleted the answer, or stopped and continued it as another generation.
+  // Another tab deleted the answer, or stopped and continued it.
   document.addEventListener("htmx:sse:error", ({ target, detail }) => {
     if (detail.status !== 404 || !target.matches("article")) return;
     target.remove();
