@@ -69,6 +69,12 @@ def test_unchanged_receipt_is_reproduced(engine: Engine, options: RequestOptions
     assert '"ids"' not in text and "weather" not in text and "Oslo" not in text, "a receipt must not contain any text"
 
 
+def test_earlier_receipt_that_names_an_excluded_strict_tool_is_reproduced(engine: Engine) -> None:
+    receipt = receipt_of(engine, SamplingParams(seed=3, max_tokens=9), RequestOptions())
+    receipt["options"]["strict_tools"] = ["weather"]  # as with tool_choice "none"
+    assert engine.check_receipt(signed_again(receipt)).problem == ""
+
+
 def test_receipt_of_continued_text_is_reproduced(engine: Engine) -> None:
     biases = {9: 1.0, 300: 2.0, 1000: -0.5}  # numbers are sorted in another order than text
     params = SamplingParams(seed=4, max_tokens=20, temperature=1.3, logit_bias=biases)

@@ -22,7 +22,7 @@ from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_fo
 from notso.smollm3.sampling.quoted_fields import quoted_fields
 from notso.smollm3.sampling.quotes import PinnedReading, QuoteManager
 from notso.smollm3.sampling.sampler import NO_BREAKERS, Sampler, SequenceBreakers
-from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
+from notso.smollm3.sampling.structured_output import check_strict_tools, structured_output_for, tool_names
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, NO_SALT, CacheSalt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter, StepLatency
 from notso.smollm3.scheduling.sequence import PRIORITIES
@@ -100,6 +100,8 @@ class InputProcessor:
         room = self.context_of(options) - len(prompt.ids)
         pinned = _pinned_reading(prompt_input, options)
         options, fields = quoted_fields(options, self.quotes, pinned)
+        if rendered is None:  # receipts of earlier versions may contain names of tools that tool_choice excluded
+            check_strict_tools(options)
         structured_output = structured_output_for(
             options,
             tokenizer,

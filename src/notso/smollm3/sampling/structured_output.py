@@ -274,9 +274,6 @@ def structured_output_for(
     started: beginning of the answer in the prompt. closing: number of tokens that end the reasoning. fields: additional
     constraint on strings of the grammar.
     """
-    unknown = sorted(set(options.strict_tools) - tool_names(options.tools or ()))
-    if unknown:
-        raise InvalidRequestError(f"strict_tools: there is no tool named {unknown[0]!r}", param="strict_tools")
     # tool_choice "none" masks the call tag but keeps the tools in the prompt, so that the prompt's cached prefix
     # remains valid.
     forbids_calls = options.tool_choice == "none" and bool(options.tools)
@@ -413,6 +410,13 @@ def _parameters(tool: Tool) -> object:
 def _function(tool: Tool) -> Mapping[str, Any]:
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     return function if isinstance(function, Mapping) else {}
+
+
+def check_strict_tools(options: RequestOptions) -> None:
+    """Raises InvalidRequestError if `strict_tools` contains a name that no tool has."""
+    unknown = sorted(set(options.strict_tools) - tool_names(options.tools or ()))
+    if unknown:
+        raise InvalidRequestError(f"strict_tools: there is no tool named {unknown[0]!r}", param="strict_tools")
 
 
 def tool_names(tools: Sequence[Tool]) -> set[Any]:
