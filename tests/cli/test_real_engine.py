@@ -262,7 +262,7 @@ def test_verify_recognizes_a_published_file_and_its_damaged_copy(
     copy = damaged(small_model, tmp_path, last, bytes([small_model.read_bytes()[last] ^ 1]))
     result = notso("verify", str(copy.rename(tmp_path / "Small (1).gguf")))
     assert result.code == 3
-    assert "Same size as small:Q4_K_M, but different content" in result.err
+    assert "Same size as small:Q4_K_M, but different content: run `notso pull small:Q4_K_M --force`" in result.err
     # An adapter merged into the published file does not change the size.
     result = notso("verify", str((tmp_path / "Small (1).gguf").rename(tmp_path / "Small-tuned.gguf")))
     assert result.code == 0 and "not a published file" in result.out and "Same size" not in result.err

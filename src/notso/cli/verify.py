@@ -65,7 +65,7 @@ def verify(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Check a file's hash, structure, prompts and tensors.
+    """Check a file's hash, structure, prompt rendering and tensors.
 
     Compares the SHA-256 with the published ones, loads the tokenizer and the chat template, and compares matrix
     products of each quantized tensor with those of the dequantized tensor; the largest error is shown. The exit code is
@@ -99,7 +99,7 @@ def verify(
             terminal.print_line(line)
         if damage:
             terminal.warn(
-                f"Same size as {damage}, but different content: run `notso pull --force` to download it again."
+                f"Same size as {damage}, but different content: run `notso pull {damage} --force` to download it again."
             )
         for problem in found.problems:
             terminal.warn(problem)
@@ -142,7 +142,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     first = receipts[0] if isinstance(receipts[0], dict) else {}
     # Unknown cache formats and receipts without tokens need no check here, because `engine.check_receipt` refuses them.
     kv: KVChoice = next((each for each in KV_CHOICES if each == first.get("kv_format")), "auto")
-    # The context is as short as prompt and answer (at least 512 tokens) allow, because a context beyond the trained
+    # The context is just long enough for prompt and answer, but at least 512 tokens: a context beyond the trained
     # length would enable YaRN.
     context = max(512, *map(_count_tokens, receipts))
     problem, place, tokens, start = "", None, 0, time.perf_counter()

@@ -25,7 +25,7 @@ def answers(
     engines: int | None,
     requests_per_call: int,
 ) -> Iterator[str]:
-    """Yield answers in order of completion. Raises ClusterError if a worker fails, for example at its start."""
+    """Yield answers in order of completion. Raises ClusterError if a worker fails, for example while starting."""
     # worker_class: constructs an object that holds an engine, from `options` and `workers`, the number of workers. The
     # object is called with {"request": [...]} and returns {"answer": [...]}.
     # engines: number of engines; None: one per machine.

@@ -155,7 +155,8 @@ TRIM_SECONDS = 60.0
 
 async def purge(shared: SharedServices, turns: Turns) -> None:
     """Periodically expire temporary chats and permanently delete chats that can no longer be restored."""
-    # Clear a chat's caches in the engine before deleting the chat, so that the next round can retry after a failure.
+    # If an engine is loaded, clear a chat's caches before deleting the chat, so that the next round can retry after a
+    # failure. Otherwise, clear them once the engine is loaded.
     store, host = shared.store, shared.engine
     uncleared: dict[ConversationKey, None] = {}  # conversations whose caches are not cleared yet
     while True:

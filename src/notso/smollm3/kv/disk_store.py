@@ -2,8 +2,9 @@
 
 A file contains one block of 128 positions in all layers, or the partial block at the end of an answer. Its name
 contains the cache version (a digest of the model, the KV format and the version of the numerical code), the block's
-key and a tag. A file is used only if every field and the checksum match; otherwise it counts as a miss and is removed,
-so damage costs only time. The contents reveal conversations, so the folder has mode 0700 and the files have mode 0600.
+key and a tag. A file is used only if every field and the checksum match. Otherwise, it counts as a miss, and the writer
+removes damaged files, so damage costs only time. The contents reveal conversations, so the folder has mode 0700 and the
+files have mode 0600.
 
 A low-priority thread writes each file under a temporary name, fsyncs it and renames it, so that a power failure rarely
 leaves a name without its data. The folder is synced when the queue is empty. At shutdown, files are written without
@@ -405,7 +406,7 @@ class DiskStore:
 
 
 def lower_priority() -> None:
-    """Give the calling thread the lowest priority, where possible."""
+    """Give the calling thread a low priority, where possible."""
     try:
         lower_thread_priority()
     except OSError as error:

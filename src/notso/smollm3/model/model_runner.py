@@ -123,8 +123,8 @@ class ModelRunner:
     def capture_next_step(self) -> None:
         # Captures one step per call, but none while weights are migrating, because adopting a migrated layer would
         # invalidate all captured steps.
-        # `has_captured_steps` is set once all likely steps (one token, or the last tokens of a prompt) are captured, no
-        # more steps can be captured, or a capture has failed.
+        # `has_captured_steps` is set when all likely steps (one token, or the last tokens of a prompt) are captured,
+        # when the limit is reached, or when a capture has failed.
         if self.placement is not None and not self.placement.is_finished:
             return
         rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)

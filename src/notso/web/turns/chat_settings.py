@@ -32,7 +32,7 @@ NUMERIC = sorted(
 """Sampling parameters that the page shows as input fields."""
 MEMORY_HEADING = "The user wants you to remember:"
 NO_LIMIT = "none"
-"""Value of an integer setting without a limit, even if the default has one. As the value of `tools`: no tools."""
+"""As the value of an integer setting: no limit, even if the default sets one. As the value of `tools`: no tools."""
 _CAN_BE_NONE = frozenset((*(each.name for each in NUMERIC if each.kind is int), "tools"))
 
 
@@ -40,7 +40,7 @@ _CAN_BE_NONE = frozenset((*(each.name for each in NUMERIC if each.kind is int), 
 class ChatSettings:
     system_prompt: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    suggestions: bool = True  # offer follow-up questions when idle
+    suggestions: bool = True  # offer follow-up questions while the engine is idle
     keep_thinking: bool = False  # keep earlier reasoning in the prompt
     raw_user_messages: bool = True  # show user messages as typed
     titles: bool = False  # let the model name new chats

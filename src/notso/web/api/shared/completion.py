@@ -306,7 +306,7 @@ class LiveTimings:
         self._started_at = self._first_token_at = 0.0
 
     def feed(self, event: Event) -> dict[str, Any] | None:
-        """Return the `timings` so far, or None for events that do not report them."""
+        """Return the `timings` so far for a progress, reasoning or text event, and None for other events."""
         now = time.monotonic()
         self._started_at = self._started_at or now
         if event.progress is not None:

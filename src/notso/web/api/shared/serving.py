@@ -72,7 +72,8 @@ def require_json(request: Request) -> None:
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
     """Parse the JSON body. Raises Problem (429), or ApiError: 415 for another content type, 400 if invalid.
 
-    `of_any_type` skips the content type check. The setting `strict_fields` rejects ignored fields (hints).
+    `of_any_type` skips the content type check. With the setting `strict_fields`, fields that would have no effect
+    (hints) are rejected.
     """
     if not of_any_type:
         require_json(request)
@@ -207,7 +208,7 @@ async def _response(
         await _check_prompts(request, api_request, engine)
         if api_request.keep_alive_s is not None:
             host.keep(host.model(choice.model), api_request.keep_alive_s)
-        # The number of prompts may exceed this limit: excess prompts wait in the engine's queue.
+        # Only n is limited to max_num_seqs: prompts in excess of it wait in the engine's queue.
         if n > info.max_num_seqs:
             raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
         if choices > max(MAX_CHOICES, n):
@@ -283,7 +284,7 @@ async def _response(
 
 
 async def _check_prompts(request: Request, api_request: ApiRequest, engine: ChatEngine) -> None:
-    # Raises ApiError (400) for a prompt that the request asks to cut.
+    # Raises ApiError (400) for a prompt longer than truncate_prompt_tokens, because prompts are never cut.
     def count(prompt: Prompt) -> int:
         return max_token_use(engine, Submission(prompt, api_request.params[0], api_request.options)).prompt_tokens
 

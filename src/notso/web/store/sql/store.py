@@ -612,7 +612,8 @@ def _branch_of(snapshot: ChatSnapshot | None, last: str | None) -> Branch | None
 
 
 def _query_chat_and_defaults(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, ChatDefaults]]:
-    # Send all statements before reading a result, so that PostgreSQL needs only one round trip.
+    # Send all statements before reading a result, so that PostgreSQL needs only one round trip (two if the chat is in a
+    # project).
     chat, base = db.execute(_CHAT, (chat_id, owner)), _query_defaults(db, owner)
 
     def found() -> tuple[Chat | None, ChatDefaults]:
