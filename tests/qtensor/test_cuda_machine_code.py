@@ -52,7 +52,7 @@ class Use:
 def compiled(architecture: int, cubin: Path, *more: str, source: Path = KERNELS_SOURCE) -> dict[str, Use]:
     """Compile all kernels to machine code, and return the resources that each uses."""
     command = ["nvcc", *FLAGS, *more, f"-arch=sm_{architecture}", str(source), "-o", str(cubin)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     assert run.returncode == 0, run.stderr[-4000:]
     pattern = r"entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers"
     found = re.findall(pattern, run.stdout + run.stderr, re.DOTALL)
