@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PROMPT, DECODED, DEPTH, SEQUENCES = 512, 16, 4096, 16
+PROMPT, DECODED, SEQUENCES = 512, 16, 16
 CONFIGURATIONS = {
     "f16 cache, repacked": ["-rtr", "1", "-fa", "0"],
     "f16 cache, flash attention on, repacked": ["-rtr", "1", "-fa", "1"],
@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("programs", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--depth", type=int, default=4096, help="tokens of context of the second decode measurement")
     parser.add_argument("--version", default="", help="commit of ik_llama.cpp")
     parser.add_argument("--out", type=Path, default=RESULTS / "ik-llama-cpp.json")
     given = parser.parse_args()
@@ -87,11 +88,11 @@ def main() -> None:
     measured = {
         ("prefill", 0): bench_rate(*where, ["-p", str(PROMPT), "-n", "0"]),
         ("decode", 0): bench_rate(*where, ["-p", "0", "-n", str(DECODED)]),
-        ("decode", 1): bench_rate(*where, ["-p", "0", "-n", "0", "-gp", f"{DEPTH},{DECODED}"]),
+        ("decode", 1): bench_rate(*where, ["-p", "0", "-n", "0", "-gp", f"{given.depth},{DECODED}"]),
         ("batch", 0): batch_rate(*where),
     }
     command = [sys.executable, "-m", "notso", "bench", str(given.file), "--json", "--repeat=1", "--weights=packed"]
-    command += ["--context=8192", f"--prefill={PROMPT}", "--depth=0", f"--depth={DEPTH}", f"--batch={SEQUENCES}"]
+    command += ["--context=8192", f"--prefill={PROMPT}", "--depth=0", f"--depth={given.depth}", f"--batch={SEQUENCES}"]
     command += [f"--decode={DECODED}", f"--threads={given.threads}"]
     ours, theirs, fastest = [], {key: [] for key in measured}, {}
     for key, rate in measured.items():
