@@ -393,6 +393,15 @@ def test_environment_of_tests_has_no_notso_variables() -> None:
     assert [name for name in os.environ if name.startswith(("NOTSO_", "HF_TOKEN"))] == []
 
 
+def test_doctor_checks_the_port_of_the_configuration_file(
+    notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text("[serve]\nport = 0\n")
+    monkeypatch.setenv("NOTSO_CONFIG", str(tmp_path / "config.toml"))
+    found = json.loads(notso("doctor", "--json").out)
+    assert [each["message"] for each in found if each["subject"] == "port"] == ["0 is free"]
+
+
 def test_port_variable_of_a_kubernetes_service_is_ignored(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTSO_PORT", "tcp://10.96.12.7:80")
 

@@ -43,7 +43,7 @@ class Finding:
 def doctor(
     context: typer.Context,
     port: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--port",
             "-p",
@@ -51,10 +51,10 @@ def doctor(
             metavar="PORT",
             min=0,
             max=65535,
-            help="Port to check [env: NOTSO_PORT].",
+            help="Port to check [default: that of serve; env: NOTSO_PORT].",
             show_envvar=False,
         ),
-    ] = 3000,
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option("--from", metavar="URL", help="Only check whether the server at this URL is ready."),
@@ -112,7 +112,7 @@ def _check_server(server: str) -> Finding:
         return Finding("fail", "server", f"no notso server at {server}: {error}", "start one with notso serve")
 
 
-def run_checks(port: int, server_config: Mapping[str, Any]) -> list[Finding]:
+def run_checks(port: int | None, server_config: Mapping[str, Any]) -> list[Finding]:
     """Run all checks; a check that raises is reported as failed."""
     # server_config: the table [serve] of the configuration file.
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
@@ -126,7 +126,7 @@ def run_checks(port: int, server_config: Mapping[str, Any]) -> list[Finding]:
         ("models", _models),
         ("disk", _disk),
         ("data", lambda: _data(server_config)),
-        ("port", lambda: _port(port)),
+        ("port", lambda: _port(int(server_config.get("port", 3000)) if port is None else port)),
         ("sqlite", _sqlite),
         ("postgresql", lambda: _postgres(server_config)),
         ("plugins", _plugins),

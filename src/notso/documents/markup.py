@@ -38,6 +38,7 @@ _HIDDEN_STYLE = re.compile(
 class _Table:
     before: list[str]  # text before the table
     rows: list[list[str]] = field(default_factory=list)
+    in_cell: bool = False
     span: tuple[int, int] = (1, 1)  # columns and rows that the open cell spans
     covered: Counter[int] = field(default_factory=Counter)  # column -> further rows covered by a cell above
 
@@ -109,6 +110,7 @@ class _Text(HTMLParser):
             self._tables[-1].add_row()
         elif tag in ("td", "th") and self._tables:
             self._end_cell()
+            self._tables[-1].in_cell = True
             self._tables[-1].span = _span(values.get("colspan")), _span(values.get("rowspan"))
 
     def handle_endtag(self, tag: str) -> None:
@@ -127,7 +129,7 @@ class _Text(HTMLParser):
         if not visible:
             return
         if tag in ("td", "th", "tr") and self._tables:
-            self._end_cell(keep_empty=tag != "tr")
+            self._end_cell()
         elif tag == "table" and self._tables:
             self._end_table()
         elif tag == "caption" and self._tables:
@@ -152,12 +154,15 @@ class _Text(HTMLParser):
         lines = [line.rstrip() for line in "".join(self._pieces).split("\n")]
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 
-    def _end_cell(self, keep_empty: bool = False) -> None:
-        # Text between cells belongs to the preceding cell.
-        text = " ".join("".join(self._pieces).split())
+    def _end_cell(self) -> None:
+        table, text = self._tables[-1], " ".join("".join(self._pieces).split())
         self._pieces = []
-        if text or keep_empty:
-            self._tables[-1].add_cell(text)
+        if not table.in_cell and text and table.rows and table.rows[-1]:
+            # Text after a cell belongs to it, so that it does not move the row's other cells.
+            table.rows[-1][-1] = f"{table.rows[-1][-1]} {text}".strip()
+        elif table.in_cell or text:
+            table.add_cell(text)
+        table.in_cell = False
 
     def _end_table(self) -> None:
         self._end_cell()

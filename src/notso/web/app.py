@@ -87,7 +87,7 @@ from notso.web.sign_in.methods import SignInMethods, sign_in_methods
 from notso.web.store.access import AccessStore
 from notso.web.store.leases import LeaseKeeper
 from notso.web.store.opening import create_access_store, create_store
-from notso.web.store.protocol import ChatStore, ConversationKey, Orphan
+from notso.web.store.protocol import ChatStore, Orphan
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.tools.command_view import CommandView
 from notso.web.tools.toolbox import PluginTools, Toolbox, ToolSource, mcp_servers
@@ -155,22 +155,12 @@ TRIM_SECONDS = 60.0
 
 async def purge(shared: SharedServices, turns: Turns) -> None:
     """Periodically expire temporary chats and permanently delete chats that can no longer be restored."""
-    # If an engine is loaded, clear a chat's caches before deleting the chat, so that the next round can retry after a
-    # failure. Otherwise, clear them once the engine is loaded.
-    store, host = shared.store, shared.engine
-    uncleared: dict[ConversationKey, None] = {}  # conversations whose caches are not cleared yet
+    store = shared.store
     while True:
         with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread; the next round retries
-            now = time.monotonic()
             await _trash_expired_chats(shared, turns)
-            uncleared.update(dict.fromkeys(await store.conversations_to_purge(UNDO_SECONDS, now)))
-            if uncleared and not host.loaded():
-                host.request_load(host.default)
-            for each in list(uncleared) if host.loaded() else ():
-                await host.clear_cache(each.owner, each.first_message_id)
-                del uncleared[each]
-            await clear_stale_caches(store, host)
-            await store.purge(UNDO_SECONDS, now)
+            await store.purge(UNDO_SECONDS)
+            await clear_stale_caches(store, shared.engine)
             await store.records.purge(time.time_ns() // 1_000_000)
         await asyncio.sleep(PURGE_SECONDS)
 

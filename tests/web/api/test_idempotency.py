@@ -79,6 +79,12 @@ def test_upload_repeated_with_new_boundary_gets_first_file(start: Start) -> None
         client.files.create(file=b"[]", purpose="batch", extra_headers=KEY)
 
 
+def test_malformed_boundary_is_refused(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    headers = {**KEY, "Content-Type": "multipart/form-data; boundary*=idna''%ff"}
+    assert server.client.post("/v1/files", content=b"--x--", headers=headers).status_code == 400
+
+
 def test_idempotency_key_reused_for_different_request_returns_422(start: Start) -> None:
     engine = Counting()
     server = start(ScriptedEngine(engine)).ready()

@@ -221,7 +221,7 @@ def test_dataset_rows_from_server_and_data_folder_are_identical(
     out, pairs = tmp_path / "chats.jsonl", tmp_path / "pairs.jsonl"
     command = ["dataset", str(out), "--preferences", str(pairs)]
     assert run_command_line([*command, "--from", server.address]) == 0
-    assert capsys.readouterr().out == f"{out} (2 conversations)\n{pairs} (1 pairs)\n"
+    assert capsys.readouterr().out == f"{out} (2 conversations)\n{pairs} (1 pair)\n"
     assert out.stat().st_mode & 0o077 == 0 and pairs.stat().st_mode & 0o077 == 0
     rows, (pair,) = lines(out), lines(pairs)
     assert [row["messages"][0]["content"] for row in rows] == ["Count", "soon gone"]

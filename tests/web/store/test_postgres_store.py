@@ -20,7 +20,6 @@ from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, run
 from notso.web.store.documents import Member
 from notso.web.store.protocol import (
     AnswerTrace,
-    ConversationKey,
     Heartbeat,
     Memory,
     NewMessage,
@@ -406,12 +405,14 @@ def test_deletion_is_reported_to_every_process(database: str) -> None:
             chat = a_chat()
             turn = await finished(one, a_turn(chat), "answer", chat)
             await one.trash_chat(OWNER, chat.id)
-            gone = ConversationKey(OWNER, turn.user_message.id)
-            assert await one.conversations_to_purge(0) == [gone] and await one.purge(0) == 1
-            assert await other.conversations_to_purge(60) == [gone]
-            assert await other.conversations_to_purge(60) == [] == await other.chats(OWNER)
+            assert await one.purge(0) == 1
+            for store in (one, other):
+                (gone,) = await store.documents.stale()
+                assert (gone.owner, gone.conversation) == (OWNER, turn.user_message.id)
+                await store.documents.mark_cleared([gone])
+                assert await store.documents.stale() == [] == await store.chats(OWNER)
         async with stores(database, 1) as (late,):
-            assert await late.conversations_to_purge(60) == [gone], "its disk cache may still contain the conversation"
+            assert await late.documents.stale() == [gone], "its disk cache may still contain the conversation"
 
     run(work)
 
@@ -449,7 +450,7 @@ def test_row_lock_does_not_block_other_calls(database: str, monkeypatch: pytest.
     run(work)
 
 
-NOT_OF_A_REQUEST = re.compile(r"replicas|orphans|forgotten|WHERE temporary|FROM trash$|TRANSACTION|holder = ")
+NOT_OF_A_REQUEST = re.compile(r"replicas|orphans|stale_caches|WHERE temporary|FROM trash$|TRANSACTION|holder = ")
 BY_AN_ID_OF_ITS_OWN = re.compile(r"generation_id = \?|SET answer_html")
 
 

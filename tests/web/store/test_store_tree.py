@@ -17,7 +17,6 @@ from notso.web.store.protocol import (
     AnswerStats,
     Attachment,
     ChatStore,
-    ConversationKey,
     NewMessage,
     StoredMessage,
     TurnAccepted,
@@ -132,16 +131,15 @@ def test_deleted_chats_and_messages_can_be_restored_until_purged(kept: Kept) -> 
             assert (await store.chats(OWNER))[0].settings == {"seed": 2}
         first = (await store.messages(OWNER, chat.id))[0].id
         await store.trash_messages(OWNER, chat.id, reset=False)
-        assert await store.conversations_to_purge(60) == [], "the deletion is too recent to purge"
-        assert await store.conversations_to_purge(0) == [ConversationKey(OWNER, first)]
-        await finished(store, a_turn(chat, "about seals"), "whiskers")
-        assert await store.conversations_to_purge(0) == [ConversationKey(OWNER, first)], (
-            "messages added after clearing stay"
-        )
+        assert await store.purge(60) == 0 == len(await store.documents.stale()), "the deletion is too recent to purge"
+        later = await finished(store, a_turn(chat, "about seals"), "whiskers")
+        assert await store.purge(0) == 1
+        assert [(each.owner, each.conversation) for each in await store.documents.stale()] == [(OWNER, first)]
+        assert await shown(store, chat) == ["about seals", "whiskers"], "messages added after clearing stay"
         trash_id = await store.trash_chat(OWNER, chat.id)
-        assert len(await store.conversations_to_purge(0)) == 2
         assert await store.purge(60) == 0, "the deletion is too recent to purge"
-        assert await store.purge(0) == 2
+        assert await store.purge(0) == 1
+        assert [each.conversation for each in await store.documents.stale()] == [first, later.user_message.id]
         assert await store.restore(OWNER, trash_id or "") == []
         words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
         for table in ("chats", "messages", "trash", *words):
@@ -166,8 +164,8 @@ def test_chats_deleted_together_are_restored_and_purged_together(kept: Kept, mon
         assert len(await store.chats(OWNER)) == 3
         assert await store.restore(OWNER, before or "") == [made[3].id]
         trash_id, _ = await store.trash_chats(OWNER, [chat.id for chat in made])
-        assert len(await store.conversations_to_purge(0)) == 4
         assert await store.purge(0) == 1 and await store.restore(OWNER, trash_id or "") == []
+        assert len(await store.documents.stale()) == 4
         for table in ("chats", "messages", "trash"):
             (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
             assert row["n"] == 0, table
@@ -465,7 +463,7 @@ def test_large_import_is_interleaved_with_writes_and_visible_at_once(
         assert await store.update_chat("another", mine.id, pinned=True)
         assert {each.id for each in await store.chats(OWNER)} == {chat.id for chat, _ in chats}
         assert await store.messages(OWNER, long) == chats[0][1]
-        assert await store.conversations_to_purge(0) == [] and await store.purge(0) == 0
+        assert await store.purge(0) == 0 == len(await store.documents.stale())
 
     kept.run(work)
 

@@ -1,7 +1,8 @@
-"""Strict parsing of urlencoded forms, in a worker thread so that large forms do not block the event loop."""
+"""Parsing of forms: urlencoded ones strictly, in a worker thread so that large forms do not block the event loop."""
 
 from __future__ import annotations
 
+from email.parser import HeaderParser
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
@@ -23,6 +24,15 @@ async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, st
         raise Problem(415, words["error_form"])
     queue: WorkQueue = request.app.state.forms
     return await queue.run(lambda: parse_form(body, most=most), len(body), owner_of(request))
+
+
+def multipart_boundary(content_type: str) -> bytes:
+    """Return the boundary named by a Content-Type; empty if there is none or it cannot be decoded."""
+    try:
+        boundary = HeaderParser().parsestr(f"Content-Type: {content_type}").get_boundary()
+    except (LookupError, ValueError):  # an unknown or wrong encoding
+        return b""
+    return (boundary or "").encode("latin-1", "replace")
 
 
 def parse_form(body: bytes, *, most: int = MAX_FIELDS) -> dict[str, str]:

@@ -167,7 +167,7 @@ async def _copy_in_transaction(
 
 
 def _copy_tables(tables: tuple[Table, ...], from_db: SQLConnection, to_db: SQLConnection) -> tuple[CopiedTable, ...]:
-    if tables is ACCESS_TABLES:
+    if tables is ACCESS_TABLES and not _is_empty(to_db, tables):
         # They are the same if an earlier copy could not commit the chats after the keys.
         present = tuple(digest_table(to_db, table) for table in tables)
         if present == tuple(digest_table(from_db, table) for table in tables):
@@ -201,10 +201,13 @@ def _index(db: Database, table: Table, row: Any) -> None:
         reindex_document(db, row["document_id"])
 
 
+def _is_empty(db: SQLConnection, tables: tuple[Table, ...]) -> bool:
+    return all(db.execute(f"SELECT 1 AS one FROM {table.name} LIMIT 1").fetchone() is None for table in tables)
+
+
 def _require_empty(db: SQLConnection, tables: tuple[Table, ...]) -> None:
-    for table in tables:
-        if db.execute(f"SELECT 1 AS one FROM {table.name} LIMIT 1").fetchone() is not None:
-            raise StorageError("the target is not empty and was not changed; choose another one")
+    if not _is_empty(db, tables):
+        raise StorageError("the target is not empty and was not changed; choose another one")
 
 
 def digest_table(db: SQLConnection, table: Table) -> CopiedTable:

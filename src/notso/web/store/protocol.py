@@ -315,17 +315,6 @@ class StoredResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class ConversationKey:
-    """Key of a conversation, which consists of a first message and all messages below it.
-
-    A chat whose first question was edited has several conversations.
-    """
-
-    owner: str
-    first_message_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class ChatSnapshot:
     """A consistent snapshot of a chat with the messages of all branches, oldest first."""
 
@@ -563,13 +552,10 @@ class ChatStore(Protocol):
     async def restore(self, owner: str, trash_id: str) -> list[str]:
         """Restore a trash entry and return the ids of its chats; return [] if it was purged."""
 
-    async def conversations_to_purge(self, seconds: float, now: float | None = None) -> list[ConversationKey]:
-        """Return the conversations that `purge` would delete, and those purged by other processes."""
+    async def purge(self, seconds: float) -> int:
+        """Delete the trash entries that this process first saw at least `seconds` ago, and return their number.
 
-    async def purge(self, seconds: float, now: float | None = None) -> int:
-        """Delete old trash entries and return their number.
-
-        An entry is old if this process first saw it at least `seconds` before `now` (monotonic time).
+        Records that engines must clear the caches of their conversations (`DocumentStore.stale`).
         """
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:

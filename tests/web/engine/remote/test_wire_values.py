@@ -294,7 +294,12 @@ WRONG: list[tuple[Any, Any]] = [
     (PromptInput, {"role": "user"}),
     (PromptInput, [1, "a"]),
     (PromptInput, None),
+    (EngineError, {"kinds": [["EngineError"]], "message": "no", "code": "x", "values": []}),
 ]
+
+
+def test_unknown_and_malformed_kinds_of_errors_are_skipped() -> None:
+    assert type(error_from_wire({"kinds": [[], {}, "Unknown", "ModelError"], "message": "no"})) is ModelError
 
 
 @pytest.mark.parametrize(("hint", "given_value"), WRONG)

@@ -24,6 +24,7 @@ from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
+from notso.web.edge.forms import multipart_boundary
 from notso.web.store.records import StoredFile
 
 router = APIRouter()
@@ -164,8 +165,7 @@ def _read_upload(kind: str, body: bytes, now_ms: int, default_purpose: str = "")
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
     # Raises ApiError (400) for too many fields. Only headers are parsed with the `email` package, because it would
     # split the content of files into lines, and parse nested forms.
-    form = HeaderParser().parsestr(f"Content-Type: {kind}")
-    boundary = (form.get_boundary() or "").encode("latin-1", "replace")
+    boundary = multipart_boundary(kind)
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2) if boundary else []
     if len(pieces) > MAX_PARTS + 2:
         raise invalid_field("file", f"the form has more than {MAX_PARTS} fields")

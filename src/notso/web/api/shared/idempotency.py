@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from email.parser import HeaderParser
 
 from fastapi import Request
 from starlette.datastructures import Headers
@@ -31,6 +30,7 @@ from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import INCOMPLETE
 from notso.web.edge.access import KeyRing
 from notso.web.edge.errors import ApiError, api_error_of, is_api
+from notso.web.edge.forms import multipart_boundary
 from notso.web.store.records import IdempotentResponse
 
 HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
@@ -268,9 +268,9 @@ def _claim_key(owner: str, key: str) -> tuple[str, str]:
 
 def _request_digest(scope: Scope, body: bytes) -> bytes:
     digest = hashlib.sha256()
-    form = HeaderParser().parsestr(f"Content-Type: {Headers(scope=scope).get('content-type', '')}")
-    if boundary := form.get_boundary():  # clients choose another one whenever they send the form
-        body = body.replace(b"--" + boundary.encode("latin-1", "replace"), b"--")
+    # Clients choose another boundary whenever they send the form.
+    if boundary := multipart_boundary(Headers(scope=scope).get("content-type", "")):
+        body = body.replace(b"--" + boundary, b"--")
     for part in (scope["path"].encode(), scope.get("query_string", b""), body):
         digest.update(len(part).to_bytes(8) + part)
     return digest.digest()

@@ -61,9 +61,7 @@ async def delete_link(request: Request, services: Services, owner: Owner, chat_i
 
 
 @router.get("/shared/{secret}", dependencies=[PUBLIC])
-async def show_shared(
-    request: Request, services: Services, secret: str, part: Annotated[int, Query(ge=0)] = 0
-) -> Response:
+async def show_shared(request: Request, services: Services, secret: str, part: Part = 0) -> Response:
     """Show a shared chat without reasoning. Messages added after the link was created are not shown.
 
     If a response was edited or continued later, the new text is shown. A long chat has several parts; 0 is the newest.

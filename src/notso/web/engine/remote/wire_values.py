@@ -88,7 +88,7 @@ def error_from_wire(value: Any) -> NotsoError:
     """Restore an error. Raises ValueError if `value` is malformed."""
     if not isinstance(value, dict) or not isinstance(value.get("kinds"), list):
         raise ValueError("not an error")
-    kind = next((ERRORS[each] for each in value["kinds"] if each in ERRORS), EngineError)
+    kind = next((ERRORS[each] for each in value["kinds"] if isinstance(each, str) and each in ERRORS), EngineError)
     message = str(value.get("message"))
     if "code" in value:
         values = value.get("values")

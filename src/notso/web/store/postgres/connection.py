@@ -39,10 +39,6 @@ from notso.web.values.errors import (
     StorageFullError,
 )
 
-# Each process reads the records of purged conversations to clear its disk cache. The records are deleted after this
-# time. If a process was down for longer, its disk cache must be cleared manually.
-FORGOTTEN_DAYS = 30
-
 _UNFINISHED = "state IN ('queued', 'running')"
 
 _FIND = """
@@ -237,18 +233,6 @@ class PostgresDatabase(Database):
             (list(running), self._replica),
         )
         return frozenset(running) - {row["generation_id"] for row in rows}
-
-    # ---- permanent deletion
-
-    def forget(self, owner: str, first_message_id: str) -> None:
-        self.execute("INSERT INTO forgotten (owner, first_message_id) VALUES (?, ?)", (owner, first_message_id))
-
-    def purged_conversations(self, after: int) -> list[Any]:
-        """Return the conversations purged by any process, starting after number `after`."""
-        self.execute(f"DELETE FROM forgotten WHERE since < clock_timestamp() - interval '{FORGOTTEN_DAYS} days'")
-        return self.execute(
-            "SELECT number, owner, first_message_id FROM forgotten WHERE number > ? ORDER BY number", (after,)
-        ).fetchall()
 
 
 def _lease_interval() -> str:

@@ -405,6 +405,13 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (response_id, first)
     );
     """,
+    # 17: one record of stale caches, for deleted conversations as well.
+    """
+    INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)
+        SELECT owner, first_message_id, '', '', CAST(extract(epoch FROM since) * 1000 AS BIGINT)
+        FROM forgotten ORDER BY number;
+    DROP TABLE forgotten;
+    """,
 )
 
 REINDEXES = frozenset({9})

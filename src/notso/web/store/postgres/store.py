@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, PostgresDatabase, PostgresPool
-from notso.web.store.protocol import BACKUP_ELSEWHERE, ConversationKey, Damage, Heartbeat
+from notso.web.store.protocol import BACKUP_ELSEWHERE, Damage, Heartbeat
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Database, SQLConnection
 from notso.web.store.sql.store import SQLStore
@@ -21,9 +21,6 @@ T = TypeVar("T")
 WRITE_THREADS = 4
 READ_THREADS = 4
 LEASE_THREADS = 1  # heartbeats have their own thread, so that they do not wait for other work
-# Records are numbered before they are committed, so a lower number may become visible after a higher one. Therefore,
-# each query starts this far below the highest known number.
-COMMIT_SPREAD = 1000
 
 
 class PostgresStore(SQLStore):
@@ -36,7 +33,6 @@ class PostgresStore(SQLStore):
         self._writes = FairQueue("notso-db-write", WRITE_THREADS)
         self._reads = FairQueue("notso-db-read", READ_THREADS)
         self._lease_thread = WorkerThreads(LEASE_THREADS, thread_name_prefix="notso-db-lease")
-        self._reported: set[int] = set()
         self._is_open = False
 
     @property
@@ -84,15 +80,6 @@ class PostgresStore(SQLStore):
         if await self._lease_thread.run(lambda: self._connections.run_read(PostgresDatabase.count_other_processes)):
             raise DataDirectoryBusyError("a server is using the database: stop it first")
         await self.heartbeat(frozenset())
-
-    async def conversations_to_purge(self, seconds: float, now: float | None = None) -> list[ConversationKey]:
-        due = await super().conversations_to_purge(seconds, now)
-        # Include conversations that other processes purged, because this process may have their KV caches.
-        since = max(self._reported, default=0) - COMMIT_SPREAD
-        rows = await self._writes.run("", lambda: self._connections.write(lambda db: db.purged_conversations(since)))
-        new = [row for row in rows if row["number"] not in self._reported]
-        self._reported = {row["number"] for row in rows}
-        return list(dict.fromkeys([*due, *(ConversationKey(row["owner"], row["first_message_id"]) for row in new)]))
 
     async def backup(self, target: Path) -> None:
         raise StorageError(BACKUP_ELSEWHERE)

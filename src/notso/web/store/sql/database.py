@@ -97,9 +97,3 @@ class Database(ABC):
 
     @abstractmethod
     def release(self, message_id: str) -> None: ...
-
-    # ---- permanent deletion
-
-    @abstractmethod
-    def forget(self, owner: str, first_message_id: str) -> None:
-        """Record for other processes that a conversation was deleted."""

@@ -26,7 +26,6 @@ from notso.web.store.protocol import (
     ChatOrder,
     ChatRow,
     ChatSnapshot,
-    ConversationKey,
     Deletable,
     EarlierImport,
     Memory,
@@ -448,15 +447,8 @@ class SQLStore(ABC):
         )
         await self._change(owner, sql, owner, settings_json(settings))
 
-    async def conversations_to_purge(self, seconds: float, now: float | None = None) -> list[ConversationKey]:
-        return await self.write(
-            lambda db: tree_writes.conversations_to_purge(
-                db, tree_writes.due_trash_ids(db, self._trash_seen, seconds, now)
-            )
-        )
-
-    async def purge(self, seconds: float, now: float | None = None) -> int:
-        old = await self.write(lambda db: tree_writes.due_trash_ids(db, self._trash_seen, seconds, now))
+    async def purge(self, seconds: float) -> int:
+        old = await self.write(lambda db: tree_writes.due_trash_ids(db, self._trash_seen, seconds))
         for trash_id in old:
             while await self.write(partial(tree_writes.purge_piece, trash_id=trash_id)):
                 pass

@@ -16,7 +16,6 @@ from notso.web.store.protocol import (
     ACTIVE_STATES,
     AnswerTrace,
     Chat,
-    ConversationKey,
     EarlierImport,
     NewMessage,
     NewTurn,
@@ -485,24 +484,14 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
     return restored
 
 
-def due_trash_ids(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
+def due_trash_ids(db: Database, seen: dict[str, float], seconds: float) -> list[str]:
     """Return the ids of old trash entries (see ChatStore.purge). `seen` maps ids to monotonic times."""
     # With wall-clock time, setting the clock forward would purge entries too early.
-    now, first_seen = time.monotonic() if now is None else now, dict(seen)
+    now, first_seen = time.monotonic(), dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
     seen.clear()
     seen.update({trash_id: first_seen.get(trash_id, now) for trash_id in ids})
     return [trash_id for trash_id, since in seen.items() if now - since >= seconds]
-
-
-def conversations_to_purge(db: Database, old: list[str]) -> list[ConversationKey]:
-    found: list[Any] = []
-    for trash_id in old:
-        row = db.execute("SELECT * FROM trash WHERE id = ?", (trash_id,)).fetchone()
-        for chat_id, which, values in _trashed_chats(db, row) if row is not None else ():
-            sql = f"SELECT owner, id FROM messages WHERE chat_id = ? AND parent_id IS NULL{which}"
-            found += db.execute(sql, (chat_id, *values)).fetchall()
-    return list(dict.fromkeys(ConversationKey(row["owner"], row["id"]) for row in found))
 
 
 PURGED_MESSAGES = 200  # per transaction, so that other writers need not wait long
@@ -514,8 +503,8 @@ def purge_piece(db: Database, trash_id: str) -> bool:
     if row is None:
         return False
     if row["owner"]:
-        for conversation in conversations_to_purge(db, [trash_id]):
-            db.forget(conversation.owner, conversation.first_message_id)
+        for chat_id, which, values in _trashed_chats(db, row):
+            _mark_stale(db, f"messages WHERE chat_id = ? AND parent_id IS NULL{which}", (chat_id, *values))
         db.execute("UPDATE trash SET owner = '' WHERE id = ?", (trash_id,))
     left = PURGED_MESSAGES
     for chat_id, which, values in _trashed_chats(db, row):
@@ -593,10 +582,13 @@ ROWS_AT_ONCE = 200
 
 def mark_owner_caches_stale(db: Database, owner: str) -> None:
     """Record that engines must clear the caches of the owner's chats and stored responses."""
-    columns = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
-    now = time.time_ns() // 1_000_000
     for table in ("messages WHERE parent_id IS NULL AND", "responses WHERE", "open_responses WHERE"):
-        db.execute(f"{columns} SELECT owner, id, '', '', {now} FROM {table} owner = ?", (owner,))
+        _mark_stale(db, f"{table} owner = ?", (owner,))
+
+
+def _mark_stale(db: Database, conversations: str, values: tuple[Any, ...]) -> None:
+    columns = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
+    db.execute(f"{columns} SELECT owner, id, '', '', {time.time_ns() // 1_000_000} FROM {conversations}", values)
 
 
 def remove_piece(db: Database, owner: str) -> bool:

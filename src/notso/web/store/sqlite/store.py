@@ -379,9 +379,6 @@ class SQLiteDatabase(SQLiteStatements, Database):
     def release(self, message_id: str) -> None:
         pass
 
-    def forget(self, owner: str, first_message_id: str) -> None:
-        pass
-
 
 def _add_index_row(db: sqlite3.Connection, owner: str, chat_id: str, message_id: str | None) -> int:
     cursor = db.execute(
