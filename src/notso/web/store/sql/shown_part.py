@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
 from notso.web.store.protocol import MOST_SHOWN, ShownMessage, StoredMessage
@@ -38,11 +38,14 @@ WITH RECURSIVE down(id, chosen_child, n) AS (
 )
 """
 _LAST = "SELECT id FROM down ORDER BY n DESC LIMIT 1"
+# Only the sizes of the messages that are probably shown are read: SQLite stores the size behind the text, which may be
+# long.
+_FOUND = "id, parent_id, role, CASE WHEN k <= ? THEN (SELECT m.size FROM messages m WHERE m.id = up.id) END AS size"
 _END = f"""
 {_DOWN}, {_UP.format(last=_LAST)}
-SELECT id, parent_id, role, (SELECT max(n) FROM down) AS below FROM up ORDER BY k
+SELECT {_FOUND}, (SELECT max(n) FROM down) AS below FROM up ORDER BY k
 """
-_ABOVE = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT id, parent_id, role, 0 AS below FROM up ORDER BY k"
+_ABOVE = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT {_FOUND}, 0 AS below FROM up ORDER BY k"
 _DEPTH = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT max(k) AS depth FROM up"
 _NO_END = 1 << 31
 # Approximate lower bound of a message's length in a prompt. Attachments are stored as JSON, in which a character may
@@ -84,7 +87,7 @@ def load_branch_end(
     """Return the newest messages (see ChatStore.shown_chat) and the number of messages before them."""
     chat_key = (chat_id, owner)
     # Send both statements before reading a result, so that PostgreSQL needs only one round trip.
-    found = db.execute(_END, (through, *(chat_key * 4), MOST_SHOWN))
+    found = db.execute(_END, (through, *(chat_key * 4), MOST_SHOWN, limit))
     above = db.execute(_DEPTH, (through, *chat_key, _NO_END)) if through is not None else None
     line = found.fetchall()
     if not line:
@@ -166,7 +169,7 @@ def load_shown_before(
     limit: int,
 ) -> tuple[list[ShownMessage], int] | None:
     key = (message_id, chat_id, owner)
-    found = db.execute(_ABOVE, (*key, MOST_SHOWN))
+    found = db.execute(_ABOVE, (*key, MOST_SHOWN, limit + 1))
     above = db.execute(_DEPTH, (*key, _NO_END))
     line = found.fetchall()
     if not line:
@@ -178,7 +181,7 @@ def load_shown_before(
 def load_shown_message(
     db: Database, owner: str, chat_id: str, message_id: str, message_from_row: Callable[[Any], StoredMessage]
 ) -> ShownMessage | None:
-    line = db.execute(_ABOVE, (message_id, chat_id, owner, MOST_SHOWN)).fetchall()
+    line = db.execute(_ABOVE, (message_id, chat_id, owner, MOST_SHOWN, 0)).fetchall()
     return _load_shown(db, owner, chat_id, line, 0, 1, message_from_row, whole_turns=False)[0] if line else None
 
 
@@ -227,8 +230,9 @@ def _load_shown(
 
 
 def _query_sizes(db: Database, owner: str, line: list[Any], chunk: int) -> Iterator[tuple[str, int]]:
-    # The recursive queries do not read sizes: in SQLite, the size is stored behind the text, which may be long.
-    for at in range(0, len(line), chunk):
+    known = [(row["role"], row["size"]) for row in takewhile(lambda row: row["size"] is not None, line)]
+    yield from known
+    for at in range(len(known), len(line), chunk):
         ids = [row["id"] for row in line[at : at + chunk]]
         sql = f"SELECT id, size FROM messages WHERE id IN ({_placeholders(ids)}) AND owner = ?"
         sizes = {row["id"]: row["size"] for row in db.execute(sql, (*ids, owner))}
