@@ -1,4 +1,4 @@
-"""Run the command `notso` with `python -m notso`."""
+"""Entry point of `python -m notso`."""
 
 import sys
 

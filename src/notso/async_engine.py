@@ -54,7 +54,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
                 end = [Event("usage", usage=Usage(0, 0)), Event("end", finish_reason="cancelled")]
                 self._generation.write(end, last=True)
             self._generation.stop()
-        with suppress(RuntimeError):  # raised if another task is reading the events; it reads them until the end
+        with suppress(RuntimeError):  # raised if another task is iterating; that task reads the remaining events
             await self._events.aclose()
 
     async def __aenter__(self) -> AsyncAnswerStream:

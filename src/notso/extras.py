@@ -1,6 +1,7 @@
 """Shell command that installs an extra (optional dependencies), for error messages."""
 
-# The command names the wheel or folder that notso was installed from, because notso is not on a package index.
+# The command names the wheel or folder from which notso was installed (WHEEL if unknown), because notso is not on a
+# package index.
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ LFS_ADVICE = "a Git LFS pointer to a file that has not been downloaded; run `git
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark is a prefix of this one
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16 LE, because its mark is a prefix of this mark
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -33,7 +33,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def decode_text(data: bytes) -> str:
-    """Return `data` as text with `\\n` line endings, without byte order mark and trailing NULs.
+    """Return `data` as text with `\\n` line endings, without byte order mark or trailing NULs.
 
     Raises NotTextError, which names the line, for invalid bytes and for NULs within the text.
     """
@@ -96,7 +96,7 @@ def encoding_of(data: bytes) -> str:
         if data.startswith(mark):
             return encoding
     if _NUL in data and len(data) % 2 == 0:
-        # UTF-16 without a byte order mark: in Latin text, nearly every second byte is NUL, and few other bytes are.
+        # UTF-16 without a byte order mark: in Latin text, nearly all high bytes are NUL, but few low bytes are.
         even, odd = data[::2].count(_NUL), data[1::2].count(_NUL)
         most, least = max(even, odd), min(even, odd)
         if 4 * most >= 3 * (len(data) // 2) and 8 * least <= most:
@@ -114,7 +114,7 @@ SECRET_BYTES = 1 << 16
 
 
 def open_regular(path: Path) -> int:
-    """Open `path` for reading and return its descriptor. Follows links.
+    """Open `path` for reading and return a descriptor. Follows links.
 
     Raises OSError with `strerror` and `filename`, for example if the file is not a regular file.
     """
@@ -134,7 +134,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return a regular file's content. Raises OSError like `open_regular`, or if it exceeds `max_bytes`."""
+    """Return a regular file's content. Raises OSError like `open_regular`, or if the file exceeds `max_bytes`."""
     # The limit applies to the bytes read, because some files, such as those in /proc, report a size of 0.
     with open(open_regular(path), "rb") as file:
         content = file.read(max_bytes + 1)

@@ -69,8 +69,8 @@ class Cursor:
             self.fail(f"not UTF-8: {error.reason}", field, start + 8 + error.start)
 
     def strings(self, count: int, field: str) -> StringSpan:
-        """Validate `count` strings without decoding them."""
-        # This takes a few bytes of memory per string, whatever its length.
+        """Validate `count` strings; return them undecoded."""
+        # The result takes four or eight bytes of memory per string, whatever the string's length.
         start = self.position
         ends = _string_ends(self._buffer, start, self._end, count, field)
         self.position = int(ends[-1]) if count else start
@@ -143,7 +143,7 @@ class StringSpan:
                 raise GGUFError(f"string {index} is not UTF-8", field=field, offset=offset + position) from None
 
     def to_list(self) -> list[str]:
-        """Decode all strings. Raises UnicodeDecodeError if the file has changed."""
+        """Decode all strings. Raises UnicodeDecodeError if the file became invalid."""
         if not len(self):
             return []
         starts = self._starts()

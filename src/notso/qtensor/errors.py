@@ -68,7 +68,7 @@ class QTensorError(NotsoError):
 
 
 class GGUFError(QTensorError):
-    """Invalid GGUF file, or a file beyond the reader's limits; `offset`: byte position of `field`."""
+    """Invalid, unreadable or unsupported GGUF file. `field` and `offset` (in bytes) locate the problem."""
 
     is_about_a_file = True
 
@@ -94,7 +94,7 @@ class KernelChoiceError(QTensorError):
 
 
 class DeviceError(QTensorError):
-    """Unusable GPU: missing or old driver, no such device, no machine code, or results unlike the CPU's."""
+    """Unusable GPU: missing or old driver, no such device, no machine code for it, or results unlike the CPU's."""
 
 
 class DeviceMemoryError(DeviceError):

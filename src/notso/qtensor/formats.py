@@ -7,7 +7,8 @@ native/cache_format.h defines the byte layout of KV cache formats, and a test co
 """
 
 # The name of a KV format gives the bits per element: k8v4 stores keys in 8 bits and values in 4. Every format but f16
-# also stores a half-precision scale per head vector, so k8v8 takes 8.125 bits per element for heads of size 128.
+# also stores a half-precision scale per vector (the key or value of a head at one position), so k8v8 takes 8.125 bits
+# per element for heads of size 128.
 
 from __future__ import annotations
 
@@ -35,7 +36,6 @@ class KVBits:
 
     @property
     def is_low_bit(self) -> bool:
-        """Whether keys or values have fewer than 8 bits."""
         return min(self.key, self.value) < 8
 
     def pair_bytes(self, head_dim: int) -> int:

@@ -59,13 +59,13 @@ ARRAY_TYPES: Final[dict[int, np.dtype[Any]]] = {number: np.dtype("<" + code) for
 
 
 class TextSpan:
-    """A long string, decoded on access, because decoded text can take four times as much memory (GG12)."""
+    """A long string, decoded on access, because text can take four times as much memory as its bytes (GG12)."""
 
     def __init__(self, raw: memoryview) -> None:
         self._raw = raw
 
     def to_text(self) -> str:
-        """Decode the string. Raises UnicodeDecodeError if the file has changed."""
+        """Decode the string. Raises UnicodeDecodeError if the file became invalid."""
         return str(self._raw, "utf-8")
 
 
@@ -157,7 +157,7 @@ class GGUFFile:
             if status.st_size < len(MAGIC):
                 raise GGUFError(f"{status.st_size} bytes are too few for a GGUF file", field="magic", offset=0)
             try:
-                # mmap duplicates the descriptor.
+                # mmap duplicates the descriptor, so this one can be closed.
                 mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
                 raise GGUFError(f"cannot be mapped: {error}") from error
@@ -170,8 +170,8 @@ class GGUFFile:
         self.tensors = MappingProxyType({})
 
     def release(self, tensor: QTensor) -> None:
-        # Removes the tensor's pages from memory; the system reads them from the file again if they are accessed. Does
-        # nothing for tensors outside this mapping, such as copies.
+        # Removes the pages that contain only this tensor from memory; the system reads them from the file again when
+        # they are accessed. Does nothing for tensors outside this mapping, such as copies.
         page = mmap.PAGESIZE
         start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data
         first, end = -(-start // page) * page, (start + tensor.nbytes) // page * page

@@ -59,7 +59,7 @@ def _pack_string(text: str) -> bytes:
 class GGUFWriter:
     """Collect entries and tensors, then write the file atomically.
 
-    Raises GGUFError for invalid entries, tensors or amounts of data, or OSError.
+    Methods raise GGUFError for invalid entries, tensors or data sizes; `write` may raise OSError.
     """
 
     def __init__(self, path: str | Path, *, durable: bool = True) -> None:
@@ -95,7 +95,7 @@ class GGUFWriter:
             raise GGUFError(f"value does not fit {type_name}: {error}", field=f"metadata {key!a}") from error
         if len(self._entries) == MAX_ENTRIES:
             raise GGUFError(f"more than {MAX_ENTRIES} entries", field=f"metadata {key!a}")
-        if key == "general.alignment":  # readers locate the tensors by this entry
+        if key == "general.alignment":  # readers need this entry to locate the tensors
             if type_name != "uint32" or not MIN_ALIGNMENT <= value <= MAX_ALIGNMENT or value & (value - 1):
                 raise GGUFError(f"{value!r} is not a supported alignment", field=f"metadata {key!a}")
             self._alignment = value

@@ -39,7 +39,6 @@ class QTensor:
 
     @property
     def rows(self) -> int:
-        """Product of all dimensions but the last."""
         return math.prod(self.shape[:-1])
 
     @property
@@ -55,7 +54,7 @@ class QTensor:
         return self.data.size
 
     def row_data(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint8]:
-        """Return a view of rows as (rows, row_bytes) uint8. Raises OperandError."""
+        """Return rows start..stop-1 as a (rows, row_bytes) uint8 view. Raises OperandError."""
         stop = self.rows if stop is None else stop
         if not 0 <= start <= stop <= self.rows:
             raise OperandError(f"tensor {self.name!r}: rows {start}..{stop} are outside 0..{self.rows}")
@@ -66,7 +65,7 @@ class QTensor:
         return blocks.dequantize(self.format, self.row_data(start, stop))
 
     def as_float32(self) -> npt.NDArray[np.float32]:
-        """Return an F32 tensor's array, without copying if aligned. Raises OperandError."""
+        """Return an F32 tensor's array, copied only if unaligned. Raises OperandError for other formats."""
         if self.format != F32:
             raise OperandError(f"tensor {self.name!r} must be F32, not {self.format.name}")
         values = self.data.view(np.dtype("<f4"))

@@ -1,4 +1,4 @@
-"""Protocol of a device backend. The CPU backend (cpu/) is the reference; tests add a backend in numpy.
+"""Protocol of the device backends: cpu/, cuda/, and one in numpy for tests.
 
 Arrays belong to their backend and are opaque except for the interface of `Array`; only `upload`, `write` and
 `download` exchange numpy arrays. Operations are bit-identical across backends: native/kernel_table.h defines their
@@ -59,13 +59,13 @@ class KeyValuePool(Protocol):
     def block_bytes(self) -> int: ...
 
     def read_block(self, block: int) -> bytes:
-        """Copy a block out. Raises OperandError."""
+        """Return a block's bytes. Raises OperandError."""
 
     def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
         """Write the result of `read_block`. Raises OperandError."""
 
     def block_memory(self, block: int) -> list[memoryview] | None:
-        """Return writable memory in the order of `read_block`, or None if not accessible."""
+        """Return a block's writable memory in the order of `read_block`, or None if inaccessible."""
 
     def copy_block(self, source: int, target: int) -> None: ...
 
@@ -85,8 +85,8 @@ class WeightArena(Protocol):
 class Backend(Protocol):
     """A device. Operations are called from one thread at a time.
 
-    Shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH key-value heads, D head dimension, S
-    sequences, T tiles per sequence.
+    Shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH key-value heads, D head dimension, M
+    gathered rows, S sequences, T tiles per sequence.
     """
 
     @property
@@ -167,7 +167,7 @@ class Backend(Protocol):
         """out = silu(x @ gate.T) * (x @ up.T)."""
 
     def silu_mul(self, gate: Array, up: Array, out: Array) -> None:
-        """out = silu(gate) * up, (L, C); out may be gate or up. Same bits as in `matmul_gated`."""
+        """out = silu(gate) * up, all (L, C), bit-identical to `matmul_gated`; out may be gate or up."""
 
     def rope_table(self, frequencies: Array, positions: Array, table: tuple[Array, Array], factor: float = 1.0) -> None:
         """table = factor * (cos, sin) of position * frequency, each (L, D/2); frequencies float64."""

@@ -56,7 +56,7 @@ def _columns(x: Floats, group: int) -> Floats:
 def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
     # Fits scale and minimum (n,), both >= 0, so that scale * q - minimum approximates x, for q in 0..top. x, w (32, n).
     low = np.minimum(x.min(axis=0), np.float32(0))
-    y = x - low  # nonnegative, so that the differences below do not cancel
+    y = x - low  # nonnegative, which limits cancellation in the differences below
     spread = y.max(axis=0)
     sum_w, wy = w.sum(axis=0), w * y
     sum_y = wy.sum(axis=0)
@@ -81,7 +81,7 @@ def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
 
 
 def quantize_super_blocks(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats, Integers, Integers, Integers]:
-    """Return d, dmin (n,), scales, mins (n, 8) in 0..63, q in 0..top for x, w (n, 256)."""
+    """Return d, dmin (n,), scales, mins (n, 8) in 0..63, q (n, 256) in 0..top for x, w (n, 256)."""
     columns, weights = _columns(x, 32), _columns(w, 32)
     scale, minimum = (part.reshape(-1, 8) for part in _fit_with_minimum(columns, weights, top))
     d, scales = quantize_symmetric(scale.max(axis=1) / np.float32(63), scale, 0, 63)
@@ -135,7 +135,7 @@ def _refit_scales(
 
 
 def quantize_signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integers]:
-    """Return d (n,), scales (n, 16) in -128..127, q in -32..31 for x, w (n, 256)."""
+    """Return d (n,), scales (n, 16) in -128..127, q (n, 256) in -32..31 for x, w (n, 256)."""
     groups, weights = _columns(x, 16), _columns(w, 16)
     extreme = np.take_along_axis(groups, np.abs(groups).argmax(axis=0)[None], axis=0)[0]
     wx = weights * groups
@@ -227,9 +227,9 @@ def _read_half(b: Bytes, start: int) -> Floats:
 
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """Unpack (n, 12) bytes to (n, 8) scales and mins."""
-    # Scales and mins have six bits. The first four scales are in the low bits of bytes 0 to 3, and the first four mins
-    # in the low bits of bytes 4 to 7. The last four scales and mins are split: their lower four bits are the low
-    # (scales) and high (mins) nibbles of bytes 8 to 11, and their upper two bits are the top bits of bytes 0 to 3
+    # Scales and mins have six bits. The first four scales are the low six bits of bytes 0 to 3, and the first four mins
+    # are the low six bits of bytes 4 to 7. The last four scales and mins are split: their lower four bits are the low
+    # (scales) and high (mins) nibbles of bytes 8 to 11, and their upper two bits are the top two bits of bytes 0 to 3
     # (scales) and 4 to 7 (mins).
     first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
@@ -435,7 +435,7 @@ def quantize(
     Raises OperandError for formats that can only be read, incomplete blocks, invalid importance, NaN, infinity, or
     values out of the format's range.
     """
-    # Simple formats round to nearest; only super-blocks search for scales, and use `importance`.
+    # Simple formats round to nearest. Only super-block formats search for scales and use `importance`.
     if format not in _BYTES and format not in _SEARCHED:
         raise OperandError(f"quantizing to {format.name} is not supported")
     x = np.ascontiguousarray(values, np.float32)
@@ -480,8 +480,8 @@ _SCALE_FIELDS: dict[Format, tuple[int, ...]] = {
 
 def scales_of(format: Format, rows: Bytes) -> Floats:
     """Return scales and minima, or the values of a float format, as (n, 1 or 2) float32. Raises OperandError."""
-    # If all returned numbers are finite, every value of the tensor is finite. For MXFP4, whose scales can be too large
-    # for their values, the scales are multiplied by the largest value of the block.
+    # If all returned numbers are finite, every value of the tensor is finite. In MXFP4, a value can overflow although
+    # its scale is finite, so each scale is multiplied by the largest magnitude in its block.
     blocks = split_blocks(format, rows)
     if format in unpacked_blocks.UNPACK_32:
         small = unpacked_blocks.UNPACK_32[format](blocks)
@@ -501,7 +501,7 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
 def quantize_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
     """Quantize activations (M, K) float32 in blocks of 256. Raises OperandError for incomplete blocks."""
     # d = max|x| / 127, q = x * (127 / max|x|) rounded half to even, in float32. A block with max|x| < 1e-30 is zero; a
-    # block with NaN or infinity gets d = NaN and q = 0, so that the result is NaN.
+    # block with NaN or infinity gets d = NaN and q = 0, so that its products are NaN.
     d, q = _quantize_activations(x, 256)
     return Q8KBlocks(d, q, q.reshape(len(x), -1, 16, 16).sum(axis=3, dtype=np.int16))
 

@@ -113,7 +113,7 @@ def _fold(lanes: Floats) -> Floats:
 
 
 def exp2(x: Floats) -> Floats:
-    """Return 2^x for x clamped to [-100, 127]."""
+    """Approximate 2^x for x clamped to [-100, 127]."""
     x = np.clip(x, np.float32(-100), np.float32(127))
     whole = np.rint(x)
     r = x - whole
@@ -200,14 +200,14 @@ def unpack_block(block: Bytes, format: str, kv_heads: int, head_dim: int) -> tup
 
 
 def unpack_half_block(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Floats, Floats]:
-    """Return keys and values of an f16 block as float32."""
+    """Return an f16 block's keys and values as float32."""
     halves = block.view(np.float16).reshape(kv_heads, 2, -1).astype(np.float32)
     keys = halves[:, 0].reshape(kv_heads, head_dim, TILE).transpose(2, 0, 1)
     return keys, halves[:, 1].reshape(kv_heads, TILE, head_dim).transpose(1, 0, 2)
 
 
 def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[Any], tables: npt.NDArray[Any]) -> None:
-    """Write row i of k and v (L, KH, D) to positions[i]; tables[i] is the block table of the row's sequence."""
+    """Write row i of k, v (L, KH, D) to positions[i] in `pool`; tables[i] is the block table of the row's sequence."""
     kv_heads, dim = k.shape[1:]
     for row, (p, table) in enumerate(zip(positions, tables, strict=True)):
         run, index = divmod(table[p // TILE], pool.shape[2])

@@ -149,7 +149,7 @@ def _exact_dot(x: npt.NDArray[Any], w: npt.NDArray[Any]) -> Floats:
 
 
 def matmul(x: Floats, weight: QTensor) -> Floats:
-    """Return x (M, K) @ weight.T, with exact integer sums for quantized weights, else in float64."""
+    """Return x (M, K) @ weight.T: `matmul_q8k` for quantized weights, `matmul_dequantized` for others."""
     return matmul_dequantized(x, weight) if weight.format.is_float else matmul_q8k(x, weight)
 
 
@@ -207,7 +207,7 @@ def argmax(x: Floats) -> npt.NDArray[np.int64]:
 
 
 def inverse_frequencies(size: int, theta: float) -> Doubles:
-    """Return theta^(-2i / size) (Su et al., RoFormer)."""
+    """Return theta^(-2i / size), (size / 2,) (Su et al., RoFormer)."""
     _require_operand(size > 0 and size % 2 == 0, f"a rotated head must have an even size, not {size}")
     return theta ** (-2 * np.arange(size // 2, dtype=np.float64) / size)
 

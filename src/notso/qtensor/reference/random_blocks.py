@@ -39,9 +39,9 @@ from notso.qtensor.formats import (
 )
 from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantize
 
-POOL = 4096  # number of different sets of scales in `_scale_pool`
+POOL = 4096  # number of sets of scales that `_scale_pool` generates
 
-# Mean and standard deviation of uniform integers in 0..15, 0..31, 0..63 and 0..255.
+# Mean (where needed) and standard deviation of uniform integers in 0..15, 0..31, 0..63 and 0..255.
 _MEAN_4, _STD_4 = 7.5, 4.61
 _MEAN_5, _STD_5 = 15.5, 9.23
 _STD_6 = 18.47
@@ -130,7 +130,7 @@ def _half_bytes(values: Floats) -> Bytes:
 
 
 def _scale_pool(format: Format, rng: np.random.Generator, std: float) -> tuple[int, Bytes]:
-    # Returns the offset of the scales within a block, and POOL different values of these bytes.
+    # Returns the offset of the scales within a block, and POOL variants of their bytes.
     spread = rng.uniform(0.7, 1.3, POOL).astype(np.float32)
     sign = rng.choice(np.array([-1, 1], np.float32), POOL)
     if format in (Q4_K, Q5_K):

@@ -3,9 +3,9 @@
 This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes)
 uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
-Grids (the lookup tables of the IQ formats) are packed as in `native/kernels/portable/grid_codes.h`; a test compares
-the two copies. A row of a grid consists of eight 2-bit indices (IQ1, IQ2) or four 4-bit indices (IQ3) into the format's
-levels, which are in ascending order. Source: ggml's `ggml-common.h`.
+Grids (lookup tables of the IQ1, IQ2 and IQ3 formats) are packed as in `native/kernels/portable/grid_codes.h`; a test
+compares the two copies. A row of a grid consists of eight 2-bit indices (IQ1, IQ2) or four 4-bit indices (IQ3) into the
+format's levels, which are in ascending order. Source: ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
 def byte_product_rate(at_least: int | None = None) -> float:
     """Return the byte products per second of all threads, with operands in registers.
 
-    This is the best of several runs, or one run of at least `at_least` products. Raises OperandError if `at_least` is
-    below 1.
+    The rate is the best of several runs, or that of one run of at least `at_least` products. Raises OperandError if
+    `at_least` is below 1.
     """
     if at_least is not None and at_least < 1:
         raise OperandError(f"at_least must be 1 or more, not {at_least}")

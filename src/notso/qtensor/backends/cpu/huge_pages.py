@@ -1,8 +1,8 @@
 """Memory on 2 MiB pages, for copies of tensors (packed, if the processor's kernels support it) and key-value pools.
 
-The pages of a mapped file have 4 KiB (on some file systems, a fifth of the file has larger pages), and page table walks
-slow decoding down by a quarter to a third. Packing only reorders a tensor's bytes, as the kernels load them into vector
-registers (native/packed_weights.h), so results stay bit-identical.
+Most pages of a mapped file have 4 KiB, so that page table walks slow decoding down by a quarter to a third. Packing
+only stores a tensor's bytes in the order in which the kernels load them into vector registers
+(native/packed_weights.h), so results stay bit-identical.
 
 A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
 layout; this module treats a head's part of a block as bytes of known length.
@@ -93,7 +93,7 @@ class HugePageArena:
         return "packed" if self._packed else "hugepages"
 
     def copy(self, *tensors: QTensor) -> tuple[QTensor | PackedTensor, ...]:
-        """Copy tensors into this arena; slabs of tensors with equal numbers of rows are interleaved.
+        """Copy tensors into this arena; slabs are interleaved if all tensors can be packed and have equally many rows.
 
         Raises QTensorError if the arena is full.
         """
@@ -168,7 +168,6 @@ class KeyValuePool:
 
     @property
     def needs_window(self) -> bool:
-        """Whether attention needs a window pool."""
         return KV_FORMATS[self.format].is_low_bit
 
     def block(self, number: int) -> Bytes:
@@ -199,7 +198,7 @@ class KeyValuePool:
 
 
 def reserved_blocks(blocks: int) -> int:
-    """Return the capacity of a pool of `blocks` blocks, rounded up so that all runs have the same length."""
+    """Return `blocks`, rounded up so that all runs of a pool have the same length."""
     return math.prod(_run_layout(blocks))
 
 
@@ -218,7 +217,7 @@ def key_value_pool(
 def key_value_pools(
     layers: int, blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> list[KeyValuePool]:
-    """Return one pool per layer. The pools are adjacent, to share huge pages. Raises like `key_value_pool`."""
+    """Return one pool per layer, adjacent in memory to share huge pages. Raises the errors of `key_value_pool`."""
     if blocks < 1:
         raise OperandError(f"a cache cannot have {blocks} blocks")
     runs, run = _run_layout(blocks)

@@ -61,7 +61,7 @@ def is_packed(format: Format) -> bool:
 
 
 def packs_by_default() -> bool:
-    """Return whether packed weights are never slower with the current kernels; if not, packing is opt-in."""
+    """Return whether packed weights are the default, because they are never slower with the current kernels."""
     return bool(native.packs_by_default())
 
 
@@ -120,5 +120,5 @@ def configure(thread_count: int | None = None) -> None:
 
 end_on_bus_errors = native.end_on_bus_errors
 """If reading a mapped file fails (SIGBUS), print `line` (at most 255 bytes) to stderr and exit."""
-# Otherwise, the system would kill the process silently. The handler affects the whole process, so libraries should not
-# install it.
+# Without this handler, the system would kill the process silently. The handler affects the whole process, so libraries
+# should not install it.
