@@ -37,7 +37,7 @@ def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
         if address is not None:
             host, _, port = address.rpartition(":")
             if port.isdecimal() and "/" not in host:  # not `auto` or ray://
-                # Ray itself would try for minutes, without saying why.
+                # Ray itself would retry for minutes without reporting the reason.
                 socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
             ray.init(address=address, **quiet)
         else:

@@ -1,4 +1,4 @@
-"""Plan of a cluster, its Ray Serve configuration (without secrets), autoscaling, and errors."""
+"""Plan of a cluster, its Ray Serve configuration (without secrets), autoscaling, and stuck engines."""
 
 from __future__ import annotations
 

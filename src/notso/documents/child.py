@@ -2,7 +2,7 @@
 
 A frame is a length (4 bytes, big-endian) and a JSON object of at most 1 MiB:
 
-- `{"reading": pages}`: number of pages, in total or so far; each page raises the CPU time limit;
+- `{"reading": pages}`: number of pages, in total or so far; each page extends the time limits;
 - `{"page": text, "more": bool}`: text of a page; if `more`, the next such frame continues the page;
 - `{"kind": ..., "title": ..., "warnings": [...]}`: the last frame of a document;
 - `{"refused": sentence, "code": ..., "values": ...}`: the last frame if the document cannot be read;

@@ -104,7 +104,7 @@ def matches_when_folded(text: str, start: int, end: int, words: str) -> bool:
 
 
 def locate_quote(text: str, words: str) -> tuple[int, int] | None:
-    """Return start and end of words in a text, or None. Slow for long texts."""
+    """Return start and end of `words` in a text, or None. Slow for long texts."""
     # Searches for the exact words first, then for the folded ones.
     words = words.strip()
     if not fold_text(words) or len(words) > MAX_QUOTE_CHARACTERS:

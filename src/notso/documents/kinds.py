@@ -25,7 +25,7 @@ EXTENSIONS = CODE | {
     *("pdf", "docx", "docm", "pptx", "pptm", "odt", "epub", "xlsx", "xlsm", "xlsb", "xls", "ods", "html", "htm"),
     *("xhtml", "csv", "tsv", "md", "markdown", "txt", "log", "json", "jsonl", "xml", "eml", "tex", "rst"),
 }
-"""Extensions of the files that are read when a folder is added. Other text files can be read, too."""
+"""Extensions of the files that are read when a folder is added. Other text files must be added individually."""
 
 NATIVE = {"PDF", "XLSX", "XLS", "ODS"}
 """Kinds that native code parses. By default, they are read only if the system supports Landlock and seccomp."""
@@ -102,7 +102,7 @@ def preload_modules(container: Container) -> None:
 def read(
     file: BinaryIO, container: Container, extension: str, warnings: list[str], announce: Callable[[int], None]
 ) -> tuple[str, Callable[[], str], Iterator[str]]:
-    """Return kind, a function for the title, and the pages. Raises UnreadableError, as do the function and the pages.
+    """Return kind, title function and pages. Raises UnreadableError, as do the title function and the iteration.
 
     Adds to `warnings`, and calls `announce` with the number of pages if it is known in advance.
     """

@@ -178,7 +178,7 @@ def office_title(file: BinaryIO) -> str:
 
 
 def _optional_events(archive: Archive, name: str) -> Iterator[XMLEvent]:
-    # Yields nothing more if the part is missing or damaged, because the text can be read without it.
+    # If the part is missing or damaged, ends without an error, because the text can be read without this part.
     with suppress(UnreadableError):
         yield from xml_events(archive.pieces(name))
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 MARGIN_LINES = 2
 """Number of lines at the top and the bottom of a page that may be a header or a footer."""
 
-# A line is a header or footer if it is on at least this many pages, and on this share of the pages with text.
+# A line is a header or footer if it is on at least this many pages and at least this share of the pages with text.
 MIN_REPEATED_PAGES, MIN_REPEATED_SHARE = 3, 0.6
 
 _HYPHEN = re.compile("([^\\W\\d_])(?:[\u00ad\u0002\ufffe]|-)\r?\n([a-z\u00df-\u00ff])")

@@ -39,7 +39,7 @@ MAX_PARTS = 1_000
 
 
 def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
-    """Return the text, and its encoding if it was guessed. HTML and XML may declare their encoding.
+    """Return the text, and its encoding if guessed. is_markup: HTML or XML, which may declare its encoding.
 
     Raises UnreadableError.
     """
@@ -53,7 +53,7 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
                     "document_damaged",
                 ) from None
     declared = _DECLARED.search(data[:4096]) if is_markup else None
-    # In UTF-16, the declaration itself could not be read as ASCII. Some programs declare UTF-16 but write UTF-8.
+    # A declaration that can be read as ASCII is not in UTF-16: some programs declare UTF-16 but write UTF-8.
     if declared is not None and not declared[1].lower().startswith((b"utf-16", b"utf-32")):
         try:
             return _require_text(_decode(data, declared[1].decode("ascii"))), ""

@@ -120,10 +120,10 @@ class PluginProcess:
             on_failure.pop_all()
 
     def ask(self, kind: str, arguments: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
-        """Start a call. Its future raises PluginRefusalError or PluginError.
+        """Start a call; return its future, which may raise PluginRefusalError or PluginError.
 
-        If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is off, is busy,
-        or cannot receive `arguments`.
+        If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is not on, is
+        overloaded, or cannot receive `arguments`.
         """
         try:
             number = next(self._call_ids)
@@ -390,7 +390,7 @@ class Plugins:
         return next((process for process in self.processes if process.name == name), None)
 
     def entries(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
-        """Yield the entries of a kind with their plugins. Of entries with the same name, only the first counts."""
+        """Yield the entries of a kind with their plugins; except for pages, only the first entry of each name."""
         seen = set()
         for process in self.processes:
             for row in process.offer.get(kind, []) if process.state == "on" else []:

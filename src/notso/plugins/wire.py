@@ -58,7 +58,7 @@ class Unpacker:
 
 
 def receive(connection: socket.socket, unpacker: Unpacker) -> list[Any] | None:
-    """Wait for packets; return None if the peer has closed the connection."""
+    """Wait for data; return completed packets, or None if the peer has closed the connection."""
     data = connection.recv(1 << 16)
     return unpacker.feed(data) if data else None
 

@@ -38,7 +38,7 @@ class Limits:
     memory_bytes: int  # size of the address space
     wall_s: float  # seconds after which the child is killed
     answer_bytes: int
-    more_cpu_s: int = 0  # CPU seconds that `ConfinedProcess.extend_limits` may add in total
+    more_cpu_s: int = 0  # seconds that `ConfinedProcess.extend_limits` may add to `cpu_s` and `wall_s` in total
 
 
 class ConfinedWorkError(Exception):
@@ -171,7 +171,7 @@ class ConfinedProcess:
         return b"".join(self.pieces())
 
     def extend_limits(self, seconds: int) -> None:
-        """Extend the CPU and wall time limits by at most `more_cpu_s` in total. No effect on macOS."""
+        """Extend the CPU and wall time limits, in total by at most `more_cpu_s`. No effect on macOS."""
         seconds = min(seconds, self._limits.more_cpu_s - self._granted)
         if seconds > 0 and sys.platform == "linux":
             import resource
@@ -267,8 +267,8 @@ _SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
     "landlock_restrict_self": (446, 446),
 }
 
-# Calls needed to compute, allocate memory and exit; none of them opens new descriptors. None as a number means that the
-# architecture has no such call.
+# Calls needed to compute, allocate memory and exit. They cannot open descriptors. A call that an architecture lacks has
+# the number None.
 _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
     "readv": (19, 65),

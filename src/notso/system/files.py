@@ -59,7 +59,8 @@ def open_private(path: Path) -> int:
 
 def write_private(path: Path, content: str, *, replace: bool) -> None:
     """Write a text file that only its owner can read, completely or not at all. Raises OSError."""
-    # If writing fails, a file to be replaced keeps its content.
+    # With `replace`, an existing file keeps its content if writing fails. Without it, an existing file is an error
+    # (FileExistsError).
     draft = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.part") if replace else path
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,7 +1,7 @@
 """Memory limits of this process, and huge pages. Sizes are in bytes.
 
-The lowest of three limits applies: the memory that the kernel reports as available, the limit of the control group
-(Linux), and the process limits (ulimit).
+The lowest limit applies: the memory that the kernel reports as available, the limits of control groups (Linux), or the
+process limits (ulimit).
 
 Linux provides huge pages of 2 MiB on request. macOS has none; its ordinary pages have 16 KiB.
 """

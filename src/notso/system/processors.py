@@ -19,14 +19,14 @@ def system_name() -> str:
 
 
 def has_display() -> bool:
-    """Return whether a browser can be opened in front of the user."""
+    """Return whether the user can see a browser opened by this process."""
     if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def usable_processors() -> int:
-    """Return the number of logical processors within the CPU affinity (all on macOS)."""
+    """Return the number of logical processors within the CPU affinity (on macOS, all)."""
     if sys.platform == "darwin":
         return os.cpu_count() or 1
     return len(os.sched_getaffinity(0))
@@ -54,7 +54,7 @@ def name() -> str:
 
 
 def times() -> list[int]:
-    """Return the processors' clock ticks: user, nice, system, idle, iowait, irq, softirq, steal. Empty if unknown."""
+    """Return total clock ticks (user, nice, system, idle, iowait, irq, softirq, steal), or [] if unknown."""
     if sys.platform == "darwin":
         return []
     try:
