@@ -122,5 +122,5 @@ def describe_config(context: typer.Context) -> list[str]:
     return [f"configuration file: {config_path()}", *terminal.columns(rows)]
 
 
-# scheme://user:password@host, and the parameters password and sslpassword
+# Matches the passwords in a database URL: scheme://user:password@host, and the parameters password and sslpassword.
 _PASSWORD = re.compile(r"((?<=://)[^:/@]*:)[^/]*(?=@)|(?:(?<=[?&]password=)|(?<=[?&]sslpassword=))[^&]*")

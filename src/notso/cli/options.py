@@ -317,12 +317,12 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files."
 
 
 def check_output_path(out: Path, force: bool, name: str, *, replaces: bool = True) -> None:
-    """Raise typer.BadParameter if `out` exists (without `force`), is a folder or a device, or has no folder."""
+    """Raise typer.BadParameter if `out` exists (without `force`), is a folder or device, or is in a missing folder."""
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
     if out.is_dir():
         raise typer.BadParameter(f"{out} is a folder", param_hint=name)
-    # A file that replaced /dev/null or /dev/stdout would break other programs.
+    # replaces: whether a new file replaces `out`. Replacing /dev/null or /dev/stdout would break other programs.
     if replaces and out.exists() and not out.is_file():
         raise typer.BadParameter(f"{out} is not a regular file", param_hint=name)
     if not out.parent.is_dir():

@@ -381,8 +381,8 @@ def read_chat(path: Path) -> LoadedChat:
 
 
 def _selected_branch(stored: Sequence[StoredMessage], chosen: str | None) -> list[StoredMessage]:
-    # A chat is a tree, because messages can have several versions. For each message, this follows the selected child,
-    # or the newest one if none is selected.
+    # A chat is a tree, because messages can have several versions. The branch follows the selected child of each
+    # message, or the newest child if none is selected.
     children: dict[str | None, dict[str, StoredMessage]] = {}
     for each in stored:
         children.setdefault(each.parent_id, {})[each.id] = each

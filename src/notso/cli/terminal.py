@@ -213,7 +213,7 @@ def _bar(in_bytes: bool) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def clean_up_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit, so that temporary files are removed, before they end the process."""
+    """Make SIGTERM and SIGHUP raise SystemExit, so that temporary files are removed before the process ends."""
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -232,7 +232,7 @@ def clean_up_on_signals() -> Iterator[None]:
     finally:
         for each in handled:
             signal.signal(each, signal.SIG_DFL)
-        if received:  # the parent process learns which signal ended this one
+        if received:  # so that the parent process sees which signal ended this one
             os.kill(os.getpid(), received[0])
 
 

@@ -194,13 +194,13 @@ def _read_json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the name of the published file with a similar name and the same size but another hash."""
+    """Return the name of the published file of which this is probably a damaged copy, or None."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:
         return None
-    # The size alone does not suffice: merging an adapter into the published file does not change its size. The names of
-    # copies may contain a number, such as " (1)" or ".1".
+    # Size and name must match, and the hash must differ. The size alone does not suffice: merging an adapter into the
+    # published file does not change its size. The names of copies may contain a number, such as " (1)" or ".1".
     path = Path(found.path)
     return next(
         (
