@@ -109,7 +109,7 @@ async def _follow_events(generation: Generation) -> AsyncGenerator[Event, None]:
 class AsyncEngine:
     """Asyncio wrapper around an `Engine`; waiting for an answer blocks no thread.
 
-    Parameters and errors are the same as for `Engine`.
+    Methods have the parameters and errors of `Engine` methods of the same names.
     """
 
     def __init__(self, engine: Engine) -> None:

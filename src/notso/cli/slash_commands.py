@@ -148,7 +148,7 @@ class ExitChat(Exception):
 @dataclass(frozen=True, slots=True)
 class CommandResult:
     lines: tuple[str, ...] = ()  # lines to print
-    question: str | None = None  # question to ask again
+    question: str | None = None  # question to ask
     continues: bool = False  # whether to continue the last answer
 
 

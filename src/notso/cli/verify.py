@@ -194,13 +194,14 @@ def _read_json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the name of the published file of which this is probably a damaged copy, or None."""
+    """Return the name of the published file of which the checked file is probably a damaged copy, or None."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:
         return None
-    # Size and name must match, and the hash must differ. The size alone does not suffice: merging an adapter into the
-    # published file does not change its size. The names of copies may contain a number, such as " (1)" or ".1".
+    # A damaged copy has the published size and a similar name, but another hash. In the Hugging Face cache, a file is
+    # named after the published hash. The size alone does not suffice: merging an adapter into the published file does
+    # not change its size. The names of copies may contain a number, such as " (1)" or ".1".
     path = Path(found.path)
     return next(
         (

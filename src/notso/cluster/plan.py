@@ -1,4 +1,4 @@
-"""Plan of a cluster, its Ray Serve configuration (without secrets), autoscaling, and stuck engines."""
+"""Plan of a cluster, its Ray Serve configuration (without secrets), autoscaling, and detection of stuck engines."""
 
 from __future__ import annotations
 

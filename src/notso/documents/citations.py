@@ -94,7 +94,7 @@ def find_claims(answer: str) -> Iterator[QuotedSpan]:
 
 
 def fold_text(text: str) -> str:
-    """Return a text in lower case, without hyphens and whitespace, and with uniform quotation marks."""
+    """Return a text in lower case, without hyphens or whitespace, and with uniform quotation marks."""
     return _BLANKS.sub("", text.translate(_FOLDED)).casefold()
 
 

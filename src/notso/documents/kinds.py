@@ -102,7 +102,7 @@ def preload_modules(container: Container) -> None:
 def read(
     file: BinaryIO, container: Container, extension: str, warnings: list[str], announce: Callable[[int], None]
 ) -> tuple[str, Callable[[], str], Iterator[str]]:
-    """Return kind, title function and pages. Raises UnreadableError, as do the title function and the iteration.
+    """Return kind, title function and pages. Raises UnreadableError, as do the function and iteration over the pages.
 
     Adds to `warnings`, and calls `announce` with the number of pages if it is known in advance.
     """

@@ -39,7 +39,7 @@ MAX_PARTS = 1_000
 
 
 def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
-    """Return the text, and its encoding if guessed. is_markup: HTML or XML, which may declare its encoding.
+    """Return the text, and its encoding if it was guessed. is_markup: use an encoding that HTML or XML declares.
 
     Raises UnreadableError.
     """

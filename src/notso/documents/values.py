@@ -31,8 +31,8 @@ MAX_FRAME_BYTES = MIB
 """Maximum size of a frame that the child writes."""
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-# Characters that change the direction of text, and invisible tags. They can make the displayed text differ from the
-# text that the model reads.
+# Characters that change the direction of text, and invisible tag characters. They can make the displayed text differ
+# from the text that the model reads.
 _DECEPTIVE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 
 

@@ -33,7 +33,7 @@ from notso.qtensor.tensor import QTensor
 from notso.text_file import LFS_ADVICE, LFS_POINTER, open_regular
 
 MAGIC: Final = b"GGUF"
-VERSIONS: Final = (2, 3)  # GG1; same layout
+VERSIONS: Final = (2, 3)  # GG1; both versions have the same layout
 MAX_ENTRIES: Final = 4096  # GG2
 MAX_TENSORS: Final = 4096  # GG2
 MAX_KEY_BYTES: Final = 256  # GG3

@@ -58,7 +58,7 @@ def open_private(path: Path) -> int:
 
 
 def write_private(path: Path, content: str, *, replace: bool) -> None:
-    """Write a text file that only its owner can read, completely or not at all. Raises OSError."""
+    """Write a text file completely or not at all; only its owner can read it. Raises OSError."""
     # With `replace`, an existing file keeps its content if writing fails. Without it, an existing file is an error
     # (FileExistsError).
     draft = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.part") if replace else path

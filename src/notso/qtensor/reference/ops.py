@@ -207,7 +207,7 @@ def argmax(x: Floats) -> npt.NDArray[np.int64]:
 
 
 def inverse_frequencies(size: int, theta: float) -> Doubles:
-    """Return theta^(-2i / size), (size / 2,) (Su et al., RoFormer)."""
+    """Return theta^(-2i / size) for i < size / 2 (Su et al., RoFormer)."""
     _require_operand(size > 0 and size % 2 == 0, f"a rotated head must have an even size, not {size}")
     return theta ** (-2 * np.arange(size // 2, dtype=np.float64) / size)
 

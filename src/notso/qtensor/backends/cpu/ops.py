@@ -327,7 +327,7 @@ def _check_elementwise(a_name: str, a: Floats, b_name: str, b: Floats, out: Floa
 
 
 def _check_no_overlap(name: str, written: Any, *others: Any, in_place: bool = False) -> None:
-    # in_place: the operation also works in place.
+    # in_place: whether an operand may be the output itself.
     for other in others:
         if np.may_share_memory(written, other) and not (in_place and other.ctypes.data == written.ctypes.data):
             raise OperandError(f"{name} overlaps another operand")
