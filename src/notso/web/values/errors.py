@@ -3,7 +3,7 @@
 NotsoError
 └── WebError
     ├── SettingsError            a setting is out of range or contradicts another
-    │   └── UnsafeBindError      a public address without authentication
+    │   └── UnsafeBindError      listening beyond loopback without authentication
     ├── AddressInUseError        the server cannot listen on the address
     ├── QuotaError               a key's quota is used up, or reserved by running requests
     ├── SignInError              sign-in failed
@@ -11,7 +11,7 @@ NotsoError
     └── StorageError             conversations could not be read or written
         ├── DataDirectoryBusyError   another process uses the data directory
         ├── DataDirectoryNewerError  the database was written by a newer release
-        ├── StorageDamagedError      the database failed its integrity check
+        ├── StorageDamagedError      the database is damaged
         └── StorageFullError         the disk or the owner's quota is full
 """
 
@@ -34,7 +34,7 @@ class SettingsError(WebError, ValueError):
 
 
 class UnsafeBindError(SettingsError):
-    """A public address was configured without authentication."""
+    """Listening beyond loopback requires authentication."""
 
 
 class AddressInUseError(WebError):
@@ -75,7 +75,7 @@ class DataDirectoryNewerError(StorageError):
 
 
 class StorageDamagedError(StorageError):
-    """The database failed its integrity check or is missing commits. It was not modified."""
+    """The database is damaged or lacks committed transactions. It was not modified."""
 
 
 class StorageFullError(StorageError):

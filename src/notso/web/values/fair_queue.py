@@ -17,7 +17,7 @@ MAX_OVERLOAD = 4
 
 
 def has_capacity(taken: Mapping[str, int], owner: str, most: int) -> bool:
-    """Return whether an owner may take another of `most` places."""
+    """Return whether an owner may take another place; `most` is the capacity."""
     # `taken` is the number of places of each owner. A single owner may hold all places. When all are taken, owners
     # below an equal share may exceed the capacity.
     total, share = sum(taken.values()), max(1, most // len({*taken, owner}))
@@ -81,7 +81,7 @@ class FairQueue:
 
     def _on_done(self, owner: str, done: asyncio.Future[T]) -> None:
         if not done.cancelled():
-            done.exception()  # mark as retrieved; the caller may be canceled
+            done.exception()  # mark the exception as retrieved, because the caller may have been canceled
         self._release(owner)
 
     async def _acquire(self, owner: str) -> None:

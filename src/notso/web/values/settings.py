@@ -1,6 +1,6 @@
 """Server settings, validated on creation and immutable.
 
-Examples of origin patterns: `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
+Examples of the patterns of `OriginRules`: `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A setting's range and command-line option. A setting without `help` has no option."""
+    """A setting's range and command-line option. Without `help`, there is no option."""
 
     help: str = ""
     metavar: str = ""
@@ -351,7 +351,7 @@ def _is_host_name(name: str) -> bool:
 
 
 def is_engine_url(url: str) -> bool:
-    """Whether a URL consists of a scheme, host and optional port only."""
+    """Whether a URL consists only of a scheme, a host and an optional port."""
     try:
         parts = urlsplit(url)
         return (

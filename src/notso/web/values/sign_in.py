@@ -71,7 +71,7 @@ class OidcSettings:
         for name in ("issuer", "public_url"):
             try:
                 parts = urlsplit(getattr(self, name))
-                _ = parts.port  # raises ValueError unless it is a port
+                _ = parts.port  # raises ValueError if the port is invalid
             except ValueError:
                 raise _error(f"[oidc] {name} must be a URL") from None
             is_loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
@@ -103,7 +103,7 @@ class OidcSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInSettings:
     require_key: bool = False  # authenticate local requests too
-    # Maximum number of characters in a user's chats; 0: no limit. The limit does not apply to the server's key.
+    # Maximum number of characters in a user's chats; 0: no limit. Chats under the server's own API key are not limited.
     kept_characters: int = 1_000_000_000
     operators: tuple[str, ...] = ()  # names of users (from the proxy or provider) with operator rights
     proxy: ProxySignIn | None = None
@@ -115,7 +115,7 @@ class SignInSettings:
 
     @property
     def rules(self) -> str:
-        """Text that changes whenever a rule that sessions depend on changes."""
+        """Text form of the rules on which sessions depend, to detect changes."""
         oidc = self.oidc
         oidc_rules = (
             (oidc.issuer, oidc.client_id, oidc.claim, sorted(oidc.allowed), oidc.assume_email_verified)
@@ -179,7 +179,7 @@ def _is_needed(field: Any) -> bool:
 
 
 def is_listed(name: str, names: Iterable[str]) -> bool:
-    """Return whether `names` contain a name. The case of domains in addresses is ignored."""
+    """Return whether `names` contains `name`, ignoring the case of e-mail domains."""
     return _lower_domain(name) in map(_lower_domain, names)
 
 

@@ -27,9 +27,9 @@ class StrictFields(BaseModel):
 
 
 def limit_entries(entries: int) -> BeforeValidator:
-    """Truncate larger objects to `entries` + 1 members. The length check then rejects them."""
+    """Keep at most `entries` + 1 members of an object. The length check still rejects larger objects."""
 
-    # Members beyond this number are never validated.
+    # The dropped members are never validated, so a huge object costs little.
     def truncate(data: Any) -> Any:
         return dict(islice(data.items(), entries + 1)) if isinstance(data, dict) else data
 

@@ -16,11 +16,11 @@ def is_visible(character: str) -> bool:
 
 
 def visible(text: str) -> str:
-    """Escape invisible characters, such as \\u{202e}; keep line ends."""
+    """Escape invisible characters, as in \\u{202e}; keep newlines."""
     return "".join(each if each == "\n" or is_visible(each) else f"\\u{{{ord(each):x}}}" for each in text)
 
 
 def sanitize_line(text: str, characters: int) -> str:
-    """Return at most `characters` of a text on one line, with spaces for invisible characters."""
+    """Return a text as one line of at most `characters` characters. Invisible characters become spaces."""
     text = text[: 2 * characters]
     return " ".join("".join(each if is_visible(each) else " " for each in text).split())[:characters]

@@ -48,10 +48,11 @@ SEPARATORS: dict[str, tuple[str, str]] = {
 RIGHT_TO_LEFT = frozenset({"ar"})
 
 FAILURE = "failure_"
-"""Key prefix of translated errors, followed by the error's code. English messages are in the code that raises them."""
+"""Key prefix of translated error messages; the error's `code` follows. English messages are defined where the
+errors are raised."""
 
 FOR_THE_MODEL = "tool_says_"
-"""Prefix of strings that the model reads, which are never translated."""
+"""Key prefix of strings that the model reads. They are never translated."""
 
 language: ContextVar[str] = ContextVar("language", default="en")
 """Language of the current request, a key of LANGUAGES."""
@@ -182,7 +183,7 @@ def translated(error: object) -> str:
     shown = {name: number(value) if isinstance(value, int) else value for name, value in values.items()}
     try:
         return PluralString(phrase).format(**shown)
-    except KeyError:  # a value that another release or a damaged child process did not send
+    except KeyError:  # an error from another release or a damaged child process may lack a value
         return str(error)
 
 
