@@ -106,7 +106,7 @@ def _newest(attachments: tuple[Attachment, ...], name: str) -> Attachment | None
 
 
 def attachment_excerpt(attachments: tuple[Attachment, ...], name: str, first_line: int) -> str:
-    """Return lines of the newest attachment with this name, from line `first_line` (1: first). Raises ToolError."""
+    """Return an excerpt of the newest attachment called `name`, from line `first_line` (1-based). Raises ToolError."""
     file = _newest(attachments, name)
     if file is None:
         names = ", ".join(dict.fromkeys(each.name for each in attachments))

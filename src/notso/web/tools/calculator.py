@@ -27,7 +27,7 @@ MAX_BITS = 8_192  # size of a numerator or denominator (about 2,466 decimal digi
 MAX_FACTORIAL = 500
 MAX_DECIMALS = 40  # results with more decimal places are rounded
 ROUNDED_DIGITS = 20  # significant digits of a rounded result
-INNER_DIGITS = 60  # irrational roots are computed to twice as many decimal places
+INNER_DIGITS = 60  # irrational roots are computed to 2 * INNER_DIGITS decimal places
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([a-z]+)|(\*\*|//|[-+*/%^(),]))")
 _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})

@@ -56,7 +56,7 @@ class ChatTool:
 
 
 def check_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Check the names and types of arguments of a built-in tool. Raises ToolError."""
+    """Check the names, types and lengths of a built-in tool's arguments. Raises ToolError."""
     properties: Mapping[str, Any] = parameters.get("properties", {})
     for name in parameters.get("required", ()):
         if name not in arguments:

@@ -21,7 +21,7 @@ _COMMAND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """A plugin on the settings page. `gives`: names of tools etc. by kind. `pages`: titles by address."""
+    """A plugin on the settings page. `gives`: names by kind, such as `tools`. `pages`: titles by address."""
 
     name: str
     state: str
@@ -43,9 +43,10 @@ class CommandView:
         return [PluginRow(BUILT_IN, "on", "", 0, tools, {}, built_in=True), *map(_row, self._plugins.processes)]
 
     def commands(self) -> tuple[SlashCommand, ...]:
-        """Return the page's own commands, those of plugins with other names, and those of MCP servers."""
+        """Return the page's own commands, those of plugins, and those of MCP servers."""
         own = commands_of("page")
         taken = {command.name for command in own}
+        # A plugin cannot replace a command of the page.
         added = (
             SlashCommand(
                 name,

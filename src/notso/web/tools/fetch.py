@@ -87,7 +87,7 @@ async def _get(url: httpx2.URL, address: str) -> tuple[httpx2.URL | None, str]:
     import httpx2
 
     pinned = url.copy_with(host=address)
-    # Not `url.host`, which has no brackets and contains decoded international names, such as münchen.de.
+    # `url.host` is unsuitable: it lacks the brackets of IPv6 addresses, and decodes international names.
     headers, sni = {**HEADERS, "Host": url.netloc.decode()}, url.raw_host.decode()
     timeout = httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS)
     async with httpx2.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False) as client:

@@ -191,7 +191,7 @@ def _parse_file(path: Path, text: str) -> Any:
 
 
 def _find_servers(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[SkippedItem]]:
-    # Raises SettingsError if no key contains servers.
+    # Raises SettingsError if `content` has an unsupported structure.
     if not isinstance(content, dict):
         raise _error(f'{path.name} needs an object with a key "mcpServers"')
     notes = [_duplicate_key_note(each) for each in duplicate_keys(content)]
@@ -231,7 +231,7 @@ def _list_servers(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any
         others = sorted(set(value) - {"servers", "inputs"})
         return rows, notes + ([SkippedItem(path.name, f"ignored in mcp: {_format_names(others)}")] if others else [])
     notes = [_duplicate_key_note(each) for each in duplicate_keys(value)]
-    if key == "mcp":  # besides servers, which are objects, `mcp` may contain settings, which are not
+    if key == "mcp":  # members of `mcp` that are not objects are settings, not servers
         others = [name for name, each in value.items() if not isinstance(each, dict)]
         notes += [SkippedItem(path.name, f"ignored in mcp: {_format_names(others)}")] if others else []
         return [(name, each) for name, each in value.items() if isinstance(each, dict)], notes

@@ -51,7 +51,7 @@ MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
 MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
 NICENESS = 10  # gives MCP servers a lower priority than the pages and the model
 READ_BYTES = 65_536
-PARSING_SECONDS = 0.005  # time spent on parsing a server's messages after which reading pauses
+PARSING_SECONDS = 0.005  # reading pauses after this much time spent on parsing a server's messages
 PAUSE_FACTOR = 19
 """The pause is this many times as long as the parsing, so that a server gets at most 5% of the event loop's time."""
 WRITE_SECONDS = 10.0  # time in which a server must read a message
@@ -153,7 +153,8 @@ class McpStdioTransport:
         return not self.fault
 
     def _parse_message(self, line: bytearray) -> JSONRPCMessage | None:
-        # Return the message, or None to ignore it: if it is invalid, a notification, or a request beyond the limit.
+        # Returns None for messages to ignore: invalid messages, notifications, and requests beyond the limit. Sets
+        # `fault` if the message has too many parts.
         if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_ITEMS:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts"
             return None
@@ -218,7 +219,7 @@ class McpStdioTransport:
 
 
 def remove_url_elicitation(message: JSONRPCMessage) -> None:
-    """Remove elicitation by URL from the capabilities, because only forms are supported."""
+    """Remove elicitation by URL from a request, because only forms are supported."""
     params = message.params if isinstance(message, JSONRPCRequest) and message.params else {}
     for offered in (params.get("capabilities"), (params.get("_meta") or {}).get(CLIENT_CAPABILITIES)):
         if isinstance(offered, dict) and isinstance(offered.get("elicitation"), dict):

@@ -95,8 +95,8 @@ class McpServer:
         self._stop_requested = asyncio.Event()
         self._starting = asyncio.Lock()
         self._not_before = 0.0
-        self._ask_callbacks: list[Ask | None] = []  # one per running request; requests user input
-        self._has_abandoned_request = False  # whether the server may still work for a canceled request
+        self._ask_callbacks: list[Ask | None] = []  # one per running request; asks the user for input
+        self._has_abandoned_request = False  # whether the server may still be processing a canceled request
 
     async def start(self) -> bool:
         """Start the server unless it is running or failed recently; return whether it is running."""
@@ -186,9 +186,9 @@ class McpServer:
             self._ask_callbacks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        # In the newest protocol, an elicitation is the result of a request, and this runs in that request's context.
-        # Before, the protocol does not specify the request. Another one may belong to another user, so reply `cancel`
-        # if several requests are running or, until the server is restarted, if one was canceled.
+        # In the newest protocol, an elicitation is the result of a request, and this method runs in that request's
+        # context. In older protocols, an elicitation does not name the request to which it belongs. It must not reach
+        # the wrong user, so reply `cancel` unless exactly one request is running and none was canceled since the start.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         requesters = _REQUESTER.get() or self._ask_callbacks
@@ -275,12 +275,12 @@ class McpServer:
         else:
             left_out.append(SkippedItem("further tools", f"a list has more than {MAX_PAGES} pages"))
         self.left_out = (*transport.left_out, *left_out)
-        if self.left_out:  # the reasons are not logged, because they contain text from the server
+        if self.left_out:  # the tools are not named in the log, because their names come from the server
             logger.warning("MCP server %s: %d tools are not used", self.entry.title, len(self.left_out))
         return tuple(tools.values())
 
     async def _list_offers(self, client: Client) -> tuple[Offer, ...]:
-        # If listing fails, keep the prompts and resources listed so far, because the tools can still be used.
+        # If listing fails, keep the connection and the items listed so far, because the tools can still be used.
         found: dict[str, Offer] = {}
         capabilities = client.server_capabilities
         try:

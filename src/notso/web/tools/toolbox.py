@@ -1,4 +1,4 @@
-"""Looks up tools by name, and calls them with a timeout and a limit on the size of their results."""
+"""Look up tools by name, and call them with a timeout and a size limit for results."""
 
 from __future__ import annotations
 
