@@ -581,7 +581,7 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
             validate_tool_choice("tool_choice", tool.function.name, names)
         choice = choice.allowed_tools.mode
     if choice is None or choice in ("none", "auto"):
-        return "auto"  # also valid without tools; `validate_tool_choice` requires tools
+        return "auto"  # valid even without tools, which `validate_tool_choice` requires
     return validate_tool_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 

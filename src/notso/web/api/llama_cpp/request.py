@@ -261,7 +261,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
 def tokenize_request(
     api_request: NativeRequest, tokenize: Callable[[str], list[int]], detokenize: Callable[[list[int]], str]
 ) -> NativeRequest:
-    """Convert prompts and biases to token ids. Raises ApiError (400) for invalid or empty texts and too many biases."""
+    """Tokenize prompts and biases. Raises ApiError (400) for invalid or empty prompts and too many biases."""
     try:
         prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in api_request.pieces]
         if not all(prompts):

@@ -340,7 +340,7 @@ def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHi
         return hints
     if isinstance(fields.thinking, ThinkingAdaptive):
         return hints
-    return (*hints, RequestHint("output_config.effort", "output_config.effort", False))  # see `_budget`
+    return (*hints, RequestHint("output_config.effort", "output_config.effort", False))  # `_budget` ignores it
 
 
 def _prompt_tools(fields: CountFields) -> list[AnthropicTool]:
@@ -381,7 +381,7 @@ def _parameters(tool: AnthropicTool) -> dict[str, Any]:
 
 def _tool_choice(tools: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
-        return "auto"  # also valid without tools; `validate_tool_choice` requires tools
+        return "auto"  # valid even without tools, which `validate_tool_choice` requires
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
     return validate_tool_choice("tool_choice", name, [tool.name for tool in tools])
 

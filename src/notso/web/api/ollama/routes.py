@@ -54,7 +54,7 @@ class OllamaSerializer:
         self._model = model
         self._created = timestamp(datetime.now(UTC))
         self._choice = new_choice(logprobs=api_request.options.top_logprobs is not None)
-        self._calls: list[dict[str, Any]] = []  # without a call that is cut off, whose arguments are not JSON
+        self._calls: list[dict[str, Any]] = []  # complete calls; the arguments of a cut-off call are not JSON
         self._last_logprobs: dict[str, Any] = {}
         self.id = new_id("ollama")
         # An empty piece keeps the connection alive, because JSON lines, unlike SSE, have no comments.

@@ -239,7 +239,8 @@ def nesting_depth(value: object) -> int:
 
 F = TypeVar("F", bound=BaseModel)
 
-_PRIORITIES = {"extra_forbidden": 2, "too_short": 1}  # the highest one decides which error of a path is reported
+# Of the errors at one path, the one with the highest priority is reported.
+_PRIORITIES = {"extra_forbidden": 2, "too_short": 1}
 _SHOWN_CHARACTERS = 80  # maximum length of a client's field name in errors
 
 

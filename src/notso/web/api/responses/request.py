@@ -391,7 +391,7 @@ def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
         choice = choice.mode
     is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
     if choice is None or choice in ("none", "auto") or is_met:
-        return "auto"  # also valid without tools; `validate_tool_choice` requires tools
+        return "auto"  # valid even without tools, which `validate_tool_choice` requires
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return validate_tool_choice("tool_choice", name, [*functions])
 

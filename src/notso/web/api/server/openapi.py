@@ -2,7 +2,7 @@
 
 The schemas of responses are written in a short notation:
 
-"string": a value of this type. A final `?` ("string?") means that it may be null; "any" is any value.
+"string": a value of this type. A final `?` ("string?") means that the value may be null; "any" is any value.
 "@Name": the component with this name.
 [type]: an array of this type.
 {name: type}: an object. A property whose name ends with `?` may be missing.

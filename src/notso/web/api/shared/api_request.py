@@ -45,7 +45,7 @@ class ApiRequest:
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
-        """If `keep_stream`, do not report `store` as ignored: with X-Conversation-Id, it has an effect."""
+        """If `keep_stream`, return a copy without the hint `store`, which has an effect with X-Conversation-Id."""
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     def check_prompts(self, count: Callable[[Prompt], int]) -> None:

@@ -51,8 +51,8 @@ def _count_character_starts(data: Sequence[int]) -> int:
 
 
 def _token_text(token: TokenLogprob) -> str:
-    # As in OpenAI's API, tokens with incomplete characters are written as bytes. As text, they would look the same,
-    # because each incomplete character is shown as U+FFFD.
+    # As in OpenAI's API, tokens with incomplete characters are written as bytes. As text, different tokens would look
+    # the same, because each incomplete character is shown as U+FFFD.
     if "\N{REPLACEMENT CHARACTER}" not in token.text or bytes(token.bytes) == token.text.encode():
         return token.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)

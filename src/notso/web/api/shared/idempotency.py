@@ -86,7 +86,7 @@ class IdempotencyMiddleware:
                 raise ApiError(
                     400, "invalid_value", "Idempotency-Key must be 1 to 255 printable ASCII characters", param=HEADER
                 )
-            request.state.caller = caller  # the limit on request bodies, applied by `receive`, is per owner
+            request.state.caller = caller  # `receive` counts the body against the owner's limit
             message = await receive()
             if message["type"] != "http.request":
                 return
@@ -268,7 +268,7 @@ def _claim_key(owner: str, key: str) -> tuple[str, str]:
 
 def _request_digest(scope: Scope, body: bytes) -> bytes:
     digest = hashlib.sha256()
-    # Clients choose another boundary whenever they send the form.
+    # Clients choose a new boundary each time they send the form.
     if boundary := multipart_boundary(Headers(scope=scope).get("content-type", "")):
         body = body.replace(b"--" + boundary, b"--")
     for part in (scope["path"].encode(), scope.get("query_string", b""), body):

@@ -245,7 +245,7 @@ class ResumableStream:
         self.record = record
         self.serializer = serializer  # template: each reader uses a copy made by `fresh_copy`
         self.live_serializer = serializer.fresh_copy()  # receives every event as it is generated
-        self.log = log  # published to other replicas; None if there are none
+        self.log = log  # published to other replicas; None if no replicas are configured
         self.is_continued: Callable[[], bool] = lambda: False  # whether another process continues the unfinished answer
         self.follow_task = asyncio.create_task(self._follow())
 
@@ -295,7 +295,7 @@ class ResumableStreams:
     async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
         """Reserve a conversation for an answer.
 
-        Raises ApiError: 409 if another answer is running in it, 429 if too many are open.
+        Raises ApiError: 409 if it has a running answer, 429 if too many answers are running.
         """
         stream, key = self.find(owner, conversation), (owner, conversation)
         open_id = stream.running.name if stream is not None and not stream.finished else ""

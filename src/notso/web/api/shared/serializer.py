@@ -21,7 +21,8 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients split lines at
 class Serializer(Protocol):
     """Converts events to one API's format: frames of a stream, or a whole body. Deterministic."""
 
-    # Clients resume a stream by frame number, so another copy must produce the same frames from the same events.
+    # A frame is an SSE event or a line of JSON. Clients resume a stream by frame number, so another copy must produce
+    # the same frames from the same events.
 
     id: str  # of the response
     ping: bytes  # frame sent after PING_SECONDS without another frame

@@ -70,10 +70,10 @@ def require_json(request: Request) -> None:
 
 
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
-    """Parse the JSON body. Raises Problem (429), or ApiError: 415 for another content type, 400 if invalid.
+    """Parse the JSON body. Raises Problem (429) if the queue is full.
 
-    `of_any_type` skips the content type check. With the setting `strict_fields`, fields that would have no effect
-    (hints) are rejected.
+    Also raises ApiError: 415 for another content type, 400 if invalid. `of_any_type` skips the content type check. The
+    setting `strict_fields` rejects fields that would have no effect (hints).
     """
     if not of_any_type:
         require_json(request)
@@ -248,8 +248,8 @@ async def _response(
         async def begin() -> None:
             # Rejects invalid requests now, because the status code cannot change after the first byte.
             await running.begin(submit, lambda work: run_prompt_work(request, work))
-            # After `begin`, because the engine's errors name the field of an invalid schema. `run_prompt_work`
-            # fails if its queue is full, so it must be called while an error still closes `running`.
+            # After `begin`, because the engine's errors name the field of an invalid schema. `run_prompt_work` fails if
+            # its queue is full; in this function, an error still closes `running`.
             headers.update(await run_prompt_work(request, lambda: ignored_headers(api_request, dropped)))
 
         if conversation is None:
@@ -315,7 +315,7 @@ async def sse_events(
             for sse_event in () if item is None else await serialize_event(serializer, *item):
                 yield sse_event
                 sent_at = loop.time()
-            if item is None or loop.time() - sent_at >= PING_SECONDS:  # also while reasoning is hidden
+            if item is None or loop.time() - sent_at >= PING_SECONDS:  # hidden reasoning causes events, but no frames
                 yield serializer.ping
                 sent_at = loop.time()
         await serializer.finalize()
@@ -374,7 +374,7 @@ async def _respond_unless_disconnected(request: Request, running: RunningRequest
 async def generate_choices(
     request: Request, services: ApiServices, owner: str, api_request: ApiRequest
 ) -> tuple[ModelInfo, list[list[Event]]]:
-    """Generate all choices, up to `max_num_seqs` at a time, and return the events of each.
+    """Generate all choices, up to `max_num_seqs` at a time. Return the model's info and each choice's events.
 
     A disconnect stops the generation. Raises ApiError.
     """
