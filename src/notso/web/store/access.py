@@ -83,7 +83,7 @@ class AccessStore(Protocol):
     async def add_key(self, key: ApiKey, digest: bytes, *, by: str = "") -> bool:
         """Store a key under its SHA-256; return False if the name is taken or MAX_KEYS is reached.
 
-        `by` adds an audit entry of this operator, in the same transaction.
+        `by`: the operator to record in the audit log, in the same transaction.
         """
 
     async def keys(self) -> list[ApiKey]:
@@ -93,7 +93,7 @@ class AccessStore(Protocol):
         """Return the key with this id or SHA-256, even if revoked."""
 
     async def revoke_key(self, name: str, now_ms: int, *, by: str = "") -> ApiKey | None:
-        """Revoke a key and return it. `by`: see `add_key`."""
+        """Revoke the valid key with this name and return it, or None. `by`: see `add_key`."""
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
         """Add usage and delete the `ended` reservations, in one transaction."""

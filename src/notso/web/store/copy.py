@@ -131,7 +131,7 @@ async def _copy_access(source: str, target: str) -> tuple[CopiedTable, ...]:
                 await each.open()
         if from_access is not None:
             if to_access is None:
-                # Create access.db in the target only if the source has one.
+                # Create access.db in the target only if the source has an access store.
                 to_access = SQLiteAccessStore(Path(target))
                 closing.push_async_callback(to_access.close)
             return await _copy_in_transaction(from_access, to_access, ACCESS_TABLES)
@@ -168,7 +168,7 @@ async def _copy_in_transaction(
 
 def _copy_tables(tables: tuple[Table, ...], from_db: SQLConnection, to_db: SQLConnection) -> tuple[CopiedTable, ...]:
     if tables is ACCESS_TABLES and not _is_empty(to_db, tables):
-        # They are the same if an earlier copy could not commit the chats after the keys.
+        # The target already has the keys if an earlier copy committed them, but could not commit the chats.
         present = tuple(digest_table(to_db, table) for table in tables)
         if present == tuple(digest_table(from_db, table) for table in tables):
             return present

@@ -105,7 +105,7 @@ class Citation:
 
     at: int  # start in the answer
     to: int  # end in the answer
-    document: str = ""  # empty if the quotation is in no document
+    document: str = ""  # empty if no readable document contains the quotation
     revision: str = ""  # hash of the document's text when it was quoted (see revision_of)
     start: int = 0  # start in the document's text
     end: int = 0  # end in the document's text
@@ -151,7 +151,7 @@ class DocumentStore(Protocol):
         """Return the members of one of the owner's libraries, sorted by name."""
 
     async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
-        """Add a member or change their rights. Also return False if MAX_MEMBERS is reached."""
+        """Add a member or change their rights. Also return False for the owner, and at MAX_MEMBERS."""
 
     async def remove_member(self, owner: str, library_id: str, member: str) -> bool: ...
 
@@ -171,7 +171,7 @@ class DocumentStore(Protocol):
         """Return the documents of a library, or of all readable libraries, oldest first."""
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
-        """Return those documents that the user can read, oldest first."""
+        """Return the given documents that the user can read, oldest first."""
 
     async def content(self, owner: str, document_id: str) -> bytes:
         """Return the original file, or b'' for an unknown document."""
@@ -199,7 +199,7 @@ class DocumentStore(Protocol):
         """Delete a document and all derived data; `stale` then returns the caches to clear."""
 
     async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
-        """Claim the oldest document to parse, and return it with its file."""
+        """Claim the oldest document to parse; return it with its content."""
 
     async def requeue(self) -> None:
         """Requeue documents whose parsing was interrupted by a restart. Not for shared stores."""

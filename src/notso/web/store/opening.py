@@ -35,7 +35,7 @@ class DatabaseInfo:
 def create_store(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
     """Return a store that is not open yet.
 
-    Raises SettingsError if the extra `postgres` is not installed, and StorageError for an invalid address.
+    Raises SettingsError if the extra `postgres` is not installed, and StorageError for an invalid URL.
     """
     if database_url is None:
         return SQLiteStore(directory)

@@ -2,8 +2,8 @@
 
 A chat is a tree of messages: each edited question or regenerated answer starts another branch. One branch at a time is
 shown ("chosen"). A turn is a question with its answer. A generation produces or continues one answer; its id names the
-event stream that pages read. It consists of one or more requests to the engine ("runs"): the first one, and one after
-each round of tool calls.
+event stream that pages read. A generation consists of one or more requests to the engine ("runs"): the first one, and
+one after each round of tool calls.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class AnswerRun:
     origin: str = ""
     limit: int = 0
     ids: tuple[int, ...] = ()  # ids of the tokens so far
-    closed_at: tuple[int, ...] = ()  # positions at which the engine ended the reasoning
+    closed_at: tuple[int, ...] = ()  # indices in `ids` at which the engine ended the reasoning
     tokens: int = 0  # set at the end of the run
     reasoning_tokens: int = 0  # set at the end of the run
     finish: str = ""  # finish reason, set at the end of the run
@@ -191,7 +191,7 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    tries: int = 0  # number of starts and continuations, counted from the one that generated the last token or part
+    tries: int = 0  # starts and continuations since the last new token or part, including the one that produced it
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
     every: bool = False  # whether the question is asked separately about every part of the documents
@@ -369,7 +369,7 @@ class ShownChat:
 
 @dataclass(frozen=True, slots=True)
 class ChatList:
-    """A page of the chat list, and the total number of unread chats."""
+    """A page of the chat list, and the number of unread chats on all pages."""
 
     chats: tuple[Chat, ...]
     has_more: bool
@@ -433,7 +433,7 @@ class ChatStore(Protocol):
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
     ) -> tuple[list[ChatRow], bool]:
-        """Return a page of the chats whose title contains `title`, and whether there are more."""
+        """Return a page of the chats whose title contains `title` in any case, and whether there are more."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 
@@ -449,7 +449,7 @@ class ChatStore(Protocol):
         """
 
     async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
-        """Return the attachments of all earlier messages on the branch, oldest first."""
+        """Return the attachments of all messages above `message_id`, oldest first."""
 
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
@@ -594,14 +594,13 @@ class ChatStore(Protocol):
         """Add messages to existing chats, in several transactions. Messages must follow their parents."""
 
     async def remove_owner(self, owner: str) -> bool:
-        """Permanently delete all data of an owner, in several transactions. Can be repeated after a failure.
+        """Permanently delete all data of an owner, in several transactions; return whether there was any.
 
-        Return whether there was any.
-        `documents.stale` then returns the caches to clear.
+        Afterwards, `documents.stale` returns the caches to clear. Can be repeated after a failure.
         """
 
     async def backup(self, target: Path) -> None:
-        """Write a snapshot to a new file. Raises StorageError for shared stores."""
+        """Write a snapshot to `target`. Raises StorageError for shared stores."""
 
     async def trace(self, owner: str, message_id: str) -> AnswerTrace | None:
         """Return the trace of an answer, if stored."""
@@ -611,8 +610,8 @@ class ChatStore(Protocol):
     ) -> None:
         """Save an answer, and its trace if given. `owner` selects the queue in which the write waits.
 
-        Does nothing if the answer was deleted or has another generation id. If another process has interrupted the
-        answer, the process that generates it can still save the finished answer.
+        Does nothing if the answer was deleted or has another generation id. If another process has marked the
+        answer as interrupted, the process that generates it can still save the finished answer.
         """
 
     async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None: ...

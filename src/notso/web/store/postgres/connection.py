@@ -182,7 +182,7 @@ class PostgresDatabase(Database):
         claimed = self._claim_orphans(known) if known is not None else []
         ended = self.execute(
             "UPDATE messages SET state = CASE WHEN " + _UNFINISHED + " THEN 'interrupted' ELSE state END, holder = NULL"
-            # SKIP LOCKED ensures that only one of several concurrent heartbeats gets an orphan.
+            # SKIP LOCKED ensures that concurrent heartbeats do not return the same orphan.
             f" WHERE id IN (SELECT id FROM messages WHERE holder IS NOT NULL AND {_lease_expired()}"
             " FOR UPDATE SKIP LOCKED) RETURNING owner, chat_id, id AS message_id, generation_id"
         ).fetchall()
@@ -254,7 +254,7 @@ SCHEMA = "notso"
 OLDEST_VERSION = 130_000
 CONNECT_SECONDS = 3
 PATIENCE_SECONDS = 3.0  # maximum wait for a connection
-SHORT_PATIENCE_SECONDS = 0.5  # maximum wait after a failed attempt, so that requests fail quickly
+SHORT_PATIENCE_SECONDS = 0.5  # the same while the database does not respond, so that requests fail quickly
 RECONNECT_SECONDS = 0.2  # how long the pool tries to reconnect; the next request starts another attempt
 TRIES = 3
 HANG_SECONDS = 1.5  # if a heartbeat takes longer, the database or network is considered hung
@@ -354,7 +354,8 @@ class PostgresPool:
                                 ended = True
                             return result
                         finally:
-                            # Retry only if COMMIT was not sent. Otherwise, the transaction may have succeeded.
+                            # If the connection is lost after COMMIT was sent, do not retry, because the transaction
+                            # may have succeeded.
                             is_lost = connection.closed and not ended
                 except (errors.UniqueViolation, errors.DeadlockDetected, errors.SerializationFailure):
                     if not remaining_tries:
@@ -377,7 +378,7 @@ class PostgresPool:
                     return work(PostgresDatabase(connection, self._replica))
 
     def break_connections(self, seconds: float = 0.0) -> None:
-        """Break connections that have been busy for `seconds`. If 0, also replace idle connections."""
+        """Break connections busy for at least `seconds`; if 0, also replace idle ones and assume an outage."""
         if not seconds:
             self._set_unavailable(True)
             self._pool.drain()
@@ -580,7 +581,7 @@ def _defaults_for(url: str) -> dict[str, Any]:
         options = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise StorageError("invalid database URL; the form is postgresql://USER@HOST/NAME") from error
-    # Settings in the address take precedence.
+    # Settings in the URL take precedence.
     return {name: value for name, value in _DEFAULTS.items() if name not in options}
 
 

@@ -1,4 +1,4 @@
-"""AccessStore in SQL that SQLite and PostgreSQL understand. Subclasses run the transactions."""
+"""AccessStore in SQL for SQLite and PostgreSQL. Subclasses run the transactions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DELETE FROM {table} WHERE number IN (
 
 class SQLAccessStore(ABC):
     NOW_MS: ClassVar[str]  # SQL expression for the database's time in milliseconds
-    LOCK_OWNER: ClassVar[str] = ""  # statement that locks an owner until the transaction ends
+    LOCK_OWNER: ClassVar[str] = ""  # statement that locks an owner until the transaction ends, if needed
 
     @abstractmethod
     async def open(self) -> None: ...

@@ -187,7 +187,7 @@ class SQLDocuments:
                 (library_id, digest, document.id, owner),
             ).fetchone()
             if existing is not None and existing["state"] == "failed":
-                # The file may be readable now, with another name or after libraries have been installed.
+                # The file may be readable now, with another name or after the extra `documents` has been installed.
                 again = replace(StoredDocument(**existing), name=name, state="queued", reason="")
                 sql = "UPDATE documents SET name = ?, state = 'queued', reason = '' WHERE id = ?"
                 db.execute(sql, (name, again.id))
@@ -367,7 +367,7 @@ def reindex_document(db: Database, document_id: str) -> None:
 def verify_citations(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
     """Return an answer with verified citations.
 
-    A citation is marked as being in no document if the owner may not read the document, or the text has changed.
+    A citation loses its document if the owner may not read it, its text has changed, or it lacks the quotation.
     """
     if not message.citations:
         return message

@@ -68,7 +68,7 @@ def index_text(text: str, passages: tuple[Passage, ...]) -> TextIndex:
 
 
 def query_words(query: str) -> list[str]:
-    """Return the distinct words of a query, sorted."""
+    """Return up to MAX_QUERY_WORDS distinct words of a query, sorted."""
     return sorted(dict.fromkeys(islice(index_words(query), 4 * MAX_QUERY_WORDS)))[:MAX_QUERY_WORDS]
 
 

@@ -87,7 +87,7 @@ def insert_chat(db: Database, owner: str, chat: Chat) -> None:
 
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
-    """Append a message without its numbers and HTML, which `update_message` saves."""
+    """Append a message. `update_message` saves its statistics, HTML, tool calls and citations."""
     attachments = json.dumps([asdict(each) for each in message.attachments])
     values: dict[str, Any] = {name: getattr(message, name) for name in _INSERTED}
     values |= {

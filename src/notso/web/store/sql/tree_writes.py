@@ -1,6 +1,6 @@
 """Change the message tree, move parts of it to the trash, restore them, and delete them permanently.
 
-Functions named like a method of ChatStore are documented there. An owner's data is deleted in several transactions.
+Functions named like a method of ChatStore are documented there.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ _BUSY = f"{_WHAT} is locked by another program: wait for it or stop it"
 _FAILED = f"{_WHAT} cannot be read or written at the moment"
 
 READ_MS = 1000  # how long a read waits for a write, which usually takes milliseconds
-SHORT_MS = 50  # how long queued reads (and writes) wait after one of them has timed out
+SHORT_MS = 50  # how long a read waits if the previous read timed out; likewise for writes
 
 
 class SQLiteAccessStore(SQLAccessStore):
@@ -150,7 +150,7 @@ class _ConnectionThread:
         except sqlite3.Error as error:
             self._has_timed_out = getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
             if not self._has_timed_out:
-                self.close()  # allows the file to be replaced before the next call
+                self.close()  # the next call opens the file again, which may have been repaired
             raise
         self._has_timed_out = False
         return result

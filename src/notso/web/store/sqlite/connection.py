@@ -4,8 +4,8 @@ Up to version 3.51.2, SQLite can damage a WAL file if two connections write or c
 only the connection from `open_writer` writes and checkpoints; connections from `open_reader` cannot.
 
 Damage is detected without changing the database. If the log (WAL file) was deleted, truncated or overwritten, SQLite
-opens the database without an error, but the commits in the log are missing. Therefore, each transaction increments a
-counter in the database, and after its commit is synced, the count is written to `notso.db-commits`. This file is not
+opens the database without an error, but the commits in the log are missing. Therefore, each write increments a counter
+in the database, and after its commit is synced, the count is written to `notso.db-commits`. This file is not
 synced with each commit. The count in it survives a crash of the process; after a power failure, it may be too low but
 never too high. If the count in the database is lower than the count in the file, commits are missing.
 """
@@ -100,8 +100,8 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
     connection.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(target),))  # the path may be invalid UTF-8
     copied = sqlite3.connect(target, isolation_level=None)
     try:
-        # Without a commit count, the copy is not considered damaged if it is restored to a directory with a newer
-        # notso.db-commits.
+        # Without a commit count, the copy is not considered damaged if it is restored to a directory in which
+        # notso.db-commits has a higher count.
         copied.execute("DELETE FROM facts WHERE name = 'commits'")
     finally:
         copied.close()
@@ -201,7 +201,7 @@ class DirectoryLock:
     """Exclusive lock on a directory, held until `release` is called or the process ends."""
 
     def __init__(self, directory: Path) -> None:
-        """Create the directory (0700) if needed. Raises StorageError and DataDirectoryBusyError."""
+        """Create the directory (0700) if needed. Raises StorageError or DataDirectoryBusyError."""
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._descriptor = open_private(directory / "lock")
@@ -246,7 +246,6 @@ class CommitCounterFile:
             self._write(commits)
 
     def sync(self) -> None:
-        """Sync the file, so that the count survives a power failure."""
         with contextlib.suppress(OSError):
             sync(self._file.fileno())
 

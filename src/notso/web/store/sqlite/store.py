@@ -261,7 +261,7 @@ def _open_backup(copy: Path) -> Iterator[sqlite3.Connection]:
 
 
 def permanent_chats(copy: Path) -> list[tuple[str, str]]:
-    """Return (owner, id) of all chats, oldest first, except temporary and deleted ones.
+    """Return (owner, id) of a backup's chats, oldest first, except temporary and deleted ones.
 
     Raises StorageError, also if the schema version differs.
     """
@@ -273,7 +273,7 @@ def permanent_chats(copy: Path) -> list[tuple[str, str]]:
 
 
 def library_texts(copy: Path, owner: str, library: str) -> Iterator[tuple[str, DocumentText]]:
-    """Yield the names and texts of a library's documents, oldest first. Raises StorageError."""
+    """Yield the names and texts of a library in a backup, oldest first. Raises StorageError."""
     with _open_backup(copy) as db:
         rows = db.execute(
             "SELECT documents.id, documents.name FROM documents JOIN libraries ON libraries.id = library_id"
@@ -286,7 +286,7 @@ def library_texts(copy: Path, owner: str, library: str) -> Iterator[tuple[str, D
 
 
 def back_up_directory(folder: Path, target: Path) -> None:
-    """Copy the chat database in `folder` to a new file. Raises StorageError, also if a server is using the folder."""
+    """Copy the chat database in `folder` to `target`. Raises StorageError, also if a server is using the folder."""
     path = folder / "notso.db"
     if not path.exists():
         raise StorageError(f"{folder} contains no chats")
