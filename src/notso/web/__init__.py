@@ -1,1 +1,1 @@
-"""Web layer: pages, APIs, sessions and rendering. It uses only the public names of `notso.smollm3`."""
+"""Web layer: pages, APIs, sessions and rendering. Of `notso.smollm3`, it imports only public names."""

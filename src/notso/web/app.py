@@ -123,7 +123,7 @@ def configure_store(settings: Settings) -> ChatStore:
 
 
 def configure_access_store(settings: Settings, store: ChatStore) -> AccessStore | None:
-    """Return the store of keys and usage; None for a single local user."""
+    """Return the store of keys and usage, or None if none is needed."""
     # A shared database always has an access store, because another server may add a key at any time.
     is_shared = settings.database_url is not None
     is_needed = is_shared or settings.is_multi_user or SQLiteAccessStore.exists(settings.directory)
@@ -154,7 +154,7 @@ TRIM_SECONDS = 60.0
 
 
 async def purge(shared: SharedServices, turns: Turns) -> None:
-    """Periodically expire temporary chats and permanently delete chats that can no longer be restored."""
+    """Periodically expire temporary chats, and permanently delete old trash entries and expired API records."""
     store = shared.store
     while True:
         with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread; the next round retries
@@ -209,10 +209,9 @@ def create_app(
     model_registry: ModelRegistry | None = None,
     plugins: Plugins | None = None,
 ) -> FastAPI:
-    """Create the web application.
+    """Create the web application. Raises SettingsError or StorageError.
 
-    Startup calls `engine_source` in a separate thread, and raises StorageError if the data directory is busy,
-    unreadable or written by a newer release.
+    Startup calls `engine_source` in a separate thread, and raises StorageError if the store cannot be opened.
     """
     settings = settings or Settings()
     parts = _create_components(engine_source, settings, model_registry, plugins or Plugins())
@@ -388,8 +387,8 @@ def _create_components(
     turns.at_end.append(lambda turn, usage, finish_reason: titles.schedule_if_needed(turn))
     ChatMarkNotifier(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    # Separate from RateLimit's counters: client addresses could fill a shared table, which would then count all further
-    # addresses and keys together.
+    # These counters are separate from RateLimit's: client addresses could fill a common table, and all further
+    # addresses and keys would then share one counter.
     counters = counters_at(settings.valkey_url)
     sign_in = sign_in_methods(settings, plugins, configure_access_store(settings, store), counters, exchange)
     requests.quotas = sign_in.accounts

@@ -111,7 +111,8 @@ class ChatServer(uvicorn.Server):
         watchdog: Watchdog | None = None,
     ) -> None:
         self._watchdog = watchdog
-        # `end_in(seconds)` prints tracebacks and kills the process after that time. Its thread does not need the GIL.
+        # `serve` replaces this with faulthandler's timer, which prints tracebacks and kills the process after
+        # `seconds`, even if another thread holds the GIL.
         self.end_in: Callable[[float], None] = lambda seconds: None
         self._wakeup = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -157,7 +158,7 @@ class ChatServer(uvicorn.Server):
         except BaseException:
             await shared.store.close()
             raise
-        await super().startup([])  # no sockets, because uvicorn would limit nothing and log every failure
+        await super().startup([])  # no sockets: uvicorn would accept without a limit
         self._connection_limiter.open(sockets or [], self._create_connection)
         if self._on_ready is not None:
             self._on_ready(self._address)
@@ -231,8 +232,8 @@ class ChatServer(uvicorn.Server):
 
 MOST_PER_WINDOW = 20
 WINDOW_SECONDS = 60.0
-"""Twenty records of a kind (same logger and message) per minute suffice for diagnosis; unlimited logs could fill the
-disk."""
+"""Twenty records of a kind (same logger and message template) per minute suffice for diagnosis; unlimited logs could
+fill the disk."""
 MAX_KINDS = 256
 CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
 """Loggers that log in response to client requests, and are therefore limited. Their children are included."""

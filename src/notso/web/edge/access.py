@@ -307,7 +307,7 @@ async def public() -> None:
 @dataclass(frozen=True, slots=True)
 class AccessMark:
     # Access requirements of a route. `audit`: the action that the audit log records for its requests ("": none).
-    # `uses_model`: whether a page's requests count toward the limits of keys.
+    # `uses_model`: whether requests to a page route count toward the limits of the caller's key.
 
     operators: bool = False
     audit: str = ""
@@ -355,7 +355,7 @@ def audience_of(route: Any) -> str:
 
 def include_marked(app: FastAPI, router: APIRouter) -> None:
     """Register the routes of a router. Raises TypeError for a route without a mark."""
-    # FastAPI.include_router would delay the first request, during which FastAPI builds a second copy of every route.
+    # FastAPI.include_router would delay the first request, in which FastAPI would build a second copy of every route.
     for route in router.routes:
         audience_of(route)
     app.router.routes.extend(router.routes)

@@ -62,7 +62,7 @@ class BasePath:
         async def send_prefixed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                if message["status"] == 307:  # from the router, for a path with a superfluous slash, as a whole URL
+                if message["status"] == 307:  # the router redirects such paths as /chats/ to whole URLs
                     headers["location"] = urlsplit(headers["location"])._replace(scheme="", netloc="").geturl()
                 _prefix_headers(base, headers)
             await send(message)

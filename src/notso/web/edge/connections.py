@@ -48,7 +48,7 @@ class Connection(Protocol):
 
 
 class ConnectionLimiter:
-    """Connection limiter: accepts connections, and limits them in total and per address. Use on the event loop only."""
+    """Accepts connections, and limits them in total and per client address. Use on the event loop only."""
 
     # At a limit, it evicts the connection that has waited longest for its client to send or to read. Connections that
     # wait for the server are never evicted.

@@ -45,7 +45,7 @@ _PARAMS = {  # engine parameter -> field of the API
 class ApiError(Exception):
     """Error response of an API request.
 
-    `param`: the invalid field, if any. `details`: only sent in Anthropic's format.
+    `param`: the invalid field, if any. `details`: sent only in Anthropic's format.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """Limits of requests and responses: ASGI middleware for their size and for the time to receive a request, a memory
-budget shared by all request bodies, and a limit of open event streams per owner.
+budget shared by all request bodies, and a limit on open event streams per owner.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class RequestLimits:
     from the budget (503).
     """
 
-    # Only bytes received count against the budget, not Content-Length. They count until the response starts.
+    # The bytes received so far count against the budget, not Content-Length. They count until the response starts.
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
         self._app = app
@@ -375,7 +375,8 @@ class StrictHttp:
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
     path = scope.get("raw_path") or scope["path"]
-    request_line = len(scope["method"]) + len(path) + len(scope.get("query_string", b"")) + 13  # 13: spaces, ?, version
+    # The constant counts two spaces, the question mark, HTTP/1.1 and CRLF.
+    request_line = len(scope["method"]) + len(path) + len(scope.get("query_string", b"")) + 13
     if request_line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEADER_BYTES:
         return PlainTextResponse("The headers are too large.\n", 431)
     if any(value.lower() != "identity" for value in header_values(scope, b"content-encoding")):

@@ -2,8 +2,8 @@
 
 A Python thread cannot do this, because code that holds the GIL (a regular expression, a C library) blocks all threads
 and signal handlers. Therefore, a child process pings the event loop over a pipe every second and counts consecutive
-pings without a reply. Pings are not counted while the server is stopped by SIGSTOP or a debugger. No pings
-are sent while the machine is suspended, because then the child is suspended, too.
+pings without a reply. Pings are not counted while the server is stopped by SIGSTOP or a debugger. No pings are sent
+while the machine is suspended, because then the child is suspended, too.
 
 The child runs this file as its program, so the file imports only notso.system and a few standard modules.
 """
@@ -63,7 +63,7 @@ class Watchdog:
         self._loop.add_reader(self._pings, self._reply)
 
     def stop(self) -> None:
-        """Stop watching. Call before the loop ends, because an ended loop does not reply to pings."""
+        """Stop watching. Call before the loop ends, and with it the replies to pings."""
         child, self._child = self._child, None
         if child is not None:
             self._loop.remove_reader(self._pings)

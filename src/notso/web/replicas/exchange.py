@@ -1,7 +1,7 @@
 """Communication between replicas (servers that share a database). Messages are kept for a short time only, and may be
 lost.
 
-`LocalExchange` is the implementation for a single server, and the default.
+`LocalExchange`, the default, is for a single server.
 """
 
 from __future__ import annotations
