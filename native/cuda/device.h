@@ -1,7 +1,9 @@
-// One GPU: its memory, its kernels, one stream of work, and work captured as a graph. The device of launches.h.
+// One GPU: its memory, its kernels, one stream of work, and work captured as a graph. Implements the device
+// that launches.h requires.
 //
 // Any thread may call; calls are executed one at a time. A thread that captures has exclusive access until the capture
-// ends. Failures are thrown as the exceptions in driver_api.h, and the destructor releases all resources after them.
+// ends. Failures are thrown as the exceptions in driver_api.h. Even after a failure, the destructor releases all
+// resources.
 #pragma once
 
 #include <array>
