@@ -123,7 +123,7 @@ def configure_store(settings: Settings) -> ChatStore:
 
 
 def configure_access_store(settings: Settings, store: ChatStore) -> AccessStore | None:
-    """Return the store of keys and usage, or None if none is needed."""
+    """Return the store of keys and usage, or None if it is not needed."""
     # A shared database always has an access store, because another server may add a key at any time.
     is_shared = settings.database_url is not None
     is_needed = is_shared or settings.is_multi_user or SQLiteAccessStore.exists(settings.directory)

@@ -24,7 +24,7 @@ class SharedServices:
     requests: RunningRequests  # all requests to the engine go through it
     plugins: Plugins = field(default_factory=Plugins)  # enabled plugins
     model_registry: ModelRegistry | None = None  # None if the server has a single model
-    accounts: Accounts | None = None  # usage accounting; None for a single user
+    accounts: Accounts | None = None  # usage accounting; None without an access store
     large_work: WorkQueue = field(default_factory=lambda: WorkQueue("notso-large"))  # large bodies and prompts
     leases: LeaseKeeper | None = None  # sends heartbeats to the database; `leases.failing` is true while they fail
     # Queue for page forms, separate from `large_work` so that API requests do not delay pages.

@@ -37,8 +37,8 @@ BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
 MAX_ACCEPTING = 32  # maximum connections being accepted at once; low, so that each can send before it is evicted
 RETRY_SECONDS = 0.002
 """Pause after a failure to accept a connection. Each failure evicts some of the connections that wait for their
-clients, and the remaining clients can send during the pause. A shorter pause admits waiting clients sooner: with 10
-ms, a client waited 500 ms behind 400 silent clients. With 2 ms, a client that sends its request after 5 ms is still
+clients, and the remaining clients can send during the pause. A longer pause delays new clients: with 10 ms, a client
+waited 500 ms behind 400 silent clients. With 2 ms, a client that sends its request 5 ms after connecting is still
 served."""
 WARNING_SECONDS = 60.0  # minimum interval between warnings about failures to accept
 

@@ -63,7 +63,8 @@ class Watchdog:
         self._loop.add_reader(self._pings, self._reply)
 
     def stop(self) -> None:
-        """Stop watching. Call before the loop ends, and with it the replies to pings."""
+        """Stop watching. Call before the loop ends."""
+        # An ended loop would not reply to pings.
         child, self._child = self._child, None
         if child is not None:
             self._loop.remove_reader(self._pings)

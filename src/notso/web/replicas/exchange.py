@@ -36,7 +36,7 @@ class ChangeLog(Protocol):
 
 
 class Exchange(Protocol):
-    """Use on the event loop. Only the coroutines wait for the network."""
+    """Messages, logs and values shared by replicas. Use on the event loop. Only the coroutines wait for the network."""
 
     at_gap: list[Callable[[], None]]  # called whenever messages may have been lost
 

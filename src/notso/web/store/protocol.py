@@ -211,8 +211,8 @@ class NewTurn:
     assistant_message: StoredMessage
     idempotency_key: str
     instead_of: str | None = None  # id of the question that was edited
-    # Message that the question follows ('': the chat is empty; None: the last message of the chosen branch). If this
-    # message already has a reply, the turn is refused.
+    # Id of the message that the question follows ('': none; None: the last message of the chosen branch). The turn is
+    # refused if that message already has a reply, or, for '', if the chat is not empty.
     after: str | None = None
     trace: AnswerTrace | None = None  # without it, another process cannot continue the answer
 
@@ -433,7 +433,7 @@ class ChatStore(Protocol):
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
     ) -> tuple[list[ChatRow], bool]:
-        """Return a page of the chats whose title contains `title` in any case, and whether there are more."""
+        """Return a page of the chats whose title contains `title` (ignoring case), and whether there are more."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 
