@@ -1,4 +1,4 @@
-"""SmolLM3 configuration, read from a GGUF file's metadata. Field names are Hugging Face's."""
+"""SmolLM3 configuration, read from a GGUF file's metadata. Most field names are Hugging Face's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMITS = {
     "rope.scaling.original_context_length": (1, 1_048_576),
 }
 
-# Accepted range of each float key. Outside these ranges, powers or logarithms of the value could overflow.
+# Accepted range of each float key. Extreme values could overflow or cause divisions by zero.
 FLOAT_LIMITS = {
     "attention.layer_norm_rms_epsilon": (1e-12, 1.0),
     "rope.freq_base": (2.0, 1e12),
@@ -53,7 +53,7 @@ _YARN_KEYS = {
 # Rotary position embedding rotates pairs of values, each pair at its own speed. To extend the context beyond the
 # trained length, YaRN slows down the slow pairs and leaves the fast pairs unchanged. For the pairs in between (the
 # ramp), it interpolates linearly. This key specifies whether the start and the end of the ramp are rounded to pair
-# indices. Only this project has the key; llama.cpp always rounds.
+# indices. Only this project uses the key; llama.cpp always rounds.
 TRUNCATE_KEY = "rope.scaling.yarn_truncate"
 
 YARN_FACTOR = 2.0
@@ -63,6 +63,8 @@ YARN_FACTOR = 2.0
 class YarnRamp:
     """Start and end of YaRN's ramp, and an additional factor for cosine and sine."""
 
+    # The ramp starts at the pair that makes `beta_fast` turns over the original context, and ends at the pair that
+    # makes `beta_slow` turns.
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
@@ -94,7 +96,7 @@ class SmolLM3Config:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
-        """Parse metadata. Raises ModelFileError, which names the key."""
+        """Parse metadata. Raises ModelFileError."""
         architecture = metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise ModelFileError(f"general.architecture is {quoted(architecture)}; supported: {ARCHITECTURE!r}")
@@ -150,8 +152,8 @@ class SmolLM3Config:
 
     def uses_yarn(self, context_tokens: int) -> bool:
         """Return whether YaRN applies to an engine with this context."""
-        # Within the trained context, the frequencies are theta^(-2i/D). If the file specifies YaRN, it applies at every
-        # length, as in transformers and llama.cpp.
+        # If the file specifies YaRN, it applies at every length, as in transformers and llama.cpp. Otherwise, it
+        # applies only to contexts longer than the trained one.
         return self.yarn_of_file is not None or context_tokens > self.max_position_embeddings
 
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
@@ -161,7 +163,7 @@ class SmolLM3Config:
         factor, original = self.yarn_of_file or (YARN_FACTOR, self.max_position_embeddings)
         if not self.uses_yarn(context_tokens):
             return plain, 1.0
-        # YaRN with factor 2 halves the low frequencies (transformers' _compute_yarn_parameters; Peng et al. 2023,
+        # YaRN divides the low frequencies by the factor (transformers' _compute_yarn_parameters; Peng et al. 2023,
         # section 3.2).
         yarn = self.yarn_ramp
         low: float = self._pair_with_turns(yarn.beta_fast, original)

@@ -61,7 +61,7 @@ def quantize_chunks(
 
 @contextmanager
 def new_model_file(out: Path) -> Iterator[GGUFWriter]:
-    """Yield a writer, then validate the file and move it to `out`. Raises ModelFileError or OSError."""
+    """Yield a writer; then write and validate the file, and move it to `out`. Raises ModelFileError or OSError."""
     unchecked = out.with_name(f".{out.name[:50]}.{os.getpid()}.new")
     writer = GGUFWriter(unchecked)
     try:

@@ -1,6 +1,6 @@
 """Conversion of a folder's config.json and generation_config.json to GGUF entries.
 
-A field is accepted only if this module applies it as transformers does, or if it cannot change this engine's results.
+Fields are accepted if this module applies them as transformers does, or if they cannot change this engine's results.
 Request defaults are ignored; any other field must have a value that means "off". Source: transformers 5.24,
 SmolLM3Config, modeling_rope_utils and GenerationConfig.
 """
@@ -140,7 +140,7 @@ GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_new_tokens": (0,),
 }
 
-# Values that mean "off" or "not set". A field with one of these values is ignored, even if its name is unknown.
+# Values that mean "off" or "not set". An unknown field with one of these values is ignored.
 _OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 # Key -> (value, GGUF type name), the arguments of `GGUFWriter.add`.
@@ -278,7 +278,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
             f"{CONFIG}: RoPE scaling of type {quoted(kind)} is not supported; the only supported type is yarn"
         )
     context = config["max_position_embeddings"]
-    original = config.get("original_max_position_embeddings")  # as in transformers, this takes precedence
+    original = config.get("original_max_position_embeddings")  # as in transformers, takes precedence over `rope`
     original = rope.get("original_max_position_embeddings", context) if original is None else original
     if type(original) is not int or not 0 < original < 1 << 31:
         raise ModelFileError(

@@ -27,7 +27,7 @@ MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
 
 HARMLESS = frozenset(
     {
-        # options of tokenizer calls (truncation, padding, return values) and of decoding, which this engine ignores
+        # options of tokenizer calls (truncation, padding, return values) and of decoding; this engine ignores them
         *("model_max_length", "max_length", "model_input_names", "padding_side", "truncation_side", "stride"),
         *("truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "return_tensors", "errors"),
         *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "response_schema"),

@@ -80,7 +80,7 @@ class EngineMeter:
         self._contexts: dict[int, list[int]] = {}
 
     def measure(self, task: Task) -> list[float]:
-        """Return the seconds of each step. Raises EngineError."""
+        """Return the seconds of each step (prefill: in total). Raises EngineError."""
         kind, tokens, last = task
         if kind == "prefill":
             return [self._prefill(tokens, last)]
@@ -132,9 +132,9 @@ class EngineMeter:
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        # Wait for one token more than is timed. Within a step, sequences receive their tokens one after another. If
-        # another sequence received its last timed token just before `latest`, the check below would otherwise conclude
-        # that it ended early.
+        # Wait for one token more than is timed. Sequences receive the tokens of a step one after another, so the last
+        # token of another sequence could otherwise arrive just before the last timed token of `latest`. The check below
+        # would then wrongly conclude that the other sequence had ended early.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
@@ -164,7 +164,7 @@ class EngineMeter:
     def _fill_cache(self, ids: list[int]) -> None:
         # Fills the cache with `ids` quickly: only two blocks are prefilled, and all later blocks are copies of the
         # second one. This is sufficient because a step's time depends on the number of cached tokens, not on their
-        # content. The first block is not copied, because some cache formats store it in a different format.
+        # content. The first block is not copied, because low-bit cache formats also store it in a more precise format.
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
@@ -265,7 +265,7 @@ def probe_buffer(size_bytes: int) -> Bytes:
 
 
 def resident_memory() -> dict[str, float]:
-    """Return resident memory in MB (10^6 bytes), including the mapped file."""
+    """Return resident memory in MB (10^6 bytes): total, anonymous and mapped files."""
     memory = process_memory()
     if not memory.resident_bytes:
         return {}
@@ -465,7 +465,7 @@ class _BenchmarkRun:
         return found
 
     def first_token_rows(self) -> list[dict[str, Any]]:
-        # `cached` is the length of the context. In the first round, contexts of fewer than 384 tokens are not cached.
+        # `cached` is the length of the context, which the decode task of the same depth has already cached.
         return [{"tokens": NEW_TURN_TOKENS, "cached": d, **s.summary("ms")} for d, s in self.first_token.items()]
 
     def comparison(self, peer: PeerProcess) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.chat_template import KNOWN_TEMPLATES
 from notso.smollm3.text.vocabulary import CONTROL, USER_DEFINED
 
-MAX_SHOWN_TEXT = 200  # characters; longer strings are not shown, or shortened in arrays
+MAX_SHOWN_TEXT = 200  # characters; longer strings are not shown; in arrays, they are shortened
 MAX_SHOWN_ITEMS = 16  # items; longer arrays are not shown
 CONTEXTS = (8_192, 32_768, 65_536, 131_072)
 
@@ -212,8 +212,8 @@ def _tokenizer_info(metadata: Metadata) -> TokenizerInfo | None:
 
 
 def weight_bytes_per_token(tensors: Mapping[str, QTensor], weights: SmolLM3Weights) -> int:
-    """Return the bytes of weights that decoding a token reads."""
-    # It reads one row of the embedding and all other weights. If the embedding is also the output head (tied), it is
+    """Return the bytes of weights read to decode a token."""
+    # Decoding reads one row of the embedding and all other weights. A tied embedding is also the output head, so it is
     # additionally read completely.
     read: int = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes
     return read if weights.lm_head is weights.embed_tokens else read - weights.embed_tokens.nbytes

@@ -54,7 +54,7 @@ class Divergence:
 
     base: Perplexity
     model: Perplexity
-    kl: Estimate  # KL divergence of the model from the base, in nats
+    kl: Estimate  # mean of KL(base | model), in nats
     largest_kl: float
     kl_99: float
     median_kl: float

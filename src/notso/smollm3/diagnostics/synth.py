@@ -113,7 +113,7 @@ def write_synthetic(
     formats: str = OFFICIAL_FORMATS,
     progress: Progress | None = None,
 ) -> int:
-    """Write a GGUF file of random weights, which depend only on the arguments; return its tensors' bytes.
+    """Write a GGUF file of random weights, which depend only on the arguments; return the size of its tensors in bytes.
 
     tokenizer: GGUF file, metadata or `tokenizer.json`; default: the demo model's. template: chat template; default: the
     tokenizer file's, a `chat_template.jinja` next to it, or the demo model's. Raises InvalidRequestError for invalid

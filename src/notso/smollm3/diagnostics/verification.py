@@ -5,13 +5,13 @@ There are four checks:
 - The file's SHA-256 is compared with those of the published files.
 - The file must have all tensors of the model, with the correct shapes.
 - The tokenizer and the chat template are constructed as for an engine.
-- The scales of every tensor must be finite. For sampled rows w of every matrix, the native kernels compute products
-  x w, which are compared with the float64 products of the dequantized weights. For quantized formats, the kernels'
-  products must also be bit-identical to those of the numpy reference. A row's error is relative to |x| |w|, the largest
-  possible product, so that products near zero do not have large errors.
+- The scales of every tensor must be finite. For sampled rows w of every matrix and random inputs x, the native kernels
+  compute products x w, which are compared with the float64 products of the dequantized weights. For quantized formats,
+  the kernels' products must also be bit-identical to those of the numpy reference. A row's error is relative to
+  |x| |w|, the largest possible product, so that products near zero do not have large errors.
 
 The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
-a different fingerprint means a different file, cache format or release, or a fault.
+a different fingerprint means a different file, cache format, RoPE scaling or release, or a fault.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class TensorCheck:
     format: str
     shape: tuple[int, ...]
     rows_checked: int
-    # Error of the worst sampled row, relative to |x| |w|; None if no product was computed (norms, invalid scales).
+    # Error of the worst sampled row, relative to |x| |w|; None if no product was computed (norms, invalid scales, and
+    # quantized rows of an unsupported length).
     worst_error: float | None
     tolerance: float | None
     problem: str | None
@@ -99,7 +100,7 @@ class Verification:
     sha256: str | None
     known_as: str | None  # the published file with the same contents, or None
     structure_problem: str | None
-    prompt_problem: str | None  # with the tokenizer or chat template
+    prompt_problem: str | None  # problem with the tokenizer or chat template
     tensors: tuple[TensorCheck, ...]
 
     @property
@@ -193,7 +194,7 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
 
 
 def _first_bad_row(tensor: QTensor) -> int | None:
-    # Reads all scales (all values of float formats), a few megabytes at a time.
+    # Reads all scales (in float formats, all values).
     step = max(1, SCALE_CHUNK_BYTES // tensor.row_bytes)
     for start in range(0, tensor.rows, step):
         scales = scales_of(tensor.format, tensor.row_data(start, min(start + step, tensor.rows)))

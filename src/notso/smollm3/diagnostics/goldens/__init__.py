@@ -3,8 +3,8 @@
 The set of goldens in this folder is for the released SmolLM3-3B; its values come from transformers' tests. Sets for
 other models have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A
 case has either `ids` or `text` (without control tokens), and any of `means` (of all logits, per position), `logits`
-(consecutive `values` at a `position`, starting with token `first`), and `continuation` (the ids or text that greedy
-decoding produces next).
+(a list of runs: consecutive `values` at a `position`, starting with token `first`), and `continuation` (the ids or text
+that greedy decoding produces next).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BYTES = 64 << 20
 CONTEXT = 1024  # upper bound on the length of a case
 
 # Largest allowed error of a file with 16 bits per weight or more: root mean square relative to the standard deviation
-# of the compared values. A half-precision KV cache alone causes 0.001; weights rounded to bfloat16 cause 0.01.
+# of the logits. A half-precision KV cache alone causes 0.001; weights rounded to bfloat16 cause 0.01.
 FLOAT_ERROR = 0.02
 
 # Allowed error of quantized files: a constant for 8-bit activations, plus a term that halves with each additional bit

@@ -42,7 +42,7 @@ class PeerProcess:
         if name == "openvino":
             model = _openvino_folder()
         command = [python, str(_WORKER), name, str(model), str(context_tokens), str(threads)]
-        # The worker exits when its standard input closes, that is, whenever this process ends.
+        # The worker exits when its standard input closes, at the latest when this process ends.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -6,7 +6,7 @@ This script imports only notso.system from this project, so it runs under any Py
     python worker.py llama.cpp MODEL.gguf CONTEXT THREADS
     python worker.py openvino FOLDER CONTEXT THREADS
 
-It reads tasks from standard input and writes results to standard output, as JSON lines. The first line contains
+It reads tasks from standard input and writes results to standard output, as JSON lines. The first result contains
 version, load_s and the names of the configurations. Each task except "memory" also has a "configuration", an index into
 these names.
 
@@ -172,7 +172,7 @@ class LlamaCpp:
             c.llama_memory_seq_cp(memory, 1, 0, -1, -1)
             c.llama_memory_seq_rm(memory, 1, -1, -1)
         c.llama_memory_seq_rm(memory, 0, last, -1)
-        self._read(context, last, SHORT_TOKENS)  # also applies the pending moves
+        self._read(context, last, SHORT_TOKENS)  # also applies the position shifts of llama_memory_seq_add
         return context
 
     def _read(self, context: Any, start: int, tokens: int) -> float:
