@@ -117,8 +117,8 @@ MAX_BATCHED = 256  # maximum unfinished requests of one `batch` or `embed` call,
 class Engine:
     """A loaded SmolLM3. Thread-safe.
 
-    An answer depends only on the model, messages, parameters and options, not on concurrent requests, cache contents or
-    threads.
+    An answer depends only on the model, KV format, context length, messages, parameters and options, not on concurrent
+    requests, cache contents or threads.
     """
 
     def __init__(
@@ -229,8 +229,8 @@ class Engine:
     ) -> Engine:
         """Load a model. Keyword arguments are fields of EngineConfig.
 
-        model: a GGUF file, a name from `notso list`, a Hugging Face folder (converted once and cached), or "demo" or
-        None for the bundled model. find_processor: name -> logits processor.
+        model: a GGUF file, a name from `notso list`, a Hugging Face folder (converted once and cached), "demo" or None
+        (the bundled model), or an EngineConfig. find_processor: name -> logits processor.
 
         Raises UnknownOptionError for an unknown keyword, GGUFError, ModelFileError, TemplateError, OutOfMemoryError,
         InvalidRequestError, KernelChoiceError or DeviceError.
@@ -405,7 +405,8 @@ class Engine:
         request = self._request(messages, params, options)
         adapter = self.adapters.of(options.adapter)
         if request.is_plain or not self._prompts.may_think(request.sequence.prompt):
-            options = replace(options, thinking=True)  # has no effect here, and earlier versions did not record it
+            # `thinking` has no effect here, and earlier versions did not record it.
+            options = replace(options, thinking=True)
         receipt = build_receipt(request, options, self._facts(adapter))
         return seal(receipt) if sealed else receipt
 
@@ -533,7 +534,7 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """Continue a text (without reasoning) or token ids. Applies no chat template.
+        """Continue a text or token ids without a chat template. The continuation of a text has no reasoning.
 
         A model trained for conversations may end a text immediately; use `chat` for an answer. Raises the same errors
         as `chat`.
@@ -719,7 +720,7 @@ def _adopt_identity(
 def _shut_down(core: EngineCore, placement: WeightPlacement, identity: IdentityWorker | None, file: GGUFFile) -> None:
     try:
         core.require_process()
-    except EngineError:  # a forked child has no threads to stop, and does not hold the cache folder's lock
+    except EngineError:  # a forked child has no threads to stop
         return
     if identity is not None:
         identity.stop()

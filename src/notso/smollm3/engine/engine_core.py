@@ -1,7 +1,6 @@
 """The engine thread, which accepts requests, runs steps, emits events, updates statistics and does idle-time work.
 
-For measurements, ContextLogits computes the logits after every token of a context. It computes them in pieces between
-engine steps. The pieces are smaller while answers are running, so that the answers do not stall.
+For measurements, ContextLogits computes the logits after every token of a context, in pieces between engine steps.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ FAILED = Sentence("the engine failed; see its log", "engine_failed")
 # step, so this is also the target for the time between two tokens of an answer.
 MIXED_STEP_S = 0.25
 
-# While requests are running, one block of a finished conversation is offloaded to disk per this many steps.
+# While requests are running, one block of a finished conversation is offloaded to disk every OFFLOAD_STEPS steps.
 OFFLOAD_STEPS = 8
 
 _log = logging.getLogger(__name__)
@@ -206,7 +205,7 @@ class EngineCore:
         cache = self.scheduler.pool
         return EngineStats(
             **asdict(self._totals),
-            running=len(self.scheduler.running) if self._requests else 0,  # 0: only a prefix warm-up may run
+            running=len(self.scheduler.running) if self._requests else 0,  # a prefix warm-up is not counted
             waiting=len(self.scheduler.waiting) if self._requests else 0,
             kv_blocks=cache.blocks,
             kv_blocks_used=cache.blocks - cache.available,
@@ -589,6 +588,7 @@ class ContextLogits:
             raise EngineError(CACHE_BUSY) from None
 
     def _compute_piece(self, sequence: Sequence, start: int, out: Floats) -> int:
+        # Pieces are smaller while answers are running, so that the answers do not stall.
         rest = sequence.tokens[start + 1 : start + (TILE_ROWS if self._core.requests else MAX_SAMPLED)]
         pool, count = self._core.scheduler.pool, 1 + len(rest)
         pool.open_windows(sequence.blocks, start, count)

@@ -282,8 +282,8 @@ class InputProcessor:
         return write
 
     def _reserved_tokens(self, params: SamplingParams, options: RequestOptions) -> int:
-        # At most half of the context is kept free. Many clients set max_tokens to more than the context; keeping all of
-        # it free would leave no room for earlier messages.
+        # At most half of the context is kept free. Many clients set max_tokens to more than the context; keeping that
+        # many tokens free would leave no room for earlier messages.
         context = self.context_of(options)
         return min(params.max_tokens or min(GENERATION_TOKENS, context // 4), context // 2)
 
@@ -292,7 +292,7 @@ class InputProcessor:
 
 
 def prefix_reading_digest(options: RequestOptions) -> bytes | None:
-    """Return the digest of the reading that pins a prompt's fixed prefix, or None."""
+    """Return the digest of the reading (see block_pool) that pins a prompt's fixed prefix, or None."""
     prefix = options.prefix
     if prefix is None or prefix.reading is None:
         return None

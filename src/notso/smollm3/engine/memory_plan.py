@@ -33,11 +33,11 @@ DEFAULT_CONTEXT_TOKENS = 8192
 # Concurrent sequences, unless memory requires fewer.
 DEFAULT_SEQUENCES = 16
 
-# Usual size of the cache that all sequences share, if there is enough memory. Four chats of the default context fit, or
-# sixteen short chats.
+# Usual size, in tokens, of the cache that all sequences share, if there is enough memory. Four chats of the default
+# context fit, or sixteen short chats.
 SHARED_TOKENS = 32_768
 
-# Windows (additional k8v8 blocks, see block_pool) per sequence if the KV format has fewer than 8 bits: for the first,
+# Windows (additional k8v8 blocks, see block_pool) per sequence if keys or values have fewer than 8 bits: for the first,
 # current and next block.
 WINDOW_BLOCKS = 3
 

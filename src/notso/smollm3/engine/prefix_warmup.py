@@ -56,8 +56,7 @@ _log = logging.getLogger(__name__)
 class _PendingPrefill:
     # write: renders the ids to prefill.
     # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft.
-    # first_obsolete: index of the first obsolete block of `spent`. The later blocks are obsolete, too, except those
-    # that `ids` also contains.
+    # first_obsolete: blocks of `spent` from this index on are obsolete, except those that `ids` also contains.
     # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
     adapter: Adapter | None
@@ -82,7 +81,7 @@ class PrefixWarmup:
         self._steps = 0
         self._served: dict[bytes, int] = {}  # owner with pending work -> last step that served it
         self._drafts: OrderedDict[bytes, _PendingPrefill] = OrderedDict()
-        # Last draft of each owner, prefilled or not. Owners are identified by their salts.
+        # Owner, identified by its salt -> its last draft, prefilled or not: ids, and the start of the last turn.
         self._last_drafts: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
 
     def schedule(self, request: Request) -> None:
