@@ -5,8 +5,8 @@ for eviction after a restart:
 
     magic   8   NOTSO-C1
     ------------
-    conversation  8   a digest; then the name of a file:
-    model         8
+    conversation  8   digest of a conversation or reading
+    model         8   part of the file name, like key and tag
     key          16
     tag           8
     flags         4   1: a partial block; 2: the file is rewritten, so earlier records no longer apply
@@ -40,7 +40,7 @@ from notso.system.files import lock, sync_folder
 
 MAGIC = b"NOTSO-C1"
 # The log is rewritten if it has more than 2 n + MOST_WASTE records when it is read, where n is the number of records
-# still needed, or after more than MOST_WASTE records that only mark a conversation or reading as used.
+# still needed. It is also rewritten after MOST_WASTE + 1 records that only mark a conversation or reading as used.
 MOST_WASTE = 1024
 
 _RECORD = struct.Struct("=8s8s16s8sI")
@@ -185,7 +185,7 @@ _log = logging.getLogger(__name__)
 
 
 class BlockFolder:
-    """Cache files of all models. `lock` guards everything except `path`."""
+    """Cache files of all models. `lock` guards the index and the log."""
 
     def __init__(self, path: Path, cache_version: bytes) -> None:
         self.path = path

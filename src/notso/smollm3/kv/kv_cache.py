@@ -1,8 +1,8 @@
 """KV cache: blocks of 128 positions, each covering all layers.
 
-Formats below 8 bits are less precise. With these formats, the first block of a sequence (with its attention sinks) and
-the blocks being written are read from a second, more precise cache (k8v8) instead. The blocks of this second cache are
-called windows. The block pool decides which blocks have a window.
+Formats with fewer than 8 bits for keys or values are less precise. With these formats, the first block of a sequence
+(with its attention sinks) and the blocks being written are read from a second, more precise cache (k8v8) instead. The
+blocks of this second cache are called windows. The block pool decides which blocks have a window.
 
 The KV format that was chosen for a model file is stored in the cache folder, so that the next engine chooses the same
 format and can use the blocks on disk.
@@ -135,7 +135,7 @@ class KVCache:
             in_order.copy() if is_in_order else np.full((max_num_seqs, tiles), -1, np.int32)
         )
         self._windows = windows
-        self._used = -1  # highest block in use
+        self._used = -1  # highest block used so far
         self._touched = -1  # blocks up to this one have memory
         self._touched_layers = 0  # number of layers in which the next block has memory
 

@@ -301,7 +301,7 @@ _GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
 _PEFT_NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d{1,4})\.\w+\.(\w+))\.lora_([AB])\.weight", re.ASCII)
 _TRAINING_ONLY = (".lora_velora_embed", ".lora_monteclora_sampler.")
 _ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
-# Supported `adapter.*` keys. The last two do not affect results: llama.cpp only displays them.
+# Supported `adapter.*` keys. The task name and the prompt prefix do not affect results: llama.cpp only displays them.
 _GGUF_KEYS = {"type", "lora.alpha", "lora.task_name", "lora.prompt_prefix"}
 
 Place = tuple[int, str, str]  # layer, name in LayerWeights, "a" or "b"

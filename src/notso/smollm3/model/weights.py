@@ -1,6 +1,6 @@
 """Model weights by role, and the GGUF names of their tensors.
 
-This module also chooses the block format of each tensor for the mixes Q4_K_M and Q5_K_M.
+This module also chooses the block format of each tensor in a file of a given type, such as Q4_K_M.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import ModelFileError, quoted
 
 Q4_K_M, Q5_K_M = "Q4_K_M", "Q5_K_M"
-# Format of most matrices in each mix; the others are Q6_K.
+# File types that mix formats -> format of most matrices; the other matrices are Q6_K.
 MIXED = {Q4_K_M: Q4_K, Q5_K_M: Q5_K}
 
 # ggml's `general.file_type` numbers.
