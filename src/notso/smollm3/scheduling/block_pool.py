@@ -9,9 +9,9 @@ A block records the conversations that computed or used it, and is dropped when 
 "reading" is a named prompt prefix, usually documents, whose blocks are pinned: they also record the reading. Such a
 block is dropped when every reading that contains it has been removed, not when its conversations have been evicted.
 
-With KV formats below 8 bits, the first block of a sequence and incomplete blocks are also stored in a more precise
-format. The memory of such a copy is called a window; there are fewer windows than blocks. This module assigns windows
-to blocks; the arrays are in kv_cache.py.
+With KV formats that have fewer than 8 bits for keys or values, the first block of a sequence and incomplete blocks are
+also stored in a more precise format. The memory of such a copy is called a window; there are fewer windows than blocks.
+This module assigns windows to blocks; the arrays are in kv_cache.py.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CacheSalt:
 
 
 class OutOfBlocksError(Exception):
-    """No block is free. Handled by the scheduler."""
+    """No block or window is free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +140,7 @@ class BlockPool:
                 self._unreferenced[block] = None
 
     def register(self, block: int, parent_hash: bytes, tokens: Sequence[int], *conversations: bytes | None) -> None:
-        """Make a block of up to 128 `tokens` findable after `parent_hash`, unless an equal one is registered."""
+        """Let `find` return a block of up to 128 `tokens` after `parent_hash`, unless an equal one is registered."""
         children = self._children.setdefault(parent_hash, {})
         entry, key = self._blocks[block], tuple(tokens)
         equal = children.get(key)

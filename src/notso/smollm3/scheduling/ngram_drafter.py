@@ -6,9 +6,9 @@ as it would be without a draft, and draft tokens that equal the sampled ones are
 but never the text.
 
 The drafter chooses the draft length with the highest expected number of tokens per second. For this, it estimates the
-acceptance rate of each answer by match length, and the cost of additional rows (tokens in a step). Even a draft after a
-single-token match is accepted often enough to be worth one row. When three successive drafts after matches of at least
-three tokens are rejected at their first token, the drafter pauses, each time for longer.
+acceptance rate of each answer by match length, and the cost of additional rows (tokens in a step). When three
+successive drafts after matches of at least three tokens are rejected at their first token, the drafter ignores matches
+of 3 to 31 tokens for a while, longer each time.
 
 The cost of draft tokens is derived from the measured latencies of steps with different numbers of rows. A step reads
 every weight once, whatever its number of rows, so the first additional rows are nearly free; their number depends on
@@ -24,13 +24,13 @@ from itertools import pairwise
 
 from notso.smollm3.scheduling.sequence import MAX_SAMPLED
 
-# Planned cost of a step relative to one row, by number of rows. Interpolated linearly; beyond 16 rows, extrapolated
-# with the slope from 8 to 16.
+# Planned cost of a step relative to a step of one row, by number of rows. Interpolated linearly; beyond 16 rows,
+# extrapolated with the slope from 8 to 16.
 PLANNED = {1: 1.0, 4: 1.1, 8: 1.3, 16: 1.8}
 
 PLANNED_WEIGHT = 3.0  # the planned cost counts as much as this many timings
 LONGEST_MEMORY = 30.0  # number of timings after which the mean becomes an exponential moving average
-OUTLIER = 2.0  # cap on a timing relative to the expected one
+OUTLIER = 2.0  # cap on a timing, as a multiple of the expected one
 
 
 class StepLatency:
@@ -96,7 +96,7 @@ MEMORY = 0.94  # factor by which earlier counts decay with each accepted or reje
 # estimate would otherwise be final, because without drafts there is nothing to measure.
 RECOVERY = 0.02
 
-WORTH_IT = 1.04  # minimum gain in expected tokens per second for which drafts are made
+WORTH_IT = 1.04  # drafts must raise the expected tokens per second by more than this factor
 EMPTY_ROUNDS = 3  # successive rejected drafts before a pause
 FIRST_SILENCE, LONGEST_SILENCE = 8, 128  # length of a pause, in tokens
 
@@ -197,7 +197,7 @@ class NgramDrafter:
         if not place and end >= 2 and (pair := self._last_pair.get(self._key & _PAIR, 0)):
             return pair, 2
         if not place and end and (token := self._last_token.get(self._key & _TOKEN, 0)):
-            return token, 1
+            return token, 1  # even these drafts are accepted often enough to be worth one row
         for _ in range(CANDIDATES):
             if not place:
                 break

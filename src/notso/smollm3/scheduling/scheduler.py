@@ -384,7 +384,7 @@ LEAST_TOKENS = 9  # smallest prefill: with fewer pending tokens, a sequence coun
 # A timing is dropped after this many steps: by then, prompts are longer or different.
 REMEMBERED_STEPS = 64
 
-OUTLIER = 2.0  # cap on a timing relative to the moving average
+OUTLIER = 2.0  # cap on a timing, as a multiple of the moving average
 
 
 class PrefillBudget:
@@ -398,8 +398,8 @@ class PrefillBudget:
 
     def tokens(self, decoding: int, most: int, decode_s: float, token_s: float) -> int:
         """Choose the next step's number of prompt tokens, from 1 to `most`."""
-        # decode_s: duration of a step that only decodes. token_s: time per token of a step that only prefills. Both
-        # are 0 until measured.
+        # decode_s: duration of a step that only decodes. token_s: time per row of recent steps with prefill. Both are 0
+        # if unknown.
         tiles = -(-(decoding + LEAST_TOKENS) // TILE_ROWS)
         while (
             tiles * TILE_ROWS - decoding < most and self._expected_seconds(tiles + 1, decode_s, token_s) <= self._step_s
