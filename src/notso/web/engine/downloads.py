@@ -1,7 +1,7 @@
 """Model downloads while the server runs: one at a time, in a thread, resumable.
 
-A download continues when the browser tab that started it is closed. If it is stopped or fails, or if the server is
-restarted, the received data stays on disk unless its hash is wrong, and the next download of the file resumes there.
+A download continues when the browser tab that started it is closed. If it stops, fails, or is interrupted by a restart,
+the received data stays on disk unless its hash is wrong. The next download of the same file resumes from this data.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
-        # `on_downloaded` of a download that was requested again while it was stopping: it restarts after the stop.
+        # If a download is requested again while it is stopping, it restarts afterwards with this `on_downloaded`.
         self._restart: Callable[[], None] | None = None
 
     @property
@@ -178,7 +178,8 @@ download as done before its model starts loading."""
 
 
 def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
-    """Return a thread-safe callback that makes the downloaded `file` the default model. Call on the event loop."""
+    """Return a callback for a download thread that makes the downloaded `file` the default model."""
+    # This function must be called on the event loop, and the callback in another thread, because it waits for the loop.
     # The callback replaces only the demo model, and only if the file can be loaded.
     loop = asyncio.get_running_loop()
 
@@ -189,7 +190,7 @@ def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, fil
     def on_downloaded() -> None:
         chosen = _find_replacement(host, registry, file)
         if chosen is not None:
-            with contextlib.suppress(RuntimeError, TimeoutError):  # the server is shutting down
+            with contextlib.suppress(RuntimeError, TimeoutError):  # the loop is closed or busy
                 asyncio.run_coroutine_threadsafe(switch(chosen), loop).result(PATIENCE_SECONDS)
 
     return on_downloaded

@@ -40,7 +40,7 @@ class ServedModel:
     # Any thread may read `state`, `info`, `failure` and `engine`. Use everything else on the event loop, except
     # `load_with_adapters`.
 
-    key: str  # identifies the model in requests
+    key: str  # value of `Request.model`; '': the initial default model
     load: EngineSource
     load_beside: BesideSource | None = None
     name: str = ""  # name in listings; '': use the name in the file's metadata
@@ -52,7 +52,7 @@ class ServedModel:
     adapters: tuple[AdapterSource, ...] | None = None  # saved when the model is unloaded, and loaded again with it
     loads: int = 0  # number of loads so far
     users: int = 0  # number of requests that keep the model loaded
-    leaving: bool = False  # accepts no more requests, because it will be unloaded to make room for another model
+    leaving: bool = False  # accepts no new requests, because it may have to make room for another model
     idle_since: float = 0.0
     keep_alive_s: float | None = None  # idle time set by the last request (negative: unlimited); None: host's default
     expires: asyncio.TimerHandle | None = None  # timer that unloads the model
@@ -110,7 +110,7 @@ T = TypeVar("T")
 SUBMIT_THREADS = 2  # threads that render chat templates and tokenize prompts
 FOR_EVER = -1.0
 OTHERS_STAY_SECONDS = 300.0
-"""Idle time after which models other than the default model are unloaded, if none is configured."""
+"""Idle time, unless another is configured, after which models other than the default model are unloaded."""
 
 
 class EngineHost:
@@ -142,7 +142,7 @@ class EngineHost:
 
     @property
     def info(self) -> ModelInfo | None:
-        # Known while the model is loaded again, because requests are accepted and wait.
+        # Still available while the model is unloaded or being loaded again: requests are accepted meanwhile, and wait.
         return self.default.info if self.default.state not in ("failed", "stopped") else None
 
     @property
@@ -180,7 +180,6 @@ class EngineHost:
                 await asyncio.to_thread(each.engine.forget_reading, name, scope=scope)
 
     def model(self, key: str | None) -> ServedModel:
-        """Return the model with this key (None: the default)."""
         return self.default if key is None else self._models[key]
 
     def find_by_path(self, path: Path) -> ServedModel | None:
@@ -202,7 +201,7 @@ class EngineHost:
 
     def switch(self, to: EngineSource | ServedModel) -> None:
         """Make another model the default; running requests continue."""
-        # Requests that are waiting for the default model then wait for the new default.
+        # Requests that were waiting for the old default model then wait for the new one.
         old = self.default
         if isinstance(to, ServedModel):
             self.default = to
@@ -210,7 +209,7 @@ class EngineHost:
             key = f"switched {len(self._models)}"
             self.default = self._models[key] = ServedModel(key, to)
         if old.state == "loading" and old is not self.default:
-            old.state = "unloaded"  # abandon the load; a request that names the model will start a new one
+            old.state = "unloaded"  # abandon the load; a request that names the model starts a new load
         if self.default.state == "failed":
             self.default.state = "unloaded"
         self.request_load(self.default)
@@ -239,16 +238,16 @@ class EngineHost:
             self._enqueue(lambda: self._load(served))
 
     def allow_retry(self, key: str | None) -> None:
-        # Allow a failed model to be loaded again, because its file or the available memory may have changed. An initial
+        # Allow a failed model to be loaded again, because its file or the available memory may have changed. A default
         # model that has never been loaded is not retried, because the page asks the user what to do.
         served = self.model(key)
         if served.state == "failed" and (served is not self.default or served.info is not None):
             served.state = "unloaded"
 
     def acquire(self, key: str | None) -> ServedModel | None:
-        """Return a model and keep it loaded. Return None while it is loading; retry at the next change.
+        """Return a model and keep it loaded. Return None if it is not ready yet; retry at the next change.
 
-        Raises ModelError if the model cannot be loaded.
+        Raises ModelError if loading failed or the host is closed.
         """
         served = self.model(key)
         if served.state in ("failed", "stopped"):
@@ -289,7 +288,7 @@ class EngineHost:
             await self._wait_for_change()
 
     def close(self) -> None:
-        """Start closing all engines; `join` waits for the end. Stop their requests first."""
+        """Start closing all engines, which must have no running requests; `join` waits for them."""
         for served in self.models():
             engine = served.engine
             served.engine, served.state = None, "stopped"
@@ -303,7 +302,7 @@ class EngineHost:
         self._notify_changed()
 
     def join(self, seconds: float) -> bool:
-        """Wait for engines to close; return whether all were closed in time. Blocks."""
+        """Wait up to `seconds` for each engine; return whether all were closed in time. Blocks."""
         for thread in list(self._threads):
             thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
@@ -360,14 +359,14 @@ class EngineHost:
         return None
 
     async def _evict_one(self, others: list[ServedModel], served: ServedModel) -> None:
-        # Close the engine that has been idle longest, preferably not the default one. If none is idle, wait until one
-        # is.
+        # Close the engine that has been idle longest, but the default engine only if no other is idle. If no engine is
+        # idle, wait for one.
         while served.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
                 await self._unload_model(min(idle, key=lambda each: (each is self.default, each.idle_since)))
                 return
-            # Accept no new requests meanwhile, because with a steady load no engine would ever become idle.
+            # Accept no new requests meanwhile: if requests kept arriving, no engine would ever become idle.
             for each in others:
                 each.leaving = True
             await self._wait_for_change()
@@ -479,7 +478,7 @@ class EngineHost:
 
 
 def _free_memory() -> None:
-    # An engine in a reference cycle is only freed by the garbage collector, and the C library keeps freed memory until
+    # Only the garbage collector frees an engine that is in a reference cycle. The C library keeps freed memory until
     # `release_freed_memory` returns it to the system.
     gc.collect()
     release_freed_memory()

@@ -122,7 +122,6 @@ class Metrics:
             self._token.observe(usage.completion_ms / 1000 / (usage.completion_tokens - 1))
 
     def count_failure(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """Count a generation if it failed."""
         if finish_reason is None:
             self._failed.inc()
 
@@ -142,7 +141,7 @@ class Metrics:
 
 
 class RequestMetrics:
-    """ASGI middleware that counts requests, including those rejected by the middleware inside it."""
+    """ASGI middleware that counts requests, including those that inner middleware rejects."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

@@ -46,7 +46,7 @@ def accepted_names(info: ModelInfo) -> frozenset[str]:
 
 
 def listed_names(installed: InstalledModel) -> frozenset[str]:
-    """Return a file's listed name and its stem, in lower case."""
+    """Return the normalized listed name and stem of a file."""
     names = (installed.model.name, installed.model.path.stem)
     return frozenset("-".join(name.lower().split()) for name in names)
 
@@ -65,9 +65,10 @@ def adapter_names(served: ServedModel) -> list[str]:
 
 
 async def find_model(host: EngineHost, registry: ModelRegistry | None, requested: str | None) -> ModelChoice | None:
-    """Resolve the name of a model, adapter or `model:adapter`. Return None if unknown."""
-    # Candidates, in this order: the default model, its adapters, installed files, the family name. An adapter with the
-    # name of an installed file is skipped, so that it never hides a model.
+    """Resolve a name of the form `model`, `adapter` or `model:adapter`. Return None if unknown."""
+    # Candidates, in this order: the default model, its adapters, installed files and their adapters, former default
+    # models and their adapters, the family name. An adapter of the default model that has the name of an installed file
+    # is skipped, so that it never hides a model.
     if requested is None:
         return ModelChoice()
     name = requested.lower()
@@ -180,7 +181,7 @@ def model_facts(engine: EngineHost) -> ModelFacts | None:
 
 
 async def resolve_model_choice(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
-    """Resolve a chat's model name. Raises Problem if unknown, or if it selects a default model that has failed."""
+    """Resolve a chat's model name. Raises Problem if unknown, or if it selects a default model that failed to load."""
     choice = DEFAULT_MODEL
     if name is not None:
         await host.wait_for_first_load()

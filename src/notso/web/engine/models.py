@@ -55,7 +55,7 @@ def adapter_name(path: Path) -> str:
 
 
 def resolve_within(folder: Path, name: str) -> Path | None:
-    """Resolve a path in `folder`. Return None if it leads outside, even through links."""
+    """Resolve a path in `folder`. Return None if it is invalid or leads outside, even through links."""
     try:
         root, path = folder.resolve(), (folder / name).resolve()
     except (OSError, ValueError):

@@ -104,7 +104,7 @@ class Generation(Protocol):
         """Yield all events from index `after` on; block between them."""
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` on every change, and at once if there are events already; it must not block."""
+        """Call `notify`, which must not block, on every change, and at once if there are events already."""
 
     def stop(self) -> None:
         """End the answer within one engine step, with finish reason 'cancelled'."""
@@ -146,7 +146,7 @@ class ChatEngine(Protocol):
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """When idle, prefill the stable part of a prompt that is still being typed. Raises the errors of `submit`."""
+        """While idle, prefill the stable part of an unsent prompt. Raises the errors of `submit`."""
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str: ...
 

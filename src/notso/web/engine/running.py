@@ -1,6 +1,6 @@
 """Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation.
 
-If the owner of a request has a token quota, the request's maximum token use is reserved before it starts.
+If the owner of a request has a quota, up to the request's maximum token use is reserved before the request starts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Quotas(Protocol):
     def has_quota(self, owner: str) -> bool: ...
 
     async def reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation]:
-        """Reserve the requests' maximum token use. Raises QuotaError or StorageError."""
+        """Reserve up to the requests' maximum token use. Raises QuotaError or StorageError."""
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
         """Return whether the quota allows a prompt of this length and one answer token."""
@@ -185,7 +185,7 @@ class RunningRequest:
         Returns None if stopped meanwhile. Raises ModelError if loading fails.
         """
         host = self._requests.host
-        if self._served is not None and self._served.engine is None:  # lost in a GPU failure
+        if self._served is not None and self._served.engine is None:  # for example, lost in a GPU failure
             self._release_model()
         if self._served is None:
             host.allow_retry(model)
@@ -225,7 +225,7 @@ class RunningRequest:
     async def reserve(self, engine: ChatEngine, submit: Submitter, off_loop: OffLoop | None = None) -> Submitter:
         """Reserve quota until `close`; return `submit` with `max_tokens` limited to the reservation.
 
-        Repeated equal calls reserve once. Raises QuotaError, StorageError or ModelError.
+        Repeated calls with an equal `submit` reserve once. Raises QuotaError, StorageError or ModelError.
         """
         quotas = self._requests.quotas
         if quotas is None or not quotas.has_quota(self.owner):
@@ -291,7 +291,7 @@ class RunningRequest:
             self._readers.discard(has_events)
 
     def stop(self, by: Literal["", "client", "user"] = "") -> None:
-        """Stop the request. `by`: who requested it; if set, the text so far counts as the answer."""
+        """Stop the request. `by`: who requested the stop; if set, the text so far counts as the answer."""
         self.stopped_by = self.stopped_by or by
         self._stopped = True  # set before the loop below; `_submit` stops the generations that it adds later
         self._wake_loader()
@@ -409,7 +409,7 @@ class RunningRequests:
     def __init__(self, host: EngineHost, most_waiting: int) -> None:
         self.host = host
         self.wakes = CallbackQueue()
-        self.at_end: list[OnEnd] = []  # called for each generation
+        self.at_end: list[OnEnd] = []  # called at the end of each generation
         self.quotas: Quotas | None = None  # reserves tokens for each request, and counts the tokens used
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
@@ -457,7 +457,6 @@ class RunningRequests:
         return next((each for each in self._open if each.name == name and each.owner == owner), None)
 
     def stop_owner(self, owner: str) -> bool:
-        """Stop all requests of an owner; return whether there were any."""
         found = [each for each in self._open if each.owner == owner]
         for request in found:
             request.stop()

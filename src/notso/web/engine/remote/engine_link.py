@@ -1,4 +1,4 @@
-"""Connection of a front end to its engine: short HTTP calls, and one HTTP response that streams all answers' events.
+"""Connection of a front end to its engine: HTTP calls, and one HTTP response that streams the events of all answers.
 
 A thread reads the stream. If the stream breaks, the thread opens it again and continues each answer after the last
 event received. After LOST_SECONDS without a stream, or at once if a retry cannot help, the engine is considered lost
@@ -42,8 +42,8 @@ RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
 MAX_LINE_BYTES = MAX_ANSWER_BYTES = 16 * 1024 * 1024
 ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
-"""Limits of the result of a call, and of a line of the stream, which contains all events since the previous line. The
-largest results are the token ids of long prompts."""
+"""Limits of the result of a call, and of a line of the stream, which contains new events of all answers. The largest
+results are the token ids of long prompts."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
@@ -148,7 +148,7 @@ class EngineLink:
     # ---- answers
 
     def begin(self, body: Mapping[str, Any]) -> Generation:
-        """Start an answer. Raises the error that the engine reports, or EngineError."""
+        """Start an answer. Raises the errors of `call`."""
         with self._changed:
             number = self._last = self._last + 1
             generation = Generation(lambda: self._on_steering_requested(number))
@@ -172,7 +172,7 @@ class EngineLink:
         self._end_all_answers("the engine was closed")
 
     def _on_steering_requested(self, number: int) -> None:
-        # The generation calls this in the thread that calls its `stop` or `answer_now`, which must not be blocked.
+        # Called in the thread that calls `stop` or `answer_now` of the generation. That thread must not be blocked.
         entry = self._open.get(number)
         if entry is not None:
             if entry.generation.stop_requested:
@@ -185,7 +185,7 @@ class EngineLink:
             kind, number = command
             try:
                 self.call("steer", {"session": self._session, kind: [number]})
-            except EngineError as error:  # no retry, because the request that opens the next stream repeats all stops
+            except EngineError as error:  # no retry: the request that opens the next stream repeats all commands
                 logger.debug("not sent to the engine: %s", error)
             finally:
                 self._steering.task_done()
@@ -193,7 +193,7 @@ class EngineLink:
     # ---- calls
 
     def call(self, name: str, body: Mapping[str, Any]) -> Any:
-        """Call a method of the engine API. Raises the error that the engine reports, or EngineError."""
+        """Call a method of the engine API. Raises the engine's error, or EngineError if the call fails."""
         data = json.dumps(body).encode()
         connection, is_fresh = self._acquire_connection()
         try:
@@ -378,7 +378,8 @@ class EngineLink:
             self._when_changed()
 
     def _record_failure(self, problem: str, is_lost: bool) -> None:
-        # An interruption of the stream is logged and reported only if it lasts for LOST_SECONDS.
+        # While the engine is connected, an interruption of the stream is logged and reported only if the engine counts
+        # as lost, that is, after LOST_SECONDS or if a retry cannot help.
         was_up = self.is_up
         if problem != self.problem and (is_lost or not was_up):
             logger.warning("%s", problem)
@@ -388,8 +389,8 @@ class EngineLink:
                 self._changed.notify_all()
         if is_lost and was_up:
             self._abort_calls()
-            # Report the loss before ending the answers: code that retries a lost answer must find the engine lost, and
-            # wait until it is available again.
+            # Report the loss before ending the answers, so that code that retries a lost answer finds the engine lost
+            # and waits until an engine is available again.
             self._when_changed()
             self._end_all_answers(problem)
 

@@ -1,4 +1,4 @@
-"""ChatEngine of a front end, which forwards all work to the engine of another server."""
+"""ChatEngine of a front end; it forwards all work to the engine of another server."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class RemoteSource:
 
 
 def _is_same(info: ModelInfo | None, other: ModelInfo) -> bool:
-    # The available memory differs whenever a model that was unloaded while idle is loaded again.
+    # Ignore `memory`: after a model has been unloaded and loaded again, the available memory differs.
     return info is not None and replace(info, memory=other.memory) == other
 
 
 class RemoteAdapters:
-    """Adapters, which only the engine's own server can load and unload."""
+    """Adapters of the engine's server, which must be loaded and unloaded there."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
@@ -92,7 +92,6 @@ class RemoteAdapters:
         return self._link.about.adapters
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Raise InvalidRequestError."""
         # The path may not exist on the engine's machine.
         raise InvalidRequestError("adapters must be loaded at the engine, not at a front end", param="adapter")
 
@@ -126,7 +125,7 @@ def _validate_count(count: int) -> int:
 class RemoteEngine:
     """ChatEngine that uses an EngineLink. Raises EngineError if the engine is unreachable."""
 
-    # While answers are generated, `stats` is at most a second old.
+    # While the link is up, `stats` is at most about a second old.
 
     def __init__(self, link: EngineLink, info: ModelInfo) -> None:
         self._link = link

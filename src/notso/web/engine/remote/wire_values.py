@@ -38,7 +38,8 @@ ERRORS: dict[str, type[NotsoError]] = {
         *(ModelFileError, NotsoError, OutOfMemoryError, TemplateError),
     )
 }
-"""Error classes that the receiver restores. Errors of other classes become an error of the nearest base class."""
+"""Error classes that the receiver restores. An error of another class is restored as its nearest base class that is
+listed here."""
 # Attributes that are sent with an error, if it has them.
 _ERROR_ATTRIBUTES = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
@@ -71,7 +72,7 @@ def to_wire(value: Any) -> Any:
 def from_wire(hint: Any, value: Any) -> Any:
     """Convert a parsed JSON value to type `hint`.
 
-    Raises ValueError, or InvalidRequestError if the type rejects its fields.
+    Raises ValueError if the value does not match, or InvalidRequestError if the type rejects its fields.
     """
     return _converter(hint)(value)
 
