@@ -40,9 +40,9 @@ def replay_request(run: AnswerRun, full_request: Request, message: StoredMessage
 
 
 class TraceRecorder:
-    """Record the trace of an answer during its generation.
+    """Records the trace of an answer during its generation.
 
-    `is_counted`: whether `trace.tries` already includes this process, because it took over the answer.
+    `is_counted`: whether `trace.tries` already includes the next run, because this process took over the answer.
     """
 
     def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:
@@ -69,7 +69,7 @@ class TraceRecorder:
 
     @property
     def is_within_run(self) -> bool:
-        """Whether the last run did not end with tool calls, so that its request must be sent again."""
+        """Whether there is a last run that did not end with tool calls; its request must be sent again."""
         return bool(self.trace.runs) and self.last.finish != "tool_calls"
 
     @property

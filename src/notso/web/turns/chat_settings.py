@@ -44,7 +44,7 @@ class ChatSettings:
     keep_thinking: bool = False  # keep earlier reasoning in the prompt
     raw_user_messages: bool = True  # show user messages as typed
     titles: bool = False  # let the model name new chats
-    speculative_prefill: bool = True  # when idle, prefill the message that is being typed
+    speculative_prefill: bool = True  # while the engine is idle, prefill the message that is being typed
     memory: bool = True  # insert the owner's memory (facts to remember) into prompts
     when_full: WhenFull = "stop"
     compaction: Literal["off", "ask", "automatic"] = "ask"  # near the context limit, summarize the chat
@@ -88,7 +88,7 @@ def updated_settings(
 ) -> tuple[dict[str, SettingValue], dict[str, str]]:
     """Return the settings updated from a form, and the reasons for rejected fields.
 
-    Missing fields keep their value; empty ones are reset.
+    Missing and unchanged fields keep their value; empty ones are reset.
     """
     result, problems = dict(settings), {}
     for name in SETTING_NAMES:
@@ -106,7 +106,7 @@ def updated_settings(
 
 
 def is_changed(name: str, form: Mapping[str, str]) -> bool:
-    """Return whether a field differs from its initial value, whose digest is in the field `was`."""
+    """Return whether a form changes a field. The field `was` contains digests of the initial values."""
     # Unchanged fields are skipped, so that a form that was open for a long time does not undo changes made in another
     # tab.
     return name in form and _digest(name, form[name]) not in form.get("was", "").split()

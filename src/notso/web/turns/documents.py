@@ -73,7 +73,7 @@ class PromptDocuments:
         return "\n\n".join(filter(None, (passages, text, QUOTE_FIRST if self.sources else "")))
 
     def with_head(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages with the head and the system prompt at the start of the first question."""
+        """Return the messages; if there is a head, put it and the system prompt at the start of the first question."""
         if not self.head:
             return tuple(messages)
         system = [each.content for each in messages if each.role == "system"]
@@ -239,7 +239,8 @@ def _with_neighbors(
 MAX_ATTACHMENTS = 8
 MAX_NAME_CHARACTERS = 120
 MAX_ATTACHMENT_BYTES = 200_000
-"""Maximum size of an attached text. The page checks text files; the server checks parsed files and MCP content."""
+"""Maximum size of an attached text. The page enforces it for text files, the server for parsed files and MCP
+content."""
 
 
 def parse_attachments(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:

@@ -99,8 +99,8 @@ def prompt_messages(
     messages = [Message("system", "\n\n".join(system))] if system else []
     for message, after in zip_longest(line, line[1:]):
         if message.kind == "summary" or (after is not None and _is_omitted(message, after)):
-            # Omit an empty failed answer and its question. If the question did not fit in the context, it would make
-            # all later requests fail, too. This does not apply to the last message.
+            # Omit an empty failed answer and its question, except the last message. If the question did not fit in the
+            # context, it would make all later requests fail, too.
             continue
         if message.role == "user":
             messages.append(Message("user", documents.user_text(message, is_last=message.id == last)))

@@ -108,7 +108,7 @@ def parse_last_event_id(header: str | None) -> int | None:
 
 
 async def turn_events(message_id: str, log: TurnLog, after: int | None) -> AsyncIterator[bytes]:
-    """Yield all updates after number `after` (None: a snapshot), then `done`."""
+    """Yield all updates after number `after` (None: a snapshot), then the final events."""
     yield format_sse_event(comment="attached")
     position = ReaderPosition(after)
     with log.reading():

@@ -240,7 +240,7 @@ class PrefillProgress:
     cached_tokens: int
     tokens_per_s: float
     left_s: float | None  # None if unknown or below SHORTEST_SHOWN_S
-    slower: bool  # the estimate grew
+    slower: bool  # the estimate grew noticeably (see SLOWER_BY)
 
 
 class PrefillEta:

@@ -39,7 +39,7 @@ class ToolOffer:
 
 
 class ToolCalls:
-    """Run the tool calls in `uses`. Use on the event loop only."""
+    """Runs the tool calls of a turn. Use on the event loop only."""
 
     def __init__(
         self,
@@ -215,8 +215,8 @@ class ToolCalls:
     async def _update_call(
         self, at: int, use: ToolUse, waits_for: str = "", reply: asyncio.Future[Reply] | None = None
     ) -> None:
-        # Updates are serialized, because a question may arrive during the call's own updates. A withdrawn question is
-        # skipped.
+        # Updates are serialized, because a question may arrive during the call's own updates. The update for a question
+        # that has been withdrawn is skipped.
         async with self._update_lock:
             if reply is self._reply or reply is None:
                 self.uses[at] = use

@@ -13,7 +13,7 @@ from notso.web.turns.turn_log import TurnLog
 
 @dataclass(eq=False)
 class Turn:
-    message: StoredMessage  # the stored answer, which is continued if it is partial; at the end, the answer to store
+    message: StoredMessage  # first the stored answer, which is continued if partial; in the end, the answer to store
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None
     keep_thinking: bool = False  # whether prompts after a tool call contain the reasoning

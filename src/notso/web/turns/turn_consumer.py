@@ -71,7 +71,7 @@ class TurnConsumer:
         self._usages: list[Usage] = []
         self._max_characters = max_characters
         self._budget = Budget()
-        self._replaying: StoredMessage | None = None  # partial answer to show until the engine has replayed its tokens
+        self._replaying: StoredMessage | None = None  # partial answer, shown until its tokens have been replayed
         self._save_soon = False
         is_between_runs = unfinished is None and bool(trace.runs)
         self._reset_text(begun, is_apart=is_between_runs or (unfinished is not None and unfinished.last.is_apart))
@@ -102,7 +102,6 @@ class TurnConsumer:
 
     @property
     def usage(self) -> Usage | None:
-        """Usage summed over all engine requests."""
         if not self._usages:
             return None
         return Usage(**{each.name: sum(getattr(usage, each.name) for usage in self._usages) for each in fields(Usage)})
@@ -199,7 +198,7 @@ class TurnConsumer:
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
 
     async def _continue_on_next_engine(self, recorder: TraceRecorder) -> bool:
-        # The engine has ended. The next engine that is loaded continues the answer after the tokens generated so far.
+        # The engine is lost. The next engine that is loaded continues the answer after the tokens generated so far.
         logger.warning("another engine continues an answer: %s", self._failure)
         if self._replaying is None:
             self._replaying = self._message("running")
@@ -252,7 +251,7 @@ class TurnConsumer:
         self.turn.log.write(channel, "", await self._renderer.run(self._owner, render))
 
     def _restore_unreplayed(self) -> None:
-        # If the engine ended before it had replayed the partial answer, keep that answer.
+        # If the engine request ended before the partial answer was replayed, keep the partial answer.
         if self._replaying is not None:
             self._reset_text(self._replaying)
             self.calls.uses = list(self._replaying.tool_uses)

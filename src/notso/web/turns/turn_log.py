@@ -1,8 +1,8 @@
 """Event log of one turn. Any number of readers can attach to it, leave, and resume.
 
 A reader gives the number of the last update that it received, and gets all later changes as one update: closed blocks
-(which no longer change) to append, the current tails (open blocks), and changed tool cards. A reader gets each block
-exactly once, and a slow reader delays only itself.
+(which no longer change) to append, the current tails (open blocks), and changed tool cards. Except in snapshots, a
+reader gets each closed block exactly once. A slow reader delays only itself.
 
 Readers are woken together, at most ten times a second and less often if there are many, so that an update can be
 encoded once for all of them.
@@ -187,7 +187,7 @@ class TurnLog:
         return "".join(html or CARD_MARK for _, html, _ in target.closed) + target.tail
 
     def since(self, number: int | None) -> Update:
-        """Return all changes after `number`, or a snapshot if `number` is None or unknown."""
+        """Return all changes after `number`, or a snapshot if `number` is None or out of range."""
         snapshot = number is None or not self._from <= number <= self.number
         start = -1 if snapshot or number is None else number
         channels: dict[ChannelName, ChannelUpdate] = {}

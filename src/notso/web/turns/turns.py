@@ -213,7 +213,6 @@ class Turns:
         return consumer is not None
 
     def stop_chat(self, owner: str, chat_id: str) -> None:
-        """Stop an owner's chat in all replicas."""
         self.forward("stop_chat", chat_id, owner)
         self.stop_local_chat(owner, chat_id)
 
