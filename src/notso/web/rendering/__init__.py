@@ -1,1 +1,1 @@
-"""Conversion of text to safe HTML: Markdown is rendered first, and the HTML is sanitized last."""
+"""Conversion of text to safe HTML: Markdown is rendered, and the resulting HTML is sanitized."""

@@ -35,7 +35,6 @@ class Deadline:
         self.charged += seconds
 
     def check(self) -> None:
-        """Raise OverBudgetError if the deadline has passed."""
         if time.thread_time() > self._at:
             raise OverBudgetError
 

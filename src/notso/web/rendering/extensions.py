@@ -72,7 +72,7 @@ def _bare_url(state: StateInline, silent: bool) -> bool:
 def _strip_trailing_punctuation(address: str) -> str:
     while address:
         last = address[-1]
-        # A closing bracket is part of the address if its opening bracket is.
+        # A closing bracket is part of the address only if the address contains its opening bracket.
         if last not in _TRAILING_PUNCTUATION and not _is_unmatched_bracket(address):
             break
         address = address[:-1]
@@ -88,7 +88,7 @@ def _footnote_mark(state: StateInline, silent: bool) -> bool:
     found = _NOTE.match(state.src, state.pos)
     if found is None:
         return False
-    # At the start of a line, a colon after the mark is part of a footnote definition (`[^1]:`).
+    # At the start of a line, a colon after the mark belongs to a footnote definition (`[^1]:`) and is dropped.
     begins = not state.src[: state.pos].rpartition("\n")[2].strip()
     if not silent:
         state.push("note", "", 0).content = found[1]
@@ -97,7 +97,7 @@ def _footnote_mark(state: StateInline, silent: bool) -> bool:
 
 
 def _quotation(state: StateInline, silent: bool) -> bool:
-    # Quoted words are the text of a document, which is not Markdown, so they are not parsed.
+    # Quoted words are plain text of a document, not Markdown, so they are not parsed.
     found = _QUOTATION.match(state.src, state.pos)
     end = -1 if found is None else state.src.find("]]", found.end(), found.end() + MAX_QUOTATION)
     if found is None or end < 0:

@@ -270,7 +270,7 @@ def render_block(text: str, budget: Budget) -> str:
 
 
 def render_within(text: str, deadline: Deadline, *, color: bool = True) -> str:
-    """Render text; return plain text if a paragraph is too long or sanitizing fails. Raises OverBudgetError."""
+    """Render text; return plain text if a paragraph is too long or rendering fails. Raises OverBudgetError."""
     try:
         return sanitize(_MARKDOWN.render(text, {"color": color, "deadline": deadline}))
     except (RecursionError, UnsafeHTMLError, _LongParagraphError):

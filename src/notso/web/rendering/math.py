@@ -49,7 +49,7 @@ def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         return False
     body, found, after = first[2:].partition(closing)
     if found and (after.strip() or not body.strip()):
-        return False  # empty, or followed by text, so at most an inline formula in a paragraph
+        return False  # empty, or followed by text: perhaps an inline formula, but not a block
     if silent:
         return True
     lines, line = [body], start + 1

@@ -30,11 +30,11 @@ CHECK_SECONDS = 0.5
 RETRY_SECONDS = 5
 RENEW_SECONDS = 20.0
 MAX_PENDING = 10_000
-"""Maximum number of (day, owner) entries in memory. If the store fails for so long that there are more, the usage of
-further owners is not counted."""
+"""Maximum number of (day, owner) usage entries, and of audited (owner, action) pairs, in memory. If the store fails for
+so long that there would be more usage entries, the usage of further owners is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
-"""For this long after an audit entry, repetitions of the owner's action are only counted; they are then written as one
-entry. SELDOM has other intervals for some actions."""
+"""For this long after an audit entry, repetitions of the same action by the same owner are only counted. They are then
+written as one entry. SELDOM has other intervals for some actions."""
 KEY_REQUESTS = "requests of keys"
 _log = logging.getLogger("notso.web.access")
 
@@ -42,10 +42,10 @@ _log = logging.getLogger("notso.web.access")
 class Accounts:
     """Records usage and enforces quotas."""
 
-    # Usage is written every few seconds. If an owner has a quota, the maximum token use of each request is reserved in
-    # the store before the request starts, so that several servers together cannot exceed the quota.
+    # Usage is written every few seconds. If an owner has a quota, up to the maximum token use of each request is
+    # reserved in the store before the request starts, so that several servers together cannot exceed the quota.
 
-    # counters: counters of requests per key, which servers share if Valkey is configured. clock: returns Unix time.
+    # counters: count the requests of each key; servers share them if Valkey is configured. clock: returns Unix time.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self._counters = counters
@@ -86,7 +86,7 @@ class Accounts:
         return owner in self._quotas
 
     async def reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation]:
-        """Reserve the requests' maximum use; wait for other requests if necessary. Raises QuotaError or
+        """Reserve up to the requests' maximum use; wait for other requests if necessary. Raises QuotaError or
         StorageError."""
         turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_SECONDS
@@ -160,7 +160,7 @@ class Accounts:
         self._flush_due.set()
 
     async def flush(self) -> None:
-        """Write the collected usage; on failure, keep it for the next call."""
+        """Write audit entries and usage; on failure, keep the usage for the next call."""
         await self._write_audit()
         async with self._writing:
             pending, self._pending = self._pending, {}

@@ -121,7 +121,10 @@ class KeyManager:
         tokens_per_day: int = 0,
         is_operator: bool = False,
     ) -> tuple[str, ApiKey]:
-        """Create a key; return its secret and record. Raises SettingsError for an invalid or taken name."""
+        """Create a key; return its secret and record.
+
+        Raises SettingsError for an invalid or taken name, or if there are too many keys.
+        """
         if not is_name(name):
             raise SettingsError("a key's name must be one line of 1 to 64 characters", setting="name")
         secret, key = new_key(

@@ -19,7 +19,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner of the active key `name`, or else of the user who would sign in as `name`, if possible.
+    """Return the owner of the active key `name`, or else of the user who would sign in as `name`, or else None.
 
     `method:name` selects one of several sign-in methods; without it, the first is used.
     """
@@ -39,7 +39,7 @@ async def owner_named(settings: Settings, store: AccessStore | None, name: str) 
 async def user_named(access: AccessStore | None, name: str) -> str:
     """Return the owner of the key (active or revoked) with this name or id, or the owner given as `method:name`.
 
-    Raises SettingsError unless exactly one matches.
+    Raises SettingsError if `name` matches several keys, or is neither a key nor of that form.
     """
     keys = await access.keys() if access is not None else []
     found = [owner_of_key(each.id) for each in keys if name in (each.name, each.id, owner_of_key(each.id))]
@@ -60,12 +60,12 @@ async def user_named(access: AccessStore | None, name: str) -> str:
 async def revoke_key_of(access: AccessStore, owner: str) -> None:
     """Revoke the owner's key, if any, so that the user cannot store new data. Raises StorageError."""
     key = await access.key(owner.removeprefix(KEY_OWNER)) if owner.startswith(KEY_OWNER) else None
-    if key is not None and not key.revoked_ms:  # the name of a revoked key may be that of another key
+    if key is not None and not key.revoked_ms:  # another key may have taken the name of a revoked key
         await access.revoke_key(key.name, time.time_ns() // 1_000_000)
 
 
 async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, removed_by: str) -> None:
-    """Permanently delete a user's key, usage and stored data. Raises StorageError, and SettingsError if there are none.
+    """Permanently delete a user's key, usage and stored data. Raises StorageError, or SettingsError if none exist.
 
     Can be repeated after a failure. `removed_by` appears in the audit log.
     """
