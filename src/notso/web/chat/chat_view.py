@@ -38,7 +38,7 @@ class ShownView:
 
 @dataclass(frozen=True, slots=True)
 class ChatView:
-    """A chat, its defaults and the end of one branch, from which prompts are built."""
+    """Input for prompts: a chat, its defaults and the end of one branch."""
 
     chat: Chat
     base: ChatDefaults

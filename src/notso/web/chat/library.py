@@ -30,7 +30,7 @@ logger = logging.getLogger("notso.web.library")
 MAX_NAME_CHARACTERS = 200
 MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
 CHECK_SECONDS = 5.0  # interval of checks for documents queued by another server and for changes in the folder
-_reported: set[Path] = set()  # folders with too many documents
+_reported: set[Path] = set()  # folders with too many documents, each logged once
 
 
 class LibraryWorker:
@@ -206,7 +206,7 @@ class FolderLibrary:
 
 
 def find_document_files(root: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    """Yield files with a document's extension, sorted within each folder.
+    """Yield up to MAX_DOCUMENTS_OF_OWNER files with a document's extension, sorted within each folder.
 
     Hidden, empty and oversized files, and symbolic links, are skipped. If reading fails, `on_error` receives the error.
     """

@@ -66,7 +66,7 @@ from notso.web.values.wording import number, translated, words
 async def prepare_prompt(services: ChatServices, request: Request, size: int) -> PreparedRequest | None:
     """Render the prompt, which has about `size` characters. Raises Problem if it does not fit in the context.
 
-    Returns None if no model is loaded, or after other errors, which the engine reports later.
+    Returns None if the model is not loaded, or after other errors, which the engine reports later.
     """
     engine = services.shared.engine.model(request.model).engine
     if engine is None:
@@ -197,7 +197,7 @@ async def submit_question(
                 parts=parts,
             )
         if accepted.repeated and accepted.user_message.content != text:
-            # The response to the first request was lost, and the user has edited the text.
+            # The response to the first request was lost, and the user edited the text before sending it again.
             raise Problem(409, words["error_sent_before"])
     if accepted.user_message.chat_id != chat.id and not is_new:
         raise Problem(400, words["error_form"])  # the idempotency key was used in another chat
@@ -329,7 +329,7 @@ async def _continuing_model(
     # returned is the answer's new model name ('': unchanged).
     host, registry = engine_and_registry(services)
     engine, choice = None, DEFAULT_MODEL
-    if message.model and host.loaded():  # resolving a name would wait for the first load
+    if message.model and host.loaded():  # otherwise, resolving the name would wait for the first load
         engine, choice = await engine_if_loaded(host, registry, message.model)
     if engine is not None:
         return message.model, choice, ""
@@ -730,7 +730,8 @@ async def finish_if_lost(services: ChatServices, owner: str, message: StoredMess
         return False
     generation_id = message.generation_id or ""
     turn = services.turns.find(generation_id)
-    # With a shared database, another server may be generating an unknown answer. If none is, the lease expires.
+    # With a shared database, another server may be generating an answer that is unknown here. Otherwise, the lease of
+    # the answer expires.
     is_lost = services.turns.is_unknown(generation_id) and not services.shared.store.is_shared
     if is_lost or (turn is not None and turn.is_unsaved):
         await _finish_lost_turn(services, owner, message)

@@ -46,7 +46,7 @@ class Suggestions:
         return bool(loaded) and sum(stats.running + stats.waiting for stats in loaded) + self._turns.unfinished == 0
 
     async def wait_until_idle(self, after_seconds: float, patience_seconds: float) -> bool:
-        """Wait `after_seconds`, and then until the engine is idle; return False if it stays busy."""
+        """Wait `after_seconds`, and then until the engine is idle; return False after `patience_seconds`."""
         await asyncio.sleep(after_seconds)
         for _ in range(int(patience_seconds / POLL_SECONDS)):
             if self.is_idle:

@@ -36,7 +36,7 @@ class Alternative:
 
 
 async def require_trace(services: ChatServices, owner: str, message: StoredMessage) -> AnswerTrace:
-    """Return the trace of an answer. Raises Problem (409) if it is missing or unfinished."""
+    """Return the trace of an answer. Raises Problem (409) if it is missing, empty or unfinished."""
     trace = await services.shared.store.trace(owner, message.id)
     if trace is None or message.active or not any(run.ids for run in trace.runs):
         raise Problem(409, words["error_no_tokens"])
@@ -73,7 +73,7 @@ async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[st
 
 
 def resolve_run(trace: AnswerTrace, number: int | None, place: int) -> int:
-    """Return a run's number; None selects the last run. Raises Problem (400) if the run has no token `place`."""
+    """Return a run's number; None selects the last run. Raises Problem (400) if the run or token does not exist."""
     number = len(trace.runs) - 1 if number is None else number
     if not 0 <= number < len(trace.runs) or not 0 <= place < len(trace.runs[number].ids):
         raise Problem(400, words["error_form"])

@@ -49,7 +49,7 @@ async def render_chat_page(
     toast: dict[str, str] | None = None,
 ) -> Response:
     """Render the page of a chat, or of a new chat in `project`."""
-    # Read before the data, so that the page is notified of changes that occur while the data is loaded.
+    # Read the revision before the data, so that the page is notified of changes that occur while the data is loaded.
     revision = view.revision if view is not None else services.feed.revision
     chat = view.chat if view is not None else None
     base = view.base if view is not None else await services.shared.store.chat_base(owner, project)

@@ -185,7 +185,6 @@ class _JsonText:
         self._at += 1
 
     def value(self) -> Any:
-        """Return the next value. Raises ImportFormatError."""
         self.peek()
         while True:
             try:

@@ -58,7 +58,6 @@ def conversation(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documen
     The row ends before any unfinished message, with the last answer that is edited or not rated down.
     """
     shown = [each.message for each in shown_path(snapshot.messages, snapshot.chat.chosen_root)]
-    # Stop before an unfinished message.
     cut = next((at for at, message in enumerate(shown) if not _is_finished(message)), len(shown))
     last = next((at for at in reversed(range(cut)) if _is_trainable(shown[at]) and _is_good(shown[at])), None)
     if last is None:
@@ -71,8 +70,8 @@ def conversation(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documen
 def preference_rows(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Iterator[Row]:
     """Pair the preferred answer to each question with every other finished answer that differs from it.
 
-    The preferred answer is the edited one, or else the one rated highest, the shown one, or the newest. A question is
-    skipped if its preferred answer is rated down and not edited.
+    Edited answers are preferred, then answers with a higher rating, then the shown answer, then the newest. A question
+    is skipped if its preferred answer is rated down and not edited.
     """
     shown = {each.message.id for each in shown_path(snapshot.messages, snapshot.chat.chosen_root)}
     answers_to: dict[str | None, list[StoredMessage]] = {}

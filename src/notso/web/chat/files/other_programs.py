@@ -50,7 +50,7 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
     """Link messages to their nearest shown ancestors and select the branch that ends in `current`.
 
     A message with an unknown parent becomes a root. Consecutive answers are merged unless the path branches between
-    them or they are too long. Raises ImportFormatError for duplicate ids and cycles.
+    them or the result exceeds a limit. Raises ImportFormatError for duplicate ids and cycles.
     """
     by_id = {node.id: node for node in nodes}
     if len(by_id) != len(nodes):
@@ -60,7 +60,7 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
         below.setdefault(node.parent if node.parent in by_id else None, []).append(node)
     messages: dict[str, JSON] = {}
     shown: dict[str, str | None] = {}  # node -> the message that contains it, or the nearest message above it
-    continues: dict[str, bool] = {}  # node -> whether the path to it from its entry in `shown` is unbranched
+    continues: dict[str, bool] = {}  # node -> whether the path from its message in `shown` to the node is unbranched
     stack = _in_order(below.get(None, ()))
     while stack:
         node = stack.pop()
@@ -264,7 +264,7 @@ class ExportReader:
         return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", value)
 
     def attach(self, node: MessageNode, name: Any, content: Any) -> None:
-        """Attach a text file. Files without text or above the limit are only counted."""
+        """Attach a text file. Files without text or beyond MAX_ATTACHMENTS are only counted."""
         text = self.text(content)
         name = " ".join(self.text(name).split())[:MAX_NAME] or "file"
         if text and len(node.attachments) < MAX_ATTACHMENTS:
@@ -294,7 +294,7 @@ class ExportReader:
 
 
 def _detect_format(value: JSON) -> Callable[[JSON, ExportReader], JSON] | None:
-    # Recognizes the program by its characteristic fields.
+    # Recognizes the program by characteristic fields of its exports.
     messages = value.get("messages")
     first = messages[0] if isinstance(messages, list) and messages else None
     if isinstance(value.get("mapping"), dict):

@@ -80,7 +80,7 @@ async def library_page(
     q: Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)] = "",
     chat: str = "",
 ) -> Response:
-    """Show the readable documents that belong to no project, or search all readable documents for `q`."""
+    """Show the accessible documents that belong to no project, or search all accessible documents for `q`."""
     # Selected documents are attached to a question in the chat with the id `chat`, or in a new chat.
     context = await documents_context(services, owner)
     context |= {

@@ -76,7 +76,7 @@ async def remove(request: Request, services: Services, owner: Owner) -> Response
     await accounts.forget(user)
     try:
         await remove_user(shared.store, accounts.store, user, owner)
-    except SettingsError as error:  # the name is misspelled
+    except SettingsError as error:  # nothing is stored: the name may be misspelled
         return await _page(request, services, owner, problem=str(error))
     return RedirectResponse("/operator", 303)
 

@@ -84,7 +84,8 @@ async def show_shared(request: Request, services: Services, secret: str, part: P
 
 
 async def _load_part(store: ChatStore, share: ShareLink, part: int) -> ShownChat | None:
-    # Count from the shared message: an id in the address could be that of a message in another branch.
+    # Parts are counted from the shared message. If the address contained a message id instead of a part number, it
+    # could be the id of a message in another branch.
     found = await store.shown_before(share.owner, share.chat_id, share.message_id, MOST_SHOWN)
     for _ in range(part):
         if found is None or not found.earlier:

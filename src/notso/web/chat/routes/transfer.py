@@ -48,7 +48,7 @@ from notso.web.values.wording import number, words
 router = APIRouter()
 
 Kind = Literal["md", "json", "html"]
-STALL_SECONDS = 2.0  # a download that has stalled for this long is aborted when another is requested
+STALL_SECONDS = 2.0  # a backup download that has stalled for this long is aborted when another is requested
 LEFT_OUT = ("pictures", "files", "tool_calls", "references", "texts", "chats", "damaged")
 """Kinds of omitted content that an import counts, in the order in which they are reported."""
 IMPORT_TYPES = (
@@ -83,7 +83,7 @@ async def export_all(services: Services, owner: Owner) -> Response:
 
 @router.get("/backup", dependencies=[operator_only(audit="took a backup")])
 async def backup(services: Services) -> Response:
-    """Download a copy of the SQLite database. Raises Problem (429 while busy, 501 with PostgreSQL)."""
+    """Download a copy of the SQLite database. Raises Problem (429 during another backup, 501 with PostgreSQL)."""
     if services.shared.store.is_shared:
         raise Problem(501, BACKUP_ELSEWHERE)
     # One backup at a time, because each copy is as large as the database. A new download aborts a stalled one.
@@ -93,7 +93,7 @@ async def backup(services: Services) -> Response:
         if services.backup_waits or services.backup_reader is None or not has_stalled:
             raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
         services.backup_reader.drop()
-    services.backup_waits = True  # reject further requests meanwhile, which would also have to wait
+    services.backup_waits = True  # meanwhile, reject further requests, which would have to wait, too
     try:
         await services.backing_up.acquire()
     finally:
@@ -232,7 +232,7 @@ class _BackupResponse(FileResponse):
             with contextlib.suppress(_ClientDisconnectedError):
                 await super().__call__(scope, receive, send_while_read)
         finally:
-            # The copy was sent, or the client has disconnected: allow another backup, and delete the copy.
+            # The copy was sent, or the client has disconnected: delete the copy, and allow another backup.
             self._services.backup_reader = None
             try:
                 await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
