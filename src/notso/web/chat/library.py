@@ -176,7 +176,7 @@ class FolderLibrary:
 
     def _scan_folder(self, root: Path) -> tuple[dict[str, str], list[str]]:
         # Returns names by digest, and the names of files and folders that cannot be read.
-        root.stat()  # raises if the folder is missing, because treating it as empty would delete its documents
+        root.stat()  # raises if the folder is missing: treating it as empty would delete its documents
         unreadable: list[str] = []
 
         def on_error(error: OSError) -> None:

@@ -34,7 +34,7 @@ Pull = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Snapshot of a download. Sizes are in bytes; `bytes_per_s` is None if unknown."""
+    """Snapshot of a download. `bytes_per_s` is None if unknown."""
 
     file: KnownFile
     phase: Phase

@@ -30,7 +30,7 @@ EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
 BesideSource = Callable[[int], ChatEngine]
 """Function that loads an engine while other engines stay loaded. Its argument is the planned memory of the other
 engines in bytes. Raises NotsoError. If the remaining memory is too small, raises OutOfMemoryError instead of reducing
-the engine's settings."""
+the engine's default settings."""
 
 
 @dataclass(eq=False, slots=True)
@@ -288,7 +288,7 @@ class EngineHost:
             await self._wait_for_change()
 
     def close(self) -> None:
-        """Start closing all engines, which must have no running requests; `join` waits for them."""
+        """Start closing all engines; `join` waits for them. Callers stop all requests first."""
         for served in self.models():
             engine = served.engine
             served.engine, served.state = None, "stopped"

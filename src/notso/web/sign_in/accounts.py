@@ -61,7 +61,7 @@ class Accounts:
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        # Time of the last written entry of each owner and action, and number of repetitions since
+        # (owner, action) -> time of the last entry (monotonic clock), and number of repetitions since then
         self._audited: dict[tuple[str, str], tuple[float, int]] = {}
         self._unwritten: list[AuditEntry] = []
 

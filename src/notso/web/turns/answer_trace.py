@@ -42,7 +42,7 @@ def replay_request(run: AnswerRun, full_request: Request, message: StoredMessage
 class TraceRecorder:
     """Records the trace of an answer during its generation.
 
-    `is_counted`: whether `trace.tries` already includes the next run, because this process took over the answer.
+    `is_counted`: whether `trace.tries` already includes the next try, because this process took over the answer.
     """
 
     def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:

@@ -29,7 +29,7 @@ async def locate_citations(
 ) -> tuple[Citation, ...]:
     """Locate the quotations of an answer, which refer by number to the documents of its prompt.
 
-    Also return long texts in ordinary quotation marks that are in none of the documents.
+    Also return long texts that are in ordinary quotation marks but in none of the documents.
     """
     marks = [each for each in find_marked_quotes(answer) if each.number]
     claims = list(find_claims(answer))

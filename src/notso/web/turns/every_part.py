@@ -119,8 +119,8 @@ async def answer_parts(
 ) -> AsyncIterator[Event]:
     """Send the requests, AT_ONCE at a time, and yield the events of the joined answer.
 
-    If there are several answers and each begins with a count, the total follows. `opened` receives each request, so
-    that it can be stopped. Raises the errors of the requests.
+    If there are several answers and each begins with a count, the sum of the counts follows. `opened` receives each
+    request, so that it can be stopped. Raises the errors of the requests.
     """
     room = asyncio.Semaphore(AT_ONCE)
     arrived: asyncio.Queue[tuple[int, list[Event]]] = asyncio.Queue()

@@ -84,7 +84,7 @@ class _Channel:
 
 
 class TurnLog:
-    """Log that one task on the event loop writes and any number of tasks read. `number` counts changes.
+    """Log, written by one task on the event loop and read by any number of tasks. `number` counts changes.
 
     A log that continues another one of the same turn starts at a higher `number`.
     """

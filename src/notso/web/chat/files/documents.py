@@ -57,7 +57,7 @@ def omitted_kind(name: str) -> str:
 def documents(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]:
     """Yield the documents of a file. `left_out` counts an archive's damaged entries and its files other than JSON.
 
-    Raises ImportFormatError. Damaged entries raise it only if no entry can be read.
+    Raises ImportFormatError; for damaged entries, only if no entry can be read.
     """
     if body.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         yield from _read_archive(body, left_out)

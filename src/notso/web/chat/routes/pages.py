@@ -217,7 +217,7 @@ async def events(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """Stream an answer as server-sent events: a snapshot or, with Last-Event-ID, the events after that id, then further
+    """Stream an answer as server-sent events: a snapshot or, with Last-Event-ID, the events after that id, then
     updates, and finally `done`."""
     message, log = target
     events = turn_events(message.id, log, parse_last_event_id(last_event_id))

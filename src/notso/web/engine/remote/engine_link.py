@@ -31,7 +31,7 @@ T = TypeVar("T", EngineStats, Progress, PromptEstimate, Usage)
 logger = logging.getLogger("notso.web.engine")
 
 WIRE_PATH = "/engine/v1"
-"""Path of the engine API. Its number changes when the wire format becomes incompatible."""
+"""Path of the engine API. The number in it changes when the wire format becomes incompatible."""
 CONNECT_SECONDS = 3.0
 CALL_SECONDS = 120.0
 """Timeout of a call, long enough for the engine to load a model first."""
@@ -47,7 +47,7 @@ results are the token ids of long prompts."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
-"""Maximum idle time after which a connection is reused. Servers close connections that are idle for longer."""
+"""A connection that was idle for longer is not reused, because the server may close it at any moment."""
 FAILURES = (OSError, http.client.HTTPException)
 
 

@@ -92,7 +92,7 @@ class RemoteAdapters:
         return self._link.about.adapters
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        # The path may not exist on the engine's machine.
+        # The path might not exist on the engine's machine.
         raise InvalidRequestError("adapters must be loaded at the engine, not at a front end", param="adapter")
 
     def remove(self, name: str) -> None:
