@@ -84,7 +84,7 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` for new events and the end, immediately if there are some already. `notify` must not block."""
+        """Call `notify` for new events and the end, and at once if events exist. `notify` must not block."""
         with self._condition:
             if not self._finished:
                 self._listeners.append(notify)

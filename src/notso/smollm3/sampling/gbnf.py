@@ -2,8 +2,8 @@
 
     root ::= "yes" | "no" [.!]?
 
-Each character becomes a separate terminal. GBNF has no lexer. The lexer of llguidance (the grammar library) always uses
-the longest match, but this makes no difference if all terminals have the same length.
+Each character becomes a separate terminal. GBNF has no lexer, but llguidance (the grammar library) has one, which
+always uses the longest match. This makes no difference if all terminals have the same length.
 """
 
 from __future__ import annotations

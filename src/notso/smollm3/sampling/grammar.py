@@ -89,7 +89,7 @@ class Matcher:
         tags: Sequence[int] = (),
         limit: Callable[[], TokenLimit] | None = None,
     ) -> None:
-        # is_json: the answer is JSON or calls. Other answers can also be calls; then they begin with one of `tags`.
+        # is_json: the answer is JSON or tool calls. In other answers, a call begins with one of `tags`.
         # limit: creates the TokenLimit.
         self._param = param
         self._matcher = matcher

@@ -10,8 +10,8 @@ from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Takes tokens, int32 (L,), and logits, float32 (V,), both as bytes, and returns new logits, float32 (V,). It must
-# return in bounded time and raise only NotsoErrors.
+# Takes tokens, int32 (L,), and logits, float32 (V,), and returns new logits, float32 (V,), all as bytes. It must return
+# in bounded time and raise only NotsoErrors.
 RowFunction = Callable[[memoryview, memoryview], bytes]
 
 FindProcessor = Callable[[str], RowFunction | None]  # returns the processor of this name, or None

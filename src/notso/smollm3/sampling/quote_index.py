@@ -24,7 +24,7 @@ MAX_WORD = 64
 """Maximum characters of a word. Longer words are split, so that a text without spaces has places, too."""
 BLOCK_BYTES = 64
 SAMPLED = 64
-"""A search over all places starts with a sample, which contains one of every SAMPLED places."""
+"""A search over all places starts with a sample, which contains every SAMPLED-th place."""
 SAMPLES = 512
 """A search over a smaller interval starts with a sample of this many of its places, so that few steps remain."""
 CLOSE = b"]]"

@@ -43,8 +43,8 @@ OPEN_WITHIN = re.compile(rb"\[\[(\d{1,3}): ")
 MARK_BYTES = 8
 NARROW = 256
 """If the text of a quotation so far occurs at no more than this many places, all of its continuations are allowed.
-Otherwise, to limit the time for a mask, only continuations among the LIKELIEST likeliest tokens are allowed. If none of
-these tokens continues the quotation, the continuations at the first FIRST_PLACES places are allowed."""
+Otherwise, to limit the time for a mask, only continuations among the LIKELIEST most likely tokens are allowed. If none
+of these tokens continues the quotation, the continuations at the first FIRST_PLACES places are allowed."""
 LIKELIEST = 512
 FIRST_PLACES = 64
 ROW = 32
@@ -99,9 +99,9 @@ class QuoteVocabulary:
         return self.tokens.without_lead(b" ")
 
     def matching_prefixes(self, index: QuoteIndex, interval: Interval, lead: bytes) -> Ids:
-        """Return the tokens that are prefixes of the text at any place of an interval, possibly with duplicates.
+        """Return the tokens that can come next at the places of an interval, possibly with duplicates.
 
-        lead: up to one byte to prepend to each text.
+        lead: up to one byte that must come first.
         """
         keys, at, max_lengths = index.continuations(interval)
         if not len(keys):

@@ -2,9 +2,8 @@
 
 The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
 typical_p, top_p, min_p, XTC, and the random draw. As in Hugging Face's generation, for which SmolLM3's recommended
-settings (temperature 0.6, top_p 0.95) were chosen, temperature precedes the filters. typical_p and XTC are applied at
-the same points among the filters as in llama.cpp. They have a separate code path (`apply_filters`), so that they do not
-slow down other requests.
+settings were chosen, temperature precedes the filters. typical_p and XTC are applied at the same points among the
+filters as in llama.cpp. They have a separate code path (`apply_filters`), so that they do not slow down other requests.
 
 The random numbers depend only on the seed and the position, not on earlier draws or other engine activity.
 
@@ -13,11 +12,9 @@ ranks matter: the rank of the drawn token, and the end of the nucleus (the token
 nearly equal weight share a bucket. The sums of the buckets locate both ranks, and only the buckets that contain them
 are sorted.
 
-DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and penalizes them more the longer the
-repetition is. The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements
-p-e-w's proposal (github.com/oobabooga/text-generation-webui, pull request 5677). If at least the last
-`dry_allowed_length` tokens also occur earlier in the text, the token that followed them there is penalized. Repetitions
-end at sequence breakers, and a token that contains a breaker is never penalized.
+DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and more so in longer repetitions. If at
+least the last `dry_allowed_length` tokens also occur earlier in the text, the token that followed them there is
+penalized. Repetitions end at sequence breakers, and a token that contains a breaker is never penalized.
 """
 
 from __future__ import annotations
@@ -59,6 +56,8 @@ NO_BREAKERS = BreakerTokens()
 class RepetitionFinder:
     """Finds earlier occurrences of the end of a growing history, for DRY."""
 
+    # The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements p-e-w's
+    # proposal (github.com/oobabooga/text-generation-webui, pull request 5677).
     def __init__(self, params: SamplingParams, breakers: BreakerTokens) -> None:
         self._params = params
         self._breakers = breakers
@@ -131,7 +130,7 @@ class RepetitionFinder:
 
 
 def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
-    """Return, for each position, how many tokens up to it equal the end of the history (last: 0)."""
+    """Return, for each `history[: i + 1]`, the length of the suffix that it shares with `history` (last: 0)."""
     # The Z algorithm, applied to the reversed history, in linear time.
     tokens = list(history)[::-1]
     lengths = np.zeros(len(tokens), np.int64)
@@ -336,8 +335,8 @@ class Sampler:
         return index if index == _UNSURE else int(ids[index])
 
     def _weight_limit(self, best: np.float32, weight: float) -> tuple[np.float32, float]:
-        # Returns the logit at which the weight is `weight`, and an upper bound on the weights of smaller logits that
-        # allows for rounding to single precision.
+        # Returns the logit at which the weight is `weight`, and an upper bound on the weights of smaller logits. The
+        # bound allows for rounding to single precision.
         limit = best + np.float32(self.params.temperature * math.log(weight))
         return limit, _SLACK * math.exp((float(limit) - float(best)) / self.params.temperature)
 
@@ -505,7 +504,8 @@ def likeliest(values: Floats, count: int) -> list[int]:
 
 # Fractions of the largest weight. Only weights above the first fraction that leaves enough of them are sorted.
 _SHARES = (1e-2, 1e-4, 1e-7)
-# Deviations from the expected surprise, in nats, which limit the sorted tokens for typical_p in the same way.
+# Deviations from the expected surprise (negative log probability), in nats. For typical_p, they limit the sorted tokens
+# in the same way.
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 

@@ -18,21 +18,21 @@ MAX_PIECE_BYTES = 32
 """Longer tokens are ignored: they are rarely needed, and would add lengths to try at every position."""
 
 FEW_OTHERS = 3
-"""Maximum continuations to try, besides the end, where a value can end."""
+"""Where a value can end, up to this many continuations are tried in addition to ending it."""
 
 USUAL_NUMBER = 16
 """Usual maximum bytes of a number or literal outside strings. Each further byte counts as a detour: a step that rarely
 leads to a short ending. Continuations with few detours are examined first."""
 
 LAST_BYTES = 2
-"""Right after punctuation, texts in the same state are distinguished by this many last bytes, because a token may span
-them and later bytes."""
+"""A text is not continued if an earlier one in the same state (`key` in `_successors`) costs no more. Right after
+punctuation, the state includes this many last bytes, because a token may span these bytes and later ones."""
 
 MAX_RESTS, NEAR = 8, 32
 """Maximum number of suffixes of a known ending to try, and number of initial search steps that try them."""
 
 DEPTH_WEIGHT, MEMBER_WEIGHT = 40.0, 12.0
-"""Weights of open containers and of members in the estimate. They favor completing an unfinished value over searching
+"""Weights of open containers and of members in `_estimate`. They favor completing an unfinished value over searching
 for a shorter one."""
 
 _UNREACHABLE = 1 << 30
@@ -103,10 +103,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchMemory:
-    """Results of searches in one grammar, by the set of allowed tokens."""
+    """Results of searches in one grammar, keyed by a hash of the allowed tokens."""
 
-    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)  # one byte of each kind, see `_byte_classes`
-    ends: dict[int, bytes | None] = field(default_factory=dict)  # text that completes a string; None: not found
+    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)  # result of `_byte_classes`
+    ends: dict[int, bytes | None] = field(default_factory=dict)  # a text that completes a string; None: not found
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _Node:
     # A continuation of the answer.
     matcher: MatcherProtocol
     text: bytes
-    costs: list[int]  # costs[n]: fewest tokens that spell the first n bytes of the text
+    costs: list[int]  # costs[n]: minimum number of tokens for the first n bytes of the text
     place: Place
     detours: int
 
@@ -137,7 +137,7 @@ class ShortestEndingSearch:
         self._single = dict(single_bytes)
 
     def _preference(self, byte: int) -> tuple[bool, int, int]:
-        # Sort key: ASCII first, then bytes that are repeated most often in a single token.
+        # Sort key: ASCII before other bytes; then by the most repetitions of the byte in a single token, descending.
         longest = next(size for size in range(self._longest, -1, -1) if not size or bytes([byte]) * size in self._ids)
         return byte >= 0x80, -longest, byte
 
@@ -159,7 +159,7 @@ class ShortestEndingSearch:
         """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the steps taken.
 
         in_string, escaped: whether the text ends inside a JSON string, and after a backslash. tags: control tokens of
-        the grammar. names: `"NAME":` of required members. orders: position of each member in an object, by name.
+        the grammar. names: `"NAME":` of required members. orders: for each object, positions of members by name.
         texts: ends of strings, shortest first. memory: results of earlier searches in this grammar. earlier_ending: its
         suffixes are tried first.
         """
@@ -203,7 +203,7 @@ class ShortestEndingSearch:
         return _Node(matcher, whole, self._extend_costs(node.costs, whole), node.place, node.detours)
 
     def cost(self, text: bytes) -> int:
-        """Return the fewest tokens that spell a text without control tokens."""
+        """Return the minimum number of tokens for a text without control tokens."""
         return self._extend_costs([0], text)[-1]
 
     def spell(self, text: bytes) -> list[int]:
@@ -268,8 +268,9 @@ class ShortestEndingSearch:
     def _required_name_nodes(
         self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]
     ) -> list[_Node]:
-        # Returns the nodes after required names that are possible next. Of several names in one object, only the last
-        # in its order is used: members must be in order, so the earlier ones must be optional in this object.
+        # Returns the nodes after required names that are possible next. If several names of one object are possible,
+        # only the last one in the order of its members is used. Members must be in this order, so the other names are
+        # optional here.
         nodes = {name: each for name in names if (each := self._node_after(node, name)) is not None}
         if len(nodes) > 1:
             lasts = {max(nodes, key=order.__getitem__) for order in orders if nodes.keys() <= order.keys()}
@@ -288,7 +289,8 @@ class ShortestEndingSearch:
         return [] if next_node is None else [next_node]
 
     def _byte_classes(self, node: _Node, allowed_bytes: list[int]) -> tuple[int, ...]:
-        # Returns one byte of each kind. Bytes are of the same kind if the same tokens are allowed after them.
+        # Returns one byte of each class. Bytes are in the same class if the same tokens are allowed after them. If
+        # ASCII is allowed, other bytes are ignored.
         classes: dict[tuple[bool, int], int] = {}
         ascii_only = [byte for byte in allowed_bytes if byte < 0x80] or allowed_bytes
         for byte in ascii_only:

@@ -19,7 +19,7 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 MAX_CALL_TOKENS = 1_000
-"""Near the limit, a shortest call of up to this many tokens is searched for before a call starts."""
+"""Near the token limit, a shortest call of up to this many tokens is searched for before a call starts."""
 
 
 class FieldMask(Protocol):
@@ -34,8 +34,8 @@ class FieldMask(Protocol):
 class StructuredOutput:
     """Constrains one answer. `closing`: number of tokens that end the reasoning."""
 
-    # The grammar does not constrain reasoning, except that end tokens are masked in it. It applies from the first token
-    # of the answer, after the optional newline that the model writes after the closing tag of the reasoning.
+    # The grammar constrains the answer from its first token, after the optional newline that the model writes after the
+    # closing tag of the reasoning. In reasoning, it only masks end tokens.
     # may_think: the answer may begin with reasoning.
     # started: the prompt ends with the beginning of the answer.
     def __init__(
@@ -233,7 +233,7 @@ class StructuredCalls(StructuredOutput):
         return False
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """Return the same as StructuredOutput, but let a call start only if it can be finished."""
+        """Return whether a call can end within `left` tokens after `token`; True outside calls or if unknown."""
         if self._call is not None:
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:
@@ -413,7 +413,7 @@ def _function(tool: Tool) -> Mapping[str, Any]:
 
 
 def check_strict_tools(options: RequestOptions) -> None:
-    """Raises InvalidRequestError if `strict_tools` contains a name that no tool has."""
+    """Raise InvalidRequestError if `strict_tools` contains a name that no tool has."""
     unknown = sorted(set(options.strict_tools) - tool_names(options.tools or ()))
     if unknown:
         raise InvalidRequestError(f"strict_tools: there is no tool named {unknown[0]!r}", param="strict_tools")

@@ -70,7 +70,7 @@ class GrammarExtent:
     names: tuple[bytes, ...]  # `"NAME":` of required members
     strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each string
     formats: tuple[str, ...] = ()  # formats of strings
-    orders: tuple[dict[bytes, int], ...] = ()  # per object with required members: position by `"NAME":`
+    orders: tuple[dict[bytes, int], ...] = ()  # per object with required members: positions of members by `"NAME":`
 
     def texts(self) -> list[str]:
         """Return short texts that satisfy a string's patterns and minimum length, or its format."""
@@ -100,7 +100,7 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
 
 
 def _text_grammar_extent(source: str, is_call: bool) -> Extent:
-    # In a grammar of tool calls, this part has only literals; the arguments are in separate parts.
+    # With tool calls, the part is assumed to have only literals; the arguments are in separate parts.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)
@@ -255,14 +255,14 @@ TRIES = 4
 """Number of rejected tokens after which only tokens that begin the known ending are allowed."""
 
 HOPELESS, MARGIN = 1.5, 20
-"""A quick search looks for endings of up to HOPELESS times the remaining tokens plus MARGIN. If it finds none, no
-search for a shorter ending is made."""
+"""The first search accepts endings of up to HOPELESS times the remaining tokens plus MARGIN. If it finds none, there is
+no second search for an ending that fits."""
 
 MAX_STRING_ENDS = 500
 
 RETRIES = 1
-"""Number of further searches if a search runs out of steps. Each is made when half of the remaining tokens have been
-used."""
+"""Number of retries after a first search that ran out of steps. A retry is made when half of the remaining tokens have
+been used."""
 
 
 class Pieces(NamedTuple):
@@ -311,7 +311,7 @@ class TokenLimit:
     def permits(self, matcher: MatcherProtocol, token: int, left: int, state: JsonState) -> bool:
         """Return whether `token`, which the grammar allows, leaves an ending of up to `left` tokens; True if unknown.
 
-        If so, `consume` must be called with `token` before `permits` is called again.
+        If the result is True, call `consume` with `token` before the next `permits`.
         """
         if self._check_at is None:
             self._check_at = self._extent.next_check(left + 1, self._extent.extent.least)
@@ -380,7 +380,8 @@ class TokenLimit:
         return bool(after.try_consume_tokens(list(tokens)) == len(tokens) and after.is_accepting())
 
     def _first_ending(self, matcher: MatcherProtocol, most: int, state: JsonState) -> _Ending | None:
-        # Searches quickly for any ending. If the ending found is too long, searches for one of up to `most` tokens.
+        # The first search also accepts an ending that is too long. If it finds one, a second search looks for an ending
+        # of up to `most` tokens.
         generous = int(HOPELESS * most) + MARGIN
         ending = self._search(matcher, generous, FIRST_STEPS, state)
         if ending is None or len(ending.tokens) <= most:

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 class ChatTemplate:
     """A chat template. If it is not in `known`, it runs in a confined child process.
 
-    Raises TemplateError if it does not compile or fails a probe, and ModelFileError for an unsupported special token.
+    Raises TemplateError if it does not compile or fails a test, and ModelFileError for an unsupported special token.
     """
 
     def __init__(
@@ -196,15 +196,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         most_tokens: int | None = None,
     ) -> list[int]:
-        """Return token ids. Raises the errors of `render`, EngineError, and ContextLengthError if they far exceed
-        `most_tokens`."""
+        """Return token ids. Raises the errors of `render`, EngineError if content yields special tokens, and
+        ContextLengthError if there are far more than `most_tokens` ids."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         runs, skeleton = self._render_runs(conversation, date)
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs, most_tokens)
-        # The skeleton is the prompt with neutral content (see `_render_runs`). If its special tokens differ, the
-        # content has yielded special tokens, because this module has a bug or the template alters text.
+        # The skeleton is the prompt with neutral content (see `_render_runs`). If its special tokens differ from the
+        # prompt's, content has yielded special tokens, because this module has a bug or the template alters text.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError(

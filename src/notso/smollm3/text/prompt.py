@@ -97,7 +97,8 @@ class PromptWriter:
         return encode(one[:same]) + ids[: common_length(ids, others)]
 
     def last_turn_at(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
-        """Return the position of the last turn, or a slightly lower one. For unknown templates: the prompt's length."""
+        """Return the position of the last message's text, or a slightly lower one; for unknown templates, the prompt's
+        length."""
         if not self.template.is_known:
             return len(prompt.ids)
         head = 1 if messages[0].role == "system" else 0
@@ -157,9 +158,10 @@ class PromptWriter:
         context_tokens: int,
         reserved_tokens: int,
     ) -> Prompt:
-        """Drop as few of the oldest turns as possible to keep `reserved_tokens` free, or at least one token.
+        """Drop as few of the oldest turns as possible to keep `reserved_tokens` free.
 
-        Raises ContextLengthError if the system message and the last turn do not fit.
+        If the system message and the last turn alone leave less, one free token suffices. Raises ContextLengthError if
+        there is none.
         """
         limit = context_tokens - reserved_tokens
 

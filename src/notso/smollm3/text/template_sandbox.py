@@ -4,7 +4,7 @@ A template is a program from an untrusted file. It runs in jinja2's immutable sa
 functions that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_in_child` runs
 unknown templates in a child process with hard limits; `render_in_process` is for known ones.
 
-The child process runs this file by its path, so the file may import only notso.system from this project.
+The child process runs this file by its path. Of this project, the file imports only notso.system.
 """
 
 from __future__ import annotations

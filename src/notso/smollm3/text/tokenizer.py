@@ -277,8 +277,8 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
 # users' texts by timing requests.
 LEAST_CHARACTERS = 512
 
-# Maximum size of all cached texts and ids: eight million characters of plain English, or over two million if each is
-# a token.
+# Maximum size of all cached texts and ids: eight million characters of plain English, or over two million if each
+# character is a token.
 MOST_BYTES = 16 * 2**20
 
 

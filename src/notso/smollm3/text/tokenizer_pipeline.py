@@ -1,7 +1,7 @@
 """Normalization and pre-tokenization (splitting text before BPE), as specified by a tokenizer.json or GGUF file.
 
 Only known parts are accepted: ignoring an unknown part would change token ids, and an unknown regular expression may
-take exponential time. Source: the `tokenizers` library, which executes the parts.
+take exponential time. The `tokenizers` library executes the parts.
 
 This module also converts a Hugging Face `tokenizer.json` to GGUF entries.
 """
@@ -53,7 +53,7 @@ EXPRESSIONS = {
     # cl100k_base, in two spellings
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    # each for one kind of characters, from DeepSeek, Falcon, StarCoder and others
+    # expressions for one kind of character, from DeepSeek, Falcon, StarCoder and others
     *(r"\p{N}{1,3}", r"\p{N}", r"\d{1,3}", r"\d", "[0-9][0-9][0-9]", "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\p{N}+"),
 }
 
@@ -166,7 +166,8 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
-# Keys that are checked separately or have no effect: transformers does not truncate or pad prompts when encoding them.
+# Keys that are checked separately, and keys without effect on prompts: `version`, and `truncation` and `padding`, which
+# transformers does not apply to prompts either.
 _CHECKED_SEPARATELY = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 

@@ -54,7 +54,7 @@ def _is_near(halves: Floats, values: Floats) -> bool:
 
 
 def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: int | None = None) -> int:
-    """Write `base` with the adapter merged in; return the size of its tensors in bytes.
+    """Write `base` with the adapter merged in, quantized as `mix`; return the size of its tensors in bytes.
 
     Raises the errors of `write_adapter`, and InvalidRequestError if rows are not whole blocks.
     """

@@ -33,7 +33,7 @@ class Recipe:
     learning_rate: float = 2e-4
     # Repetitions of each training row.
     epochs: int = 3
-    # Repetitions of each rehearsal row, an answer of the base model that training should preserve.
+    # Repetitions of each rehearsal row (an answer of the base model, for preserving its abilities).
     rehearsals: int = 2
     batch_rows: int = 8
     # Longer rows are truncated.
@@ -69,7 +69,7 @@ class Recipe:
 
 RUN_FILE, ADAPTER_FOLDER = "run.json", "adapter"
 CHECKPOINTS_KEPT = 2
-# Larger base models use bfloat16 and gradient checkpointing.
+# Base models with more parameters use gradient checkpointing and, even without a GPU, bfloat16.
 LARGE_PARAMETERS = 1_000_000_000
 
 Progress = Callable[[str, int, int], None]  # activity, steps done, total steps
@@ -85,7 +85,7 @@ class TrainingResult:
 
     peft_folder: Path  # the adapter in PEFT's format
     steps: int
-    resumed_at: int  # number of steps before this run, 0 unless resumed
+    resumed_at: int  # step of the checkpoint from which training resumed; 0 if there was none
     loss: float  # mean of the last 10 steps
     held_out_before: float | None
     held_out_after: float | None

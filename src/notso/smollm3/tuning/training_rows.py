@@ -70,7 +70,7 @@ class RowWriter:
         return cls(prompts, tokenizer, max_tokens, day)
 
     def read(self, path: Path) -> list[TrainingRow]:
-        """Read a file. Raises OSError, or TemplateError or InvalidRequestError, which name the line."""
+        """Read a JSONL file. Raises OSError, TemplateError or InvalidRequestError."""
         rows = []
         # str.splitlines also splits at characters that JSON need not escape, such as U+2028.
         for number, line in enumerate(_text_of(path).split("\n"), 1):
@@ -118,8 +118,8 @@ class RowWriter:
         return TrainingRow(ids[: learned[-1] + 1], labels[: learned[-1] + 1])
 
     def _conversation_ids(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
-        # The prompts end with different user messages, so their common prefix is the rendered conversation without a
-        # generation prompt.
+        # The two prompts differ only in the last user message, so the common prefix is the rendered conversation, up to
+        # the text of this message.
         one, other = (self._prompts.write([*messages, Message("user", words)], options).ids for words in ("a", "1"))
         return one[: common_length(one, other)]
 
@@ -132,7 +132,7 @@ def _text_of(path: Path) -> str:
 
 
 def _uses_thinking(messages: Sequence[Message], options: RequestOptions) -> bool:
-    # If any answer of a conversation has reasoning, answers without it are not trained on.
+    # With thinking, if any answer of a conversation has reasoning, answers without reasoning are not trained on.
     return options.thinking and any(message.reasoning_content for message in messages)
 
 

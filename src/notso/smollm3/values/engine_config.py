@@ -24,7 +24,7 @@ MAX_NUM_SEQS = 64  # upper limit of concurrent sequences
 
 DEFAULT_CACHE_BYTES = 4 * 10**9  # for cached conversations on disk: about 100,000 tokens of the 3B model
 DOCUMENT_TOKENS = 65_536  # the model's trained context
-DEFAULT_LIBRARY_BYTES = 20 * 10**9  # for the KV blocks of named prompt prefixes on disk (FixedPrefix.reading)
+DEFAULT_LIBRARY_BYTES = 20 * 10**9  # on disk, for prompt prefixes named by FixedPrefix.reading
 
 DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
 
@@ -47,7 +47,7 @@ class EngineConfig:
     max_num_seqs: concurrent sequences. None: up to 16, as memory allows.
     speculation: use draft tokens where worthwhile; results are unchanged.
     cache_dir: private folder for up to `cache_bytes` of KV blocks, which survive restarts. None: no disk cache.
-    library_bytes: separate size limit for prefixes with a name (FixedPrefix.reading) in cache_dir.
+    library_bytes: separate size limit for prefixes named by `FixedPrefix.reading`, in cache_dir.
     device: "cpu"; "cuda" or "cuda:1", which must be usable; or "auto": the first GPU, or the CPU if that GPU cannot run
         the model. Results are the same on all devices.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
@@ -78,7 +78,7 @@ class EngineConfig:
         for name in ("model", "cache_dir", "chat_template_file"):
             path = getattr(self, name)
             require(path is None or isinstance(path, str), name, "a path, as text")
-            if path is not None and name != "model":  # a model's name may also be that of an installed model
+            if path is not None and name != "model":  # `model` may also be the name of an installed model
                 object.__setattr__(self, name, expand_home(path))
         tokens = self.context_tokens
         is_positive = tokens is None or (type(tokens) is int and tokens >= 1)
@@ -135,7 +135,7 @@ class EngineSettings(TypedDict, total=False):
 
 
 def is_device(name: object) -> bool:
-    """Return whether `name` is one of DEVICES."""
+    """Return whether `name` has one of the forms in DEVICES."""
     return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", name, re.ASCII) is not None
 
 
@@ -148,11 +148,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """Adapter to load: name, GGUF file or PEFT folder, and additional scale. Raises InvalidRequestError."""
+    """Adapter to load. Raises InvalidRequestError."""
 
     name: str
-    path: str
-    scale: float = 1.0
+    path: str  # GGUF file or PEFT folder
+    scale: float = 1.0  # multiplies the scale in the file
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:

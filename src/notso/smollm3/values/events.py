@@ -67,7 +67,7 @@ class TokenLogprob:
     bytes: tuple[int, ...]
     # NaN for the first token of a prompt, because no logits precede it.
     logprob: float
-    top: tuple[TokenLogprob, ...] = ()  # likeliest alternatives, in order
+    top: tuple[TokenLogprob, ...] = ()  # the most likely tokens, in descending order; may include this one
     id: int = -1  # -1: unknown
 
 
@@ -75,7 +75,7 @@ class TokenLogprob:
 class Event:
     """One event of an answer.
 
-    Order: `trimmed` if turns were dropped; `queued` for the first queue position, and for each new one up to 16;
+    Order: `trimmed` if turns were dropped; `queued` for the first queue position, and for later ones up to 16;
     `started` if token ids are requested; events of the option `replay`; `progress`, and `prompt` if requested, during
     prefill; `embedding` if requested; then `reasoning`, `text`, `tool_call_part`, `tool_call` and `tokens` events;
     finally `usage` and `end`, or `error`.

@@ -28,7 +28,7 @@ class Message:
 
     role: Role
     content: str
-    reasoning_content: str | None = None  # in the prompt only with `keep_reasoning` or if continued
+    reasoning_content: str | None = None  # omitted from prompts, except with `keep_reasoning` or `continue_last`
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     keep_reasoning: bool = False

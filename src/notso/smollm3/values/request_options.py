@@ -22,10 +22,10 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Constraint on an answer: JSON schema, regular expression, JSON list of choices, GBNF, Lark or any JSON object."""
+    """Constraint on an answer. `source`: JSON schema, regular expression, JSON list of choices, GBNF or Lark."""
 
     kind: GrammarKind
-    source: str = ""
+    source: str = ""  # unused for "json_object", which allows any JSON object
 
     def __post_init__(self) -> None:
         require(isinstance(self.source, str), "grammar", "given as text")
@@ -43,10 +43,10 @@ class FixedPrefix:
     """The fixed beginning of a prompt, such as documents.
 
     message: index of the message in which the prefix ends.
-    characters: number of characters of this message that belong to the prefix.
+    characters: number of leading characters of this message that belong to the prefix.
     scope: requests with the same scope share the KV blocks of the prefix, even if their owners differ. None: only
         requests of the same owner share them.
-    reading: name under which the blocks are kept on disk, unique within the scope or, without a scope, the owner.
+    reading: name under which the blocks are kept on disk; unique per scope, or per owner if scope is None.
         None: the blocks are cached like those of any conversation.
 
     Raises InvalidRequestError.
@@ -123,8 +123,8 @@ class RequestOptions:
     tools: tools that can be called.
     tool_choice: "auto", "none", "required", or a ToolName to call once.
     parallel_tool_calls: allow several calls.
-    strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". In required calls,
-        all schemas are enforced.
+    strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". With required
+        calls or a grammar, all schemas are enforced.
     grammar: constraint on the answer, but not on reasoning or calls; an answer that is cut off may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
     prompt_logprobs: the same for prompt tokens, in `prompt` events; bypasses the cache.
@@ -134,7 +134,7 @@ class RequestOptions:
     is_plain: with a prompt of token ids, treat the answer as plain text, without reasoning.
     date: day shown in the prompt.
     priority: scheduling class.
-    owner: only requests of the same owner share cached prefixes.
+    owner: only requests of the same owner share cached blocks, except those of a `prefix` with a scope.
     conversation: name by which `clear_cache` can remove the cached blocks. None: only clearing the whole cache removes
         them.
     continue_last: extend the last assistant message, or its reasoning.

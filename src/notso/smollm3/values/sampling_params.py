@@ -26,7 +26,7 @@ class OnPage:
 
     label: str
     hint: str
-    unset: str = ""  # meaning of an empty field without a default
+    unset: str = ""  # text shown in an empty field if there is no default value
     place: int = 99  # position on the form
     low: float | None = None  # `low` and `high` narrow the engine's range
     high: float | None = None
@@ -84,8 +84,8 @@ class SamplingParams:
     """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
     PARAMETERS has the range and meaning of each field. None means no limit or, for seed, a random value. The same seed
-    and input give the same text. Penalties consider the last `penalty_window` tokens of prompt and answer. If a token
-    would extend a repetition of at least `dry_allowed_length` tokens, DRY lowers its logit by
+    and input give the same text. Penalties consider the last `penalty_window` tokens of prompt and answer (0: all). If
+    a token would extend a repetition of at least `dry_allowed_length` tokens, DRY lowers its logit by
     dry_multiplier * dry_base ** (length - dry_allowed_length).
 
     given: fields that were set explicitly, possibly to their default. Other fields that have their default value take

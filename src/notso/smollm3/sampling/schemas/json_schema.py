@@ -23,12 +23,12 @@ MAX_REWRITTEN = 2**22
 """Maximum number of keywords, names and values in a rewritten schema."""
 
 MAX_DESCENT = 4_096
-"""Maximum product of the depth and the number of definitions plus one. The library (llguidance) recurses into each
-definition, and a stack overflow would kill the process."""
+"""Maximum of DEPTH * (DEFINITIONS + 1). The library (llguidance) recurses into each definition, and a stack overflow
+would kill the process."""
 
 MAX_PERIOD = 10_000
-"""Maximum of the least common multiple of all `multipleOf` values without their factors of 2 and 5. The library keeps a
-state for every remainder."""
+"""Maximum least common multiple of all `multipleOf` values, after their factors 2 and 5 are removed. The library keeps
+a state for every remainder."""
 
 MAX_INTERSECTED = 10
 """Maximum patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""

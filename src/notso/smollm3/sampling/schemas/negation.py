@@ -237,8 +237,8 @@ class Negation:
         return any(self.are_disjoint(_properties(one_parts, name), _properties(other_parts, name)) for name in names)
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
-        # Returns the schemas that a value must satisfy together: the schema and the targets of `allOf` and `$ref`, or
-        # None if one is False. References that are followed are added to `_following`.
+        # Returns the schemas that a value must satisfy together: the schema, its `allOf` members and the targets of
+        # `$ref`, or None if one is False. References that are followed are added to `_following`.
         found: list[dict[str, Any]] = []
         pending = [schema]
         while pending:

@@ -106,12 +106,12 @@ def _relax_bounds(node: Node) -> Node:
 
 
 def has_lookaround(pattern: str) -> bool:
-    """Return whether a pattern needs an automaton. Raises PatternError."""
+    """Return whether a pattern has a lookahead, a word boundary, or `^` or `$` in the middle. Raises PatternError."""
     return bool(_parse(pattern).automaton_part)
 
 
 def library_patterns(pattern: str) -> tuple[str, ...]:
-    """Return patterns in the library's dialect that together are equivalent to `pattern`. Raises PatternError.
+    """Return patterns in the library's dialect. A text matches `pattern` if it matches them all. Raises PatternError.
 
     Takes linear time, plus a bounded time for lookarounds.
     """

@@ -1,4 +1,4 @@
-"""Rewrites a JSON schema to use only the few keywords that the library (llguidance) supports.
+"""Rewriting of JSON schemas to the few keywords that the library (llguidance) supports.
 
 Apart from ignored keywords and formats, the result allows only values that the schema allows, and fewer where a grammar
 cannot express more: properties must be in the order of the schema, `contains` applies to the first few items, and
@@ -187,9 +187,9 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 
 
 def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | None:
-    """Return a schema that requires arrays to consist of distinct `values`, or None if there are too many.
+    """Return a schema that requires arrays to consist of distinct `values`, or None if there are too many combinations.
 
-    If there are too many permutations, the arrays must have the order of `values`.
+    If there are only too many permutations, arrays must have the order of `values`.
     """
     sizes = range(least, int(min(most, len(values))) + 1)
     for arrange in (itertools.permutations, itertools.combinations):
@@ -549,7 +549,7 @@ class SchemaRewriter:
         return any_of(all_of(each) for each in closed)
 
     def _limited_cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
-        # The limit is checked at every level before the next level is computed.
+        # The limit is checked at each level of nesting, before the enclosing level is computed.
         cases = list(itertools.islice(found, MAX_OPTIONS + 1))
         if len(cases) > MAX_OPTIONS:
             raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")
@@ -674,8 +674,8 @@ def _scalars(value: Any) -> Iterator[Any]:
 
 
 def _is_exact(number: int) -> bool:
-    # The library reads numbers as doubles. It writes 64-bit numbers exactly, but larger numbers only with as many
-    # digits as determine the double, followed by zeros. It crashes at -(2**63).
+    # The library reads numbers as doubles. It writes a double below 2**63 exactly, but a larger one as the fewest
+    # digits that determine the double, followed by zeros. It crashes at -(2**63).
     if abs(number) < 2**63:
         return number == min(int(float(number)), 2**63 - 1)
     return abs(number) < 2**1023 and number == Decimal(repr(float(number)))
