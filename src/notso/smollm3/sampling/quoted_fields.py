@@ -35,7 +35,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class QuotedField:
-    """A string that quotes a source. may_be_empty: the string can be "", which quotes nothing."""
+    """A string that quotes a source. may_be_empty: the string can be ""."""
 
     index: QuoteIndex
     may_be_empty: bool

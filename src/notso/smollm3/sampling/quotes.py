@@ -170,7 +170,7 @@ class Quotation:
 
 
 class QuotedOutput(StructuredOutput):
-    """Constrains quotations. Outside of them, `inner` applies."""
+    """Constrains quotations. Outside them, `inner` applies."""
 
     # started: beginning of the answer that the prompt already contains.
     def __init__(

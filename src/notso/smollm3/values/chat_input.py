@@ -20,9 +20,9 @@ ChatInput: TypeAlias = str | Turn | Sequence[Turn]
 def conversation(messages: ChatInput, *more: Turn) -> list[Message]:
     """Convert chat input to messages.
 
-    Mappings have OpenAI's form: `role`, `content` (text, text parts or None), `reasoning_content`, `tool_calls`,
-    `tool_call_id`. The role "developer" means "system"; other keys are ignored. Raises InvalidRequestError, which names
-    the message.
+    Mappings have OpenAI's form: `role`, `content` (text, text parts or, with `tool_calls`, None), `reasoning_content`,
+    `tool_calls`, `tool_call_id`. Other keys are ignored. The role "developer" means "system". Raises
+    InvalidRequestError, which names the message.
     """
     if isinstance(messages, str):
         messages = Message("user", messages)
