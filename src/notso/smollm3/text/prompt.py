@@ -83,7 +83,7 @@ class PromptWriter:
         return Prompt(ids + beginning, goes_on=True, started=started.content)
 
     def beginning(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
-        """Return the tokens common to all continuations of `messages`; [] for unknown templates."""
+        """Return the tokens with which all continuations of `messages` begin; [] for unknown templates."""
         encode = self._tokenizer.encode_runs
         # Each rendering of an unknown template would start a child process.
         if not self.template.is_known:

@@ -254,8 +254,8 @@ class SchemaRewriter:
         self._pending: list[tuple[str, Any, str]] = []
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._count_steps)
-        self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
-        self._overlapping: dict[int, str] = {}  # by id() of a `oneOf` list: its pointer, if its options may overlap
+        self._declared: dict[int, dict[str, Schema]] = {}  # by id(): rewritten `properties` outside conditions
+        self._overlapping: dict[int, str] = {}  # by id(): pointers of `oneOf` lists with options that may overlap
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
