@@ -196,7 +196,7 @@ class GrammarCompiler:
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._pieces: Pieces | None = None
         self._ending_search: ShortestEndingSearch | None = None
-        self._compiled: dict[str, Matcher] = {}  # recently used matchers in their initial state
+        self._compiled: dict[str, Matcher] = {}  # recent matchers in initial state; clients repeat their tools
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
         """Return a matcher for the first part, which can refer to other parts by name.
