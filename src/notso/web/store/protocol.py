@@ -553,10 +553,8 @@ class ChatStore(Protocol):
         """Restore a trash entry and return the ids of its chats; return [] if it was purged."""
 
     async def purge(self, seconds: float) -> int:
-        """Delete the trash entries that this process first saw at least `seconds` ago, and return their number.
-
-        Records that engines must clear the caches of their conversations (`DocumentStore.stale`).
-        """
+        """Delete the trash entries that this process first saw at least `seconds` ago, and return their number."""
+        # Their conversations are added to `documents.stale()`.
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat. Messages must follow their parents."""

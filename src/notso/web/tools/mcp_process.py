@@ -227,11 +227,9 @@ def remove_url_elicitation(message: JSONRPCMessage) -> None:
 
 
 def sanitize_tool_list(result: dict[str, Any]) -> list[SkippedItem]:
-    """Reduce listed tools to the used fields. Remove and return tools with an unusable name or schema.
-
-    The library would reject a whole list because of one such tool. It would also match results against regular
-    expressions in `outputSchema`, which can take unlimited time.
-    """
+    """Reduce listed tools to the used fields. Remove and return tools with an unusable name or schema."""
+    # The library would reject a whole list because of one such tool. It would also match results against regular
+    # expressions in `outputSchema`, which can take unlimited time.
     tools = result.get("tools")
     if not isinstance(tools, list):
         return []

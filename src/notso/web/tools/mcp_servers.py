@@ -77,11 +77,13 @@ _REQUESTER: ContextVar[tuple[Ask | None] | None] = ContextVar("_REQUESTER", defa
 
 
 class McpServer:
-    """Connection to an MCP server, in a separate task, because the library requires the same task to open and close it.
+    """Connection to an MCP server, in a separate task.
 
     `tools` and `offers` (prompts and resources) stay available after the server has exited; a call restarts it.
     `failure` is the reason why it is not running. `left_out` lists unusable tools.
     """
+
+    # The library requires the same task to open and close a connection.
 
     def __init__(self, entry: McpServerConfig) -> None:
         self.entry = entry

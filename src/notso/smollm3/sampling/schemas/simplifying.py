@@ -22,12 +22,11 @@ _COMBINED = ("allOf", "anyOf", "oneOf")
 
 
 class ObjectCloser:
-    """Closes the schema of one document and its definitions.
+    """Closes the schema of one document and its definitions."""
 
-    A definition that alone describes a value is closed. If several schemas describe the same value, they are closed
-    together, and their references lead to open copies of definitions.
-    """
-
+    # A definition that alone describes a value is closed. If several schemas describe the same value, they are closed
+    # together, and their references lead to open copies of definitions.
+    #
     # declared: Python `id()`s of the `properties` that declare properties, rather than test them in a condition.
     # negation: resolves references to the open definitions.
     # refusal: returns the error for a `oneOf` with options that overlap.

@@ -29,11 +29,9 @@ _PROGRAM = "from notso.web.chat.files.import_process import main; main()"
 
 
 def entries(body: bytes) -> Iterator[Entry]:
-    """Parse a file and yield its chats, followed by what was left out or why the file was rejected.
-
-    Kinds: "own" (a chat in our export format), "openai" (a message list), "left_out" (counts by kind) and "refused"
-    (key and values of an error message).
-    """
+    """Parse a file and yield its chats, followed by what was left out or why the file was rejected."""
+    # Kinds: "own" (a chat in our export format), "openai" (a message list), "left_out" (counts by kind) and "refused"
+    # (key and values of an error message).
     left_out = Counter[str]()
     try:
         yield from ExportReader(left_out).chats(documents(body, left_out))
