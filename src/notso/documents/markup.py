@@ -158,7 +158,7 @@ class _Text(HTMLParser):
         table, text = self._tables[-1], " ".join("".join(self._pieces).split())
         self._pieces = []
         if not table.in_cell and text and table.rows and table.rows[-1]:
-            # Text after a cell belongs to it, so that it does not move the row's other cells.
+            # Text between cells is added to the cell before it, because a cell of its own would move later ones.
             table.rows[-1][-1] = f"{table.rows[-1][-1]} {text}".strip()
         elif table.in_cell or text:
             table.add_cell(text)

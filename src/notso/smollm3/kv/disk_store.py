@@ -2,9 +2,9 @@
 
 A file contains one block of 128 positions in all layers, or the partial block at the end of an answer. Its name
 contains the cache version (a digest of the model, the KV format and the version of the numerical code), the block's
-key and a tag. A file is used only if every field and the checksum match. Otherwise, it counts as a miss, and the writer
-removes damaged files, so damage costs only time. The contents reveal conversations, so the folder has mode 0700 and the
-files have mode 0600.
+key and a tag. A file is used only if every field and the checksum match; otherwise, the block is computed again.
+Damaged files are removed, so damage costs only time. The contents reveal conversations, so the folder has mode 0700 and
+the files have mode 0600.
 
 A low-priority thread writes each file under a temporary name, fsyncs it and renames it, so that a power failure rarely
 leaves a name without its data. The folder is synced when the queue is empty. At shutdown, files are written without
@@ -363,8 +363,8 @@ class DiskStore:
                 del self._queue[at]
             if size:
                 self._folder.add(queued.name, size)
-                # During the write, conversations may have been added, or an older file may have been removed together
-                # with its records. Therefore, all conversations are recorded again.
+                # During the write, conversations may have been added to the block, or an older file of the same name
+                # may have been removed together with its records. Therefore, all conversations are recorded again.
                 for conversation in queued.conversations:
                     self._folder.log.add(queued.name, conversation)
             elif str(queued.name) not in self._folder.files:

@@ -226,8 +226,8 @@ class Settings:
     )
     keep_volatile: bool = _setting(
         False,
-        help="Keep the x-anthropic-billing-header line in Claude Code's system prompt. This line changes and defeats "
-        "the prompt cache.",
+        help="Keep the x-anthropic-billing-header line in Claude Code's system prompt. It differs in each request, so "
+        "prompts are not cached.",
         after="sign_in",
     )
     strict_fields: bool = _setting(

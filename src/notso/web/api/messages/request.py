@@ -243,7 +243,7 @@ def parse_message_request(
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
         raise invalid_field("thinking.budget_tokens", "thinking.budget_tokens must be below max_tokens")
-    # 0 fills the prompt cache without generating. The engine has no limit of 0; it has `prompt_only`.
+    # A max_tokens of 0 fills the prompt cache without generating. For this, the engine has `prompt_only`.
     chosen = {"max_tokens": fields.max_tokens or None, "thinking_budget": budget}
     params = create_sampling_params(NAMES, read_parameters(fields, "anthropic") | chosen)
     return _request(
@@ -308,7 +308,7 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
 
 
 def _left_out(fields: CountFields) -> Iterable[RequestHint]:
-    # Returns a hint for each type of server or upload block. These are dropped from the prompt.
+    # Blocks of server tools and uploads are dropped from the prompt. The response names each type that was dropped.
     hints: dict[str, RequestHint] = {}
     for number, turn in enumerate(fields.messages):
         for at, block in enumerate(() if isinstance(turn.content, str) else turn.content):
@@ -468,7 +468,7 @@ def _user_message(turn: UserTurn, documents: RequestDocuments, files: Files, pin
 
 
 def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, keeps_reasoning: bool) -> Message:
-    # By default, reasoning stays in the prompt until the next turn starts; `clear_thinking` can keep it longer.
+    # Reasoning stays in the prompt until the next turn starts, or longer with the edit `clear_thinking`.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
