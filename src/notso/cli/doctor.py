@@ -126,7 +126,7 @@ def run_checks(port: int | None, server_config: Mapping[str, Any]) -> list[Findi
         ("models", _models),
         ("disk", _disk),
         ("data", lambda: _data(server_config)),
-        ("port", lambda: _port(int(server_config.get("port", 3000)) if port is None else port)),
+        ("port", lambda: _port(port, server_config)),
         ("sqlite", _sqlite),
         ("postgresql", lambda: _postgres(server_config)),
         ("plugins", _plugins),
@@ -310,7 +310,11 @@ def _data(server_config: Mapping[str, Any]) -> Iterator[Finding]:
     yield Finding("ok", "data", f"conversations in {folder} ({terminal.gigabytes(size)})")
 
 
-def _port(port: int) -> Iterator[Finding]:
+def _port(port: int | None, server_config: Mapping[str, Any]) -> Iterator[Finding]:
+    from notso.web.values.settings import DEFAULT_PORT
+
+    if port is None:
+        port = int(server_config.get("port", DEFAULT_PORT))
     with socket.socket() as probe:
         # With this option, which the server also sets, a port in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
