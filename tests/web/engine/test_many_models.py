@@ -149,6 +149,22 @@ def test_models_are_swapped_when_memory_fits_only_one(start: Start, folder: Path
     assert len(one.requests) == 1, "a later request for the old model must not delay the switch"
 
 
+def test_another_model_is_loaded_when_the_engine_it_waits_for_is_lost(start: Start, folder: Path) -> None:
+    shelf = Shelf(folder, memory=1)
+    server = shelf.serve(start)
+    host, one = server.shared.engine, shelf.engines["One-Q4_K_M"]
+    one.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        server.ask("Hello")
+        server.wait(lambda: one.stats().running == 1)
+        other = pool.submit(ask, server, "two-q8_0")
+        server.wait(lambda: server.on_loop(lambda: host.default.leaving))
+        one.lose()
+        assert other.result() == "by Two-Q8_0"
+        one.gate.set()
+    server.wait(lambda: shelf.order[-1] == "load One-Q4_K_M")
+
+
 @pytest.mark.parametrize("memory", [1, 2])
 def test_model_switch_under_load_loses_no_chat(start: Start, folder: Path, memory: int) -> None:
     shelf = Shelf(folder, memory)

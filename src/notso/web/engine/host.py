@@ -360,8 +360,8 @@ class EngineHost:
 
     async def _evict_one(self, others: list[ServedModel], served: ServedModel) -> None:
         # Close the engine that has been idle longest, but the default engine only if no other is idle. If no engine is
-        # idle, wait for one.
-        while served.state == "loading":
+        # idle, wait until one is, or all have been lost.
+        while served.state == "loading" and any(each.engine is not None for each in others):
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
                 await self._unload_model(min(idle, key=lambda each: (each is self.default, each.idle_since)))
@@ -397,6 +397,7 @@ class EngineHost:
             self._enqueue(partial(self._in_thread, served.engine.close))
             served.mark_unloaded()
             self.request_load(served)
+            self._notify_changed()
 
     def _schedule_unload(self, served: ServedModel) -> None:
         if served.expires is not None:
