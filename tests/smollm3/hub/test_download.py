@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from notso.smollm3.errors import DownloadError, NoSpaceError
 from notso.smollm3.hub import download, registry
+from notso.system.files import lock
 
 
 def pull(file: registry.KnownFile, **options: Any) -> download.DownloadedFile:
@@ -286,6 +288,20 @@ def test_download_locked_by_another_process_is_refused(fake_hub: Any, official_f
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(DownloadError, match="another process"):
             pull(official_file)
+
+
+def test_finished_download_is_not_locked_by_a_forked_child(
+    fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inherited: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(download, "lock", lambda descriptor: (inherited.append(os.dup(descriptor)), lock(descriptor)))
+        pull(official_file)
+
+    try:
+        assert pull(official_file, force=True).downloaded_bytes == official_file.size_bytes
+    finally:
+        os.close(*inherited)
 
 
 def test_unwritable_cache_is_reported(fake_hub: Any, official_file: registry.KnownFile, own_home: Path) -> None:

@@ -86,6 +86,19 @@ def test_second_store_writes_after_the_first_is_closed(
     assert len(list((tmp_path / "kv").glob("*.kv2"))) == 2
 
 
+def test_closed_store_does_not_stay_locked_by_a_forked_child(tmp_path: Path) -> None:
+    released, next_lock = (block_folder.FolderLock(tmp_path / "lock") for _ in range(2))
+    assert released.acquire() and released._descriptor is not None
+    inherited = os.dup(released._descriptor)  # as a fork does
+    try:
+        assert not next_lock.acquire()
+        released.release()
+        assert next_lock.acquire()
+        next_lock.release()
+    finally:
+        os.close(inherited)
+
+
 def test_killed_process_leaves_only_complete_blocks(opened: Open, tmp_path: Path) -> None:
     code = (
         "import sys, random\nfrom pathlib import Path\nfrom notso.smollm3.kv.disk_store import DiskStore\n"

@@ -25,7 +25,7 @@ from urllib.parse import SplitResult, urlsplit
 from notso.smollm3.errors import DownloadError, NoSpaceError, Sentence, quoted
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.registry import KnownFile, Progress
-from notso.system.files import lock, sync
+from notso.system.files import lock, sync, unlock
 from notso.system.processes import is_public_address
 
 if TYPE_CHECKING:
@@ -318,7 +318,10 @@ def _download_lock(file: KnownFile) -> Iterator[None]:
             raise DownloadError(
                 Sentence(f"another process is already downloading {file.filename}", "download_busy", file=file.filename)
             ) from None
-        yield
+        try:
+            yield
+        finally:
+            unlock(lock_file.fileno())
 
 
 def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
