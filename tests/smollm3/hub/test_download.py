@@ -186,6 +186,16 @@ def test_download_succeeds_if_the_server_ignores_ranges(fake_hub: Any, official_
     assert pull(official_file).path.read_bytes() == fake_hub.content
 
 
+def test_download_ends_if_every_attempt_starts_over(fake_hub: Any, official_file: registry.KnownFile) -> None:
+    fake_hub.knows_ranges = False
+    fake_hub.cuts = [1_000_000] * (download.RETRIES + 2)
+
+    with pytest.raises(DownloadError, match="stopped at 1,000,000 of 3,000,000 bytes"):
+        pull(official_file)
+
+    assert len(fake_hub.gets) == download.RETRIES + 1
+
+
 @pytest.mark.parametrize("size", [3_000_001, 5_000_000])
 def test_part_longer_than_the_file_is_discarded(fake_hub: Any, official_file: registry.KnownFile, size: int) -> None:
     part_of(official_file).parent.mkdir(parents=True)

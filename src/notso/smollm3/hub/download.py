@@ -383,9 +383,8 @@ def _parse_size_and_etag(response: httpx2.Response) -> tuple[int | None, str]:
 def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], None]) -> None:
     import httpx2
 
-    failures = 0
+    failures, most = 0, part.size
     while not part.complete:
-        before = part.received
         try:
             _transfer(url, part, report)
             reason = "the server sent fewer bytes than announced"
@@ -393,7 +392,8 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
             reason = _error_line(error)
         if part.complete:
             return
-        failures = 1 if part.received > before else failures + 1
+        # Received bytes alone are no progress: a server that ignores ranges sends the same bytes again.
+        failures, most = (1, part.size) if part.size > most else (failures + 1, most)
         if failures > RETRIES:
             raise DownloadError(
                 Sentence(
