@@ -46,7 +46,8 @@ def test_rehearsal_lines_are_questions_or_conversations() -> None:
     assert [(each.messages[-1]["content"], each.thinking) for each in found] == [
         *(("How are you?", False), ("How are you?", True), ("hi", False), ("hi", False), ("hi", True))
     ]
-    for line in ('{"messages": []}', '{"messages": [{"role": "poet", "content": "x"}]}', "{", "[1]\n{1}"):
+    calls = row(">hi", "<x", ">hi").replace('"x"', '"x", "tool_calls": true')
+    for line in ('{"messages": []}', '{"messages": [{"role": "poet", "content": "x"}]}', calls, "{", "[1]\n{1}"):
         with pytest.raises(InvalidRequestError, match=r"mine\.txt, line"):
             training_rows.read(line, "mine.txt")
 

@@ -172,6 +172,7 @@ def test_template_without_an_end_token_is_refused(tokenizer: Tokenizer) -> None:
         ('{"messages": [{"role": "user", "content": 7}]}', "an invalid role or content"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "there is no answer to train on"),
         ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [7]}]}', "a tool call needs a function"),
+        ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": 7}]}', "tool_calls must be a list"),
         ('{"messages": [{"role": "user", "content": "x"}], "tools": 1}', "tools must be a list of objects"),
         ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 1}', "must be an object"),
         ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"xml_tools": [1]}}', "'xml_tools'"),

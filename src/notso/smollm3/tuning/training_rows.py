@@ -169,7 +169,9 @@ def parse_messages(records: Any, name: str) -> Iterator[Message]:
         role, content = (each.get(key) for key in ("role", "content")) if isinstance(each, dict) else (None, None)
         if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str | None):
             raise ValueError(f"{name}: {quoted(each)} has an invalid role or content")
-        calls = [_parse_tool_call(call) for call in each.get("tool_calls") or ()]
+        if not isinstance(given := each.get("tool_calls") or [], list):
+            raise ValueError(f"{name}: tool_calls must be a list")
+        calls = [_parse_tool_call(call) for call in given]
         text, thoughts = content or "", None
         if role == "assistant":
             _require_learnable(each, name)
