@@ -84,6 +84,25 @@ def test_rehearsal_includes_tool_calls_and_their_answers(engine: Engine) -> None
     assert not greeted["completion"][0].get("tool_calls")  # no call was generated, so the tool's result is omitted
 
 
+TAG = '<tool_call>\n{"name": "set_timer", "arguments": {"minutes": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("words", "is_asked"),
+    [
+        ((">Set timers.", f"<{TAG}", "=ok"), True),
+        ((">Set timers.", f"<{TAG}\n{TAG}", "=ok", "=ok"), True),
+        ((">Set timers.", f"<{TAG}", "=ok", "=result of another call"), False),
+        ((">Set timers.", "<No.", "=ok"), False),
+        (("=ok", ">Set timers."), False),
+    ],
+)
+def test_rehearsal_continues_after_the_results_of_all_calls(words: tuple[str, ...], is_asked: bool) -> None:
+    (asked,) = training_rows.read(row(*words), "x")
+    assert asked.advance_to_question() == is_asked
+    assert not is_asked or len(asked.history) == len(words)
+
+
 def test_unfinished_rehearsal_answers_are_dropped(engine: Engine) -> None:
     conversation = training_rows.read(row(">What is 12 + 13?", ">Thanks!"), "x")
     assert training_rows.generate_answers(engine, conversation, 2, DAY) == []

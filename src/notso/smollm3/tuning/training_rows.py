@@ -256,7 +256,7 @@ class RehearsalConversation:
 
     def advance_to_question(self) -> bool:
         while self.messages and not self._awaits_answer():
-            if self.messages[0]["role"] == "tool" and not self.history[-1].get("tool_calls"):
+            if self.messages[0]["role"] == "tool" and not self._awaits_result():
                 return False  # this is the result of a call that the model did not make
             self.history.append(self.messages.pop(0))
         return self._awaits_answer()
@@ -266,6 +266,14 @@ class RehearsalConversation:
         following = self.messages[0]["role"] if self.messages else "user"
         answers_are_due = {"user": ("system", "user", "tool"), "tool": ("system", "user")}
         return following in answers_are_due.get(last, ())
+
+    def _awaits_result(self) -> bool:
+        # Calls can be in `tool_calls` or in the content, and several results can follow an answer.
+        latest_first = parse_messages(self.history[::-1], "messages") if self.history else ()
+        for results, message in enumerate(latest_first):
+            if message.role != "tool":
+                return results < len(message.tool_calls)
+        return False
 
 
 def read(text: str, name: str) -> list[RehearsalConversation]:
