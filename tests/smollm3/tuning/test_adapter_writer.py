@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
@@ -37,6 +38,16 @@ def test_written_adapter_and_merged_model_match_the_peft_folder(tmp_path: Path) 
         merged = engine.logits(ids)
     reach = float(np.ptp(theirs))
     assert np.abs(merged - theirs).max() < MERGED_ERROR * reach < 0.01 * np.abs(plain - theirs).max()
+
+
+def test_values_beyond_half_precision_are_written_as_f32(tmp_path: Path) -> None:
+    base = RANDOM.write(tmp_path / "base.gguf")
+    folder = write_peft(tmp_path / "peft", golden_pairs(base), RANDOM.head_dim, target_modules=list(MATRICES))
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"lora_alpha": 1e8}))
+    write_adapter(folder, base, tmp_path / "made.gguf", "made")
+    kinds = {tensor.name[-1]: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "made.gguf").tensors}
+    assert kinds == {"a": "F32", "b": "F16"}
 
 
 def test_merged_file_records_its_quantization_type(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import F32, Backend, GGUFFile, QTensor, QTensorError, SafetensorsFile, Weight
+from notso.qtensor import F32, Backend, GGUFFile, OperandError, QTensor, QTensorError, SafetensorsFile, Weight
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import AdapterFileError, ModelFileError, OutOfMemoryError, quoted
 from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
@@ -497,7 +498,8 @@ def _scale_tensor(tensor: QTensor, factor: float) -> QTensor:
             raise ModelFileError(f"{quoted(tensor.name)} contains NaN or infinity")
         # Keep a 16-bit format if it represents the scaled values exactly.
         if tensor.format.block_values == 1 and tensor.format != F32:
-            halves = QTensor.quantize(values, tensor.format, tensor.name)
-            if np.array_equal(halves.dequantize(), values):
-                return halves
+            with suppress(OperandError):  # the values exceed the range of F16
+                halves = QTensor.quantize(values, tensor.format, tensor.name)
+                if np.array_equal(halves.dequantize(), values):
+                    return halves
     return QTensor.quantize(values, F32, tensor.name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import F16, F32, Format, GGUFFile, GGUFWriter, QTensor
+from notso.qtensor import F16, F32, Format, GGUFFile, GGUFWriter, OperandError, QTensor
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.conversion.converter import quantize_chunks, require_whole_blocks
 from notso.smollm3.model.lora import read_adapter
@@ -39,8 +40,10 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
                 values = tensor.dequantize()
                 # F16 is used if it is precise enough for the tensor. The rank may be larger than in the source, because
                 # `read_adapter` pads it.
-                halves = QTensor.quantize(values, F16)
-                stored = halves if _is_near(halves.dequantize(), values) else QTensor.quantize(values, F32)
+                stored = QTensor.quantize(values, F32)
+                with suppress(OperandError):  # the values exceed the range of F16
+                    halves = QTensor.quantize(values, F16)
+                    stored = halves if _is_near(halves.dequantize(), values) else stored
                 tensor_name = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
                 writer.add_tensor(tensor_name, tensor.shape, stored.format, stored.data)
     writer.write()
@@ -48,8 +51,7 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
 
 
 def _is_near(halves: Floats, values: Floats) -> bool:
-    # Returns whether no error exceeds 2^-11 of the largest value. This is false only if values are subnormal in F16 or
-    # exceed its range.
+    # Returns whether no error exceeds 2^-11 of the largest value. This is false only if values are subnormal in F16.
     return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
 
 
