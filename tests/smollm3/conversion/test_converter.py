@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from smollm3.conversion.hf_folder_of import write_folder
 
 from notso.qtensor import GGUFFile, QTensor, SafetensorsError
 from notso.smollm3 import Engine, InvalidRequestError, ModelFileError
-from notso.smollm3.conversion import hf_config
+from notso.smollm3.conversion import converter, hf_config
 from notso.smollm3.conversion.converter import MIXES, convert
+from notso.smollm3.model.weights import SmolLM3Weights
 
 MODELS = [
     RandomModel(layers=4),
@@ -44,6 +47,21 @@ def test_converted_tensors_equal_those_of_the_gguf_file(tmp_path: Path, model: R
     for key, value in expected.items():
         if model.head_dim * model.heads != model.hidden or not key.endswith(("key_length", "value_length")):
             assert metadata[key] == value, key
+
+
+def test_two_threads_convert_a_folder_to_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, out = write_folder(SMALL, tmp_path / "folder"), tmp_path / "made.gguf"
+    both_have_written, validate = threading.Barrier(2, timeout=60), converter.SmolLM3Weights.from_tensors
+
+    def wait_and_validate(*arguments: Any) -> SmolLM3Weights:
+        both_have_written.wait()
+        return validate(*arguments)
+
+    monkeypatch.setattr(converter.SmolLM3Weights, "from_tensors", wait_and_validate)
+    with ThreadPoolExecutor(2) as pool:
+        sizes = [each.result() for each in [pool.submit(convert, folder, out, "F16") for _ in range(2)]]
+    assert sizes[0] == sizes[1]
+    assert list(out.parent.glob("*.gguf")) == [out] and not list(out.parent.glob(".*"))
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -62,7 +63,8 @@ def quantize_chunks(
 @contextmanager
 def new_model_file(out: Path) -> Iterator[GGUFWriter]:
     """Yield a writer; then write and validate the file, and move it to `out`. Raises ModelFileError or OSError."""
-    unchecked = out.with_name(f".{out.name[:50]}.{os.getpid()}.new")
+    # The name is unique, because another thread may write a file to the same path.
+    unchecked = out.with_name(f".{out.name[:50]}.{uuid.uuid4().hex}.new")
     writer = GGUFWriter(unchecked)
     try:
         yield writer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def quantize(
         return _quantize_file(source, out, mix, text, threads, progress)
     if text is None:
         return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
-    floats = out.with_name(f".{out.name[:50]}.{os.getpid()}.floats")
+    floats = out.with_name(f".{out.name[:50]}.{uuid.uuid4().hex}.floats")
     try:  # measuring importance requires a GGUF file
         convert(source, floats, _common_format(source), lambda done, total: progress("joining", done, total), threads)
         return _quantize_file(floats, out, mix, text, threads, progress)
