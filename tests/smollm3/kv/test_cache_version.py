@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.kv import kv_cache
 from notso.smollm3.kv import model_identity as module
 from notso.smollm3.kv.kv_cache import KV_FORMATS, KVFormat
 from notso.smollm3.kv.model_identity import cache_version, sampled_identity
@@ -69,3 +71,24 @@ def test_cache_version_depends_on_config_and_arithmetic(model: Path, monkeypatch
     assert cache_version(identity, replace(config, rms_norm_eps=1e-5), "f16", 100) != before
     monkeypatch.setattr(module, "ARITHMETIC", module.ARITHMETIC + 1)
     assert cache_version(identity, config, "f16", 100) != before
+
+
+def test_engines_that_load_at_once_store_all_kv_formats(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine that reads the stored formats first writes them last."""
+    read, threads, file = kv_cache._read, list[threading.Thread](), GGUFFile.open(model)
+
+    def read_slowly(folder: Path) -> dict[str, str]:
+        stored = read(folder)
+        if not threads:
+            threads.append(threading.Thread(target=kv_cache.store_kv_format, args=(tmp_path, file, 2048, "k8v4")))
+            threads[0].start()
+            threads[0].join(0.05)  # blocks until the other one has finished
+        return stored
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kv_cache, "_read", read_slowly)
+        kv_cache.store_kv_format(tmp_path, file, 1024, "f16")
+        threads[0].join()
+    assert [kv_cache.load_kv_format(tmp_path, file, context) for context in (1024, 2048)] == ["f16", "k8v4"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ MAX_ENTRIES = 64
 FINE_FORMATS = ("F32", "F16", "BF16", "Q8_0")
 
 _log = logging.getLogger(__name__)
+_writing = threading.Lock()  # several engines of one process can share the folder
 
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
@@ -53,21 +55,22 @@ def load_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> 
 
 def store_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
     """Store the KV format for a file; drop the oldest entries."""
-    entries, key = _read(folder), _key(file, context_tokens)
-    if entries.get(key) == kv_format:
-        return
-    entries.pop(key, None)
-    newest = dict([*entries.items(), (key, kv_format)][-MAX_ENTRIES:])
-    draft = folder / f".{FILE}.{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft.write_text(json.dumps(newest, indent=1), "utf-8")
-        draft.replace(folder / FILE)
-    except OSError as error:
-        # This error is only logged, because even without a stored choice, the same format is usually selected.
-        _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
-        with suppress(OSError):  # as above, for example in a file system that is mounted read-only
-            draft.unlink()
+    key, draft = _key(file, context_tokens), folder / f".{FILE}.{os.getpid()}"
+    with _writing:
+        entries = _read(folder)
+        if entries.get(key) == kv_format:
+            return
+        entries.pop(key, None)
+        newest = dict([*entries.items(), (key, kv_format)][-MAX_ENTRIES:])
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft.write_text(json.dumps(newest, indent=1), "utf-8")
+            draft.replace(folder / FILE)
+        except OSError as error:
+            # This error is only logged, because even without a stored choice, the same format is usually selected.
+            _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
+            with suppress(OSError):  # as above, for example in a file system that is mounted read-only
+                draft.unlink()
 
 
 def _read(folder: Path) -> dict[str, str]:
