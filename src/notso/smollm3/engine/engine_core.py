@@ -384,7 +384,7 @@ class EngineCore:
         if request.create_drafter is not None:
             request.drafter = request.create_drafter()
         self._totals.prompt_tokens_total += request.prompt_tokens
-        self._totals.cached_tokens_total += chunk.sequence.cached
+        self._totals.cached_tokens_total += request.cached_tokens
         first_progress = progress(request, chunk.start, self._prompt_s_per_token)
         request.generation.write([*request.first_events(), first_progress])
 
