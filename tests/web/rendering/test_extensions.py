@@ -45,6 +45,14 @@ def test_details_element_may_contain_blocks() -> None:
     assert "<summary>Details</summary>" in nested
 
 
+def test_unclosed_details_element_ends_with_its_list_item() -> None:
+    for text in ("- <details>\n  a\n\noutside\n</details>\n\nafter", "> <details>\noutside\n\nafter"):
+        inside, outside, after = render_markdown(text).partition("outside")
+        assert "</details>" in inside and outside and "<p>after</p>" in after
+    closed = render_markdown("- <details>\n\n  a\n\n</details>\n\nafter")
+    assert "&lt;" not in closed and "<p>after</p>" in closed
+
+
 def test_alert_blockquotes_are_rendered_and_localized() -> None:
     html = render_markdown("> [!NOTE]\n> Some *text*")
     assert html.startswith('<blockquote class="alert alert-note">\n<p class="alert-title">Note</p>\n<p>Some <em>text')

@@ -172,10 +172,11 @@ def _details(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     last, depth = first, 1
     while last < end:
         depth += 1 if _DETAILS.match(_line(state, last)) else -1 if _END_OF_DETAILS.match(_line(state, last)) else 0
-        if not depth:
+        # A less indented line ends the list item, and with it the element, unless it is the closing tag.
+        if not depth or (state.sCount[last] < state.blkIndent and not state.isEmpty(last)):
             break
         last += 1
-    after = min(last + 1, end)
+    after = last if depth else last + 1
     opened = state.push("details_open", "details", 1)
     opened.block, opened.map = True, [start, after]
     state.push("summary_open", "summary", 1)

@@ -96,7 +96,7 @@ class _AttributeCheck(HTMLParser):
                 raise UnsafeHTMLError("an htmx attribute survived")
 
 
-RENDERER_VERSION = 9  # increase when the renderer's output changes, so that stored messages are rendered again
+RENDERER_VERSION = 10  # increase when the renderer's output changes, so that stored messages are rendered again
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
 MAX_PARAGRAPH_CHARACTERS = 16 * 1024
