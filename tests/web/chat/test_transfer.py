@@ -240,6 +240,7 @@ BROKEN: list[Any] = [
     file(extra=1),
     file(chats=[chat(title="")]),
     file(chats=[chat(prompt_date="2025-13-08")]),
+    file(chats=[chat(file_version="1")]),
     file(chats=[chat(settings={"temperature": 9})]),
     file(chats=[chat(messages=[message(role="system")])]),
     file(chats=[chat(messages=[message(), message()])]),

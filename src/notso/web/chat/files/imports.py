@@ -246,7 +246,7 @@ def new_messages(messages: Sequence[StoredMessage], earlier: EarlierImport) -> l
 
 def _validate_own_chat(value: Any, at: int, derive_title: TitleOf) -> ImportedChat:
     version = value.get("file_version")
-    if version is not None and version > FORMAT_VERSION:
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise Problem(400, words["import_newer"].format(version=version))
     checked = _validate(_Chat, value, f"chats.{at}.")
     if not checked.title and checked.source:
