@@ -174,6 +174,17 @@ def test_tool_calls_are_imported_with_their_results(server: Any) -> None:
     assert send(server, again).status_code == 303, "an import can be exported and imported again"
 
 
+def test_imported_answer_is_continued_only_after_tool_calls() -> None:
+    call = {"id": "a", "function": {"name": "clock", "arguments": "{}"}}
+    messages = [
+        {"role": "assistant", "content": "x", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "noon"},
+        *({"role": "assistant", "content": content, "reasoning_content": "r"} for content in ("", None, "y")),
+    ]
+    [(_, stored)] = read_chats(json.dumps(messages).encode(), derive_title)
+    assert [(each.content, each.reasoning) for each in stored] == [("x", "r"), ("", "r"), ("y", "r")]
+
+
 def test_import_accepts_a_form_field(server: Any) -> None:
     text = json.dumps([{"role": "user", "content": "Hello"}])
     assert server.client.post("/import", data={"json": text}).status_code == 303

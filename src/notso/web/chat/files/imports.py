@@ -347,6 +347,7 @@ def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
     identity = hashlib.sha256(json.dumps(value["messages"], sort_keys=True).encode()).hexdigest()
     chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings, source=f"openai:{identity}")
     messages: list[StoredMessage] = []
+    continues = False  # whether the last answer ends with calls, so that an assistant message continues it
     unanswered: dict[str, int] = {}  # tool calls of the newest answer that have no result yet: id -> index
 
     def add(role: Literal["user", "assistant"], content: str) -> None:
@@ -366,22 +367,18 @@ def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
             uses[at] = replace(uses[at], state="done", result=each.content)
             messages[-1] = replace(messages[-1], tool_uses=tuple(uses))
         elif isinstance(each, _AssistantMessage):
-            # An assistant message that follows tool results continues the same answer.
-            if not messages or not _ends_with_calls(messages[-1]):
+            if not continues:
                 add("assistant", "")
+            continues = bool(each.tool_calls)
             before = len(messages[-1].tool_uses)
             messages[-1] = _extend_answer(messages[-1], each)
             unanswered = {call.id: at for at, call in enumerate(each.tool_calls or (), start=before)}
         elif each.role == "user":
             add("user", each.content)
-            unanswered = {}
+            continues, unanswered = False, {}
     if not messages:
         raise Problem(400, words["import_unknown"])
     return chat, messages
-
-
-def _ends_with_calls(message: StoredMessage) -> bool:
-    return bool(message.tool_uses) and message.tool_uses[-1].round_end == len(message.content)
 
 
 def _extend_answer(answer: StoredMessage, message: _AssistantMessage) -> StoredMessage:
