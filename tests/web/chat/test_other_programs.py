@@ -181,6 +181,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "bomb": (bomb, "268,435,456 bytes when unpacked"),
     "encrypted": (encrypted, "damaged or encrypted"),
     "damaged archive": (damaged_archive, "damaged or encrypted"),
+    "damaged names": (lambda: zipped({"ä.json": "[]"}).replace("ä".encode(), b"\xff\xff"), "damaged or encrypted"),
     "half an archive": (lambda: zipped({"a.json": "[]" * 100})[:60], "damaged or encrypted"),
     "half gzip": (lambda: gzip.compress(WHOLE["claude"](told("claude", 9)))[:-20], "damaged or encrypted"),
     "half": (lambda: WHOLE["chatgpt"](told("chatgpt", 3))[:-9000], "not valid JSON: syntax error at character"),
@@ -239,6 +240,12 @@ def test_unreadable_chat_does_not_prevent_import_of_the_others() -> None:
     body = json.dumps([chats[0], {"title": "Corrupted", "mapping": {"a": 1}}, *chats[1:]]).encode()
     found = read(body)
     assert len(found.chats) == 3 and found.left_out["chats"] == 1
+
+
+def test_damaged_entry_does_not_prevent_import_of_the_others() -> None:
+    body = zipped({"ä.json": "[]", "b.json": '[{"role": "user", "content": "x"}]'})
+    found = read(body.replace("ä".encode(), b"\xff\xff", 1))  # the name in the entry's own header
+    assert len(found.chats) == 1 and found.left_out["damaged"] == 1
 
 
 def test_invalid_chat_does_not_prevent_import_of_the_others() -> None:

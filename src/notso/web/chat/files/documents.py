@@ -28,8 +28,11 @@ CHUNK = 1 << 20
 
 PICTURES = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "heic", "avif", "tif", "tiff"})
 _BLANK = re.compile(r"[ \t\r\n]*")
-_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, RuntimeError, NotImplementedError)
-"""Exceptions that decompressors raise for damaged or encrypted entries and unknown compression methods."""
+_DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, RuntimeError, NotImplementedError),
+    *(ValueError, OverflowError),
+)
+"""Exceptions that decompressors and zipfile raise for damaged, encrypted or unsupported entries."""
 _GENERATED = frozenset({"chat.html"})  # in ChatGPT's archives, a rendering of the same conversations
 
 
