@@ -12,6 +12,7 @@ from notso.web.rendering.markdown import render_markdown
 from notso.web.turns import sse, turn_log
 from notso.web.turns.sse import turn_events
 from notso.web.turns.turn_log import AnswerStatus, ReaderPosition, TurnLog
+from notso.web.values.wording import language
 
 FORGERIES = [
     *(
@@ -124,3 +125,18 @@ def test_updates_for_many_readers_are_batched_and_encoded_once(monkeypatch: pyte
     assert len(set(wires)) == 1
     assert re.findall(rb"<p>(\d+)</p>", wires[0]) == [b"%d" % number for number in range(12)]
     assert len(encoded_for) <= 4, "updates that arrived together must be encoded together"
+
+
+def test_updates_are_in_the_language_of_each_reader() -> None:
+    async def read(log: TurnLog, code: str) -> bytes:
+        language.set(code)
+        return await encoded(log)
+
+    async def run() -> list[bytes]:
+        log = TurnLog()
+        log.write("answer", render_markdown("```\nx\n```"), "")
+        log.finish("done", "Done")
+        return [await asyncio.create_task(read(log, code)) for code in ("en", "de")]
+
+    english, german = asyncio.run(run())
+    assert b">Copy</button>" in english and b">Kopieren</button>" in german

@@ -21,7 +21,7 @@ from fastapi.sse import format_sse_event
 from notso.web.rendering.extensions import translate_labels
 from notso.web.store.protocol import StoredMessage
 from notso.web.turns.turn_log import ReaderPosition, Stat, TurnLog, Update
-from notso.web.values.wording import number, words
+from notso.web.values.wording import language, number, words
 
 MAX_CHATS = 512
 MAX_TABS = 16
@@ -128,10 +128,11 @@ async def turn_events(message_id: str, log: TurnLog, after: int | None) -> Async
 
 
 def _next_events(message_id: str, log: TurnLog, position: ReaderPosition) -> tuple[bytes, ReaderPosition]:
-    # Encode the events once for all readers at this position.
-    if position not in log.encoded:
-        log.encoded[position] = _encode_update(message_id, log, position)
-    return log.encoded[position]
+    # Encode the events once for all readers at this position whose pages have the same language.
+    key = position, language.get()
+    if key not in log.encoded:
+        log.encoded[key] = _encode_update(message_id, log, position)
+    return log.encoded[key]
 
 
 def _encode_update(message_id: str, log: TurnLog, position: ReaderPosition) -> tuple[bytes, ReaderPosition]:

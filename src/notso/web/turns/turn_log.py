@@ -103,8 +103,8 @@ class TurnLog:
         self.cards: dict[str, Card] = {}
         self._card_numbers: dict[str, int] = {}
         self._channels: dict[ChannelName, _Channel] = {name: _Channel() for name in CHANNELS}
-        # Encoded updates by reader position; cleared on every change.
-        self.encoded: dict[ReaderPosition, tuple[bytes, ReaderPosition]] = {}
+        # Encoded updates by reader position and language; cleared on every change.
+        self.encoded: dict[tuple[ReaderPosition, str], tuple[bytes, ReaderPosition]] = {}
         self._readers = 0
         self._notified = 0  # number at the last wake-up of readers
         self._notified_at = float("-inf")
