@@ -140,3 +140,16 @@ def test_updates_are_in_the_language_of_each_reader() -> None:
 
     english, german = asyncio.run(run())
     assert b">Copy</button>" in english and b">Kopieren</button>" in german
+
+
+def test_number_of_encoded_updates_of_an_ended_answer_is_limited() -> None:
+    async def run() -> int:
+        log = TurnLog()
+        for number in range(sse.MAX_ENCODED + 1):
+            log.write("answer", f"<p>{number}</p>", "")
+        log.finish("done", "Done")
+        for after in range(log.number):
+            await encoded(log, after)
+        return len(log.encoded)
+
+    assert 0 < asyncio.run(run()) <= sse.MAX_ENCODED

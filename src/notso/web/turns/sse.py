@@ -98,6 +98,7 @@ class Feed:
 
 
 PING_SECONDS = 15.0
+MAX_ENCODED = 16  # encoded updates that a log keeps; clients choose the positions at which they begin to read
 
 
 def parse_last_event_id(header: str | None) -> int | None:
@@ -131,6 +132,8 @@ def _next_events(message_id: str, log: TurnLog, position: ReaderPosition) -> tup
     # Encode the events once for all readers at this position whose pages have the same language.
     key = position, language.get()
     if key not in log.encoded:
+        if len(log.encoded) == MAX_ENCODED:
+            log.encoded.clear()
         log.encoded[key] = _encode_update(message_id, log, position)
     return log.encoded[key]
 
