@@ -95,8 +95,10 @@ def test_conversation_row_includes_tool_calls_and_attachments() -> None:
     assert "--- a.txt ---\n2*3" in question["content"]
     assert call["tool_calls"] == [{"type": "function", "function": {"name": "calculator", "arguments": {"x": "2*3"}}}]
     assert (result["role"], result["content"], answer["content"]) == ("tool", "6", "It is 6")
-    broken = conversation(whole(user("1", "?"), assistant("2", "x", "1", tool_uses=(replace(use, arguments="{"),))))
-    assert broken is not None and broken["messages"][2]["tool_calls"][0]["function"]["arguments"] == "{"
+    for text in ("{", '{"x": "\\ud83d"}', '{"x": 1e999}', '{"x":' * 9999 + "1" + "}" * 9999):
+        uses = (replace(use, arguments=text),)
+        broken = conversation(whole(user("1", "?"), assistant("2", "x", "1", tool_uses=uses)))
+        assert broken is not None and broken["messages"][2]["tool_calls"][0]["function"]["arguments"] == text
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "stopped", "failed", "interrupted"])

@@ -138,9 +138,11 @@ def _to_row(message: Message, thinking: bool) -> Row:
 
 def _arguments(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:  # the model wrote invalid JSON: keep the text
-        return text
+        arguments = json.loads(text)
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return text  # keep the text of invalid JSON, and of values that a row cannot contain, such as lone surrogates
+    return arguments
 
 
 FORMAT_NAME = "notso-chats"
