@@ -12,7 +12,10 @@ from scripted_engine import ScriptedEngine, say
 from web.chat.test_documents import ask, upload
 
 from notso.documents.citations import QUOTE_FIRST, revision_of
+from notso.web.rendering.markdown import render_markdown
 from notso.web.store.documents import Citation
+from notso.web.store.protocol import StoredMessage
+from notso.web.turns.citations import render_citations
 from notso.web.values.ids import new_generation_id
 
 ANSWER = (
@@ -50,6 +53,15 @@ def test_quotations_found_in_documents_become_numbered_citations(start: Callable
     server.client.post(f"/documents/{found['id']}/delete", data={})
     gone = server.client.get(f"/chats/{answer.chat_id}").text
     assert 'class="citation"' not in gone and found["id"] not in str(server.stored(asked).citations)
+
+
+def test_repeated_quotation_has_its_own_number() -> None:
+    content = "[[1: frogs]] and [[1: frogs]] and [[1: grain]]"
+    places = [found.span() for found in re.finditer(r"\[\[.*?\]\]", content)]
+    citations = tuple(Citation(*place, "document", "0", 0, 5, name="a") for place in places)
+    message = StoredMessage("m", "c", "assistant", content, "", "done", 0, citations=citations)
+    html = render_citations(render_markdown(content), message)
+    assert re.findall(r">(\d)</a>", html) == ["1", "2", "3"]
 
 
 def test_invalid_citations_are_stored_without_document(start: Callable[..., Any]) -> None:

@@ -63,20 +63,21 @@ def render_citations(html: str, message: StoredMessage, *, with_links: bool = Tr
     """Replace quotations in an answer's sanitized HTML with numbered links; mark those that are in no document."""
     if '<span class="quote">' not in html and not message.citations:
         return html
-    cited = {(mark.number, _collapse_spaces(mark.words)): each for mark, each in _marks_with_citations(message)}
-    numbers = {
-        each.at: number for number, each in enumerate((each for _, each in _marks_with_citations(message)), start=1)
-    }
+    # An answer may quote the same words several times.
+    cited: dict[tuple[int, str], list[tuple[int, Citation]]] = {}
+    for number, (mark, each) in enumerate(_marks_with_citations(message), start=1):
+        cited.setdefault((mark.number, _collapse_spaces(mark.words)), []).append((number, each))
 
     def render(found: re.Match[str]) -> str:
-        each = cited.get((int(found[1]), _collapse_spaces(unescape(found[2]))))
-        if each is None:
+        numbered = cited.get((int(found[1]), _collapse_spaces(unescape(found[2]))))
+        if numbered is None:
             return found[0]
+        number, each = numbered.pop(0) if len(numbered) > 1 else numbered[0]
         if not each.document:
             return f'“{found[2]}” <span class="absent">{escape(words["citation_absent"])}</span>'
         title = escape(f"“{unescape(found[2])}” – {_format_location(each)}")
         link = f' href="{_document_url(each)}"' if with_links else ""
-        return f'<a class="citation"{link} title="{title}">{numbers[each.at]}</a>'
+        return f'<a class="citation"{link} title="{title}">{number}</a>'
 
     absent = [message.content[each.at : each.to] for each in message.citations if not each.document]
     absent = [each for each in absent if not each.startswith("[[")]
