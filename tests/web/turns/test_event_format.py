@@ -153,3 +153,14 @@ def test_number_of_encoded_updates_of_an_ended_answer_is_limited() -> None:
         return len(log.encoded)
 
     assert 0 < asyncio.run(run()) <= sse.MAX_ENCODED
+
+
+def test_feed_reports_a_change_to_a_chat_that_it_no_longer_lists() -> None:
+    async def run() -> list[list[str]]:
+        feed = sse.Feed()
+        before = feed.revision
+        for chat in ("a", *map(str, range(sse.MAX_CHATS))):
+            feed.announce("owner", chat, "tab")
+        return [feed.since(before, "owner", "a", "other"), feed.since(feed.revision, "owner", "a", "other")]
+
+    assert asyncio.run(run()) == [["chats", "turns"], []]

@@ -37,6 +37,7 @@ class Feed:
         self._number = 0
         self._lists: dict[str, int] = {}
         self._turns: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
+        self._dropped = 0  # number of the last change to a chat that `_turns` no longer contains
         self._changed = asyncio.Event()
         self.closed = False
 
@@ -61,7 +62,8 @@ class Feed:
             if len(tabs) > MAX_TABS:
                 tabs.popitem(last=False)
             if len(self._turns) > MAX_CHATS:
-                self._turns.popitem(last=False)
+                _, dropped = self._turns.popitem(last=False)
+                self._dropped = max(dropped.values())
         self._wake()
 
     def invalidate_revisions(self) -> None:
@@ -80,7 +82,8 @@ class Feed:
         number = int(text)
         events = ["chats"] if self._lists.get(owner, 0) > number else []
         by_others = (at for other, at in self._turns.get(chat_id, {}).items() if other != tab or not tab)
-        if max(by_others, default=0) > number:
+        may_be_dropped = chat_id not in self._turns and self._dropped > number
+        if max(by_others, default=0) > number or may_be_dropped:
             events.append("turns")
         return events
 
