@@ -157,4 +157,6 @@ def test_malformed_html_is_converted_to_text() -> None:
     assert extract_text("<p>a<script>x</p>") == "a"
     assert extract_text("a<b <c>d</c> &lt;tag&gt;").endswith("<tag>")
     assert extract_text("<div>" * 5000 + "deep") == "deep"
+    assert extract_text("<head><title>T</title><meta name=a>\n<body><p>Hello</p></body>") == "T\n\nHello"
+    assert extract_text("<head><title>T</title><style>s</style><title>U</title>Hello") == "T\n\nHello"
     assert FETCH.always_asks

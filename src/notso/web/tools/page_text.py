@@ -15,6 +15,7 @@ LIMITS = Limits(cpu_s=2, memory_bytes=512 << 20, wall_s=10.0, answer_bytes=4 << 
 
 _PROGRAM = "from notso.web.tools.page_text import main; main()"
 _HIDDEN = frozenset({"script", "style", "noscript", "template", "svg", "head", "iframe", "nav", "footer"})
+_HEAD_CONTENT = frozenset({"title", "meta", "link", "base", "script", "style", "noscript", "template"})
 _BLOCKS = frozenset(
     {
         *("p", "div", "section", "article", "main", "header", "li", "ul", "ol", "table", "tr", "br", "hr", "pre"),
@@ -38,6 +39,8 @@ class _Text(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._in_title = tag == "title"
+        if tag not in _HEAD_CONTENT:
+            self._end_head()
         if tag in _HIDDEN and len(self._hidden) < 100:
             self._hidden.append(tag)
         elif tag in _BLOCKS:
@@ -55,8 +58,16 @@ class _Text(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._in_title and not self.title:
             self.title = " ".join(data.split())
-        elif not self._hidden:
+            return
+        if not self._in_title and not data.isspace():
+            self._end_head()
+        if not self._hidden:
             self.parts.append(data)
+
+    def _end_head(self) -> None:
+        # The tag </head> is optional: other content ends the head.
+        if self._hidden == ["head"]:
+            self._hidden.clear()
 
 
 def extract_text(html: str) -> str:
