@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import string
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -226,10 +226,10 @@ def select_language(chosen: str, accepted: str) -> str:
         return chosen
     ranked: list[tuple[float, int, str]] = []
     for part in accepted[:500].split(","):
-        name, _, weight = part.strip().partition(";q=")
-        code = _code_of(name.lower())
-        if code:
-            ranked.append((-_weight(weight), len(ranked), code))
+        name, *parameters = (each.strip().lower() for each in part.split(";"))
+        code, weight = _code_of(name), _weight(parameters)
+        if code and weight > 0:
+            ranked.append((-weight, len(ranked), code))
     return min(ranked)[2] if ranked else "en"
 
 
@@ -240,8 +240,9 @@ def _code_of(tag: str) -> str:
     return main if main in LANGUAGES else ""
 
 
-def _weight(text: str) -> float:
+def _weight(parameters: Sequence[str]) -> float:
+    weight = next((each.removeprefix("q=") for each in parameters if each.startswith("q=")), "1")
     try:
-        return float(text) if text else 1.0
+        return float(weight)
     except ValueError:
         return 0.0
