@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,23 @@ def test_repeated_question_is_refused_after_its_answer_was_purged(kept: Kept) ->
         assert await store.purge(0.0) == 1
         assert isinstance(await store.add_turn(OWNER, a_turn(chat, "q", key="k")), TurnRefused)
         assert await shown(store, chat) == ["q"]
+
+    kept.run(work)
+
+
+def test_replies_deleted_before_their_question_are_purged_with_it(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = iter(["1" * 32, "0" * 32])  # the second entry is purged first
+    monkeypatch.setattr(tree_writes, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=next(ids))))
+
+    async def work(store: ChatStore) -> None:
+        [(chat, messages)] = large_chats(turns=510, small=0)
+        await store.add_chat(OWNER, chat, [])
+        await store.add_messages(OWNER, messages)
+        assert await store.trash_message(OWNER, chat.id, messages[2].id)
+        assert await store.trash_messages(OWNER, chat.id, reset=False)
+        assert await store.purge(0.0) == 2 and await store.purge(0.0) == 0
+        words = await store.run_read(lambda db: set(db.vocabulary(OWNER)), OWNER)  # type: ignore[attr-defined]
+        assert words == {"long"}, "the words of deleted messages are erased"
 
     kept.run(work)
 

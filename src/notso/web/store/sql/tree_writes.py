@@ -503,6 +503,8 @@ def purge_piece(db: Database, trash_id: str) -> bool:
     if row is None:
         return False
     if row["owner"]:
+        if row["kind"] == "messages":
+            _add_replies(db, row["chat_id"], trash_id)
         for chat_id, which, values in _trashed_chats(db, row):
             _mark_stale(db, f"messages WHERE chat_id = ? AND parent_id IS NULL{which}", (chat_id, *values))
         db.execute("UPDATE trash SET owner = '' WHERE id = ?", (trash_id,))
@@ -523,6 +525,17 @@ def purge_piece(db: Database, trash_id: str) -> bool:
             db.execute("DELETE FROM chats WHERE id = ? AND trash_id = ?", (chat_id, trash_id))
     db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
     return False
+
+
+def _add_replies(db: Database, chat_id: str, trash_id: str) -> None:
+    # Replies may belong to an earlier trash entry. Deletion would cascade to them, too, but leave their words in the
+    # search index, and fail for more than 1,000 levels.
+    db.execute(
+        "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE chat_id = ? AND trash_id = ?"
+        " UNION SELECT m.id FROM below JOIN messages m ON m.parent_id = below.id)"
+        " UPDATE messages SET trash_id = ? WHERE id IN (SELECT id FROM below)",
+        (chat_id, trash_id, trash_id),
+    )
 
 
 def _trashed_chats(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
