@@ -1,6 +1,6 @@
 """An MCP server that offers the tools given as JSON in its first argument; each tool returns its own name.
 
-The second argument selects a behavior for prompts: `prompts`, `broken` or `endless`.
+The second argument selects a behavior for prompts: `prompts`, `broken` or `endless`; `only broken` has no tools.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ for line in sys.stdin:
         result = {
             "protocolVersion": version,
             "capabilities": {"prompts": {}}
-            if kind == "prompts"
+            if kind in ("prompts", "only broken")
             else {"tools": {}, **({"prompts": {}} if kind else {})},
             "serverInfo": {"name": "odd", "version": "1"},
         }
@@ -29,7 +29,7 @@ for line in sys.stdin:
     elif asked.get("method") == "prompts/list" and kind == "prompts":
         result = {"prompts": [{"name": f"P {at}"} for at in range(100)]}
     elif asked.get("method") == "prompts/list":
-        result = {"prompts": 3} if kind == "broken" else {"prompts": [{"name": "p"}], "nextCursor": "on"}
+        result = {"prompts": 3} if "broken" in kind else {"prompts": [{"name": "p"}], "nextCursor": "on"}
     elif asked.get("method") == "prompts/get":
         result = {"messages": [{"role": "user", "content": {"type": "text", "text": asked["params"]["name"].lower()}}]}
     if "id" in asked:

@@ -145,6 +145,17 @@ def test_server_without_tools_offers_prompts() -> None:
     with_servers(work, entry)
 
 
+def test_restarted_server_without_tools_reports_faults_once() -> None:
+    async def work(servers: McpServers, called: Use) -> None:
+        [server] = servers._servers
+        for _ in range(2):
+            assert [each.name for each in server.left_out] == ["prompts and resources"]
+            await server.stop()
+            assert await server.start()
+
+    with_servers(work, McpServerConfig("odd", sys.executable, (ODD_SERVER, "[]", "only broken")))
+
+
 @pytest.mark.parametrize("list_of", ["broken", "endless"])
 def test_invalid_prompt_list_keeps_tools_usable(list_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = [{"name": "fit", "inputSchema": {"type": "object"}}]

@@ -259,6 +259,7 @@ class McpServer:
         transport.left_out.clear()
         capabilities = client.server_capabilities
         if capabilities.tools is None and (capabilities.prompts is not None or capabilities.resources is not None):
+            self.left_out = ()
             return ()
         cursor: str | None = None
         for _ in range(MAX_PAGES):
