@@ -8,6 +8,7 @@ must permit the new address, too.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -118,16 +119,22 @@ async def _read(response: httpx2.Response) -> tuple[str, str]:
         body += piece
         if len(body) > MAX_BYTES:
             raise ToolError(f"the page has more than {MAX_BYTES:,} bytes")
-    try:
-        text = bytes(body).decode(response.charset_encoding or "utf-8", "replace")
-    except (LookupError, ValueError):  # an unknown codec, or one without replacement of errors, such as idna
-        text = bytes(body).decode("utf-8", "replace")
+    text = _decode(bytes(body), response.charset_encoding or "utf-8")
     if kind not in ("text/html", "application/xhtml+xml"):
         return "", text
     try:
         return "", await page_text(text)
     except ConfinedWorkError:
         raise ToolError("the page takes too much time or memory to read") from None
+
+
+def _decode(body: bytes, charset: str) -> str:
+    try:
+        # The codec of domain labels takes quadratic time: minutes for MAX_BYTES, during which the event loop waits.
+        is_label = codecs.lookup(charset).name == "punycode"
+        return body.decode("utf-8" if is_label else charset, "replace")
+    except (LookupError, ValueError):  # an unknown codec, or one without replacement of errors, such as idna
+        return body.decode("utf-8", "replace")
 
 
 FETCH = ChatTool(
