@@ -161,4 +161,5 @@ def test_malformed_html_is_converted_to_text() -> None:
     assert extract_text("<div>" * 5000 + "deep") == "deep"
     assert extract_text("<head><title>T</title><meta name=a>\n<body><p>Hello</p></body>") == "T\n\nHello"
     assert extract_text("<head><title>T</title><style>s</style><title>U</title>Hello") == "T\n\nHello"
+    assert extract_text("<nav>a<nav>b</nav>c</nav>d<svg><svg></svg><text>e</text></svg>f") == "df"
     assert FETCH.always_asks

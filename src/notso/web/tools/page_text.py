@@ -49,7 +49,8 @@ class _Text(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         self._in_title = False
         if tag in self._hidden:
-            del self._hidden[self._hidden.index(tag) :]
+            while self._hidden.pop() != tag:
+                pass
         elif tag == "body":
             self._hidden.clear()
         elif tag in _BLOCKS:
