@@ -194,6 +194,7 @@ CASES = [
     Case("null", *one(None, "", why="an object with a command or a url")),
     # commands
     Case("command with words", *one({"command": "npx -y 'a server'"}, "npx -y a server")),
+    Case("long command", *one({"command": "docker run" + " -e NAME" * 40}, "docker run" + " -e NAME" * 40)),
     Case("command as a list", *one({"type": "local", "command": ["bun", "x", "y"]}, "bun x y")),
     Case("command as an object", *one({"command": {"path": "x", "args": ["y"], "env": {"N": 1}}}, "x y [N=1]")),
     Case("command with blanks around", *one({"command": " x "}, "x")),

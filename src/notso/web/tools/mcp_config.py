@@ -355,7 +355,9 @@ class _ServerReader:
             raise _UnusableServerError("type stdio needs a command, not a url" if has_url else "a command is needed")
         command = _expand_home(self._expand_text(command.strip(), "command"))
         words = [self._expand_text(each, f"args[{at}]") for at, each in enumerate(args)]
-        if not words and " " in command and not Path(command).exists() and shutil.which(command) is None:
+        # Path.exists() would raise an error for a long command, or for one in an unreadable folder.
+        exists = os.path.exists(command) or shutil.which(command) is not None  # noqa: PTH110
+        if not words and " " in command and not exists:
             command, *words = _split(command)
         cwd = _expand_home(self._expand_text(entry["cwd"], "cwd")) if "cwd" in entry else None
         self._require_no_nul(command, *words, cwd or "")
