@@ -77,6 +77,12 @@ def test_entries_beyond_the_limit_are_skipped() -> None:
     assert offer["tools"] == rows[:MAX_ENTRIES] and len(left_out) == 3
 
 
+@pytest.mark.parametrize("seconds", [0, -1, True, "1", None, 10**400, float("nan"), float("inf")])
+def test_tool_with_invalid_time_limit_is_skipped(seconds: object) -> None:
+    rows = [{"name": "n", "description": "", "parameters": ANY, "seconds": seconds}]
+    assert validate_offer({"tools": rows})[1] == ["tool 1 was left out: seconds must be a number above 0"]
+
+
 @pytest.mark.parametrize("given", [None, [], {"tools": 5}, {"pages": {}}])
 def test_invalid_offer_is_refused(given: object) -> None:
     with pytest.raises(ValueError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -83,7 +83,8 @@ def _check_schema(schema: Any) -> str:
 
 def _check_seconds(value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if is_number and math.isfinite(value) and value > 0 else "must be a number above 0"
+    # `math.isfinite` would raise OverflowError for an integer that no float can represent.
+    return "" if is_number and 0 < value <= sys.float_info.max else "must be a number above 0"
 
 
 def _check_path(value: Any) -> str:
