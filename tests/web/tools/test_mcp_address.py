@@ -6,17 +6,25 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx2
 import pytest
 
 from notso.web.tools.chat_tool import CHANGED, ToolContext
 from notso.web.tools.elicitation import Ask, Elicitation, Reply
 from notso.web.tools.mcp_config import McpServerConfig
-from notso.web.tools.mcp_process import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, MAX_OPEN_REQUESTS
+from notso.web.tools.mcp_process import (
+    MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_ITEMS,
+    MAX_OPEN_REQUESTS,
+    MAX_SSE_EVENT_BYTES,
+    McpHttpTransport,
+    _LimitedBody,
+)
 from notso.web.tools.mcp_servers import McpServers
 from notso.web.tools.toolbox import Toolbox, ToolResult, use
 
@@ -293,3 +301,18 @@ def test_http_only_server_is_not_contacted_over_sse(place: Place) -> None:
 def test_sse_call_fails_on_oversized_message_or_disconnect(place: Place, reason: str) -> None:
     outcome, failures = poked(place, transport="sse")
     assert outcome.state == "failed" and reason in outcome.text and failures.keys() <= {"far"}
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_sse_events_that_end_between_two_pieces_are_limited_separately(newline: bytes) -> None:
+    class Pieces(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for _ in range(3):
+                yield b"data: " + b"a" * (MAX_SSE_EVENT_BYTES // 2) + newline
+                yield newline
+
+    async def count() -> int:
+        body = _LimitedBody(Pieces(), McpHttpTransport(McpServerConfig("far", url="http://far"), sse=True))
+        return len([piece async for piece in body])
+
+    assert asyncio.run(count()) == 6

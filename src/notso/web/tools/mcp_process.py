@@ -405,6 +405,7 @@ class _LimitedBody(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = items = 0
+        end = b""  # of the piece before, because two pieces may share the end of an event
         most = MAX_SSE_EVENT_BYTES if self._owner.sse else MAX_MESSAGE_BYTES
         async for piece in self._body:
             size += len(piece)
@@ -415,8 +416,10 @@ class _LimitedBody(httpx2.AsyncByteStream):
                 self._owner.end(f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts")
             else:
                 yield piece
-                if self._owner.sse and (b"\n\n" in piece or b"\r\n\r\n" in piece):
+                end += piece
+                if self._owner.sse and (b"\n\n" in end or b"\r\n\r\n" in end):
                     size = items = 0  # an event has ended; the start of the next event in this piece is not counted
+                end = end[-3:]
                 continue
             raise httpx2.ReadError(self._owner.fault)
 
