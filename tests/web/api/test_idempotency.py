@@ -79,9 +79,10 @@ def test_upload_repeated_with_new_boundary_gets_first_file(start: Start) -> None
         client.files.create(file=b"[]", purpose="batch", extra_headers=KEY)
 
 
-def test_malformed_boundary_is_refused(start: Start) -> None:
+@pytest.mark.parametrize("boundary", ["boundary*=idna''%ff", "boundary*=a; boundary*0*=b"])
+def test_malformed_boundary_is_refused(start: Start, boundary: str) -> None:
     server = start(ScriptedEngine()).ready()
-    headers = {**KEY, "Content-Type": "multipart/form-data; boundary*=idna''%ff"}
+    headers = {**KEY, "Content-Type": f"multipart/form-data; {boundary}"}
     assert server.client.post("/v1/files", content=b"--x--", headers=headers).status_code == 400
 
 

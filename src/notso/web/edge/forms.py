@@ -30,7 +30,7 @@ def multipart_boundary(content_type: str) -> bytes:
     """Return the boundary named by a Content-Type; empty if there is none or it cannot be decoded."""
     try:
         boundary = HeaderParser().parsestr(f"Content-Type: {content_type}").get_boundary()
-    except (LookupError, ValueError):  # an unknown or wrong encoding
+    except (LookupError, ValueError, TypeError):  # an unknown or wrong encoding, or parts with and without numbers
         return b""
     return (boundary or "").encode("latin-1", "replace")
 

@@ -141,7 +141,7 @@ def _read_upload(kind: str, body: bytes, now_ms: int, default_purpose: str = "")
     for part, value in _parts(kind, body):
         try:
             name, filename = str(part.get_param("name", "", header="content-disposition")), part.get_filename("file")
-        except (LookupError, ValueError):  # the headers name an unknown or wrong encoding
+        except (LookupError, ValueError, TypeError):  # as in `multipart_boundary`
             raise invalid_field("file", "the headers of a form field cannot be read") from None
         if name == "file":
             found = _safe_name(filename), value
