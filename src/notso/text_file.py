@@ -43,13 +43,17 @@ def decode_text(data: bytes) -> str:
         text = data[start:].decode(encoding)
     except UnicodeDecodeError as error:
         name = encoding.upper().removesuffix("-LE").removesuffix("-BE")
-        line = 1 + data[start : start + error.start].count(b"\n")
+        line = 1 + _with_newlines(data[start : start + error.start].decode(encoding)).count("\n")
         raise NotTextError(f"is not {name} text (byte {start + error.start}) in line {line}") from None
-    text = text.rstrip("\0").replace("\r\n", "\n").replace("\r", "\n")
+    text = _with_newlines(text.rstrip("\0"))
     if "\0" in text:
         line = 1 + text.count("\n", 0, text.index("\0"))
         raise NotTextError(f"is not text: line {line} contains a NUL character")
     return text
+
+
+def _with_newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def utf8_stream(file: BinaryIO) -> BinaryIO:

@@ -91,6 +91,8 @@ def test_request_bodies_and_imports_are_decoded_in_any_encoding(write: Callable[
         (b"one\ntwo \0 three\n", "line 2 contains a NUL"),
         (b"\xff\xfea\0\x00\xd8b\0", "is not UTF-16 text"),
         (b"\xef\xbb\xbf\xffa", "is not UTF-8 text (byte 3) in line 1"),
+        (codecs.BOM_UTF16_LE + "\u0a0a\n".encode("utf-16-le") + b"\0\xd8a\0", "is not UTF-16 text (byte 6) in line 2"),
+        (b"one\rtwo\r\n\xff", "is not UTF-8 text (byte 9) in line 3"),
     ],
 )
 def test_undecodable_text_is_refused_with_file_and_line(
