@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from documents.made import W, cell, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
+from documents.made import A, W, cell, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
 from documents.test_traps import read_here
 
 from notso.documents.pdf import join_hyphenated, remove_margins
@@ -80,6 +80,14 @@ def test_pptx_slides_are_read_in_order_with_notes() -> None:
         "a.pptx",
     )
     assert document.text == "# One\n\n# Two\n\nNotes: say this" and len(document.pages) == 2
+
+
+def test_sections_of_pptx_are_not_taken_for_slides() -> None:
+    slides = '<p:sldIdLst><p:sldId id="256" r:id="rId1"/></p:sldIdLst>'
+    sections = '<p:extLst><s:sldIdLst xmlns:s="sections"><s:sldId id="256"/></s:sldIdLst></p:extLst>'
+    presentation = f"<p:presentation {A}>{slides}{sections}</p:presentation>"
+    made = pptx(["<a:p><a:r><a:t>One</a:t></a:r></a:p>"], **{"ppt/presentation.xml": presentation})
+    assert read_here(made, "a.pptx").text == "One"
 
 
 def test_odt_headings_and_tables_are_read_without_deletions() -> None:

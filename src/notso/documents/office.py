@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import BinaryIO
 from urllib.parse import unquote
 
@@ -84,9 +85,10 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
     archive = Archive(file)
     main = _relationship_target(archive, "_rels/.rels", "/officeDocument") or "ppt/presentation.xml"
     targets = _relationships(archive, main)
+    # Sections, listed after the slides, contain `sldId` elements as well, with ids of another kind.
     order = [
         value
-        for event in xml_events(archive.pieces(main))
+        for event in takewhile(lambda each: each != XMLEvent("end", "sldIdLst", {}), xml_events(archive.pieces(main)))
         if event.kind == "start" and event.name == "sldId" and (value := event.attributes.get("id", ""))
     ]
     for relationship_id in order:
