@@ -136,6 +136,12 @@ def test_killed_reader_raises_unreadable_error() -> None:
             b"Content-Type: text/html; charset=ibm866\n\n<p>\x80\n--b--\n",
             "\u0410",
         ),
+        (
+            "cp852.eml",
+            b"Subject: =?cp852?q?h=A7?=\nContent-Type: text/plain; charset=cp852\n\n\xa7",
+            "h\u017e\n\n\u017e",
+        ),
+        ("a.htm", b"<meta charset=iso-2022-jp-2><p>\x1b$A0!\x1b(B", "\u554a"),
     ],
 )
 def test_nothing_is_imported_in_the_sandbox(name: str, data: bytes, text: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import encodings
+import pkgutil
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import BinaryIO, Literal
 
 from notso.documents import office, pdf
@@ -54,16 +57,6 @@ _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")
 _OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ARTICLES = {"image": "an image", "media file": "a media file", "compressed file": "a compressed file"}
 
-_DECODERS = (
-    *("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp1252", "cp437", "cp850"),
-    *("cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "koi8-r", "koi8-u", "mac-roman"),
-    *("cp866", "cp874", "cp1258", "tis-620", "big5hkscs", "cp950", "hz", "iso2022_kr"),
-    *(f"iso8859-{number}" for number in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)),
-    *("shift_jis", "cp932", "euc_jp", "iso2022_jp", "gbk", "gb2312", "gb18030", "big5", "euc_kr", "cp949", "utf-7"),
-    *("quopri", "base64", "ascii", "unicode_escape"),
-)
-
-
 _MESSAGE = b"Subject: =?utf-8?q?a?=\nContent-Type: text/plain\nContent-Transfer-Encoding: base64\n\nYQ=="
 
 
@@ -83,8 +76,9 @@ def detect_container(head: bytes, extension: str) -> Container:
 
 def preload_modules(container: Container) -> None:
     """Import modules before the sandbox prevents opening files. Raises ImportError if a library is not installed."""
-    for name in _DECODERS:
-        codecs.lookup(name)
+    for module in pkgutil.iter_modules(encodings.__path__):
+        with suppress(LookupError):
+            codecs.lookup(module.name)
     if container == "pdf":
         import pypdfium2
 
