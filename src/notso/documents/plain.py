@@ -31,7 +31,13 @@ _SUPERSETS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874", "gb2312": "gb18030"},
     **{"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
 }
-_LABELS = {"windows-874": "cp874", "x-sjis": "cp932"}  # unknown to Python
+_LABELS = {  # labels that browsers know but Python does not
+    **{"windows-874": "cp874", "dos-874": "cp874", "x-sjis": "cp932", "windows-31j": "cp932", "windows-949": "cp949"},
+    **{"x-euc-jp": "euc_jp", "x-gbk": "gb18030", "x-x-big5": "big5hkscs", "cn-big5": "big5hkscs"},
+    **{"iso-8859-6-e": "iso8859-6", "iso-8859-6-i": "iso8859-6", "iso-8859-8-e": "iso8859-8"},
+    **{"iso-8859-8-i": "iso8859-8", "x-mac-roman": "mac-roman", "x-mac-cyrillic": "mac-cyrillic"},
+    **{f"x-cp{number}": f"cp{number}" for number in range(1250, 1259)},
+}
 _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MAX_UNTEXTUAL_SHARE = 0.01
