@@ -54,6 +54,12 @@ def test_cells_of_docx_stay_below_their_columns() -> None:
     assert document.text == "| wide |  | C |\n| --- | --- | --- |\n| a | b | c |"
 
 
+def test_docx_paragraph_that_fills_a_page_is_split_between_pages() -> None:
+    parts = "<w:lastRenderedPageBreak/>".join(f"<w:t>{word}</w:t>" for word in WORDS)
+    document = read_here(docx(f"<w:p><w:r>{parts}</w:r></w:p>" + BREAK + paragraph("end")), "a.docx")
+    assert document.text == "heron\n\nstork\n\ncrane\n\negret\n\nend" and len(document.pages) == 5
+
+
 def test_headings_of_docx_are_found_in_every_language() -> None:
     styles = f'<w:styles {W}><w:style w:styleId="Kop2"><w:name w:val="heading 2"/></w:style></w:styles>'
     document = read_here(docx(paragraph("Deel", "Kop2"), **{"word/styles.xml": styles}), "a.docx")

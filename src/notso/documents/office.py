@@ -239,7 +239,7 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
         elif start and event.name in ("br", "cr", "lastRenderedPageBreak"):
             if event.name != "lastRenderedPageBreak" and event.attributes.get("type") != "page":
                 page.paragraph.append("\n")
-            elif not page.tables and page.blocks:
+            elif not page.tables and (page.blocks or any(each.strip() for each in page.paragraph)):
                 prefix, paragraph = page.prefix, page.paragraph  # the current paragraph continues on the next page
                 page.prefix, page.paragraph = "", []
                 if any(each.strip() for each in paragraph):
