@@ -200,6 +200,7 @@ REFUSED = [
     ('{"custom_id": "a", "custom_id": "b"}', 400, "invalid_json", None),
     ("[" * 100_000, 400, "invalid_json", None),
     ('{"custom_id": "x", "body": {"messages": [], "temperature": NaN}}', 400, "invalid_json", None),
+    (r'{"custom_id": "\ud83d", "method": "POST"}', 400, "invalid_text", None),
     ("x" * (1 << 20) + "y", 413, "request_too_large", None),
 ]  # fmt: skip
 

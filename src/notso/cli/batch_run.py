@@ -101,7 +101,8 @@ class BatchOutput:
 
     def write(self, answer: dict[str, Any]) -> None:
         """Append one answer and sync it to disk."""
-        line = json.dumps(answer, ensure_ascii=False).encode() + b"\n"
+        # A lone surrogate in a custom_id cannot be encoded. Its backslash escape is also that of JSON.
+        line = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         self._file.write(line)
         self._file.flush()
         sync(self._file.fileno())
