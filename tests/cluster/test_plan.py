@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pkgutil import resolve_name
 
 import pytest
 
-from notso.cluster.plan import ClusterPlan, serve_config
+from notso.cluster.plan import ByQueue, ClusterPlan, serve_config
 from notso.web.values.errors import SettingsError
 
 
@@ -14,7 +15,10 @@ def test_replica_count_is_fixed_or_autoscaled() -> None:
     [fixed] = serve_config(ClusterPlan(replicas=2))["applications"][0]["deployments"]
     assert fixed["num_replicas"] == 2 and "autoscaling_config" not in fixed
     [growing] = serve_config(ClusterPlan(replicas=2, max_replicas=8))["applications"][0]["deployments"]
-    assert "num_replicas" not in growing and growing["autoscaling_config"]["max_replicas"] == 8
+    scaling = growing["autoscaling_config"]
+    assert "num_replicas" not in growing and scaling["max_replicas"] == 8
+    policy = resolve_name(scaling["policy"]["policy_function"])
+    assert isinstance(policy(**scaling["policy"]["policy_kwargs"]), ByQueue)
 
 
 def test_unsuitable_serve_defaults_are_overridden() -> None:

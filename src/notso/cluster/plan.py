@@ -87,7 +87,7 @@ def serve_config(plan: ClusterPlan) -> dict[str, Any]:
             "upscale_delay_s": 30.0,
             "downscale_delay_s": 1800.0,  # long, because removing a replica loses its prompt cache
             "policy": {
-                "policy_function": "notso.cluster.replica:ByQueue",
+                "policy_function": f"{__name__}:ByQueue",
                 "policy_kwargs": {"requests_per_replica": plan.requests_per_replica},
             },
         }
