@@ -218,6 +218,15 @@ def test_conversation_is_saved_and_loaded(engine: Any, notso: Run, tmp_path: Pat
     assert f"Not written: {saved} already exists" in second.err
 
 
+def test_names_of_files_may_begin_with_a_tilde(
+    engine: Any, notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = notso("chat", stdin="x\n/save ~draft\n/load ~draft\n/export ~draft.md\n/load ~no-user/draft\n/model ~m\n")
+    assert "Loaded 2 messages from ~draft." in result.err and Path("~draft.md").is_file()
+    assert "Not loaded: ~no-user/draft: No such file" in result.err and "No model is named '~m'" in result.err
+
+
 class FullDisk(io.StringIO):
     def write(self, text: str, /) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

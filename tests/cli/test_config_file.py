@@ -89,9 +89,10 @@ def test_notso_config_selects_another_file(
 
 
 def test_paths_in_the_file_may_begin_with_a_tilde(notso: Run, config: Path, own_home: Path) -> None:
-    config.write_text('[serve]\ndata-dir = "~/chats"\nhost = "~"\n')
+    config.write_text('[serve]\ndata-dir = "~/chats"\nhost = "~"\nmodel = "~no-user/m"\n')
     shown = sources(notso("serve", "--show-config").out)
     assert shown["data-dir"] == (str(own_home / "chats"), "file") and shown["host"] == ("~", "file")
+    assert shown["model"] == ("~no-user/m", "file")  # a shell leaves the names of unknown users as they are, too
 
 
 @pytest.mark.parametrize(

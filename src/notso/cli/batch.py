@@ -201,10 +201,11 @@ def answer_on_cluster(
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
     from notso.smollm3.errors import EngineError
+    from notso.smollm3.values.engine_config import expand_home
 
     model = engine_options["model"]
     # Make a path absolute, because each worker may have a different working directory. Model names are not changed.
-    if model is not None and (path := model.expanduser()).exists():
+    if model is not None and (path := Path(expand_home(model))).exists():
         model = path.absolute()
     options = {**engine_options, "model": model}
     missing = [_line_to_json(line) for line in source.lines() if line.id not in sink.done]

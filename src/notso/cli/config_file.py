@@ -15,6 +15,7 @@ from typing import Any, get_args
 import typer
 
 from notso.cli import terminal
+from notso.smollm3.values.engine_config import expand_home
 from notso.text_file import NotTextError, read_text
 
 MAX_BYTES = 1 << 20
@@ -23,7 +24,7 @@ MAX_BYTES = 1 << 20
 def config_path() -> Path:
     path = os.environ.get("NOTSO_CONFIG")
     if path:
-        return Path(path).expanduser()
+        return Path(expand_home(path))
     import platformdirs
 
     return platformdirs.user_config_path("notso") / "config.toml"
@@ -71,7 +72,7 @@ def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
 def _expand_home(parameter: Any, value: Any) -> Any:
     # On the command line and in environment variables, the shell does this.
     is_path = isinstance(value, str) and parameter.type_descriptor.annotation is Path
-    return str(Path(value).expanduser()) if is_path else value
+    return expand_home(value) if is_path else value
 
 
 def _visible_commands(group: Any) -> list[str]:

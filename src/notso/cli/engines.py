@@ -34,9 +34,10 @@ def installed_model(model: Path | None = None) -> Path | None:
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.registry import resolve_model
     from notso.smollm3.hub.repository import find_cached, is_downloadable
+    from notso.smollm3.values.engine_config import expand_home
 
     name = str(model or os.environ.get("NOTSO_MODEL") or "")
-    if name and (folder := Path(name).expanduser()).is_dir():
+    if name and (folder := Path(expand_home(name))).is_dir():
         return folder
     try:
         return resolve_model(model)

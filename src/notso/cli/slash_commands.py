@@ -16,6 +16,7 @@ from notso.cli import engines, terminal
 from notso.cli.engines import model_file
 from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect
 from notso.cli.terminal import Interruption
+from notso.smollm3.values.engine_config import expand_home
 from notso.system.files import write_private
 from notso.text_file import read_regular
 from notso.web.values.slash_commands import SlashCommand, commands_of
@@ -239,7 +240,7 @@ def _model(conversation: ChatSession, argument: str) -> CommandResult:
     if not argument:
         rows = [[each.name, terminal.gigabytes(each.size_bytes)] for each in registry.local_models()]
         return CommandResult((f"Using {conversation.engine.info.name}. Models:", *terminal.columns(rows, right=(1,))))
-    path = Path(argument).expanduser()
+    path = Path(expand_home(argument))
     if not path.exists():
         names = dict.fromkeys(each.name for each in registry.local_models() if argument.lower() in each.name.lower())
         found = [name for name in names if name.lower() == argument.lower()] or list(names)
@@ -254,7 +255,7 @@ def _model(conversation: ChatSession, argument: str) -> CommandResult:
 
 
 def _save(conversation: ChatSession, argument: str) -> CommandResult:
-    path = Path(argument).expanduser() if argument else conversation.saved_as
+    path = Path(expand_home(argument)) if argument else conversation.saved_as
     if path is None:
         return CommandResult(("/save requires the name of a file.",))
     return _write_messages(conversation, path, as_json, replace=path == conversation.saved_as, saves=True)
@@ -263,7 +264,7 @@ def _save(conversation: ChatSession, argument: str) -> CommandResult:
 def _export(conversation: ChatSession, argument: str) -> CommandResult:
     if not argument:
         return CommandResult(("/export requires the name of a file: .md for Markdown, .json for messages.",))
-    path = Path(argument).expanduser()
+    path = Path(expand_home(argument))
     return _write_messages(conversation, path, as_json if path.suffix == ".json" else as_markdown)
 
 
@@ -288,7 +289,7 @@ def _write_messages(
 def _load(conversation: ChatSession, argument: str) -> CommandResult:
     if not argument:
         return CommandResult(("/load requires the name of a file.",))
-    path = Path(argument).expanduser()
+    path = Path(expand_home(argument))
     try:
         loaded = read_chat(path)
     except ChatFileError as error:

@@ -92,6 +92,7 @@ def tune(
     from notso.smollm3.tuning import adapter_writer, base_model, trainer
     from notso.smollm3.tuning import training_rows as row_files
     from notso.smollm3.tuning.trainer import Recipe
+    from notso.smollm3.values.engine_config import expand_home
 
     recipe = Recipe(
         rank=rank,
@@ -105,7 +106,8 @@ def tune(
     )
     trainer.require_libraries()
     base = model_file(model, silent=as_json) or _demo_path()
-    source = model.expanduser() if model is not None and model.expanduser().is_dir() else base
+    given = None if model is None else Path(expand_home(model))
+    source = given if given is not None and given.is_dir() else base
     folder = out.with_name(f"{out.name}.tuning")
     if restart:
         shutil.rmtree(folder, ignore_errors=True)
