@@ -68,6 +68,8 @@ def test_each_command_reads_its_own_table(notso: Run, config: Path) -> None:
         ("[serve]\ndata-dir = false\n", "[serve] data-dir must be a string"),
         ('[serve]\nallow-host = "ab"\n', "[serve] allow-host must be a list"),
         ("[serve]\nallow-host = [true]\n", "[serve] allow-host must be a list"),
+        (f"[serve]\ncache-disk = 1{'0' * 400}\n", "[serve] cache-disk must be a number"),
+        (f"[serve]\nport = 1{'0' * 400}\n", "less than or equal to 65535"),
         ("[serve]\nport = 70000\n", "less than or equal to 65535"),
     ],
 )

@@ -5,9 +5,9 @@ Precedence: command line, environment variable, configuration file, default.
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -95,9 +95,11 @@ def _expected_one(parameter: Any, value: Any) -> str | None:
         return None if isinstance(value, bool) else "true or false"
     kind = parameter.type_descriptor.annotation
     kind = get_args(kind)[0] if parameter.multiple and get_args(kind) else kind
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
     if kind is int:
-        return None if is_number and isinstance(value, int) else "an integer"
+        return None if is_integer else "an integer"
+    # Larger integers cannot be converted to float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if kind is float:
         return None if is_number else "a number"
     return None if is_number else "a string"
