@@ -138,6 +138,17 @@ def test_regenerate_resends_the_last_question(engine: Any, notso: Run) -> None:
     assert engine.params[0].seed != engine.params[1].seed
 
 
+def test_failed_regeneration_keeps_the_last_turn(engine: Any, notso: Run) -> None:
+    def fail_second() -> None:
+        if len(engine.asked) == 2:
+            raise ContextLengthError(9120, 8192)
+
+    engine.script = [Event("text", text="Yes."), fail_second]
+    notso("chat", stdin="one\n/regenerate\ntwo\n")
+
+    assert said(engine) == [("user", "one"), ("assistant", "Yes."), ("user", "two")]
+
+
 def test_regenerate_reuses_a_given_seed(engine: Any, notso: Run) -> None:
     notso("chat", "--seed", "5", stdin="one\n/regenerate\n")
 

@@ -102,7 +102,7 @@ def converse(conversation: ChatSession, read_line: ReadLine) -> None:
 def _process_message(conversation: ChatSession, text: str) -> bool:
     from notso.qtensor import NotsoError
 
-    outcome = CommandResult(question=text)
+    outcome, messages = CommandResult(question=text), conversation.messages
     try:
         # A message that begins with a slash is sent by typing two slashes.
         if text.startswith("//"):
@@ -113,7 +113,11 @@ def _process_message(conversation: ChatSession, text: str) -> bool:
             terminal.note(line)
         if outcome.question is None and not outcome.continues:
             return False
-        answer = conversation.continue_answer() if outcome.question is None else conversation.ask(outcome.question)
+        try:
+            answer = conversation.continue_answer() if outcome.question is None else conversation.ask(outcome.question)
+        except BaseException:
+            conversation.messages = messages  # /regenerate has removed the last turn
+            raise
     except (NotsoError, OSError) as error:
         _, line = exit_codes.explain(error, _COMMAND)
         terminal.print_error(line)
