@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 
-from notso.cli import batch, cluster, engines
+from notso.cli import batch, batch_run, cluster, engines
 from notso.cli.exit_codes import NO_ROOM
 from notso.qtensor.errors import DeviceLostError, NotsoError
 from notso.smollm3.engine import engine as engine_module
@@ -413,6 +413,19 @@ def test_existing_answers_are_not_recomputed(many: ManyAnswers, notso: Run, tmp_
     assert [json.loads(line)["done"] for line in result.err.splitlines()][-1] == 5
     assert {question for question, _, _ in many.asked} == {"question 3", "question 4"}
     assert out.read_bytes().startswith(before) and len(answers(out)) == 5
+
+
+def test_long_answers_are_not_recomputed(
+    many: ManyAnswers, notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "MAX_BYTES_AT_ONCE", 100)
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(3)]), tmp_path / "out.jsonl"
+    notso("batch", str(source), str(out))
+    before = out.read_bytes()
+
+    assert "3 already done" in notso("batch", str(source), str(out)).err and out.read_bytes() == before
+    out.write_bytes(before[:-2])
+    assert "2 already done" in notso("batch", str(source), str(out)).err and len(answers(out)) == 3
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, 10_000])

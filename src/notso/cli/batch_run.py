@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from notso.web.edge.errors import ApiError
 
 MAX_LINE_BYTES = 1 << 20
-MAX_ANSWER_BYTES = 64 << 20
+MAX_BYTES_AT_ONCE = 64 << 20  # of a line of the output file, which may be another file
 _ID_DIGITS = 24
 
 
@@ -119,9 +119,11 @@ class BatchOutput:
         self._file.seek(0)
         done: set[str] = set()
         end = 0
-        for number, line in enumerate(iter(lambda: self._file.readline(MAX_ANSWER_BYTES), b""), start=1):
-            if not line.endswith(b"\n") and _may_be_partial_answer(line, request_ids):  # truncated by a crash
-                break
+        for number, line in enumerate(iter(lambda: self._file.readline(MAX_BYTES_AT_ONCE), b""), start=1):
+            if not line.endswith(b"\n") and _may_be_partial_answer(line, request_ids):
+                line += self._file.readline()  # with log probabilities, an answer can have hundreds of megabytes
+                if not line.endswith(b"\n"):  # truncated by a crash
+                    break
             answer = _parse_answer(line)
             answer_id = str(answer.get("id", ""))
             if answer_id not in request_ids:
