@@ -114,6 +114,13 @@ def test_report_shows_differing_and_failed_kernel_families(monkeypatch: pytest.M
     assert not families_agree
 
 
+@pytest.mark.parametrize(("home", "shown"), [("/data", "~/models, 2 tokens/s"), ("/", "/data/models, 2 tokens/s")])
+def test_report_shortens_the_home_folder(monkeypatch: pytest.MonkeyPatch, home: str, shown: str) -> None:
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr(doctor, "_compare_kernel_families", lambda: ([], True))
+    assert doctor.report(["/data/models, 2 tokens/s"])[0].splitlines()[1] == shown
+
+
 def test_report_fails_if_no_kernel_family_runs(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing() -> dict[str, Any]:
         raise RuntimeError("no memory")

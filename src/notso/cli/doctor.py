@@ -393,7 +393,8 @@ def report(checks: Sequence[str]) -> tuple[str, bool]:
     """Return a report with the demo model's results for each kernel family, and whether all families agree."""
     lines, families_agree = _compare_kernel_families()
     block = "\n".join(["```", *map(terminal.escape_control, (*checks, "", *lines)), "```"])
-    return block.replace(str(Path.home()), "~"), families_agree
+    home = str(Path.home())  # in containers, it may be "/"
+    return block.replace(home, "~") if home != "/" else block, families_agree
 
 
 def _compare_kernel_families() -> tuple[list[str], bool]:
