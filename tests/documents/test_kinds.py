@@ -203,6 +203,7 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         (b"sn\xc3\xb8 " * 20 + b"\xc3", "a.txt", "sn\u00f8 " * 20 + "\ufffd"),
         (b"<html><head><title>T</title><p>shown", "a.html", "shown"),
         (b"<p>Donau&shy;dampf", "a.html", "Donaudampf"),
+        (b"<p/>a<br/>b<br>c<div/>d", "a.xhtml", "a\nb\nc\n\nd"),
         (b"a<p hidden>b<div>c</div>", "a.html", "a\nc"),
         (
             b"<table><caption>T</caption><tr><th colspan=2>A<th>B<tr><td rowspan=2>1<td>2<td>3<tr><td>4<td>5</table>",

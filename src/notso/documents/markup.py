@@ -113,6 +113,11 @@ class _Text(HTMLParser):
             self._tables[-1].in_cell = True
             self._tables[-1].span = _span(values.get("colspan")), _span(values.get("rowspan"))
 
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:  # `<br/>` is one line break, not `<br></br>`, which is two
+            self.handle_endtag(tag)
+
     def handle_endtag(self, tag: str) -> None:
         if tag == "title":
             self._in_title = False
