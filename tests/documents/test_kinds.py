@@ -195,6 +195,8 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         (b"<meta charset=big5><p>\xc6\xcf", "a.html", "\u306b"),
         (b"<meta charset=ISO-8859-8-I><p>\xf9", "a.html", "\u05e9"),
         (b"Content-Type: text/plain; charset=x-cp1251\n\n\xe0", "a.eml", "\n\u0430"),
+        (b"Content-Type: text/html\n\n<meta charset=cp1251><p>\xe0", "a.eml", "\n\u0430"),
+        (b"Content-Type: text/html; charset=us-ascii\n\n<meta charset=cp1251><p>\xe0", "a.eml", "\n\u0430"),
         (
             b"<?xml version='1.0' encoding='windows-1251'?>\xe0",
             "a.xml",

@@ -140,7 +140,8 @@ def _content(part: EmailMessage) -> str:
     data = part.get_payload(decode=True)
     if not isinstance(data, bytes):
         return ""
-    try:
-        return _decode(data, part.get_content_charset() or "utf-8")
-    except (LookupError, UnicodeError):
-        return decode_guessing(data)[0]
+    charset, is_page = part.get_content_charset(), part.get_content_subtype() == "html"
+    if charset is not None or not is_page:  # otherwise, the page itself may declare its encoding
+        with suppress(LookupError, UnicodeError):
+            return _decode(data, charset or "utf-8")
+    return decode_guessing(data, is_markup=is_page)[0]
