@@ -76,6 +76,20 @@ def test_quote_of_no_characters_is_empty(demo_engine: Engine) -> None:
     assert extract(demo_engine, "one two three", 1, schema) == {"a": ""}
 
 
+@pytest.mark.parametrize("most", [2**31 - 1, 2**31, 10**30])
+def test_quote_may_have_any_maximum_length(demo_engine: Engine, most: int) -> None:
+    schema = {"type": "string", "x-quote-of": "text", "maxLength": most}
+    source = "The quick brown fox jumps over the lazy dog."
+    options = RequestOptions(grammar=Grammar("json_schema", json.dumps(schema)), sources=(QuoteSource(source, "text"),))
+    tokenizer = demo_engine.tokenizer
+    _, fields = quoted_fields(options, QuoteManager(tokenizer))
+    assert fields is not None
+    fields.consume(b'"')
+    fields.consume(b"quick ")
+    allowed = fields.narrow(np.ones(tokenizer.vocab_size, np.bool_), np.zeros(tokenizer.vocab_size, np.float32))
+    assert any(tokenizer.token_bytes(token).startswith(b"b") for token in np.flatnonzero(allowed))
+
+
 @pytest.mark.parametrize(
     "field, said",
     [

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.quote_index import QuoteIndex, QuoteLimits
+from notso.smollm3.sampling.quote_index import QUOTE_BYTES, QuoteIndex, QuoteLimits
 from notso.smollm3.sampling.quotes import Ids, PinnedReading, Quotation, QuoteManager, QuoteVocabulary
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource, RequestOptions
@@ -207,7 +207,9 @@ def _field(
         names = ", ".join(each.name for each in sources) or "none"
         raise InvalidRequestError(f"{QUOTE_OF} does not name a document; available: {names}", param="grammar")
     text = source.text if most or "maxLength" not in part else ""
-    index = quotes.index(text, replace(FIELD, most_length=most), escaped=True, pinned=pinned)
+    # No quotation has more than QUOTE_BYTES characters, and lengths of 2**31 or more would overflow in the index.
+    limits = replace(FIELD, most_length=min(most, QUOTE_BYTES))
+    index = quotes.index(text, limits, escaped=True, pinned=pinned)
     return QuotedField(index, part.get("default") == "" or not index.whole.high)
 
 
