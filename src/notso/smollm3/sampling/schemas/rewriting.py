@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from functools import partial
@@ -344,11 +345,11 @@ class SchemaRewriter:
                 return {}  # draft 4: applied to the bound
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                is_valid = is_number and abs(value) < math.inf
+                is_valid = is_number and abs(value) <= sys.float_info.max
                 exclusive = keyword.replace("m", "exclusiveM", 1)
                 keyword = exclusive if schema.get(exclusive) is True else keyword
             case _:
-                is_number = isinstance(value, int | float) and abs(value) < math.inf
+                is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
                 is_valid = is_number and value == int(value) >= 0
                 return {keyword: self._checked(int(value) if is_valid else value, is_valid, path)}
         for each in _scalars(value) if keyword in ("const", "enum") else ():
