@@ -142,6 +142,8 @@ def test_takes_all_accepts_only_a_matching_prefix(grammars: GrammarCompiler, sma
         ("json_schema", '{"items": 5}', "/items must be a schema"),
         ("json_schema", '{"type": "elephant"}', "refused"),
         ("json_schema", '{"$ref": "http://example.com/a"}', "cannot be resolved within the schema"),
+        ("json_schema", '{"$ref": "http://[/#/a"}', "cannot be resolved within the schema"),
+        ("json_schema", f'{{"$ref": "#/anyOf/{"9" * 5000}", "anyOf": []}}', "cannot be resolved within the schema"),
         ("json_schema", '{"enum": []}', "/enum has an invalid value"),
         ("json_schema", '{"uniqueItems": true}', "uniqueItems is supported only for a few plain values"),
         (

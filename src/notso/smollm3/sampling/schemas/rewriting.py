@@ -82,7 +82,7 @@ class References:
                 continue
             name = each.get(self._id_keyword)
             if isinstance(name, str) and not (self._is_old and "$ref" in each):
-                address, fragment = urldefrag(name)
+                address, fragment = _split_url(name)
                 if address:
                     base = _join_url(base, address)
                     self._resources.setdefault(base, each)
@@ -100,7 +100,7 @@ class References:
         reference = schema["$ref"]
         if not isinstance(reference, str):
             raise InvalidRequestError(f"{pointer}/$ref must be text", param=self._param)
-        address, fragment = urldefrag(reference)
+        address, fragment = _split_url(reference)
         base = self._bases.get(id(schema), "")
         if address:
             base = _join_url(base, address)
@@ -116,6 +116,13 @@ class References:
         )
 
 
+def _split_url(url: str) -> tuple[str, str]:
+    try:
+        return urldefrag(url)
+    except ValueError:
+        return url, ""
+
+
 def _join_url(base: str, address: str) -> str:
     try:
         return urljoin(base, address)
@@ -129,7 +136,7 @@ def _resolve_pointer(document: Any, pointer: str) -> Any:
         part = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict) and part in found:
             found = found[part]
-        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+        elif isinstance(found, list) and part.isdecimal() and len(part) < 10 and int(part) < len(found):
             found = found[int(part)]
         else:
             return None
