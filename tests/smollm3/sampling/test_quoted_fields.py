@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from notso.smollm3 import Engine, Grammar, InvalidRequestError, Message, QuoteSource, RequestOptions, SamplingParams
-from notso.smollm3.sampling.quoted_fields import quoted_fields
+from notso.smollm3.sampling.quoted_fields import QuotableSchema, quoted_fields
 from notso.smollm3.sampling.quotes import QuoteManager
 
 INVOICES = 200
@@ -102,6 +102,55 @@ def test_quote_may_have_any_maximum_length(demo_engine: Engine, most: int) -> No
 def test_invalid_quote_fields_are_refused(demo_engine: Engine, field: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         extract(demo_engine, "one two three", 1, {"type": "object", "properties": {"a": field}})
+
+
+QUOTE: dict[str, Any] = {"type": "string", "x-quote-of": "invoice"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "patternProperties": {"^a": {"$ref": "#/$defs/a b"}}, "$defs": {"a b": QUOTE}},
+        {"type": "object", "properties": {"a": {"const": 1}}, "dependentSchemas": {"a": {"properties": {"b": QUOTE}}}},
+        {"type": "array", "contains": QUOTE},
+    ],
+)
+def test_quote_fields_that_cannot_be_enforced_are_refused(demo_engine: Engine, schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="x-quote-of is not supported in"):
+        extract(demo_engine, "one two three", 1, schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": [QUOTE], "minItems": 1, "maxItems": 1},
+        {"type": "array", "items": [{"const": "two"}], "additionalItems": QUOTE, "minItems": 2, "maxItems": 2},
+        {"type": "array", "items": {"$ref": "#/$defs/a%20b"}, "minItems": 1, "maxItems": 1, "$defs": {"a b": QUOTE}},
+        {"type": "array", "items": QUOTE, "minItems": 1, "maxItems": 1, "then": {"allOf": 5}},
+        {
+            "type": "array",
+            "items": {"$ref": "#/$defs/a/prefixItems/0"},
+            "minItems": 1,
+            "maxItems": 1,
+            "$defs": {"a": {"prefixItems": [QUOTE]}},
+        },
+    ],
+)
+def test_quote_fields_are_found_wherever_they_apply(demo_engine: Engine, schema: dict[str, Any]) -> None:
+    found = extract(demo_engine, "one two three", 1, schema)
+    assert found[-1] in "one two three"
+
+
+def test_each_subschema_of_a_value_is_visited_once() -> None:
+    definitions: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+    schema = QuotableSchema({"$ref": "#/$defs/a0", "$defs": {**definitions, "a40": QUOTE}})
+    assert len(schema.parts_at(())) <= 1 + 3 * 41
+
+
+def test_quote_fields_in_too_deep_schemas_are_refused(demo_engine: Engine) -> None:
+    options = RequestOptions(grammar=Grammar("json_schema", '{"items": ' * 600 + json.dumps(QUOTE) + "}" * 600))
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        quoted_fields(options, QuoteManager(demo_engine.tokenizer))
 
 
 @pytest.mark.parametrize("words", ["The quick bro", 'a \\"b', "", "none"])

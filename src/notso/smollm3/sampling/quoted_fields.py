@@ -7,9 +7,11 @@ mark, written with JSON's escapes. It may be null if the type allows it. It may 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +23,7 @@ from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.quote_index import QUOTE_BYTES, QuoteIndex, QuoteLimits
 from notso.smollm3.sampling.quotes import Ids, PinnedReading, Quotation, QuoteManager, QuoteVocabulary
 from notso.smollm3.sampling.sampler import Floats
+from notso.smollm3.sampling.schemas.rewriting import References
 from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource, RequestOptions
 
 FIELD = QuoteLimits(least_words=1, least_characters=1)
@@ -29,6 +32,10 @@ COMBINABLE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description",
 _CLOSER = re.compile(rb'"[\s,}\]]*')
 _OPENING_WITH_TEXT = re.compile(rb'"[\s\S]')
 _VALUE_WITHIN = re.compile(rb'[:,\[]\s*"[\s\S]')
+
+_UNENFORCED = frozenset({"contains", "if", "not", "propertyNames", "unevaluatedItems", "unevaluatedProperties"})
+_UNENFORCED_NAMED = frozenset({"dependencies", "dependentSchemas", "patternProperties"})
+"""Keywords with a schema, or a mapping of names to schemas, in which x-quote-of cannot be enforced."""
 
 Path = tuple[str | int, ...]
 
@@ -93,13 +100,63 @@ class JsonPosition:
             self._string = None
 
 
+class QuotableSchema:
+    """The subschemas of a document in which x-quote-of is enforced."""
+
+    # The document may be invalid: it is checked later, and keywords that have no effect are never checked.
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+        self._references = References(document, "grammar")
+
+    def parts_at(self, path: Path) -> Collection[dict[str, Any]]:
+        """Return the subschemas that may apply to the value at a path, each once."""
+        parts = self._parts_of([self._document])
+        for name in path:
+            parts = self._parts_of(_inner_at(part, name) for part in parts)
+        return parts
+
+    def fields(self) -> Iterator[dict[str, Any]]:
+        """Yield the subschemas with x-quote-of. Raises InvalidRequestError if one cannot be enforced."""
+        pending: list[tuple[Any, str]] = [(self._document, "")]
+        seen: set[tuple[int, bool]] = set()
+        while pending:
+            each, unenforced = pending.pop()
+            if not isinstance(each, dict) or (id(each), bool(unenforced)) in seen:
+                continue
+            seen.add((id(each), bool(unenforced)))
+            if isinstance(each.get(QUOTE_OF), str):
+                if unenforced:
+                    raise InvalidRequestError(f"{QUOTE_OF} is not supported in {unenforced}", param="grammar")
+                yield each
+            pending += ((inner, unenforced) for inner in (*self._same_value(each), *_inner(each)))
+            pending += ((each[keyword], keyword) for keyword in _UNENFORCED & each.keys())
+            for keyword in _UNENFORCED_NAMED & each.keys():
+                pending += ((inner, keyword) for inner in _values(each[keyword]))
+
+    def _parts_of(self, schemas: Iterable[Any]) -> Collection[dict[str, Any]]:
+        parts: dict[int, dict[str, Any]] = {}
+        pending = deque(schemas)
+        while pending:
+            each = pending.popleft()
+            if isinstance(each, dict) and id(each) not in parts:
+                parts[id(each)] = each
+                pending += self._same_value(each)
+        return parts.values()
+
+    def _same_value(self, schema: dict[str, Any]) -> Iterator[Any]:
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            yield from _values(schema.get(keyword))
+        yield from (schema.get("then"), schema.get("else"))
+        if "$ref" in schema:
+            with contextlib.suppress(InvalidRequestError):
+                yield self._references.target(schema, "")
+
+
 class QuotedFields:
     """Constrains the quoted fields of one answer to match their sources."""
 
     # fields: keyed by the Python `id()` of the subschema that describes the string.
-    def __init__(
-        self, vocabulary: QuoteVocabulary, schema: Mapping[str, Any], fields: Mapping[int, QuotedField]
-    ) -> None:
+    def __init__(self, vocabulary: QuoteVocabulary, schema: QuotableSchema, fields: Mapping[int, QuotedField]) -> None:
         self._vocabulary = vocabulary
         self._schema = schema
         self._fields = fields
@@ -139,7 +196,7 @@ class QuotedFields:
             self._open = Quotation(field.index, self._vocabulary)
 
     def _field_at(self, path: Path) -> QuotedField | None:
-        for part in _subschemas_at(self._schema, self._schema, path):
+        for part in self._schema.parts_at(path):
             if (field := self._fields.get(id(part))) is not None:
                 return field
         return None
@@ -172,19 +229,20 @@ def quoted_fields(
     if grammar is None or grammar.kind != "json_schema" or QUOTE_OF not in grammar.source:
         return options, None
     try:
-        schema = json.loads(grammar.source)
-    except (ValueError, RecursionError):
+        document = json.loads(grammar.source)
+        source = json.dumps(_strip_quote_keywords(document), ensure_ascii=False)
+    except ValueError:
         return options, None  # the error is reported when the schema is checked
+    except RecursionError:
+        raise InvalidRequestError("the schema is nested too deeply", param="grammar") from None
+    if not isinstance(document, dict):
+        return options, None
     if options.tools and options.tool_choice != "none":
         raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with tools", param="grammar")
-    fields = {
-        id(part): _field(part, options.sources, quotes, pinned)
-        for part in _walk_objects(schema)
-        if isinstance(part.get(QUOTE_OF), str)
-    }
+    schema = QuotableSchema(document)
+    fields = {id(part): _field(part, options.sources, quotes, pinned) for part in schema.fields()}
     if not fields:
         return options, None
-    source = json.dumps(_strip_quote_keywords(schema), ensure_ascii=False)
     plain = replace(options, grammar=Grammar("json_schema", source), sources=())
     return plain, QuotedFields(quotes.vocabulary, schema, fields)
 
@@ -213,17 +271,6 @@ def _field(
     return QuotedField(index, part.get("default") == "" or not index.whole.high)
 
 
-def _walk_objects(schema: Any) -> Iterator[dict[str, Any]]:
-    pending = [schema]
-    while pending:
-        each = pending.pop()
-        if isinstance(each, dict):
-            yield each
-            pending += each.values()
-        elif isinstance(each, list):
-            pending += each
-
-
 def _strip_quote_keywords(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_strip_quote_keywords(each) for each in schema]
@@ -233,31 +280,25 @@ def _strip_quote_keywords(schema: Any) -> Any:
     return {name: _strip_quote_keywords(value) for name, value in schema.items() if name not in removed}
 
 
-def _subschemas_at(
-    document: Any, schema: Any, path: Path, seen: frozenset[int] = frozenset()
-) -> Iterator[dict[str, Any]]:
-    if not isinstance(schema, dict) or (id(schema) in seen):
-        return
-    seen |= {id(schema)}
-    for keyword in ("allOf", "anyOf", "oneOf"):
-        for inner in schema.get(keyword) or ():
-            yield from _subschemas_at(document, inner, path, seen)
-    for keyword in ("then", "else"):
-        yield from _subschemas_at(document, schema.get(keyword), path, seen)
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        target = document
-        for name in reference.split("/")[1:]:
-            name = name.replace("~1", "/").replace("~0", "~")
-            target = target.get(name) if isinstance(target, dict) else None
-        yield from _subschemas_at(document, target, path, seen)
-    if not path:
-        yield schema
-        return
-    first, rest = path[0], path[1:]
-    if isinstance(first, int):
-        prefix = schema.get("prefixItems") or []
-        inner = prefix[first] if first < len(prefix) else schema.get("items")
-    else:
-        inner = (schema.get("properties") or {}).get(first, schema.get("additionalProperties"))
-    yield from _subschemas_at(document, inner, rest)
+def _inner(schema: dict[str, Any]) -> Iterator[Any]:
+    yield from _values(schema.get("properties"))
+    yield from _values(schema.get("prefixItems"))
+    items = schema.get("items")
+    yield from _values(items) if isinstance(items, list) else (items,)
+    yield from (schema.get("additionalProperties"), schema.get("additionalItems"))
+
+
+def _inner_at(schema: dict[str, Any], name: str | int) -> Any:
+    if isinstance(name, int):
+        items = schema.get("items")
+        is_list = isinstance(items, list)  # in draft 7 and older
+        first = _values(items if is_list else schema.get("prefixItems"))
+        return first[name] if name < len(first) else schema.get("additionalItems") if is_list else items
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and name in properties:
+        return properties[name]
+    return schema.get("additionalProperties")
+
+
+def _values(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
