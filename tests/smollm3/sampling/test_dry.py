@@ -20,10 +20,11 @@ from notso.smollm3.sampling.sampler import (
 
 
 def breakers_of(sequences: list[list[int]]) -> BreakerTokens:
-    longer: dict[int, tuple[tuple[int, ...], ...]] = {}
-    for sequence in sequences:
-        if len(sequence) > 1:
-            longer[sequence[-1]] = (*longer.get(sequence[-1], ()), tuple(sequence))
+    longer: dict[int, dict[int, dict[tuple[int, ...], frozenset[int]]]] = {}
+    for head, *tail in sequences:
+        if tail:
+            tails = longer.setdefault(tail[-1], {}).setdefault(len(tail), {})
+            tails[tuple(tail)] = tails.get(tuple(tail), frozenset()) | {head}
     return BreakerTokens(frozenset(sequence[0] for sequence in sequences if len(sequence) == 1), longer)
 
 
@@ -124,8 +125,28 @@ def test_sequence_breakers_cover_all_tokens_that_contain_one() -> None:
         (token in found.single) == (b"\n" in tokenizer.token_bytes(token) or b"end." in tokenizer.token_bytes(token))
         for token in range(tokenizer.vocab_size)
     )
-    sequences = [sequence for each in found.sequences.values() for sequence in each]
+    sequences = [
+        (head, *tail)
+        for lengths in found.tails.values()
+        for tails in lengths.values()
+        for tail, heads in tails.items()
+        for head in heads
+    ]
     assert sequences
-    assert all(last == sequence[-1] for last, each in found.sequences.items() for sequence in each)
+    assert all(
+        last == tail[-1] and length == len(tail)
+        for last, lengths in found.tails.items()
+        for length, tails in lengths.items()
+        for tail in tails
+    )
     assert all(tokenizer.decode(sequence).endswith("end.") for sequence in sequences)
     assert tuple(tokenizer.encode("end.")) in {*sequences, *((token,) for token in found.single)}
+
+
+def test_breakers_that_many_tokens_can_begin_are_looked_up_at_once() -> None:
+    """A breaker such as `e !` can begin in thousands of tokens; comparing each would take seconds per prompt."""
+    with Engine.load() as engine:
+        tokenizer = engine.tokenizer
+        found = SequenceBreakers(tokenizer).of(tuple(f"{letter} !" for letter in "acdehilnorst"))
+    tails = [heads for lengths in found.tails.values() for each in lengths.values() for heads in each.values()]
+    assert len(tails) < 5 and len(frozenset().union(*tails)) > 1000

@@ -44,10 +44,12 @@ MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 @dataclass(frozen=True, slots=True)
 class BreakerTokens:
-    """single: tokens that contain a sequence breaker. sequences: token sequences that contain one, by last token."""
+    """single: tokens that contain a sequence breaker. tails: rest of token sequences that contain one, by last token
+    and length, each with the possible first tokens."""
 
     single: frozenset[int] = frozenset()
-    sequences: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    # A letter ends thousands of tokens, so they are looked up in a set, not compared one by one.
+    tails: Mapping[int, Mapping[int, Mapping[tuple[int, ...], frozenset[int]]]] = field(default_factory=dict)
 
 
 NO_BREAKERS = BreakerTokens()
@@ -107,8 +109,8 @@ class RepetitionFinder:
         if token in self._breakers.single:
             return True
         return any(
-            end >= len(tokens) and list(history[end - len(tokens) : end]) == list(tokens)
-            for tokens in self._breakers.sequences.get(token, ())
+            end > length and int(history[end - length - 1]) in tails.get(tuple(history[end - length : end]), ())
+            for length, tails in self._breakers.tails.get(token, {}).items()
         )
 
     def _penalties(self) -> tuple[Indices, Floats]:
@@ -162,6 +164,7 @@ class SequenceBreakers:
         self._cache: OrderedDict[tuple[str, ...], BreakerTokens] = OrderedDict()
         self._token_bytes: list[bytes] = []
         self._reversed: list[tuple[bytes, int]] = []
+        self._heads: dict[str, frozenset[int]] = {}  # large sets, which all sets of breakers share
 
     def of(self, texts: tuple[str, ...]) -> BreakerTokens:
         """Return the tokens of the breakers `texts`. Raises InvalidRequestError for invalid Unicode."""
@@ -180,25 +183,31 @@ class SequenceBreakers:
         if not self._token_bytes:
             self._token_bytes = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
             self._reversed = sorted((text_bytes[::-1], token) for token, text_bytes in enumerate(self._token_bytes))
-        single, sequences = set[int](), dict[int, set[tuple[int, ...]]]()
+        single, found = set[int](), dict[int, dict[int, dict[tuple[int, ...], frozenset[int]]]]()
         for text in texts:
             encoded = text.encode()
             single |= {token for token, text_bytes in enumerate(self._token_bytes) if encoded in text_bytes}
             for cut in range(1, len(text)):
-                tail = self._tokenizer.encode(text[cut:])[:MAX_TAIL_TOKENS]
-                for head in self._tokens_ending_with(text[:cut].encode()):
-                    sequences.setdefault(tail[-1], set()).add((head, *tail))
-        return BreakerTokens(frozenset(single), {last: tuple(sorted(found)) for last, found in sequences.items()})
+                tail = tuple(self._tokenizer.encode(text[cut:])[:MAX_TAIL_TOKENS])
+                if heads := self._tokens_ending_with(text[:cut]):
+                    tails = found.setdefault(tail[-1], {}).setdefault(len(tail), {})
+                    tails[tail] = tails[tail] | heads if tail in tails else heads
+        return BreakerTokens(frozenset(single), found)
 
-    def _tokens_ending_with(self, end: bytes) -> list[int]:
-        reversed_end = end[::-1]
+    def _tokens_ending_with(self, end: str) -> frozenset[int]:
+        if end in self._heads:
+            return self._heads[end]
+        reversed_end = end.encode()[::-1]
         first = bisect.bisect_left(self._reversed, (reversed_end, -1))
         tokens = []
         for reversed_text, token in self._reversed[first:]:
             if not reversed_text.startswith(reversed_end):
                 break
             tokens.append(token)
-        return tokens
+        found = frozenset(tokens)
+        if len(end) == 1 and found:
+            self._heads[end] = found
+        return found
 
 
 _PIECE = 16_384  # chunk size; for larger temporary arrays, the allocator would map memory on each call
