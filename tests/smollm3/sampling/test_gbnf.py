@@ -61,6 +61,8 @@ def is_of(grammars: GrammarCompiler, tokenizer: Tokenizer, kind: Any, source: st
         ("root ::= [-a] [a-] [\\]^] [\\^x]", ["--]^", "aa^x"], ["b-]^", "a^]x"]),
         ('root ::= "a"{2,3} "b"{ 1, } ("c" | )', ["aab", "aaabbbc"], ["ab", "aaaab", "aabcc"]),
         ('root ::= ""', [""], ["a"]),
+        ("root ::= [+--/] [a-c-e] [--]", ["+a-", ",--", "/e-"], [".a-", "+d-", "-b+"]),
+        ('root ::= "a"{0} "b"{ 0 , 0 } "c"', ["c"], ["ac", "bc"]),
     ],
 )
 def test_gbnf_grammar_accepts_only_matching_texts(

@@ -31,6 +31,7 @@ _TOKEN = re.compile(
 _LETTER = re.compile(
     r"\\(?:x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|(?P<plain>.))|(?P<self>.)", re.DOTALL
 )
+_NEVER = re.compile(r"\{0+(?:,0+)?\}")
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]": "]", "-": "-", "^": "^", "/": "/"}
 
 
@@ -197,10 +198,12 @@ class _GbnfTranslator:
         letters = self._parse_letters(text[is_negated:], at)
         if not letters:
             raise self._syntax_error(at, "the set is empty")
-        members = "".join(
-            "-" if letter == "-" and not is_escaped and 0 < place < len(letters) - 1 else f"\\x{{{ord(letter):x}}}"
-            for place, (letter, is_escaped) in enumerate(letters)
-        )
+        members, place = "", 0
+        while place < len(letters):
+            is_range = letters[place + 1 : place + 2] == [("-", False)] and place + 2 < len(letters)
+            ends = letters[place : place + 3 : 2] if is_range else letters[place : place + 1]
+            members += "-".join(f"\\x{{{ord(letter):x}}}" for letter, _ in ends)
+            place += 3 if is_range else 1
         return f"/[{'^' if is_negated else ''}{members}]/"
 
     def _parse_letters(self, text: str, at: int) -> list[tuple[str, bool]]:
@@ -244,7 +247,8 @@ def _node_to_lark(node: _Node) -> str:
             shown = " | ".join(shown for shown, part in zip(parts, each.parts, strict=True) if part.can_end)
             text = f"({shown})" if each.parent is not None else shown
         elif each.kind == "repeat":
-            text = f"({parts[0]}){each.text}" if each.parts[0].can_end else '""'
+            can_repeat = each.parts[0].can_end and not _NEVER.fullmatch(each.text)  # Lark does not allow {0}
+            text = f"({parts[0]}){each.text}" if can_repeat else '""'
         else:
             text = " ".join(parts) or '""'
         texts[id(each)] = text
