@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import tracemalloc
 from typing import Any
 
@@ -274,6 +275,23 @@ def test_hostile_schemas_are_refused(grammars: GrammarCompiler, schema: dict[str
 def test_invalid_schemas_are_refused(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         grammars.matcher([grammar_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "uniqueItems": True, "items": {"enum": list(range(2_000))}},
+        {"type": "object", "minProperties": 1_000, "properties": {f"p{n}": {} for n in range(2_000)}},
+    ],
+)
+def test_huge_numbers_of_combinations_are_not_computed(monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any]) -> None:
+    """Exact numbers of combinations of thousands of values have thousands of digits, and take minutes."""
+    found: list[int] = []
+    comb = math.comb
+    monkeypatch.setattr(math, "comb", lambda *of: found.append(comb(*of)) or found[-1])
+    with pytest.raises(InvalidRequestError, match=r"uniqueItems|alternatives"):
+        enforced_schema(schema, "grammar")
+    assert max(found) < 2**100
 
 
 def test_one_of_options_are_compared_before_objects_are_closed(

@@ -200,14 +200,21 @@ def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | 
     If there are only too many permutations, arrays must have the order of `values`.
     """
     sizes = range(least, int(min(most, len(values))) + 1)
+    count = len(values)
+    if sum(_combinations(count, size) for size in sizes) > MAX_ARRANGEMENTS:
+        return None
     for arrange in (itertools.permutations, itertools.combinations):
-        if sum(math.comb(len(values), size) for size in sizes) > MAX_ARRANGEMENTS:
-            return None
         arranged = itertools.chain.from_iterable(arrange(values, size) for size in sizes)
         lists = list(itertools.islice(arranged, MAX_ARRANGEMENTS + 1))
         if len(lists) <= MAX_ARRANGEMENTS:
             return any_of([all_types_except(["array"]), *map(_exact_array, lists)])
     return None
+
+
+def _combinations(count: int, size: int) -> int:
+    # Exact up to 12,869; larger numbers (at least 8 of 16) are reduced to a lower bound, because computing them can
+    # take minutes.
+    return math.comb(count, min(size, count - size, 8))
 
 
 def _exact_array(values: Sequence[Any]) -> Schema:
@@ -626,7 +633,7 @@ class SchemaRewriter:
             del rewritten["minProperties"]
             if more > len(optional) and least > 1:
                 raise self._refusal(f"{pointer}/minProperties above the number of declared properties is not supported")
-            if math.comb(len(optional), more) > MAX_OPTIONS:
+            if _combinations(len(optional), more) > MAX_OPTIONS:
                 raise self._refusal(
                     f"{pointer}/minProperties would require more than {MAX_OPTIONS} alternatives; use required"
                 )
