@@ -277,6 +277,15 @@ def test_invalid_schemas_are_refused(grammars: GrammarCompiler, schema: dict[str
         grammars.matcher([grammar_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
 
 
+def test_required_contained_items_are_limited_before_they_are_listed() -> None:
+    tracemalloc.start()
+    with pytest.raises(InvalidRequestError, match="too long to be enforced"):
+        enforced_schema({"contains": {}, "minContains": 1_000_000}, "grammar")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -546,6 +546,7 @@ class SchemaRewriter:
             raise self._refusal(f"the schema's keyword {pointer}/maxContains is not supported")
         found = self._value(schema, "minContains", schema.get("minContains", 1), f"{pointer}/minContains")
         least = found["minContains"]
+        self._count_steps(least)
         return True if least <= 0 else array_containing(item, least)
 
     def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str) -> Schema:
