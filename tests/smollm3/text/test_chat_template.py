@@ -258,6 +258,9 @@ def known_template(source: str) -> ChatTemplate:
         ([Message("user", None)], "content must be text"),  # type: ignore[arg-type]
         ([Message("user", ["a"])], "content must be text"),  # type: ignore[arg-type]
         ([Message("system", 3)], "content must be text"),  # type: ignore[arg-type]
+        ([Message("assistant", "a", 3)], "reasoning_content must be text"),  # type: ignore[arg-type]
+        ([Message("assistant", "a", tool_calls=None)], "must be ToolCalls"),  # type: ignore[arg-type]
+        ([Message("assistant", "a", tool_calls=({"name": "f"},))], "must be ToolCalls"),  # type: ignore[arg-type]
         ([Message("developer", "x")], "role must be one of"),  # type: ignore[arg-type]
         ([Message("<|im_start|>", "x")], "role must be one of"),  # type: ignore[arg-type]
         ([Message("user", "a\ud800")], "lone surrogate"),

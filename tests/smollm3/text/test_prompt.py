@@ -56,6 +56,12 @@ def test_only_assistant_messages_can_be_continued(demo_engine: Engine, last: Mes
         demo_engine.submit([Message("user", "a"), last], options=RequestOptions(continue_last=True))
 
 
+@pytest.mark.parametrize("last", [Message("assistant", None), Message("assistant", "a", 5)])  # type: ignore[arg-type]
+def test_continued_messages_must_be_valid(demo_engine: Engine, last: Message) -> None:
+    with pytest.raises(InvalidRequestError, match="content must be text"):
+        demo_engine.submit([Message("user", "a"), last], options=RequestOptions(continue_last=True))
+
+
 def conversation(turns: int) -> list[Message]:
     messages = [Message("system", "Be brief.")]
     for number in range(turns):

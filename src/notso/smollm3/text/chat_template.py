@@ -294,13 +294,23 @@ class _Conversation:
         return found
 
 
-def _message_pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
+def check_message(message: Message) -> None:
+    """Raise InvalidRequestError if a field of a message is invalid."""
     if message.role not in ROLES:
         raise InvalidRequestError(f"role must be one of {', '.join(ROLES)}", param="messages")
     if not isinstance(message.content, str):
         raise InvalidRequestError("content must be text", param="messages")
+    if not isinstance(message.reasoning_content, str | None):
+        raise InvalidRequestError("reasoning_content must be text", param="messages")
+    calls = message.tool_calls
+    if not isinstance(calls, Sequence) or not all(isinstance(call, ToolCall) for call in calls):
+        raise InvalidRequestError("tool_calls must be ToolCalls", param="messages")
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequestError("only an assistant message can have tool calls", param="messages")
+
+
+def _message_pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
+    check_message(message)
     pieces = [(message.content, False)]
     if message.keep_reasoning and message.reasoning_content and message.role == "assistant" and thinks:
         pieces = [("<think>\n", True), (message.reasoning_content, False), ("\n</think>\n", True), *pieces]

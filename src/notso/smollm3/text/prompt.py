@@ -9,7 +9,7 @@ from functools import partial
 
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
-from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.chat_template import ChatTemplate, check_message
 from notso.smollm3.text.tokenizer import Run, Tokenizer, check_unicode
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
@@ -65,6 +65,7 @@ class PromptWriter:
             earlier, started = messages[:-1], messages[-1]
             if not isinstance(started, Message) or started.role != "assistant" or started.tool_calls:
                 raise InvalidRequestError("only the text of an assistant message can be continued", param="messages")
+            check_message(started)
         ids = self.template.encode(
             self._tokenizer,
             earlier,
