@@ -146,6 +146,11 @@ def test_prompt_too_long_in_bytes_is_refused_before_encoding(
     too_long = [Message("user", "x" * most), Message("assistant", "x"), Message("user", "x" * most)]
     with pytest.raises(ContextLengthError, match="at least"):
         demo_engine.submit(too_long, options=RequestOptions(when_full="drop_oldest"))
+    begun = [Message("user", "x"), Message("assistant", "", "x" * (most + 1))]
+    monkeypatch.setattr(tokenizer, "encode", lambda text: encoded.append(len(text)) or [])
+    monkeypatch.setattr(tokenizer, "encode_runs", lambda *_: [])
+    with pytest.raises(ContextLengthError, match="at least"):
+        demo_engine.submit(begun, options=RequestOptions(continue_last=True))
     assert not encoded
 
 

@@ -75,7 +75,8 @@ class PromptWriter:
             most_tokens=most_tokens,
         )
         if started is not None and most_tokens is not None:
-            self._tokenizer.check_length([started.content], most_tokens)
+            thoughts = started.reasoning_content if options.thinking else None
+            self._tokenizer.check_length([started.content, thoughts or ""], most_tokens)
         if started is None:
             return Prompt(ids, may_think=self.may_think(ids))
         beginning = self._continued_ids(started, options.thinking)
