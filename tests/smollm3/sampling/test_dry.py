@@ -144,7 +144,6 @@ def test_sequence_breakers_cover_all_tokens_that_contain_one() -> None:
 
 
 def test_breakers_that_many_tokens_can_begin_are_looked_up_at_once() -> None:
-    """A breaker such as `e !` can begin in thousands of tokens; comparing each would take seconds per prompt."""
     with Engine.load() as engine:
         tokenizer = engine.tokenizer
         found = SequenceBreakers(tokenizer).of(tuple(f"{letter} !" for letter in "acdehilnorst"))

@@ -294,7 +294,6 @@ def test_required_contained_items_are_limited_before_they_are_listed() -> None:
     ],
 )
 def test_huge_numbers_of_combinations_are_not_computed(monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any]) -> None:
-    """Exact numbers of combinations of thousands of values have thousands of digits, and take minutes."""
     found: list[int] = []
     comb = math.comb
     monkeypatch.setattr(math, "comb", lambda *of: found.append(comb(*of)) or found[-1])

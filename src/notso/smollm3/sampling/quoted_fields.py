@@ -33,9 +33,9 @@ _CLOSER = re.compile(rb'"[\s,}\]]*')
 _OPENING_WITH_TEXT = re.compile(rb'"[\s\S]')
 _VALUE_WITHIN = re.compile(rb'[:,\[]\s*"[\s\S]')
 
+# Keywords with a schema, or a mapping of names to schemas, in which x-quote-of cannot be enforced.
 _UNENFORCED = frozenset({"contains", "if", "not", "propertyNames", "unevaluatedItems", "unevaluatedProperties"})
 _UNENFORCED_NAMED = frozenset({"dependencies", "dependentSchemas", "patternProperties"})
-"""Keywords with a schema, or a mapping of names to schemas, in which x-quote-of cannot be enforced."""
 
 Path = tuple[str | int, ...]
 
@@ -109,14 +109,14 @@ class QuotableSchema:
         self._references = References(document, "grammar")
 
     def parts_at(self, path: Path) -> Collection[dict[str, Any]]:
-        """Return the subschemas that may apply to the value at a path, each once."""
+        # Each subschema is visited once, because chains of references can lead to it in exponentially many ways.
         parts = self._parts_of([self._document])
         for name in path:
             parts = self._parts_of(_inner_at(part, name) for part in parts)
         return parts
 
     def fields(self) -> Iterator[dict[str, Any]]:
-        """Yield the subschemas with x-quote-of. Raises InvalidRequestError if one cannot be enforced."""
+        # Yields the subschemas with x-quote-of. Raises InvalidRequestError if one cannot be enforced.
         pending: list[tuple[Any, str]] = [(self._document, "")]
         seen: set[tuple[int, bool]] = set()
         while pending:

@@ -44,11 +44,11 @@ MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 @dataclass(frozen=True, slots=True)
 class BreakerTokens:
-    """single: tokens that contain a sequence breaker. tails: rest of token sequences that contain one, by last token
-    and length, each with the possible first tokens."""
+    """single: tokens that contain a sequence breaker. tails: sequences that contain one, see below."""
 
     single: frozenset[int] = frozenset()
-    # A letter ends thousands of tokens, so they are looked up in a set, not compared one by one.
+    # By last token and length: the sequences without their first token, each with all possible first tokens. A letter
+    # ends thousands of tokens, so they are looked up in a set, not compared one by one.
     tails: Mapping[int, Mapping[int, Mapping[tuple[int, ...], frozenset[int]]]] = field(default_factory=dict)
 
 

@@ -295,7 +295,7 @@ class _Conversation:
 
 
 def check_message(message: Message) -> None:
-    """Raise InvalidRequestError if a field of a message is invalid."""
+    """Raise InvalidRequestError if a field is invalid."""
     if message.role not in ROLES:
         raise InvalidRequestError(f"role must be one of {', '.join(ROLES)}", param="messages")
     if not isinstance(message.content, str):
