@@ -161,6 +161,8 @@ REFUSED = [
     ({"n_probs": 21}, "invalid_value", "n_probs"),
     ({"n_cmpl": 65}, "invalid_value", "n_cmpl"),
     ({"logit_bias": [[10**6, 1]]}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"9" * 9: 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "invalid_value", "logit_bias"),
     ({"logit_bias": [[5, 101]]}, "invalid_value", "logit_bias"),
     ({"logit_bias": [[5, True]]}, "invalid_value", "logit_bias"),
     ({"typical": 0.5}, "unsupported_parameter", "typical"),

@@ -104,6 +104,8 @@ MAX_TEXTS = 1024
 BANNED = -100.0
 """Bias that `false` stands for. It practically excludes a token."""
 
+MAX_ID_DIGITS = 10  # of 1 << 31
+
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Bias = float | Literal[False]
 
@@ -300,8 +302,11 @@ def _pieces(prompt: PromptField) -> Iterator[tuple[Piece, ...]]:
 def _biases(biases: Biases | None) -> Iterator[TokenBias]:
     pairs = biases.items() if isinstance(biases, dict) else biases or ()
     for piece, bias in pairs:
-        is_id = isinstance(piece, str) and isinstance(biases, dict) and piece.isascii() and piece.isdigit()
-        yield int(piece) if is_id else piece, BANNED if bias is False else bias
+        if isinstance(biases, dict) and isinstance(piece, str) and piece.isascii() and piece.isdigit():
+            if len(piece) > MAX_ID_DIGITS:
+                raise invalid_field("logit_bias", f"logit_bias: a token id has at most {MAX_ID_DIGITS} digits")
+            piece = int(piece)
+        yield piece, BANNED if bias is False else bias
 
 
 NO_SLOT = -1
