@@ -263,6 +263,7 @@ def test_hostile_schemas_are_refused(grammars: GrammarCompiler, schema: dict[str
         {"$ref": "#/nowhere"},
         {"$ref": "#/%ff/~2"},
         {"$ref": "http://[/"},
+        {"$ref": "#/prefixItems/" + "9" * 5000, "prefixItems": [{}]},
         {"contains": {}, "minContains": "x"},
         {"unevaluatedProperties": False, "allOf": 5},
         {"unevaluatedProperties": False, "anyOf": {"a": 1}},
