@@ -74,6 +74,8 @@ def _read(source: str, param: str) -> EnforcedSchema:
     try:
         schema = json.loads(source, parse_constant=_refuse_constant, parse_float=_finite)
         source.encode()
+        if "\\u" in source:  # escapes can stand for lone surrogates, which error messages and headers cannot contain
+            json.dumps(schema, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the schema is not JSON: {error}", param=param) from None
     return enforced_schema(schema, param)
