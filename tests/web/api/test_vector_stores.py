@@ -135,6 +135,8 @@ def test_unreadable_file_fails_with_error(start: Start) -> None:
     assert found.status == "failed" and found.last_error is not None and "damaged" in found.last_error.message
     raw = client.vector_stores.with_raw_response.create(metadata={"a": "b"})
     assert raw.headers["x-notso-ignored"] == "metadata"
+    raw = client.vector_stores.with_raw_response.create(chunking_strategy={"type": "auto"})
+    assert "x-notso-ignored" not in raw.headers
     batch = client.files.create(file=("b.jsonl", b"{}"), purpose="batch").id
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.vector_stores.files.create(store.id, file_id=batch)

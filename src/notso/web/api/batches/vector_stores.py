@@ -77,7 +77,7 @@ class ChunkingStrategy(Fields):
 
 
 Query = Annotated[str, Field(max_length=MAX_QUERY_CHARACTERS)]
-Chunking = Annotated[ChunkingStrategy | None, Hint(done=({"type": "auto"},))]
+Chunking = Annotated[ChunkingStrategy | None, Hint(done=(ChunkingStrategy(type="auto"),))]
 
 
 class VectorStoreFields(Fields):
