@@ -18,6 +18,9 @@ from scripted_engine import ScriptedEngine, say
 from notso.documents.citations import QUOTE_FIRST
 from notso.documents.reading import DocumentReader
 from notso.smollm3 import Engine, Event, Message
+from notso.web.api.messages.fields import TextBlock
+from notso.web.api.messages.request import cited_text
+from notso.web.api.shared.given_documents import RequestDocument, RequestDocuments
 
 Start = Callable[..., Any]
 HERONS = "Herons stand in the reeds.\nThey eat fish and frogs. Storks nest on chimneys."
@@ -121,6 +124,24 @@ def test_anthropic_client_gets_citations_whole_and_streamed(start: Start) -> Non
     said = engine.requests[-1].messages[1].content
     assert "[[1: They eat fish and frogs]] [[2: second page of ibises]] They eat fish." in said
     assert "[[3: two three\u00e9]] Also " in said and "[[4: six seven]] this" in said
+
+
+def test_each_citation_is_resolved_without_reading_all_documents() -> None:
+    reads = 0
+
+    class Facts(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal reads
+            reads += 1
+            return super().get(key, default)
+
+    documents = RequestDocuments()
+    for _ in range(50):
+        documents.add(RequestDocument("", "", True, facts=Facts(type="document")))
+    citations = [{"document_index": at, "cited_text": "x"} for at in range(51)]
+    text = cited_text(documents, TextBlock(type="text", text="y", citations=citations))
+    assert text.startswith("[[1: x]] [[2: x]] ") and text.endswith(" [[50: x]] y")
+    assert reads == 50
 
 
 def test_disabled_citations_leave_text_unchanged(start: Start) -> None:

@@ -72,6 +72,7 @@ class RequestDocuments:
 
     def __init__(self) -> None:
         self._documents: list[RequestDocument] = []
+        self._numbers: dict[str, list[int]] = {}  # by type; requests can have thousands of documents and citations
 
     def __bool__(self) -> bool:
         return bool(self._documents)
@@ -84,10 +85,11 @@ class RequestDocuments:
         """Add a document; return its text for the prompt, preceded by `context`. Its default name is `document N`."""
         name = sanitize_line(document.name, MAX_NAME_CHARACTERS) or f"document {len(self._documents) + 1}"
         self._documents.append(replace(document, name=name))
+        self._numbers.setdefault(str(document.facts.get("type")), []).append(len(self._documents))
         return format_for_prompt(name, f"{context}\n\n{document.text}" if context else document.text)
 
-    def numbers(self, kind: str) -> list[int]:
-        return [number for number, each in enumerate(self._documents, start=1) if each.facts.get("type") == kind]
+    def numbers(self, kind: str) -> Sequence[int]:
+        return self._numbers.get(kind, ())
 
     def find_quotation(self, number: int, words: str) -> tuple[RequestDocument, int, int] | None:
         if not 0 < number <= len(self._documents) or not self._documents[number - 1].is_quoted:
