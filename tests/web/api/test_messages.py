@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -333,6 +334,14 @@ def test_tool_calls_are_returned_whole_and_streamed(start: Start) -> None:
             {"a": [1, "\u00e9"]},
         )
         assert second.type == "tool_use" and second.input == {}
+
+
+def test_tool_call_with_lone_surrogate_and_huge_number_is_returned(start: Start) -> None:
+    call = ToolCall("call_1", "add", r'{"a": "\ud83d", "b": [-1e999], "c": "\ud83d\ude00"}')
+    server = start(ScriptedEngine(lambda messages, thinking: [Event("tool_call", tool_call=call)])).ready()
+    answer = server.client.post(URL, json=SHORT | {"tools": [TOOL]})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["content"][0]["input"] == {"a": "\ufffd", "b": [-sys.float_info.max], "c": "\U0001f600"}
 
 
 def test_engine_failure_ends_stream_with_one_error(start: Start) -> None:

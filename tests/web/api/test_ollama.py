@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -144,6 +145,16 @@ def test_tool_call_arguments_are_json_objects(start: Start) -> None:
     _, past, result = heard[-1]
     assert past.tool_calls == (ToolCall("call_a", "weather", '{"city": "Oslo"}'),)
     assert (result.role, result.content) == ("tool", "12 C")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_call_with_lone_surrogate_and_huge_number_is_returned(start: Start, stream: bool) -> None:
+    call = ToolCall("call_a", "weather", r'{"city": "Oslo \ud83d", "days": 1e999}')
+    server = start(ScriptedEngine(lambda messages, thinking: [Event("tool_call", tool_call=call)])).ready()
+    answer = server.client.post(CHAT, json={"messages": HELLO, "tools": [WEATHER], "stream": stream})
+    assert answer.status_code == 200, answer.text
+    (told,) = json.loads(answer.text.splitlines()[0])["message"]["tool_calls"]
+    assert told["function"]["arguments"] == {"city": "Oslo \ufffd", "days": sys.float_info.max}
 
 
 def test_tool_call_that_is_cut_off_is_left_out(start: Start) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from notso.web.api.messages.request import (
     to_citation,
 )
 from notso.web.api.shared.api_request import find_dropped_parts, ignored_headers
-from notso.web.api.shared.completion import new_id
+from notso.web.api.shared.completion import new_id, parse_arguments
 from notso.web.api.shared.given_documents import Files, read_body_with_files
 from notso.web.api.shared.serializer import named_event
 from notso.web.api.shared.services import ApiServices, Services
@@ -136,7 +135,7 @@ class MessageSerializer:
                 yield from self._write_call(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
                 yield from self._write_call(event.tool_call, event.tool_call.arguments[self._call_characters :])
-                self._blocks[-1]["input"] = json.loads(event.tool_call.arguments)
+                self._blocks[-1]["input"] = parse_arguments(event.tool_call)
                 yield from self._close_block()
             case "usage":
                 self._usage = event.usage

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -33,7 +32,15 @@ from notso.web.api.ollama.fields import (
 from notso.web.api.request_fields.fields import invalid_field, read_fields, unsupported_field
 from notso.web.api.request_fields.sampling_fields import sampling_names
 from notso.web.api.shared.api_request import ignored_headers
-from notso.web.api.shared.completion import Choice, fingerprint, logprob_entries, new_choice, new_id, server_version
+from notso.web.api.shared.completion import (
+    Choice,
+    fingerprint,
+    logprob_entries,
+    new_choice,
+    new_id,
+    parse_arguments,
+    server_version,
+)
 from notso.web.api.shared.embedding import Embeddings, compute_embeddings
 from notso.web.api.shared.serializer import as_json, large_response
 from notso.web.api.shared.services import ApiServices, Services
@@ -156,7 +163,7 @@ def _nanoseconds(milliseconds: float) -> int:
 
 
 def _call(index: int, call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}}
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": parse_arguments(call)}}
 
 
 LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}

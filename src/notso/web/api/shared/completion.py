@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import re
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +19,8 @@ from notso.smollm3 import Event, FinishReason, ModelInfo, TokenLogprob, ToolCall
 
 IMPOSSIBLE = -9999.0
 """Lowest log probability in responses. It replaces minus infinity, which JSON cannot represent."""
+_LARGEST = sys.float_info.max
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
@@ -294,6 +299,12 @@ def _rate(tokens: int, milliseconds: float) -> float:
 
 def _per_token_ms(milliseconds: float, tokens: int) -> float:
     return milliseconds / tokens if tokens > 0 else 0.0
+
+
+def parse_arguments(call: ToolCall) -> Any:
+    # Models may write escapes of lone surrogates, and numbers beyond the range of doubles. Bodies can contain neither.
+    value = json.loads(call.arguments, parse_float=lambda text: max(-_LARGEST, min(_LARGEST, float(text))))
+    return json.loads(_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False)))
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
