@@ -212,6 +212,8 @@ def test_keep_alive_sets_model_expiration(start: Start, folder: Path) -> None:
         return [each["expires_at"][:4] for each in server.client.get("/api/ps").json()["models"]]
 
     assert until(model="two-q8_0", keep_alive=-1) == ["9999", "9999"]
+    assert until(model="two-q8_0", keep_alive=2**63 - 1) == ["9999", "9999"]
+    assert until(model="two-q8_0", keep_alive=8000 * 366 * 86_400) == ["9999", "9999"]
     assert until(model="two-q8_0", keep_alive="1h30m")[1] != "9999"
     assert until(keep_alive="5m")[0] != "9999"
     gone = server.client.post("/api/generate", json={"model": "two-q8_0", "keep_alive": 0}).json()

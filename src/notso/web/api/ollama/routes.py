@@ -233,10 +233,16 @@ async def running_models(services: Services) -> Response:
         entry = await asyncio.to_thread(_entry, served.info)
         if served is not host.default and served.name:
             entry |= {"name": with_tag(served.name), "model": with_tag(served.name)}
-        idle_timeout_s = host.idle_timeout_s(served)
-        expires = NEVER if idle_timeout_s < 0 else timestamp(datetime.now(UTC) + timedelta(seconds=idle_timeout_s))
+        expires = _expiry(host.idle_timeout_s(served))
         models.append(entry | {"expires_at": expires, "size_vram": 0, "context_length": served.info.context_tokens})
     return JSONResponse({"models": models})
+
+
+def _expiry(idle_timeout_s: float) -> str:
+    try:
+        return NEVER if idle_timeout_s < 0 else timestamp(datetime.now(UTC) + timedelta(seconds=idle_timeout_s))
+    except OverflowError:  # after the year 9999
+        return NEVER
 
 
 @discovery_router.post("/api/show", dependencies=[GUARDED])
