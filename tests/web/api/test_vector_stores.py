@@ -104,6 +104,16 @@ def test_number_of_vector_stores_is_limited_whatever_their_names(start: Start, m
     assert client.vector_stores.create().name == "Vector store (101)"
 
 
+def test_no_vector_store_remains_if_its_files_do_not_fit(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(start(ScriptedEngine(citing)).ready())
+    file_ids = [uploaded(client, f"{text}.txt", text.encode()) for text in ("one", "two")]
+    monkeypatch.setattr(documents, "MAX_DOCUMENTS_OF_OWNER", 1)
+    with pytest.raises(openai.InternalServerError, match="documents"):
+        client.vector_stores.create(file_ids=file_ids)
+    assert client.vector_stores.list().data == []
+    assert client.vector_stores.create(file_ids=file_ids[:1]).file_counts.total == 1
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

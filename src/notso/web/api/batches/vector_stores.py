@@ -157,8 +157,12 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     for at, file_id in enumerate(file_ids):
         await _file_content(services, owner, file_id, f"file_ids.{at}")
     library = await _new_library(services, owner, _name(fields.name))
-    for file_id in file_ids:
-        await _add(services, owner, library, file_id, "file_ids")
+    try:
+        for file_id in file_ids:
+            await _add(services, owner, library, file_id, "file_ids")
+    except Exception:  # such as too many documents: the client has no id of the store, and will create another
+        await services.shared.store.documents.delete_library(owner, library.id)
+        raise
     return JSONResponse(await _store_object(services, owner, library), headers=headers)
 
 
