@@ -202,6 +202,8 @@ def test_openai_client_file_content_is_in_prompt(start: Start) -> None:
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": parts}]}
     rendered = server.client.post("/apply-template", json=chat).json()
     assert "--- cranes.pdf ---\nThe first page of cranes" in rendered["prompt"]
+    utf16, kind = json.dumps(chat).encode("utf-16"), {"content-type": "application/json"}
+    assert server.client.post("/apply-template", content=utf16, headers=kind).json() == rendered
     counted = server.client.post("/v1/chat/completions/input_tokens", json=chat).json()
     assert counted["input_tokens"] == rendered["n_tokens"]
     assert server.client.post("/tokenize", json=chat).json()["count"] >= len(rendered["prompt"].split())

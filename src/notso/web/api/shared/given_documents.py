@@ -128,7 +128,7 @@ async def read_body_with_files(
     require_json(request)
     files: dict[str, Document] = {}
     body = await request.body()
-    if any(each in body for each in (b"base64", b"file_data", b"file_id")):
+    if any(each in body for each in (b"base64", b"file_data", b"file_id", b"\0")):  # a NUL: the body is not UTF-8
         found = await read_body(request, lambda body: list(find_files(body)))
         if len(found) > MAX_FILES:
             raise invalid_field(found[-1].param, f"a request can contain at most {MAX_FILES} files")
