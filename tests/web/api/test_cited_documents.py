@@ -255,7 +255,7 @@ def test_stored_files_are_referenced_by_id(start: Start) -> None:
     client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": parts}])
     prompt = engine.requests[-1].messages[-1].content
     assert "--- cranes.pdf ---\nThe first page of cranes" in prompt
-    given: list[Any] = [{"type": "input_file", "file_id": stored.id}]
+    given: list[Any] = [{"type": "input_file", "file_id": stored.id, "file_data": ""}]
     client.responses.create(model="scripted", input=[{"role": "user", "content": given}])
     assert "The second page of ibises" in engine.requests[-1].messages[-1].content
     uploaded = other.beta.files.upload(file=("ibises.pdf", content, "application/pdf"))

@@ -204,11 +204,11 @@ def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, 
 
 def _to_request_file(file: Mapping[str, Any], param: str) -> RequestFile:
     name, data, file_id = file.get("filename"), file.get("file_data"), file.get("file_id")
-    name = name if isinstance(name, str) else ""
-    if data and file_id and isinstance(data, str) and isinstance(file_id, str):
+    name, data, file_id = (each if isinstance(each, str) else "" for each in (name, data, file_id))
+    if data and file_id:
         raise invalid_field(param, f"{param}: file_data and file_id contradict each other; send one of them")
-    if not isinstance(data, str):
-        return RequestFile("", name, param, str(file_id))
+    if file_id:
+        return RequestFile("", name, param, file_id)
     default_name = "document.pdf" if data.startswith("data:application/pdf") else "document"
     return RequestFile(_DATA_URL.sub("", data, count=1), name or default_name, param)
 
