@@ -106,6 +106,8 @@ def test_uploaded_file_can_be_read_listed_and_deleted(start: Start) -> None:
         ({"after_id": newest_first[1]}, newest_first[2:], False),
         ({"before_id": file.id}, newest_first[1:3], True),
         ({"before_id": newest_first[1]}, newest_first[:1], False),
+        ({"after_id": newest_first[0], "before_id": file.id}, newest_first[1:3], False),
+        ({"after_id": file.id, "before_id": newest_first[1]}, [], False),
     ):
         page = server.client.get("/v1/files", params={"limit": 2} | cursor).json()
         assert ([each["id"] for each in page["data"]], page["has_more"]) == (expected, more)

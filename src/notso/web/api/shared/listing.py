@@ -37,16 +37,15 @@ def paginate(
     ordered = list(items) if order == "asc" else list(reversed(items))
     ids = [item["id"] for item in ordered]
     after, before = _find_cursor(ids, query, _AFTER), _find_cursor(ids, query, _BEFORE)
-    start, stop = 0 if after is None else after + 1, len(ids) if before is None else before
-    if before is not None:
-        start = max(start, stop - size)
+    first, stop = 0 if after is None else after + 1, len(ids) if before is None else before
+    start = first if before is None else max(first, stop - size)
     page = ordered[start:stop][:size]
     return {
         "object": "list",
         "data": page,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
-        "has_more": start + size < stop if before is None else start > 0,
+        "has_more": start + size < stop if before is None else start > first,
     }
 
 
