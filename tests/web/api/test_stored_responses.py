@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -272,7 +273,10 @@ def test_background_response_is_regenerated_after_crash(start: Start, tmp_path: 
 
     server = start(ScriptedEngine(held)).ready()
     client = client_of(server)
-    begun = client.responses.create(model="scripted", input="Hello", background=True)
+    body = json.dumps({"input": "Hello", "background": True}).encode("utf-16")
+    answer = server.client.post(URL, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    begun = client.responses.retrieve(answer.json()["id"])
     dropped = client.responses.create(model="scripted", input="Hello", background=True)
     client.responses.cancel(dropped.id)
     server.wait(lambda: client.responses.retrieve(begun.id).status == "in_progress")

@@ -21,6 +21,7 @@ from fastapi import FastAPI, Request
 from starlette.types import ASGIApp, Message, Scope
 
 from notso.smollm3 import NotsoError, Replay
+from notso.text_file import decode_text
 from notso.web.api.shared.receipts import with_seed_and_token_ids
 from notso.web.api.shared.resumable import ResumableStream
 from notso.web.edge.access import INTERNAL_CALLER, Caller, KeyRing, caller_of
@@ -125,7 +126,7 @@ class BackgroundResponses:
         self._own_ids.add(response_id)
         stream.is_continued = lambda: self._is_continued(stream)
         if UNFINISHED not in request.scope:
-            body, caller = (await request.body()).decode(), json.dumps(astuple(caller_of(request)))
+            body, caller = decode_text(await request.body()), json.dumps(astuple(caller_of(request)))
             headers = {name: request.headers[name] for name in STORED_HEADERS if name in request.headers}
             unfinished = UnfinishedResponse(
                 response_id,
