@@ -17,14 +17,15 @@ LONGEST_READ_AHEAD = (1 << 31) - 1  # in bytes; macOS stores the length in a C i
 
 
 def lock(descriptor: int) -> None:
-    """Lock a file until `unlock` or until it is closed. Raises BlockingIOError if already locked, or OSError."""
+    """Lock a file until `unlock_and_close`. Raises BlockingIOError if already locked, or OSError."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def unlock(descriptor: int) -> None:
+def unlock_and_close(descriptor: int) -> None:
     # Closing the descriptor is not enough: a forked child has a copy, which keeps the file locked until the child ends
     # or executes another program.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def sync(descriptor: int) -> None:

@@ -25,7 +25,7 @@ from urllib.parse import SplitResult, urlsplit
 from notso.smollm3.errors import DownloadError, NoSpaceError, Sentence, quoted
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.registry import KnownFile, Progress
-from notso.system.files import lock, sync, unlock
+from notso.system.files import lock, sync, unlock_and_close
 from notso.system.processes import is_public_address
 
 if TYPE_CHECKING:
@@ -311,17 +311,20 @@ def _download_lock(file: KnownFile) -> Iterator[None]:
     # huggingface_hub locks the same path, so it does not download the file at the same time.
     folder = registry.hub_cache() / ".locks" / registry.repository_folder(file).name
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{file.sha256}.lock").open("w") as lock_file:
-        try:
-            lock(lock_file.fileno())
-        except BlockingIOError:
-            raise DownloadError(
-                Sentence(f"another process is already downloading {file.filename}", "download_busy", file=file.filename)
-            ) from None
-        try:
-            yield
-        finally:
-            unlock(lock_file.fileno())
+    descriptor = os.open(folder / f"{file.sha256}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        lock(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise
+        raise DownloadError(
+            Sentence(f"another process is already downloading {file.filename}", "download_busy", file=file.filename)
+        ) from None
+    try:
+        yield
+    finally:
+        unlock_and_close(descriptor)
 
 
 def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:

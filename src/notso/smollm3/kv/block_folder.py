@@ -36,7 +36,7 @@ from pathlib import Path
 
 from notso.smollm3.kv.block_file import BlockName, DamagedBlockError, write_file
 from notso.smollm3.scheduling.block_pool import survives_eviction
-from notso.system.files import lock, sync_folder, unlock
+from notso.system.files import lock, sync_folder, unlock_and_close
 
 MAGIC = b"NOTSO-C1"
 # The log is rewritten if it has more than 2 n + MOST_WASTE records when it is read, where n is the number of records
@@ -357,6 +357,5 @@ class FolderLock:
 
     def release(self) -> None:
         if self._descriptor is not None:
-            unlock(self._descriptor)
-            os.close(self._descriptor)
+            unlock_and_close(self._descriptor)
             self._descriptor = None

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from notso.system.files import lock, open_private, sync, sync_folder
+from notso.system.files import lock, open_private, sync, sync_folder, unlock_and_close
 from notso.web.store.protocol import DISK_FULL, FAILED, Damage
 from notso.web.store.sql.database import Rows, Value
 from notso.web.store.sql.search_words import indexed_text
@@ -217,7 +217,7 @@ class DirectoryLock:
 
     def release(self) -> None:
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            unlock_and_close(self._descriptor)
             self._descriptor = -1
 
 
