@@ -1,8 +1,8 @@
 // Attention over a cache with 8 bits or less, all tiles in parallel. The scores of a tile depend only on the query, the
-// largest score so far is a prefix maximum over the tiles' maxima, and the weights of a tile depend only on its scores
-// and on that maximum. Only one fma for each tile and dimension is executed in order, at the end. There are four
-// launches: attend_begin, attend_scores and attend_weights (tiles x queries), attend_join. The arithmetic is specified
-// at ByteAttentionTask in kernel_table.h.
+// largest score so far is a prefix maximum over the tiles' maxima, and the weights of a tile depend only on that. Only
+// one fma for each tile and dimension is executed in order, at the end. There are four launches: attend_begin,
+// attend_scores and attend_weights (tiles x queries), attend_join. The arithmetic is specified at ByteAttentionTask in
+// kernel_table.h.
 #pragma once
 
 #include "cuda/cache.h"

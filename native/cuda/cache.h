@@ -9,7 +9,7 @@ namespace cuda {
 
 constexpr int kTile = int(kTilePositions);
 // Pieces of a head: lane l of a warp holds dimensions l, l + 32, ... Heads of up to 128 dimensions have code of their
-// own, because the code for the largest heads is so long that fetching it takes longer than executing it.
+// own, because that for the largest heads is so long that fetching it takes longer than executing it.
 constexpr int kMostPieces = 1024 / 32, kFewPieces = 128 / 32;
 
 // The blocks of one layer, as in ops/attention.h.

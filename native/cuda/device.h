@@ -1,9 +1,7 @@
-// One GPU: its memory, its kernels, one stream of work, and work captured as a graph. Implements the device
-// that launches.h requires.
+// One GPU: its memory, its kernels, one stream of work, and work captured as a graph. The device of launches.h.
 //
 // Any thread may call; calls are executed one at a time. A thread that captures has exclusive access until the capture
-// ends. Failures are thrown as the exceptions in driver_api.h. Even after a failure, the destructor releases all
-// resources.
+// ends. Failures are thrown as the exceptions in driver_api.h, and the destructor releases all resources after them.
 #pragma once
 
 #include <array>

@@ -1,9 +1,9 @@
 // Products of a single row of floats, for decoding. The norm and the quantization before them and the sum or gate after
-// them are part of the launch, and adjacent products of the row with weights of one format are one launch.
+// them are part of the launch, and weights of the same format that read the same row are one launch.
 //
-// A step of a model is a chain of small launches, each of which waits for the previous one. Starting and waiting take
-// more time than the computations. So each thread block quantizes the row again, which is faster than another launch,
-// and loads its first weights before it awaits the row.
+// A step of a model is a chain of small launches, each of which waits for the previous one. Their number and their
+// waiting cost more than their computations. So each thread block quantizes the row again, which is faster than another
+// launch, and loads its first weights before it awaits the row.
 #pragma once
 
 #include "cuda/matmul.h"

@@ -102,13 +102,13 @@ class WorkerRecords {
   }
 
   static constexpr double kSlow = 2, kSlowest = 1000, kForgets = 0.99;
-  static constexpr double kPatience = 4, kCredit = 64;  // in durations of a typical run
+  static constexpr double kPatience = 4, kCredit = 64;  // in typical runs
   static constexpr int64_t kLookedAt = 8;  // one run in this many is accounted, and every run that waited long
   static constexpr Nanoseconds kLongest = int64_t(1) << 36;  // some 70 s; a thread with idle priority can pause for 2 s
 
   std::vector<Part> parts_;
   std::vector<Known> known_;
-  double rate_;           // items that all active workers finish while the fastest finishes one
+  double rate_;           // items that all workers finish while the fastest finishes one
   double usual_run_ = 0;  // nanoseconds
 };
 

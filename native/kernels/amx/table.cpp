@@ -1,5 +1,5 @@
 // Kernels for AMX: tiles for many batch rows and for attention over bytes. The rest of the family is AVX-512's, which
-// would have the same instructions here and double the compilation time. runtime/dispatch.cpp combines the two.
+// would have the same instructions here and double the time of compilation. runtime/dispatch.cpp combines the two.
 #pragma GCC diagnostic ignored "-Wunused-function"  // functions in shared headers
 
 #include "kernel_table.h"

@@ -1,4 +1,4 @@
-// Transpositions between results by rows of weights, as in tiles, and by batch rows, as everywhere else.
+// Transpositions between rows of weights, as in tiles, and batch rows, as everywhere else.
 #pragma once
 
 #include <immintrin.h>

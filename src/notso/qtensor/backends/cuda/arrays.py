@@ -28,6 +28,7 @@ class HostMirror:
         self._begin, self._end = 0, 0
 
     def mark_changed(self, begin: int, end: int) -> None:
+        """Mark values begin..end-1 as changed."""
         self._begin, self._end = (
             (min(begin, self._begin), max(end, self._end)) if self._end > self._begin else (begin, end)
         )
@@ -95,7 +96,7 @@ class DeviceArray:
 
 
 def weight_bytes(tensor: QTensor) -> int:
-    """Return a weight's size in device memory."""
+    """Return the size of a weight in device memory."""
     return device_weight_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
 
 

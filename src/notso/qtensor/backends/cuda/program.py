@@ -1,7 +1,7 @@
 """Recorded operations, replayed as CUDA graphs.
 
 In each layer, the attention kernel and the launches directly before it are fused into one launch, because a decode step
-is a chain of dependent launches, and each takes longer to start than to compute.
+is a chain of dependent launches, and starting a launch takes longer than its computation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from notso.qtensor.errors import OperandError
 Launch: TypeAlias = Callable[[int], None]
 
 Rotation: TypeAlias = tuple[int, int, int]  # addresses of row numbers, cosines and sines
-# Addresses of positions, sequences, block tables and window tables (0: none); number of rows; tiles per sequence.
 Places: TypeAlias = tuple[int, int, int, int, int, int]
-PoolFacts: TypeAlias = tuple[int, int, int, int]  # address, key-value heads, head dimension, number of the KV format
+PoolFacts: TypeAlias = tuple[int, int, int, int]
 
 _NO_ROTATION: Rotation = (0, 0, 0)
 
@@ -89,7 +88,7 @@ class _FusedLaunch:
 
 
 def fuse_launches(launches: Sequence[Launch]) -> list[Launch]:
-    """Return equivalent launches, with each attention fused with the store and rotations directly before it."""
+    """Return equivalent launches, with attention fused with the storing and rotations directly before it."""
     fused: list[Launch] = []
     for launch in launches:
         fused.append(launch)
@@ -109,8 +108,7 @@ def fuse_launches(launches: Sequence[Launch]) -> list[Launch]:
 def _preceding_rotation(
     launches: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]
 ) -> tuple[Rotation, int]:
-    # Returns the rotation of x by launch `at`, and at - 1. If launch `at` does not rotate x, returns no rotation and
-    # `at`.
+    # If launch `at` rotates x, returns this rotation and at - 1, otherwise no rotation and `at`.
     launch = launches[at] if at >= 0 else None
     if isinstance(launch, RopeLaunch) and launch.adjacent and (launch.x, launch.shape) == (x, shape):
         return launch.rotation, at - 1
@@ -135,9 +133,8 @@ class Program:
 
     def __init__(self, backend: RecordingBackend) -> None:
         # The number of thread blocks in a graph is fixed, but the number needed depends on the number of tiles.
-        # Therefore, the number of tiles is rounded up to a power of two, and one graph is captured for each of these
-        # powers when it is first needed. A graph is captured again when scratch memory has moved, because the graph
-        # contains the old address.
+        # Therefore, one graph is captured for each power of two, when it is first needed. It is captured again when
+        # scratch memory has moved, because it contains the old address.
         self._backend = backend
         self._checks: dict[Hashable, Check] = {}
         self._launches: list[Launch] = []
