@@ -111,7 +111,7 @@ def remove_margins(pages: Sequence[str]) -> list[str]:
 
 
 def _numbered_alike(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    # Returns the lines whose numbers are the usual ones: constant, or at a constant distance from the page's number.
+    # Returns the lines whose numbers follow the majority: the same on all pages, or increasing with the page number.
     # Other lines, such as the totals at the end of bills, are part of the text.
     numbers = [_DIGITS.findall(line) for _, line in lines]
     alike = [True] * len(lines)

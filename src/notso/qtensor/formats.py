@@ -3,7 +3,7 @@
 Rows consist of blocks of `block_values` values in `block_bytes` bytes. `reference/blocks.py` (readable) and
 `native/blocks.h` (fast) define the layouts.
 
-native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with this table.
+native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with `KV_FORMATS`.
 """
 
 # The name of a KV format gives the bits per element: k8v4 stores keys in 8 bits and values in 4. Every format but f16

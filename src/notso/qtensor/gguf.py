@@ -10,8 +10,8 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
-# GG1 to GG9 are rules that valid files follow; tests in tests/qtensor break each of them. GG12 and GG15 are rules for
-# this reader. The layer above checks whether the entries describe a usable model.
+# GG1 to GG15 number the checks in comments and in tests/qtensor. The layer above checks whether the entries describe a
+# usable model.
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class GGUFFile:
         self.tensors = MappingProxyType({})
 
     def release(self, tensor: QTensor) -> None:
-        # Removes the pages that contain only this tensor from memory; the system reads them from the file again when
+        # Removes from memory the pages that contain only this tensor; the system reads them from the file again when
         # they are accessed. Does nothing for tensors outside this mapping, such as copies.
         page = mmap.PAGESIZE
         start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data

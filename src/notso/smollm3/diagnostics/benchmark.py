@@ -106,7 +106,7 @@ class EngineMeter:
         """Return the output head's read bandwidth in bytes per second; None if the head is small or on a GPU."""
         if self._engine.info.device != "cpu":
             return None
-        # `call` runs the measurement between two steps, so that no computation disturbs it.
+        # `call` runs a function between two steps, so that no computation disturbs the measurement.
         head = self._engine._core.call(lambda: self._engine._runner.weights.lm_head)
         data = getattr(head, "data", None)
         if not isinstance(data, np.ndarray) or data.size < ceilings.WINDOW_BYTES:

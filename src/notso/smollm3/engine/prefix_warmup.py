@@ -81,7 +81,7 @@ class PrefixWarmup:
         self._steps = 0
         self._served: dict[bytes, int] = {}  # owner with pending work -> last step that served it
         self._drafts: OrderedDict[bytes, _PendingPrefill] = OrderedDict()
-        # Owner, identified by its salt -> its last draft, prefilled or not: ids, and the start of the last turn.
+        # Salt of an owner -> ids of the owner's last draft (prefilled or not), and where its last turn starts.
         self._last_drafts: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
 
     def schedule(self, request: Request) -> None:
@@ -105,7 +105,7 @@ class PrefixWarmup:
     def draft(
         self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
-        """Schedule the prefill of a draft; `turn_at`: token at which its last turn starts."""
+        """Schedule the prefill of a draft's prompt; `turn_at`: token at which the last turn starts."""
         owner = salt.owner
         spent, previous_turn_at = self._last_drafts.pop(owner, ([], 0))
         self._drafts.pop(owner, None)
@@ -155,7 +155,7 @@ class PrefixWarmup:
                 self._pending.remove(prefill)
 
     def _next_pending(self) -> _PendingPrefill:
-        # Returns the newest prefill of the least recently served owner. Drafts precede prefills after answers.
+        # Returns the newest prefill of the least recently served owner. Drafts come before other prefills.
         waiting = [*reversed(self._drafts.values() if self._drafts else self._pending)]
         prefill = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
         self._steps += 1

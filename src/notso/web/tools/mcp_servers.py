@@ -188,9 +188,10 @@ class McpServer:
             self._ask_callbacks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        # In the newest protocol, an elicitation is the result of a request, and this method runs in that request's
-        # context. In older protocols, an elicitation does not name the request to which it belongs. It must not reach
-        # the wrong user, so reply `cancel` unless exactly one request is running and none was canceled since the start.
+        # In the newest protocol, a server asks in its reply to a request, and this method runs in that request's
+        # context (_REQUESTER). In older protocols, an elicitation does not name the request to which it belongs. It
+        # must not reach the wrong user, so reply `cancel` to it unless exactly one request is running and none was
+        # canceled since the start.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         requesters = _REQUESTER.get() or self._ask_callbacks

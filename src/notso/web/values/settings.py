@@ -226,8 +226,8 @@ class Settings:
     )
     keep_volatile: bool = _setting(
         False,
-        help="Keep the x-anthropic-billing-header line in Claude Code's system prompt. It differs in each request, so "
-        "prompts are not cached.",
+        help="Keep Claude Code's x-anthropic-billing-header line, although it prevents caching: it differs in each "
+        "request.",
         after="sign_in",
     )
     strict_fields: bool = _setting(

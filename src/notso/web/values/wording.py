@@ -183,7 +183,7 @@ def translated(error: object) -> str:
     shown = {name: number(value) if isinstance(value, int) else value for name, value in values.items()}
     try:
         return PluralString(phrase).format(**shown)
-    except KeyError:  # an error from another release or a damaged child process may lack a value
+    except KeyError:  # errors of child processes and of replicas with another release may lack a value
         return str(error)
 
 
@@ -198,7 +198,7 @@ def number(value: float, decimals: int = 0) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Format a rate, with a decimal below 100."""
+    """Format a rate, with one decimal place if it is below 100."""
     return number(per_second, 1 if per_second < 100 else 0)
 
 

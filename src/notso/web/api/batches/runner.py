@@ -82,7 +82,8 @@ class BatchRunner:
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 while len(self._running) < MAX_BATCHES:
                     busy_owners = [owner for owner, _ in self._running.values()]
-                    # If no other server shares the store, all leases belong to earlier processes and count as expired.
+                    # If no other server shares the store, leases of batches that are not running here belong to earlier
+                    # processes, and count as expired.
                     now_ms = _now_ms() if store.is_shared else 1 << 62
                     batch = await records.claim_batch(self._holder, busy_owners, now_ms)
                     if batch is None:
@@ -193,7 +194,7 @@ class _Run:
         for number in numbers:
             entry = read_line(lines[number], (self._body["endpoint"],))
             body = json.dumps(entry.body).encode()
-            async with self._repeating:  # no new request starts during a repetition: each could make the other fail
+            async with self._repeating:  # wait while a failed request is repeated: this one could make it fail again
                 pass
             status, headers, answer = await self._send_request(entry.url, body)
             if status == 500:

@@ -188,7 +188,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
-    # 10: models of answers; sources of imported chats and messages, which are kept when a message is deleted.
+    # 10: models of answers; sources of imported chats and messages. The sources are kept when a message is deleted.
     """
     ALTER TABLE messages ADD COLUMN model TEXT NOT NULL DEFAULT '';
     ALTER TABLE chats ADD COLUMN source TEXT NOT NULL DEFAULT '';
@@ -201,7 +201,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX imported_by_message ON imported_messages (message_id);
     """,
-    # 11: the index contains the words from search_words, as in PostgreSQL. search_words defines indexed_text().
+    # 11: the index contains the words selected by the module search_words (`indexed_text`), as in PostgreSQL.
     """
     DROP TABLE texts;
     CREATE VIRTUAL TABLE texts USING fts5(body, tokenize = "unicode61 remove_diacritics 0 tokenchars '+#'");
@@ -347,7 +347,7 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE messages ADD COLUMN citations TEXT NOT NULL DEFAULT '[]';
     """,
-    # 17: tokens of unfinished responses and of streams with X-Conversation-Id, so that both can be continued.
+    # 17: progress of unfinished responses and of streams with X-Conversation-Id, so that both can be continued.
     """
     ALTER TABLE open_responses ADD COLUMN path TEXT NOT NULL DEFAULT '/v1/responses';
     ALTER TABLE open_responses ADD COLUMN headers TEXT NOT NULL DEFAULT '{}';
