@@ -95,6 +95,7 @@ def test_quote_may_have_any_maximum_length(demo_engine: Engine, most: int) -> No
     [
         ({"type": "string", "x-quote-of": "letter"}, "does not name a document; available: other, invoice, empty"),
         ({"type": "integer", "x-quote-of": "invoice"}, "requires"),
+        ({"type": [{}], "x-quote-of": "invoice"}, "requires"),
         ({"type": "string", "x-quote-of": "invoice", "pattern": "a"}, "cannot be combined with pattern"),
         ({"type": "string", "x-quote-of": "invoice", "maxLength": -1}, "whole number"),
     ],

@@ -251,8 +251,8 @@ def _field(
     part: Mapping[str, Any], sources: Sequence[QuoteSource], quotes: QuoteManager, pinned: PinnedReading | None
 ) -> QuotedField:
     types = part.get("type")
-    named = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
-    if "string" not in named or not named <= {"string", "null"}:
+    named = types if isinstance(types, list) else [types]
+    if "string" not in named or any(each not in ("string", "null") for each in named):
         raise InvalidRequestError(f'{QUOTE_OF} requires the type "string" or ["string", "null"]', param="grammar")
     for keyword in part:
         if keyword not in COMBINABLE:
