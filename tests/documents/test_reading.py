@@ -142,6 +142,7 @@ def test_killed_reader_raises_unreadable_error() -> None:
             "h\u017e\n\n\u017e",
         ),
         ("a.htm", b"<meta charset=iso-2022-jp-2><p>\x1b$A0!\x1b(B", "\u554a"),
+        ("punycode.eml", b"Content-Type: text/plain; charset=punycode\n\nhello-a", "hello-a"),
     ],
 )
 def test_nothing_is_imported_in_the_sandbox(name: str, data: bytes, text: str) -> None:

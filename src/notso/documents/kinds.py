@@ -77,8 +77,9 @@ def detect_container(head: bytes, extension: str) -> Container:
 def preload_modules(container: Container) -> None:
     """Import modules before the sandbox prevents opening files. Raises ImportError if a library is not installed."""
     for module in pkgutil.iter_modules(encodings.__path__):
-        with suppress(LookupError):
-            codecs.lookup(module.name)
+        if module.name != "punycode":  # takes quadratic time: a document in this encoding could not be read in time
+            with suppress(LookupError):
+                codecs.lookup(module.name)
     if container == "pdf":
         import pypdfium2
 
