@@ -195,6 +195,8 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         (b"<meta charset=big5><p>\xc6\xcf", "a.html", "\u306b"),
         (b"<meta charset=ISO-8859-8-I><p>\xf9", "a.html", "\u05e9"),
         (b"Content-Type: text/plain; charset=x-cp1251\n\n\xe0", "a.eml", "\n\u0430"),
+        (b"Content-Type: text/plain; charset=ks_c_5601-1989\n\n\xb0\xa1", "a.eml", "\n\uac00"),
+        (b"<meta charset=iso88592><p>\xb1", "a.html", "\u0105"),
         (b"Content-Type: text/html\n\n<meta charset=cp1251><p>\xe0", "a.eml", "\n\u0430"),
         (b"Content-Type: text/html; charset=us-ascii\n\n<meta charset=cp1251><p>\xe0", "a.eml", "\n\u0430"),
         (

@@ -31,12 +31,27 @@ _SUPERSETS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874", "gb2312": "gb18030"},
     **{"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
 }
-_LABELS = {  # labels that browsers know but Python does not
-    **{"windows-874": "cp874", "dos-874": "cp874", "x-sjis": "cp932", "windows-31j": "cp932", "windows-949": "cp949"},
-    **{"x-euc-jp": "euc_jp", "x-gbk": "gb18030", "x-x-big5": "big5hkscs", "cn-big5": "big5hkscs"},
-    **{"iso-8859-6-e": "iso8859-6", "iso-8859-6-i": "iso8859-6", "iso-8859-8-e": "iso8859-8"},
-    **{"iso-8859-8-i": "iso8859-8", "x-mac-roman": "mac-roman", "x-mac-cyrillic": "mac-cyrillic"},
-    **{f"x-cp{number}": f"cp{number}" for number in range(1250, 1259)},
+_UNKNOWN_LABELS = {  # labels that browsers know but Python does not, by encoding
+    "utf-8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8",
+    "iso8859-6": "iso-8859-6-e iso-8859-6-i csiso88596e csiso88596i",
+    "iso8859-7": "sun_eu_greek",
+    "iso8859-8": "iso-8859-8-e iso-8859-8-i csiso88598e csiso88598i visual logical",
+    "iso8859-15": "csisolatin9",
+    "koi8-r": "koi koi8",
+    "koi8-u": "koi8-ru",
+    "mac-roman": "x-mac-roman csmacintosh mac",
+    "mac-cyrillic": "x-mac-cyrillic x-mac-ukrainian",
+    "cp874": "windows-874 dos-874",
+    "gb18030": "x-gbk csgb2312 gb_2312 gb_2312-80",
+    "big5hkscs": "x-x-big5 cn-big5",
+    "euc_jp": "x-euc-jp cseucpkdfmtjapanese",
+    "cp932": "x-sjis windows-31j",
+    "cp949": "windows-949 cseuckr csksc56011987 iso-ir-149 ks_c_5601-1989 ksc_5601",
+    **{f"cp{number}": f"x-cp{number}" for number in range(1250, 1259)},
+}
+_LABELS = {
+    **{label: encoding for encoding, labels in _UNKNOWN_LABELS.items() for label in labels.split()},
+    **{f"iso8859{part}": f"iso8859-{part}" for part in range(1, 17) if part != 12},
 }
 _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
