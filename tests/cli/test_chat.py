@@ -155,6 +155,13 @@ def test_regenerate_reuses_a_given_seed(engine: Any, notso: Run) -> None:
     assert [params.seed for params in engine.params] == [5, 5]
 
 
+def test_thinking_budget_of_thousands_of_digits_is_refused(engine: Any, notso: Run) -> None:
+    result = notso("chat", stdin=f"/thinking {'9' * 5000}\none\n")
+
+    assert "/thinking takes" in result.err
+    assert len(engine.asked) == 1, "the chat goes on"
+
+
 @pytest.mark.parametrize(
     ("typed", "near"), [("/hlep", "/help"), ("/tempp 1", "/temp"), ("/thi off", "/thinking"), ("/xyzzy", "/help lists")]
 )

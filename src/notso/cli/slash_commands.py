@@ -187,7 +187,7 @@ def _thinking(conversation: ChatSession, argument: str) -> CommandResult:
         conversation.thinking = not conversation.thinking
     elif argument.lower() in choices:
         conversation.thinking, conversation.show_thinking = choices[argument.lower()]
-    elif argument.isdecimal() and 0 < int(argument) < 1 << 31:
+    elif argument.isdecimal() and len(argument) < 11 and 0 < int(argument) < 1 << 31:
         conversation.thinking = True
         conversation.params = dataclasses.replace(conversation.params, thinking_budget=int(argument))
     else:
