@@ -221,6 +221,7 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
             b"<table><tr><td>a</td> x <td>b</td><tr><td><td>c</td> y</table>",
             *("a.html", "| a x | b |\n| --- | --- |\n|  | c y |"),
         ),
+        (b"<table><tr><td rowspan=" + b"9" * 5000 + b">a<td>b</table>", "a.html", "| a | b |\n| --- | --- |"),
         (
             b"From: A <a@b>\nSubject: =?utf-8?q?s=C3=A9?=\nContent-Type: text/html\n\n<p>hello</p>",
             *("a.eml", "From: A <a@b>\nSubject: s\u00e9\n\nhello"),

@@ -181,7 +181,7 @@ class _Text(HTMLParser):
 
 
 def _span(value: str | None) -> int:
-    return max(1, min(MAX_SPAN, int(value))) if value and value.isascii() and value.isdecimal() else 1
+    return max(1, min(MAX_SPAN, int(value[:9]))) if value and value.isascii() and value.isdecimal() else 1
 
 
 def html_text(html: str) -> tuple[str, str]:
