@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,18 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from scripted_engine import ScriptedEngine
 
 from notso.web.app import create_app
-from notso.web.edge.access import COOKIE, MAX_SESSIONS_MULTIUSER, AccessMark, Caller, KeyRing, cookie_name, public
+from notso.web.edge.access import (
+    COOKIE,
+    MAX_SESSIONS_MULTIUSER,
+    SESSION_RENEWAL_SECONDS,
+    AccessMark,
+    Caller,
+    KeyRing,
+    cookie_name,
+    public,
+)
 from notso.web.edge.security import content_security_policy
-from notso.web.replicas.exchange import LocalExchange
+from notso.web.replicas.exchange import Body, LocalExchange, Subscriber
 from notso.web.values.ids import new_generation_id, new_id
 from notso.web.values.settings import Settings
 
@@ -314,16 +323,96 @@ def test_sessions_expire_after_idle_week_or_one_month(start: Start) -> None:
 
 
 class Storage(LocalExchange):
-    """A key-value memory shared by several servers."""
+    """A key-value memory shared by several servers. Messages arrive only if a test delivers them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.values: dict[str, str] = {}
+        self.subscribers: list[Subscriber] = []
+        self.messages: list[Body] = []
+        self.after_read: Callable[[], Awaitable[None]] | None = None
+
+    def send(self, kind: str, **body: Any) -> None:
+        self.messages.append(body)
+
+    def subscribe(self, kind: str, subscriber: Subscriber) -> None:
+        self.subscribers.append(subscriber)
+
+    def deliver(self) -> None:
+        for body in self.messages:
+            for subscriber in self.subscribers:
+                subscriber(body)
+        self.messages.clear()
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
         self.values[name] = value
 
     async def get_value(self, name: str) -> str | None:
-        return self.values.get(name)
+        value, action, self.after_read = self.values.get(name), self.after_read, None
+        if action is not None:
+            await action()
+        return value
+
+
+@pytest.mark.parametrize("is_heard", [True, False], ids=["message arrives", "message is lost"])
+@pytest.mark.parametrize("reads", [0, 1, 2])
+def test_logout_wins_over_a_replica_that_loads_the_session(reads: int, is_heard: bool) -> None:
+    """The user signs out before, during or after the reads with which another replica loads the session."""
+
+    async def scenario() -> None:
+        now, storage = 1e9, Storage()
+        here, there, third = (KeyRing(KEY, lambda: now, storage=storage) for _ in range(3))
+        token = await here.new_session()
+
+        async def sign_out() -> None:
+            await here.end_session(token)
+            if is_heard:
+                storage.deliver()
+
+        async def sign_out_at_next_read() -> None:
+            storage.after_read = sign_out
+
+        storage.after_read = (None, sign_out, sign_out_at_next_read)[reads]
+        if reads == 0:
+            await sign_out()
+        await there._resume_session(token)
+        now += SESSION_RENEWAL_SECONDS * (not is_heard)
+        for ring in (here, there, third, there):
+            assert await ring._resume_session(token) is None
+        assert not there._sessions and not third._sessions
+
+    asyncio.run(scenario())
+
+
+def test_concurrent_requests_do_not_revive_a_revoked_session() -> None:
+    async def scenario() -> None:
+        storage = Storage()
+        here, there = KeyRing(KEY, storage=storage), KeyRing(KEY, storage=storage)
+        token, seen = await here.new_session(), []
+        await here.end_session(token)
+
+        async def ask_again_at_next_read() -> None:
+            async def ask_again() -> None:
+                seen.append(await there._resume_session(token))
+
+            storage.after_read = ask_again
+
+        storage.after_read = ask_again_at_next_read
+        assert await there._resume_session(token) is None and seen == [None]
+
+    asyncio.run(scenario())
+
+
+def test_renewal_restores_a_session_that_the_shared_storage_lost() -> None:
+    async def scenario() -> None:
+        now, storage = 1e9, Storage()
+        here, there = KeyRing(KEY, lambda: now, storage=storage), KeyRing(KEY, lambda: now, storage=storage)
+        token = await here.new_session()
+        storage.values.clear()
+        now += SESSION_RENEWAL_SECONDS
+        assert await here._resume_session(token) and await there._resume_session(token)
+
+    asyncio.run(scenario())
 
 
 def test_changed_access_rules_invalidate_sessions() -> None:

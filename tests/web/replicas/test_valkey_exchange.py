@@ -240,10 +240,47 @@ def test_values_are_shared_by_replicas(valkey: ValkeyServer) -> None:
         assert await there.get_value("v") is None
         await here.set_value("v", "1.5", 100)
         assert await there.get_value("v") == "1.5"
-        await there.delete_value("v")
-        assert await here.get_value("v") is None
 
     together(valkey, play)
+
+
+def test_values_set_during_an_outage_are_stored_before_the_messages(valkey: ValkeyServer) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        log, copy, heard = Lines(), Lines(), list[Any]()
+        there.subscribe("word", lambda body: heard.append(body["value"]))
+        here.publish("x", log)
+        await here.set_value("v", "old", 100)
+        await asyncio.to_thread(valkey.stop)
+        await here.set_value("v", "older", 100)
+        await here.set_value("v", "new", 100)
+        log.add("one", last=True)
+        here.send("word", value="said")
+        assert await here.get_value("v") == "new" and await there.get_value("v") is None
+        await until(lambda: there.is_unreachable)
+        await asyncio.to_thread(valkey.start)
+        await until(lambda: heard == ["said"])
+        async with asyncio.timeout(60):
+            while await there.get_value("v") != "new":  # the pool may have connections from before
+                await asyncio.sleep(0)
+        assert 0 < await there._client.ttl("notso:value:v") <= 100
+        with there.following("x", copy.take):
+            await until(lambda: copy.finished)
+        await until(lambda: not here._published and not here._unsaved)
+
+    together(valkey, play)
+
+
+def test_number_of_values_that_wait_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(valkey_exchange, "MAX_MESSAGES", 2)
+
+    async def run() -> None:
+        exchange = ValkeyExchange("unix:///nowhere/valkey.sock")
+        for name in "abc":
+            await exchange.set_value(name, name, 60)
+        assert [await exchange.get_value(name) for name in "abc"] == [None, "b", "c"]
+        await exchange.close()
+
+    asyncio.run(run())
 
 
 def test_invalid_valkey_url_is_rejected() -> None:

@@ -148,8 +148,6 @@ class SharedStorage(Protocol):
 
     async def get_value(self, name: str) -> str | None: ...
 
-    async def delete_value(self, name: str) -> None: ...
-
     def send(self, kind: str, **body: Any) -> None: ...
 
     def subscribe(self, kind: str, subscriber: Callable[[Mapping[str, Any]], None]) -> None: ...
@@ -203,11 +201,13 @@ class KeyRing:
 
     async def end_session(self, token: str) -> None:
         """End the session of a cookie value on all replicas."""
+        # The stored session is not deleted: another replica may be about to renew it. The revocation outlives it.
+        # It is stored before the message, so that a session loaded before it is dropped by the message.
         digest = _digest(token)
-        self._drop(digest)
         if self._storage is not None:
+            await self._storage.set_value(_revocation_key(digest), "1", SESSION_SECONDS)
             self._storage.send("logout", session=digest.hex())
-            await self._storage.delete_value(_storage_key(digest))
+        self._drop(digest)
 
     async def caller_for_key(self, key: str) -> Caller | None:
         if self.is_server_key(key):
@@ -254,7 +254,10 @@ class KeyRing:
             await self.end_session(token)
             return None
         session.used = now
-        if now - session.shared >= SESSION_RENEWAL_SECONDS:
+        if now - session.shared >= SESSION_RENEWAL_SECONDS:  # also true for every session that was just loaded
+            if self._storage is not None and await self._storage.get_value(_revocation_key(digest)) is not None:
+                self._drop(digest)
+                return None
             session.shared = now
             await self._share_session(digest, session)
         return session.caller
@@ -399,6 +402,10 @@ def _keys_sent(request: Request) -> list[str]:
 
 def _storage_key(digest: bytes) -> str:
     return f"session:{digest.hex()}"
+
+
+def _revocation_key(digest: bytes) -> str:
+    return f"logout:{digest.hex()}"
 
 
 def _digest(text: str) -> bytes:

@@ -71,12 +71,10 @@ class Exchange(Protocol):
         """Return whether a running replica has claimed the name; True if unknown."""
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
-        """Store a value for all replicas, if possible."""
+        """Store a value for all replicas once they are reachable. If too many values wait, drop the oldest."""
 
     async def get_value(self, name: str) -> str | None:
         """Return a stored value; None if missing or unreachable."""
-
-    async def delete_value(self, name: str) -> None: ...
 
     def start(self) -> None: ...
 
@@ -113,8 +111,6 @@ class LocalExchange:
 
     async def get_value(self, name: str) -> str | None:
         return None
-
-    async def delete_value(self, name: str) -> None: ...
 
     def start(self) -> None: ...
 

@@ -45,7 +45,7 @@ them."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MAX_MESSAGES = 10_000
-"""Maximum number of messages in the bus on the Valkey server, and of messages waiting to be sent to it."""
+"""Maximum number of messages in the bus on the Valkey server, and of messages and values waiting to be sent to it."""
 MOST_FINISHED = 256
 KEEP_SECONDS = 900
 KEEP_FINISHED_SECONDS = 300
@@ -92,6 +92,7 @@ class ValkeyExchange:
             url, socket_timeout=BLOCK_SECONDS + ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS
         )
         self._outbox: deque[bytes] = deque(maxlen=MAX_MESSAGES)
+        self._unsaved: dict[str, tuple[str, int]] = {}  # key -> value and lifetime, until Valkey is reachable again
         self._published: dict[str, _Published] = {}
         self._changed: dict[str, None] = {}
         self._subscribers: dict[str, list[Subscriber]] = {}
@@ -162,19 +163,25 @@ class ValkeyExchange:
             return True
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
-        with suppress(*FAILURES):
-            await self._client.set(f"notso:value:{name}", value, ex=max(1, int(seconds)))
+        key, lifetime = f"notso:value:{name}", max(1, int(seconds))
+        self._unsaved.pop(key, None)
+        try:
+            await self._client.set(key, value, ex=lifetime)
+        except FAILURES:
+            self._unsaved[key] = value, lifetime
+            if len(self._unsaved) > MAX_MESSAGES:
+                del self._unsaved[next(iter(self._unsaved))]
+            self._work.set()
 
     async def get_value(self, name: str) -> str | None:
+        key = f"notso:value:{name}"
+        if key in self._unsaved:
+            return self._unsaved[key][0]
         try:
-            found = await self._client.get(f"notso:value:{name}")
+            found = await self._client.get(key)
         except FAILURES:
             return None
         return found.decode() if found is not None else None
-
-    async def delete_value(self, name: str) -> None:
-        with suppress(*FAILURES):
-            await self._client.delete(f"notso:value:{name}")
 
     def start(self) -> None:
         if not self._tasks:
@@ -231,7 +238,9 @@ class ValkeyExchange:
         # that they already have, and repeated messages are harmless.
         message_count, names, ring_bell = len(self._outbox), list(self._changed), self._should_ring_bell
         self._changed.clear()
-        pipe = self._client.pipeline(transaction=False)
+        pipe, values = self._client.pipeline(transaction=False), dict(self._unsaved)
+        for key, (value, lifetime) in values.items():  # before the messages, which may be about them
+            pipe.set(key, value, ex=lifetime)
         for body in list(self._outbox):
             pipe.xadd(self._bus, {b"json": body}, maxlen=MAX_MESSAGES, approximate=True)
         sent: list[tuple[_Published, int, int, bool]] = []
@@ -257,9 +266,13 @@ class ValkeyExchange:
             self._drop_old()
             raise
         self._should_ring_bell = self._should_ring_bell and not ring_bell
+        for key, saved in values.items():
+            if self._unsaved.get(key) is saved:
+                del self._unsaved[key]
         for _ in range(min(message_count, len(self._outbox))):
             self._outbox.popleft()
-        for name, (each, number, size, is_whole), added in zip(names, sent, results[message_count::2], strict=False):
+        added_at = len(values) + message_count
+        for name, (each, number, size, is_whole), added in zip(names, sent, results[added_at::2], strict=False):
             each.sent = number if added is not None else -1  # None: the Valkey server has lost the log's stream
             each.whole_bytes, each.more_bytes = (size, 0) if is_whole else (each.whole_bytes, each.more_bytes + size)
             if each.sent < 0 or each.sent != each.log.number:
