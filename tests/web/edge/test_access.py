@@ -403,6 +403,21 @@ def test_concurrent_requests_do_not_revive_a_revoked_session() -> None:
     asyncio.run(scenario())
 
 
+def test_session_idle_at_one_replica_continues_if_used_at_another() -> None:
+    async def scenario() -> None:
+        now, storage = 1e9, Storage()
+        here, there = KeyRing(KEY, lambda: now, storage=storage), KeyRing(KEY, lambda: now, storage=storage)
+        token = await here.new_session()
+        for _ in range(8):
+            now += 86_400
+            assert await there._resume_session(token)
+        assert await here._resume_session(token) and await there._resume_session(token)
+        now += 29 * 86_400
+        assert not await here._resume_session(token) and not await there._resume_session(token)
+
+    asyncio.run(scenario())
+
+
 def test_renewal_restores_a_session_that_the_shared_storage_lost() -> None:
     async def scenario() -> None:
         now, storage = 1e9, Storage()

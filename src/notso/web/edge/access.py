@@ -247,11 +247,12 @@ class KeyRing:
 
     async def _resume_session(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()
-        session = self._sessions.get(digest) or (await self._load_session(digest) if token else None)
-        if session is None:
-            return None
-        if session.is_expired(now):
-            await self.end_session(token)
+        session = self._sessions.get(digest)
+        if session is None or session.is_expired(now):
+            self._drop(digest)
+            # Load it even if it is idle here, because it may be in use at another replica.
+            session = await self._load_session(digest) if token else None
+        if session is None or session.is_expired(now):
             return None
         session.used = now
         if now - session.shared >= SESSION_RENEWAL_SECONDS:  # also true for every session that was just loaded
