@@ -24,7 +24,7 @@ from notso.web.sign_in.issued_keys import KeyManager, owner_of_key
 from notso.web.store.access import ApiKey, UsageRow
 from notso.web.store.opening import create_access_store
 from notso.web.values.ids import new_id
-from notso.web.values.quotas import MaxTokenUse, Reservation, allocate_tokens
+from notso.web.values.quotas import MaxTokenUse, Quota, Reservation, allocate_tokens
 from notso.web.values.sign_in import SignInSettings
 
 Start = Callable[..., Any]
@@ -212,6 +212,24 @@ def test_concurrent_chat_actions_over_quota_are_rejected_before_storing(servers:
     kept = [servers.all[0].on_loop(lambda chat=chat: store.messages(owner, chat.id)) for chat, _ in chats]
     unchanged = [each for each in kept if [message.state for message in each] == ["done", "stopped"]]
     assert len(unchanged) == AT_ONCE - 3, "the refused requests leave no failed answers behind"
+
+
+def test_requests_that_wait_are_refused_when_their_user_is_removed(one: Servers) -> None:
+    secret, key = one.book.add("ann", tokens_per_day=10 * PROMPT)
+    server, owner = one.all[0], owner_of_key(key.id)
+    accounts, shown = server.shared.accounts, {"text": "Hi", "key": new_id()}
+    held = [MaxTokenUse(PROMPT, 9 * PROMPT)]
+    server.on_loop(lambda: accounts.store.reserve(accounts.today(), owner, Quota(0, 10 * PROMPT), held))
+    with ThreadPoolExecutor(2) as threads:
+        asked = threads.submit(server.client.post, "/v1/chat/completions", json=BODY, headers=bearer(secret))
+        sent = threads.submit(server.client.post, "/chats", data=shown, headers=bearer(secret))
+        server.wait(
+            lambda: (turn := accounts._turns.get(owner)) is not None and turn._waiters
+        )  # both have begun to wait
+        server.on_loop(lambda: accounts.forget(owner))
+        assert (asked.result().status_code, sent.result().status_code) == (401, 401)
+    assert asked.result().json()["error"]["code"] == "invalid_api_key"
+    assert not accounts._turns and not one.engines[0].requests
 
 
 class SlowStore:

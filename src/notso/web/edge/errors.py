@@ -107,7 +107,7 @@ def api_error_of(error: BaseException) -> ApiError:
         case ApiError():
             return error
         case Problem():
-            code = "queue_full" if error.status == 429 else "unavailable"
+            code = {401: "invalid_api_key", 429: "queue_full"}.get(error.status, "unavailable")
             return ApiError(error.status, code, error.sentence, retry_after_seconds=error.retry_after_seconds)
         case ContextLengthError():
             return ApiError(400, "context_length_exceeded", str(error), param="messages")

@@ -86,8 +86,8 @@ class Accounts:
         return owner in self._quotas
 
     async def reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation]:
-        """Reserve up to the requests' maximum use; wait for other requests if necessary. Raises QuotaError or
-        StorageError."""
+        """Reserve up to the requests' maximum use; wait for other requests if necessary. Raises QuotaError,
+        StorageError, or Problem if the user is removed meanwhile."""
         turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_SECONDS
         try:
@@ -115,7 +115,9 @@ class Accounts:
     async def _try_reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation] | None:
         # Returns None if other requests have reserved too much of the quota. Raises QuotaError if the quota would be
         # insufficient even without their reservations.
-        quota, day = self._quotas[owner], self.today()
+        quota, day = self._quotas.get(owner), self.today()
+        if quota is None:  # the user was removed while the request waited
+            raise Problem(401, words["error_key"])
         future = asyncio.ensure_future(self.store.reserve(day, owner, quota, uses))
         try:
             found = await asyncio.shield(future)
@@ -186,6 +188,7 @@ class Accounts:
             for key in [each for each in self._pending if each[1] == owner]:
                 del self._pending[key]
             self._quotas.pop(owner, None)
+            self._turns.pop(owner, None)
             for action in [each for each in self._audited if each[0] == owner]:
                 del self._audited[action]
 
