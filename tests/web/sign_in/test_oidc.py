@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -101,6 +102,48 @@ def test_users_cannot_open_each_others_chats(serve: Callable[..., Any], provider
     where = made.headers["location"]
     assert [client.get(where).status_code for client in clients] == [200, 404]
     assert [client.get("/operator").status_code for client in clients] == [403, 403]
+
+
+def test_concurrent_sign_ins_share_a_slow_request_and_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not wait for one timeout after the other."""
+    issuer = "https://example.org"
+    facts = {"issuer": issuer, "authorization_endpoint": issuer, "token_endpoint": issuer, "jwks_uri": f"{issuer}/keys"}
+    keys = {"keys": [KEYS["one"].as_dict(private=False)]}
+
+    async def scenario() -> None:
+        provider = oidc_module.OidcProvider(OidcSettings(issuer=issuer, client_id="x", public_url=issuer), ())
+        asked, answers = list[str](), dict[str, Any]()
+        go = asyncio.Event()
+
+        async def fetch(address: str) -> Any:
+            asked.append(address)
+            await go.wait()
+            if not answers:
+                raise SignInError("too slow")
+            return answers["keys" if address.endswith("keys") else "facts"]
+
+        async def all_of(what: Callable[[], Any]) -> list[Any]:
+            """Return the results of three calls, of which one is canceled."""
+            asked.clear()
+            go.clear()
+            tasks = [asyncio.ensure_future(what()) for _ in range(3)]
+            while not asked:
+                await asyncio.sleep(0)
+            tasks[0].cancel()
+            await asyncio.sleep(0)
+            go.set()
+            return (await asyncio.gather(*tasks, return_exceptions=True))[1:]
+
+        monkeypatch.setattr(provider, "_fetch_json", fetch)
+        failed = await all_of(lambda: provider.begin("browser"))
+        assert [str(each) for each in failed] == ["too slow"] * 2 and len(asked) == 1
+        answers.update(facts=facts, keys=keys)
+        assert all(each.startswith(issuer) for each in await all_of(lambda: provider.begin("browser")))
+        assert len(asked) == 1
+        key_sets = await all_of(provider._key_set)
+        assert len(asked) == 1 and key_sets[0] is key_sets[1] is not None
+
+    asyncio.run(scenario())
 
 
 WRONG = [

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from typing import Any, cast
 
 import httpx2
@@ -63,7 +63,7 @@ class OidcProvider:
         self._configuration: dict[str, Any] = {}
         self._keys: KeySet | None = None
         self._keys_fetched_at = 0.0
-        self._lock = asyncio.Lock()
+        self._fetches: dict[str, asyncio.Task[None]] = {}  # running requests to the provider
 
     async def begin(self, browser: str) -> str:
         """Return the provider's URL for the redirect. Raises SignInError.
@@ -151,26 +151,39 @@ class OidcProvider:
         return Caller(f"oidc:{name}", name, is_listed(name, self._operators))
 
     async def _provider(self) -> dict[str, Any]:
-        async with self._lock:
-            if not self._configuration:
-                issuer = self._settings.issuer.rstrip("/")
-                configuration = await self._fetch_json(f"{issuer}/.well-known/openid-configuration")
-                if str(configuration.get("issuer", "")).rstrip("/") != issuer:
-                    raise SignInError("the provider is not the configured issuer")
-                urls = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
-                if not all(_is_https_or_loopback(configuration.get(name)) for name in urls):
-                    raise SignInError("the provider's configuration lacks an https URL")
-                self._configuration = configuration
-            return self._configuration
+        if not self._configuration:
+            await self._fetch_once("configuration", self._fetch_configuration)
+        return self._configuration
 
     async def _key_set(self, *, refresh: bool = False) -> KeySet:
-        configuration = await self._provider()
-        async with self._lock:
-            age = time.monotonic() - self._keys_fetched_at
-            if self._keys is None or age > (KEYS_REFRESH_SECONDS if refresh else KEYS_SECONDS):
-                self._keys = _import_keys(await self._fetch_json(configuration["jwks_uri"]))
-                self._keys_fetched_at = time.monotonic()
-            return self._keys
+        await self._provider()
+        age = time.monotonic() - self._keys_fetched_at
+        if self._keys is None or age > (KEYS_REFRESH_SECONDS if refresh else KEYS_SECONDS):
+            await self._fetch_once("keys", self._fetch_keys)
+        return cast(KeySet, self._keys)
+
+    async def _fetch_once(self, what: str, fetch: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # Concurrent sign-ins share a request and its failure. With a lock, each would repeat it after the others.
+        task = self._fetches.get(what)
+        if task is None:
+            task = self._fetches[what] = asyncio.create_task(fetch())
+            task.add_done_callback(lambda _: self._fetches.pop(what))
+        await asyncio.wait({task})
+        task.result()
+
+    async def _fetch_configuration(self) -> None:
+        issuer = self._settings.issuer.rstrip("/")
+        configuration = await self._fetch_json(f"{issuer}/.well-known/openid-configuration")
+        if str(configuration.get("issuer", "")).rstrip("/") != issuer:
+            raise SignInError("the provider is not the configured issuer")
+        urls = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
+        if not all(_is_https_or_loopback(configuration.get(name)) for name in urls):
+            raise SignInError("the provider's configuration lacks an https URL")
+        self._configuration = configuration
+
+    async def _fetch_keys(self) -> None:
+        self._keys = _import_keys(await self._fetch_json(self._configuration["jwks_uri"]))
+        self._keys_fetched_at = time.monotonic()
 
     async def _fetch_json(self, address: str) -> dict[str, Any]:
         try:
