@@ -146,6 +146,17 @@ def test_concurrent_sign_ins_share_a_slow_request_and_its_failure(monkeypatch: p
     asyncio.run(scenario())
 
 
+def test_email_domain_identifies_the_user_in_any_case(serve: Callable[..., Any], provider: Provider) -> None:
+    server, chats = serve(claim="email"), []
+    for email in ("ann@example.org", "ann@Example.ORG", "Ann@example.org"):
+        provider.claims["email"] = email
+        client = browser(server)
+        sent_back(client)
+        chats.append(client.post("/chats", data={"text": "Mine", "key": new_id()}).headers["location"])
+    assert [client.get(where).status_code for where in chats] == [404, 404, 200]
+    assert len(server.on_loop(lambda: server.shared.store.chats("oidc:ann@example.org"))) == 2
+
+
 WRONG = [
     "nonce",
     "audience",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,3 +102,5 @@ def test_users_of_each_sign_in_method_can_be_named() -> None:
         *("oidc:ann", "oidc:ann", "oidc:proxy:ann")
     ]
     assert owner("ann") is owner("oidc:ann") is None
+    assert owner("Ann@Example.ORG", oidc=replace(oidc, claim="email")) == "oidc:Ann@example.org"
+    assert owner("Ann@Example.ORG", oidc=oidc) == "oidc:Ann@Example.ORG"

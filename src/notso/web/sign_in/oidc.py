@@ -148,7 +148,7 @@ class OidcProvider:
             raise SignInError("the provider has not verified that email address")
         if not self._settings.allows(name):
             raise SignInError("you are not allowed to use this server; ask its operator")
-        return Caller(f"oidc:{name}", name, is_listed(name, self._operators))
+        return Caller(self._settings.owner(name), name, is_listed(name, self._operators))
 
     async def _provider(self) -> dict[str, Any]:
         if not self._configuration:

@@ -33,7 +33,9 @@ async def owner_named(settings: Settings, store: AccessStore | None, name: str) 
     given, _, rest = name.partition(":")
     method, name = (given, rest) if given in available else (next(iter(available), None), name)
     is_name = 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
-    return f"{method}:{name}" if method is not None and is_name else None
+    if method is None or not is_name:
+        return None
+    return chosen.oidc.owner(name) if method == "oidc" and chosen.oidc is not None else f"{method}:{name}"
 
 
 async def user_named(access: AccessStore | None, name: str) -> str:

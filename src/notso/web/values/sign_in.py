@@ -95,6 +95,10 @@ class OidcSettings:
         except OSError:
             raise _error(f"[oidc] {self.client_secret_file} cannot be read") from None
 
+    def owner(self, name: str) -> str:
+        # Not for other claims: a `sub` is case-sensitive even if it looks like an address.
+        return f"oidc:{_lower_domain(name) if self.claim == 'email' else name}"
+
     def allows(self, name: str) -> bool:
         at_domain = "*@" + name.rpartition("@")[2]
         return not self.allowed or is_listed(name, self.allowed) or ("@" in name and is_listed(at_domain, self.allowed))
