@@ -143,16 +143,21 @@ def test_reads_of_one_owner_do_not_block_another(kept: Kept) -> None:
 
 
 def test_titles_are_filtered_and_sorted_without_case_in_every_script(kept: Kept) -> None:
-    chats = [a_chat(title) for title in ("Österreich", "öffnen", "zebra", "ОТЧЁТ", "Оглавление")]
+    chats = [a_chat(title) for title in ("Österreich", "öffnen", "zebra", "ОТЧЁТ", "Оглавление", "Straße", "İZMİR")]
 
     async def work(store: ChatStore) -> None:
         for chat in chats:
             await store.add_turn(OWNER, a_turn(chat), chat)
-        for part, found in (("öster", "Österreich"), ("ÖFF", "öffnen"), ("отчёт", "ОТЧЁТ"), ("ОГЛ", "Оглавление")):
+        for part, found in (
+            *(("öster", "Österreich"), ("ÖFF", "öffnen"), ("отчёт", "ОТЧЁТ"), ("ОГЛ", "Оглавление")),
+            *(("STRASSE", "Straße"), ("ẞ", "Straße"), ("izmir", "İZMİR"), ("İzmir", "İZMİR"), ("oster", "Österreich")),
+        ):
             rows, _ = await store.chat_rows(OWNER, 10, title=part)
             assert [row.chat.title for row in rows] == [found]
-        rows, _ = await store.chat_rows(OWNER, 10, order="title")
-        assert [row.chat.title for row in rows] == ["zebra", "öffnen", "Österreich", "Оглавление", "ОТЧЁТ"]
+        in_order = ["İZMİR", "öffnen", "Österreich", "Straße", "zebra", "Оглавление", "ОТЧЁТ"]
+        for order, titles in (("title", in_order), ("-title", in_order[::-1])):
+            rows, _ = await store.chat_rows(OWNER, 10, order=order)
+            assert [row.chat.title for row in rows] == titles
 
     kept.run(work)
 
@@ -180,6 +185,9 @@ def test_chat_rows_are_sorted_filtered_and_counted(kept: Kept) -> None:
         rows, more = await store.chat_rows(OWNER, 2, skip=1, order="title")
         assert [row.chat.title for row in rows] == ["archived", "b_1"] and more
         assert all(row.messages == 2 and row.size_bytes > 0 for row in rows)
+        rows, more = await store.chat_rows(OWNER, 1, skip=1, order="-size", title="a")
+        assert [row.chat.title for row in rows] == ["A%"] and not more
+        assert await store.chat_rows(OWNER, 2, title="absent") == ([], False) == await store.chat_rows(OWNER, 2, skip=4)
         counted, _ = await store.chat_rows(OWNER, 9, order="-messages")
         assert len(counted) == 4
 

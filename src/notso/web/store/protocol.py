@@ -433,7 +433,10 @@ class ChatStore(Protocol):
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
     ) -> tuple[list[ChatRow], bool]:
-        """Return a page of the chats whose title contains `title` (ignoring case), and whether there are more."""
+        """Return a page of the chats whose title contains `title`, and whether there are more.
+
+        Case and accents are ignored.
+        """
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 

@@ -78,7 +78,6 @@ class PostgresDatabase(Database):
     """A connection of the process named `replica`."""
 
     for_update = " FOR UPDATE"
-    lowercase = 'lower({} COLLATE "default") COLLATE "C"'  # with the columns' collation, only ASCII would be converted
 
     def __init__(self, connection: Connection[DictRow], replica: str) -> None:
         self._connection = connection

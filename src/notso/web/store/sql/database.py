@@ -40,7 +40,6 @@ class Database(ABC):
     """A connection with the operations that differ between databases."""
 
     for_update: str  # suffix of a SELECT that locks its rows until the transaction ends
-    lowercase: str  # format string of an SQL expression that folds case, also outside ASCII
 
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows: ...

@@ -52,7 +52,7 @@ from notso.web.store.sql.rows import (
     stored_value,
     trace_from_row,
 )
-from notso.web.store.sql.search_words import Term, extract_snippet, parse_query, similar_terms
+from notso.web.store.sql.search_words import Term, extract_snippet, fold, parse_query, similar_terms
 from notso.web.store.sql.tree_writes import mark_owner_caches_stale, remove_piece
 from notso.web.store.tree import branch, branch_end, path_to, shown_path
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
@@ -74,7 +74,7 @@ _DELETE: Mapping[Deletable, str] = {
     "response": "DELETE FROM responses WHERE id = ? AND owner = ?",
 }
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
-_ORDERS = {"used": "updated_ms", "title": "{title}", "messages": "messages", "size": "size_bytes"}
+_ORDERS = {"used": "updated_ms", "title": "title", "messages": "messages", "size": "size_bytes"}
 _COUNTED = """
     SELECT * FROM (
         SELECT shown.*,
@@ -230,23 +230,29 @@ class SQLStore(ABC):
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
     ) -> tuple[list[ChatRow], bool]:
-        direction = "DESC" if order.startswith("-") else "ASC"
-        pattern = "%" + title.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+        by, is_descending = order.removeprefix("-"), order.startswith("-")
+        direction = "DESC" if is_descending else "ASC"
+        in_order = f"ORDER BY {_ORDERS[by]} {direction}, id {direction}"
+        all_chats, part = f"SELECT * FROM chats WHERE {_LISTED}", fold(title)
+        # The messages of all chats need to be counted only if the counts determine the order.
+        counted = _COUNTED.format(chats=all_chats) if by in ("messages", "size") else all_chats
 
         def read(db: Database) -> tuple[list[ChatRow], bool]:
-            folded_title, folded_pattern = db.lowercase.format("title"), db.lowercase.format("?")
-            column = _ORDERS[order.removeprefix("-")].format(title=folded_title)
-            in_order = f"ORDER BY {column} {direction}, id {direction}"
-            chats = f"SELECT * FROM chats WHERE {_LISTED} AND {folded_title} LIKE {folded_pattern} ESCAPE '\\'"
-            page = "LIMIT ? OFFSET ?"
-            # The messages of all chats need to be counted only if the counts determine the order.
-            if column in ("messages", "size_bytes"):
-                query = f"{_COUNTED.format(chats=chats)} {in_order} {page}"
-            else:
-                query = f"{_COUNTED.format(chats=f'{chats} {in_order} {page}')} {in_order}"
-            found = db.execute(query, (owner, pattern, limit + 1, skip)).fetchall()
-            rows = [ChatRow(chat_from_row(row), row["messages"], row["size_bytes"]) for row in found[:limit]]
-            return rows, len(found) > limit
+            with db.snapshot():
+                if part or by == "title":  # fold here, because each database would fold in its own way
+                    listed = db.execute(f"SELECT id, title FROM ({counted}) AS listed {in_order}", (owner,))
+                    titles = [(fold(row["title"]), row["id"]) for row in listed]
+                    titles = [each for each in titles if part in each[0]]
+                    if by == "title":
+                        titles.sort(reverse=is_descending)
+                    ids = [chat_id for _, chat_id in titles[skip : skip + limit + 1]]
+                else:
+                    page = f"SELECT id FROM ({counted}) AS listed {in_order} LIMIT ? OFFSET ?"
+                    ids = [row["id"] for row in db.execute(page, (owner, limit + 1, skip))]
+                shown = f"{all_chats} AND id IN ({', '.join('?' * len(ids)) or 'NULL'})"
+                found = {row["id"]: row for row in db.execute(_COUNTED.format(chats=shown), (owner, *ids))}
+            rows = [found[each] for each in ids[:limit]]
+            return [ChatRow(chat_from_row(row), row["messages"], row["size_bytes"]) for row in rows], len(ids) > limit
 
         return await self.run_read(read, owner)
 

@@ -182,8 +182,6 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
 
 def _add_functions(connection: sqlite3.Connection) -> None:
     connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
-    # SQLite's lower() converts only ASCII letters.
-    connection.create_function("casefold", 1, str.casefold, deterministic=True)
 
 
 def _statements(script: str) -> list[str]:

@@ -328,7 +328,6 @@ MERGED_PAGES = 500  # pages of the search index merged per transaction
 
 class SQLiteDatabase(SQLiteStatements, Database):
     for_update = ""  # rows need not be locked, because a single connection writes
-    lowercase = "casefold({})"
 
     def prepare_bulk_copy(self) -> None:
         self.execute("PRAGMA defer_foreign_keys=ON")
