@@ -73,16 +73,20 @@ def test_long_shared_chat_is_shown_in_parts(server: Any, monkeypatch: pytest.Mon
     server.finished(server.ask("A later question", asked.chat_id))
     longest = max(len(each.content) + len(each.reasoning) for each in stored(server, asked.chat_id))
     monkeypatch.setattr("notso.web.store.tree.MOST_SHOWN_CHARACTERS", 4 * (longest + 500) - 1)
-    shown, pages = list[str](), [address]
+    shown, pages, read = list[str](), [address], list[str]()
+    plain = server.shared.store._message
+    monkeypatch.setattr(server.shared.store, "_message", lambda row: (read.append(row["id"]), plain(row))[1])
     while pages:
+        read.clear()
         page = server.client.get(pages.pop()).text
         shown[:0] = re.findall('<div class="bubble" dir="auto">([^<]*)', page)
         assert page.count('<article class="turn user">') == page.count('<article class="turn assistant">') <= 2
-        pages = [address + each for each in re.findall(r'href="([?]part=[0-9]+)"', page)]
+        assert len(read) <= 5, "a part is loaded without the newer parts"
+        pages = [address + each for each in re.findall(r'href="([?]first=[0-9]+)"', page)]
         assert "A later question" not in page
     assert shown == questions
-    for part, status in ((4, 404), (10**9, 404), (-1, 400), ("x", 400)):
-        assert server.client.get(f"{address}?part={part}").status_code == status
+    for first, status in ((6, 200), (7, 404), (10**9, 404), (10**20, 400), (0, 400), (-1, 400), ("x", 400)):
+        assert server.client.get(f"{address}?first={first}").status_code == status
 
 
 def test_share_link_shows_edited_responses_as_its_page_says(server: Any) -> None:

@@ -299,7 +299,9 @@ def test_added_chat_is_read_back_unchanged(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_shown_messages_match_the_branch_of_random_trees(kept: Kept, seed: int) -> None:
+def test_shown_messages_match_the_branch_of_random_trees(
+    kept: Kept, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Compare with a tree built in memory, for random trees, choices and positions."""
     chance = random.Random(seed)
 
@@ -328,6 +330,14 @@ def test_shown_messages_match_the_branch_of_random_trees(kept: Kept, seed: int) 
             above = await store.shown_before(OWNER, chat.id, wanted[at].message.id, 5)
             assert [each.message for each in above.path] == [each.message for each in wanted[above.earlier : at]]
             assert [each.versions for each in above.path] == [each.versions for each in wanted[above.earlier : at]]
+            end = chance.randrange(1, len(wanted) + 1)
+            for read_only in (False, True):
+                monkeypatch.setattr(type(store), "read_only", read_only)
+                part = await store.shown_before(OWNER, chat.id, wanted[at].message.id, 5, first=end)
+                monkeypatch.undo()
+                assert (part is None) == (end >= at)
+                if part is not None:
+                    assert [each.message for each in part.path] == [each.message for each in wanted[part.earlier : end]]
             (one,) = [await store.shown_message(OWNER, chat.id, wanted[at].message.id)]
             assert (one.message, one.versions) == (wanted[at].message, wanted[at].versions)
         assert await store.shown_chat("another", chat.id, 5) is None

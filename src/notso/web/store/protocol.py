@@ -463,8 +463,13 @@ class ChatStore(Protocol):
         in total. Turns beyond MOST_SHOWN_CHARACTERS are left out. Other messages are not loaded.
         """
 
-    async def shown_before(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
-        """Return the `limit` messages before this one, with the same rules as `shown_chat`."""
+    async def shown_before(
+        self, owner: str, chat_id: str, message_id: str, limit: int, *, first: int | None = None
+    ) -> ShownChat | None:
+        """Return the `limit` messages before this one, with the same rules as `shown_chat`.
+
+        `first`: only of the first `first` messages of the branch.
+        """
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None: ...
 

@@ -17,7 +17,7 @@ from notso.web.edge.access import GUARDED, PUBLIC, audited
 from notso.web.edge.base_path import base_path
 from notso.web.edge.forms import read_form
 from notso.web.rendering.mathml import convert_formulas
-from notso.web.store.protocol import MOST_SHOWN, Chat, ChatStore, ShareLink, ShownChat
+from notso.web.store.protocol import MOST_SHOWN, Chat, ShareLink
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
@@ -26,7 +26,7 @@ router = APIRouter()
 DAYS = (1, 7, 30)
 DAY_MS = 86_400_000
 SECRET_BYTES = 24
-Part = Annotated[int, Query(ge=0)]
+First = Annotated[int | None, Query(ge=1, lt=1 << 31)]
 HEADERS = {"X-Robots-Tag": "noindex", "Cache-Control": "no-store"}
 
 
@@ -61,37 +61,28 @@ async def delete_link(request: Request, services: Services, owner: Owner, chat_i
 
 
 @router.get("/shared/{secret}", dependencies=[PUBLIC])
-async def show_shared(request: Request, services: Services, secret: str, part: Part = 0) -> Response:
+async def show_shared(request: Request, services: Services, secret: str, first: First = None) -> Response:
     """Show a shared chat without reasoning. Messages added after the link was created are not shown.
 
-    If a response was edited or continued later, the new text is shown. A long chat has several parts; 0 is the newest.
+    If a response was edited or continued later, the new text is shown. A long chat has several parts: `first` selects
+    the last part of its first messages.
     """
     store = services.shared.store
     share = await store.shared(_digest(secret), _now_ms()) if len(secret) < 100 else None
     if share is None:
         raise Problem(404, words["share_gone"])
     last = await store.shown_message(share.owner, share.chat_id, share.message_id)
-    before = await _load_part(store, share, part)
+    # A part is selected by a number, not by a message id, which could be that of a message in another branch.
+    before = await store.shown_before(share.owner, share.chat_id, share.message_id, MOST_SHOWN, first=first)
     if before is None or last is None:
         raise Problem(404, words["share_gone"])
-    shown = [each.message for each in (before.path if part else (*before.path, last))]
-    context = {"chat": before.chat, "shared": True, "earlier": before.earlier, "part": part + 1}
+    shown = [each.message for each in (before.path if first else (*before.path, last))]
+    context = {"chat": before.chat, "shared": True, "earlier": before.earlier}
     async with services.exporting.turn(share.owner):
         line = await services.html_cache.messages(share.owner, shown)
         page = await services.pages.html(request, "shared.html", line=line, **context)
         html, _ = await convert_formulas(page.decode())
     return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
-
-
-async def _load_part(store: ChatStore, share: ShareLink, part: int) -> ShownChat | None:
-    # Parts are counted from the shared message. If the address contained a message id instead of a part number, it
-    # could be the id of a message in another branch.
-    found = await store.shown_before(share.owner, share.chat_id, share.message_id, MOST_SHOWN)
-    for _ in range(part):
-        if found is None or not found.earlier:
-            return None
-        found = await store.shown_before(share.owner, share.chat_id, found.path[0].message.id, MOST_SHOWN)
-    return found
 
 
 async def _page(request: Request, services: ChatServices, owner: str, chat: Chat, *, link: str = "") -> Response:

@@ -65,6 +65,9 @@ part(id, parent_id, k, size, failed, is_summary) AS (
 SELECT m.*, part.is_summary FROM part JOIN messages m ON m.id = part.id ORDER BY part.k DESC
 """
 _FIRST = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT id, k FROM up ORDER BY k DESC LIMIT 1"
+_NUMBERED = f"""
+WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT id FROM up WHERE k > 0 ORDER BY k DESC LIMIT 1 OFFSET ?
+"""
 _LINE = f"{_DOWN} SELECT m.id, m.size FROM down JOIN messages m ON m.id = down.id ORDER BY down.n"
 _ALL = "SELECT id, size FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 PIECE_MESSAGES, PIECE_CHARACTERS = 100, 1 << 18
@@ -167,8 +170,14 @@ def load_shown_before(
     message_from_row: Callable[[Any], StoredMessage],
     *,
     limit: int,
+    first: int | None,
 ) -> tuple[list[ShownMessage], int] | None:
     key = (message_id, chat_id, owner)
+    if first is not None:
+        row = db.execute(_NUMBERED, (*key, _NO_END, first)).fetchone()
+        if row is None:
+            return None
+        key = (row["id"], chat_id, owner)
     found = db.execute(_ABOVE, (*key, MOST_SHOWN, limit + 1))
     above = db.execute(_DEPTH, (*key, _NO_END))
     line = found.fetchall()

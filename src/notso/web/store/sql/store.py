@@ -315,20 +315,25 @@ class SQLStore(ABC):
 
         return await self.run_read(read, owner)
 
-    async def shown_before(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
+    async def shown_before(
+        self, owner: str, chat_id: str, message_id: str, limit: int, *, first: int | None = None
+    ) -> ShownChat | None:
+
         if self.read_only:
             snapshot = await self.chat_snapshot(owner, chat_id)
             line = _shown_path_of(snapshot, message_id)
             at = next((at for at, each in enumerate(line) if each.message.id == message_id), None)
-            if snapshot is None or at is None:
+            if snapshot is None or at is None or (first is not None and first >= at):
                 return None
-            path, earlier = branch_end(line[:at], limit)
+            path, earlier = branch_end(line[: at if first is None else first], limit)
             return ShownChat(snapshot.chat, snapshot.base, tuple(path), earlier)
 
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
                 found = _query_chat_and_defaults(db, owner, chat_id)
-                part = shown_part.load_shown_before(db, owner, chat_id, message_id, self._message, limit=limit)
+                part = shown_part.load_shown_before(
+                    db, owner, chat_id, message_id, self._message, limit=limit, first=first
+                )
                 chat, base = found()
             return ShownChat(chat, base, tuple(part[0]), part[1]) if chat is not None and part else None
 
