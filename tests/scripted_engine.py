@@ -258,8 +258,8 @@ class ScriptedEngine:
     def detokenize(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
 
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return list(map(chr, ids))
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        return [chr(each).encode() for each in ids]
 
     def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
         return self.tokenize(self.render(messages, options))

@@ -98,13 +98,13 @@ async def _ident() -> int:
 def test_repeated_token_text_is_created_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each repeated token text is created once; a million separate objects would take 300 MB."""
     asked: list[int] = []
-    token_texts = ScriptedEngine.token_texts
+    token_bytes = ScriptedEngine.token_bytes
 
-    def noted(engine: ScriptedEngine, ids: Sequence[int]) -> list[str]:
+    def noted(engine: ScriptedEngine, ids: Sequence[int]) -> list[bytes]:
         asked.extend(ids)
-        return token_texts(engine, ids)
+        return token_bytes(engine, ids)
 
-    monkeypatch.setattr(ScriptedEngine, "token_texts", noted)
+    monkeypatch.setattr(ScriptedEngine, "token_bytes", noted)
     server = start(ScriptedEngine()).ready()
     answer = server.client.post("/tokenize", json={"content": "abb" * 1000, "with_pieces": True})
     assert [each["piece"] for each in answer.json()["tokens"]] == list("abb" * 1000) and len(asked) == 2

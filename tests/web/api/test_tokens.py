@@ -72,6 +72,19 @@ def test_with_pieces_returns_text_of_each_token(served: Any) -> None:
     assert [piece["id"] for piece in pieces] == ask(served, "/tokenize", content="Hello you").json()["tokens"]
 
 
+def test_pieces_that_are_not_whole_characters_are_lists_of_bytes(served: Any) -> None:
+    text = "a\ufffd😀🫠"
+    told = ask(served, "/tokenize", content=text, with_pieces=True, return_token_strs=True).json()
+    pieces = [each["piece"] for each in told["tokens"]]
+    read = [each.encode() if isinstance(each, str) else bytes(each) for each in pieces]
+    assert b"".join(read) == text.encode() and pieces[0] == "a" and any(isinstance(each, list) for each in pieces)
+    assert told["token_strs"] == [each.decode("utf-8", "replace") for each in read]
+    for each in pieces:
+        if isinstance(each, list):
+            with pytest.raises(UnicodeDecodeError):
+                bytes(each).decode()
+
+
 def test_apply_template_matches_chat_completion_prompt(served: Any) -> None:
     for extra in ({}, {"reasoning_effort": "none"}, {"tools": [{"type": "function", "function": {"name": "add"}}]}):
         shown = ask(served, "/apply-template", messages=HELLO, **extra).json()

@@ -93,8 +93,11 @@ def test_text_prompt_is_completed_and_rejects_continue_last(engine: ChatEngine) 
 def test_detokenize_reverses_tokenize(engine: ChatEngine) -> None:
     ids = engine.tokenize("Grüße, 27!")
     assert ids and engine.detokenize(ids) == "Grüße, 27!"
-    assert [engine.detokenize([id]) for id in ids] == engine.token_texts(ids)
-    assert engine.tokenize("") == [] and engine.detokenize([]) == "" and engine.token_texts([]) == []
+    assert b"".join(engine.token_bytes(ids)).decode() == "Grüße, 27!"
+    assert [engine.detokenize([id]) for id in ids] == [
+        each.decode("utf-8", "replace") for each in engine.token_bytes(ids)
+    ]
+    assert engine.tokenize("") == [] and engine.detokenize([]) == "" and engine.token_bytes([]) == []
 
 
 def test_prompt_can_be_rendered_and_counted(engine: ChatEngine) -> None:

@@ -343,8 +343,9 @@ class Engine:
         """Return the text of token ids; invalid UTF-8 becomes U+FFFD. Raises InvalidRequestError."""
         return self.tokenizer.decode(self._validate_ids(ids), skip_control=False)
 
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return [self.tokenizer.decode([id], skip_control=False) for id in self._validate_ids(ids)]
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the text of each token as UTF-8; some tokens end within a character. Raises InvalidRequestError."""
+        return [self.tokenizer.token_bytes(id) for id in self._validate_ids(ids)]
 
     def _validate_ids(self, ids: Sequence[int]) -> list[int]:
         return validate_ids(ids, self.config.vocab_size) if len(ids) else []

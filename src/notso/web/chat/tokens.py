@@ -69,7 +69,7 @@ async def load_run_requests(
 
 async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[str]:
     ids = run.ids[first : first + SHOWN_TOKENS]
-    return await asyncio.to_thread(engine.token_texts, ids) if ids else []
+    return [each.decode("utf-8", "replace") for each in await asyncio.to_thread(engine.token_bytes, ids)] if ids else []
 
 
 def resolve_run(trace: AnswerTrace, number: int | None, place: int) -> int:

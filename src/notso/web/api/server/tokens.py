@@ -56,7 +56,9 @@ TOKENIZE_NOTES: Notes = {
     "parse_special": works(
         "true: recognize control tokens in the text; default: true with `prompt`, as in vLLM, otherwise false"
     ),
-    "with_pieces": works("true: return each token with its text"),
+    "with_pieces": works(
+        "true: return each token with its text, or with a list of its bytes if these are not whole characters"
+    ),
     "add_special_tokens": works("accepted; the tokenizer adds no special tokens"),
     "add_special": works("accepted; the tokenizer adds no special tokens"),
     "model": works("a name listed by `GET /v1/models`; optional"),
@@ -97,10 +99,12 @@ async def tokenize(request: Request, services: Services) -> Response:
                 ids: list[Any] = list(engine.encode_chat(conversation.messages, conversation.options))
             else:
                 ids = engine.tokenize(text or "", special=special)
-            strings = {"token_strs": engine.token_texts(ids)} if fields.return_token_strs else {}
+            strings: dict[str, list[str]] = {}
+            if fields.return_token_strs:
+                strings = {"token_strs": [each.decode("utf-8", "replace") for each in engine.token_bytes(ids)]}
             if fields.with_pieces:  # built once per distinct token, because long texts repeat tokens
                 distinct = list(dict.fromkeys(ids))
-                texts = engine.token_texts(distinct)
+                texts = map(_text_or_bytes, engine.token_bytes(distinct))
                 pieces = {id: {"id": id, "piece": text} for id, text in zip(distinct, texts, strict=True)}
                 ids = [pieces[id] for id in ids]
             more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
@@ -186,6 +190,13 @@ async def apply_template(request: Request, services: Services) -> Response:
             return JSONResponse({"prompt": prompt, "n_tokens": count}, headers=ignored_headers(api_request, dropped))
 
         return await _off_loop(request, work)
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
 
 
 def _reader(kind: type[F], notes: Notes) -> Callable[[Mapping[str, Any]], F]:

@@ -153,7 +153,7 @@ class RemoteEngine:
     render = _remote(ChatEngine.render)
     tokenize = _remote(ChatEngine.tokenize)
     detokenize = _remote(ChatEngine.detokenize)
-    token_texts = _remote(ChatEngine.token_texts)
+    token_bytes = _remote(ChatEngine.token_bytes)
     encode_chat = _remote(ChatEngine.encode_chat)
     count_tokens = _remote(ChatEngine.count_tokens, check=_validate_count)
     estimate = _remote(ChatEngine.estimate, check=validate_numbers)

@@ -45,7 +45,7 @@ _ERROR_ATTRIBUTES = ("param", "needed_tokens", "context_tokens", "at_least", "ne
 
 METHODS = frozenset(
     {
-        *("render", "tokenize", "detokenize", "token_texts", "encode_chat", "count_tokens", "estimate"),
+        *("render", "tokenize", "detokenize", "token_bytes", "encode_chat", "count_tokens", "estimate"),
         *("speculative_prefill", "clear_cache", "forget_reading", "receipt"),
     }
 )
@@ -161,6 +161,8 @@ def _converter(hint: Any) -> Converter:
         return _sequence(_converter(arguments[0]), list)
     if origin is Mapping:
         return _mapping(*map(_converter, arguments), has_int_keys=arguments[0] is int)
+    if hint is bytes:
+        return _sequence(_exact_type(int), bytes)
     if hint is Date:
         return lambda value: Date.fromisoformat(_exact_type(str)(value))
     if isinstance(hint, type) and issubclass(hint, NotsoError):
