@@ -196,6 +196,29 @@ def test_download_ends_if_every_attempt_starts_over(fake_hub: Any, official_file
     assert len(fake_hub.gets) == download.RETRIES + 1
 
 
+def test_growth_after_one_restart_is_progress(fake_hub: Any, official_file: registry.KnownFile) -> None:
+    fake_hub.cuts = [2_000_000, 100_000, *[200_000] * (download.RETRIES + 3)]
+
+    def only_second_ignores_range(_seconds: float) -> None:
+        fake_hub.knows_ranges = len(fake_hub.gets) != 1
+
+    assert pull(official_file, sleep=only_second_ignores_range).path.read_bytes() == fake_hub.content
+    assert fake_hub.gets[1:3] == ["bytes=2000000-", "bytes=100000-"]
+
+
+def test_download_ends_if_every_progress_is_followed_by_a_restart(
+    fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    fake_hub.cuts = [100_000] * 100
+
+    def every_other_ignores_range(_seconds: float) -> None:
+        fake_hub.knows_ranges = len(fake_hub.gets) % 2 == 1
+
+    with pytest.raises(DownloadError, match="stopped at 100,000 of 3,000,000 bytes"):
+        pull(official_file, sleep=every_other_ignores_range)
+    assert len(fake_hub.gets) == 2 * (download.RETRIES + 1) + 1
+
+
 @pytest.mark.parametrize("size", [3_000_001, 5_000_000])
 def test_part_longer_than_the_file_is_discarded(fake_hub: Any, official_file: registry.KnownFile, size: int) -> None:
     part_of(official_file).parent.mkdir(parents=True)

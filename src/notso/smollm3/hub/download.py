@@ -386,8 +386,9 @@ def _parse_size_and_etag(response: httpx2.Response) -> tuple[int | None, str]:
 def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], None]) -> None:
     import httpx2
 
-    failures, most = 0, part.size
+    failures = restarts = 0
     while not part.complete:
+        before = part.size
         try:
             _transfer(url, part, report)
             reason = "the server sent fewer bytes than announced"
@@ -395,9 +396,11 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
             reason = _error_line(error)
         if part.complete:
             return
-        # Received bytes alone are no progress: a server that ignores ranges sends the same bytes again.
-        failures, most = (1, part.size) if part.size > most else (failures + 1, most)
-        if failures > RETRIES:
+        # Received bytes alone are no progress: a server that ignores ranges sends the same bytes again. Growth after a
+        # restart is progress, but restarts are limited, because every growth could be followed by one.
+        failures = 1 if part.size > before else failures + 1
+        restarts += part.size < before
+        if max(failures, restarts) > RETRIES:
             raise DownloadError(
                 Sentence(
                     f"the download stopped at {part.size:,} of {part.total:,} bytes ({reason});"
