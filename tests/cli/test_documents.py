@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,29 @@ def test_documents_are_added_found_read_and_removed(documents: Run, tmp_path: Pa
     assert documents("read", listed[1]["id"]).out == "Cranes dance.\n"
     assert documents("rm", "folder/birds.pdf").code == exit_codes.DONE
     assert "birds" not in documents("list").out and "notes.txt" in documents("list").out
+
+
+def test_folders_that_cannot_be_read_are_named(documents: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    locked = folder / "locked"
+    locked.mkdir(parents=True)
+    (folder / "a.txt").write_text("Herons.")
+    (locked / "b.txt").write_text("Storks.")
+    plain = os.scandir
+    unreadable = [locked]
+
+    def scandir(path: Any = ".") -> Any:
+        if Path(path) in unreadable:  # permissions do not bind root
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    added = documents("add", str(folder))
+    assert added.code == exit_codes.DONE and "folder/a.txt" in added.out and "b.txt" not in added.out
+    assert added.err == f"notso: {locked} is skipped: Permission denied\n"
+    unreadable.append(folder)
+    refused = documents("add", str(folder))
+    assert refused.code != exit_codes.DONE and f"{folder}: Permission denied" in refused.err
 
 
 def test_library_option_selects_a_library(documents: Run, tmp_path: Path) -> None:

@@ -141,11 +141,16 @@ async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tu
 def _list_files(path: Path) -> list[tuple[Path, str]]:
     from notso.web.chat.library import display_name, find_document_files
 
+    def on_error(error: OSError) -> None:
+        if Path(error.filename) == path:
+            raise error
+        terminal.warn(terminal.on_one_line(f"notso: {error.filename} is skipped: {error.strerror}"))
+
     path.stat()  # raises OSError if the file does not exist
     parent = path.absolute().parent
     return [
         (each, display_name(str(each.absolute().relative_to(parent))))
-        for each in (find_document_files(path) if path.is_dir() else [path])
+        for each in (find_document_files(path, on_error) if path.is_dir() else [path])
     ]
 
 
