@@ -347,7 +347,7 @@ def test_folder_sync_tracks_files_by_content(tmp_path: Path, monkeypatch: pytest
 
 
 def test_folder_sync_keeps_documents_that_cannot_be_read_at_present(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "folder"
     (folder / "sub").mkdir(parents=True)
@@ -372,7 +372,10 @@ def test_folder_sync_keeps_documents_that_cannot_be_read_at_present(
         with monkeypatch.context() as patched:
             patched.setattr(os, "scandir", lambda path: denied(path) if Path(path).name == "sub" else scan(path))
             patched.setattr(Path, "read_bytes", lambda path: denied(path) if path.name == "b.txt" else read(path))
-            assert not await library.sync()
+            assert not await library.sync() and not await library.sync()
+            assert sorted(each.getMessage() for each in caplog.records) == [
+                f"{name} in the document folder cannot be read at present" for name in ("b.txt", "sub")
+            ]
             patched.setattr(os, "scandir", denied)
             with pytest.raises(PermissionError):
                 await library.sync()

@@ -147,12 +147,17 @@ class FolderLibrary:
         self._store = store
         self._files: dict[str, _FileState] = {}
         self._refused: set[str] = set()  # digests of files for which the library has no space
+        self._unreadable: set[str] = set()  # names of files and folders, at the last sync
 
     async def sync(self) -> bool:
         """Add new documents and delete missing ones; return whether any were new. Raises OSError or StorageError."""
         in_folder, unreadable = (
             await asyncio.to_thread(self._scan_folder, self.root) if self.root is not None else ({}, [])
         )
+        for each in unreadable:
+            if each not in self._unreadable:
+                logger.warning("%s in the document folder cannot be read at present", each)
+        self._unreadable = set(unreadable)
         stored = {each.sha256: each for each in await self._store.documents(EVERYONE)}
         for sha256, document in stored.items():
             # Keep documents that cannot be read at present, because computing their caches again would take long.
