@@ -23,9 +23,7 @@ def backup(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE",
-            help="Output file; must not exist yet. Default: notso-backup-DATE.db in the current folder.",
-            show_default=False,
+            metavar="FILE", help="Output file; must not exist yet. Default: notso-backup-DATE.db in the current folder."
         ),
     ] = None,
     server: Annotated[

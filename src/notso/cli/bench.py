@@ -21,8 +21,7 @@ EXAMPLES = """\
 
 def bench(
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="GGUF file. Default: the model `run` would use.", show_default=False),
+        Path | None, typer.Argument(metavar="FILE", help="GGUF file. Default: the model `run` would use.")
     ] = None,
     prefill: Annotated[
         list[str] | None,

@@ -21,7 +21,7 @@ def convert(
             metavar="FOLDER", exists=True, file_okay=False, help="Folder with config.json, safetensors and tokenizer."
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="Output file.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="Output file.")],
     mix: Annotated[
         str,
         typer.Option(

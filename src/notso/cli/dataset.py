@@ -19,7 +19,7 @@ EXAMPLES = """\
 
 
 def dataset(
-    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Output file.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Output file.")],
     pairs: Annotated[
         Path | None,
         typer.Option(

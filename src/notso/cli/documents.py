@@ -35,7 +35,6 @@ def documents(
         typer.Argument(
             metavar="ITEM",
             help="Files and folders to add; names or ids of documents to read or remove; words to search for.",
-            show_default=False,
         ),
     ] = None,
     page: Annotated[int | None, typer.Option("--page", metavar="N", min=1, help="Read only this page.")] = None,

@@ -26,9 +26,7 @@ def keys(
     action: Annotated[
         Literal["list", "add", "revoke", "remove"], typer.Argument(metavar="list|add|revoke|remove", help="Action.")
     ] = "list",
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Name of the key, or user to remove.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the key, or user to remove.")] = None,
     requests_per_minute: Annotated[
         int,
         typer.Option(

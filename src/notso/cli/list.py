@@ -16,8 +16,7 @@ EXAMPLES = """\
 
 def list_models(
     folders: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FOLDER", help="Additional folders to search.", show_default=False),
+        list[Path] | None, typer.Argument(metavar="FOLDER", help="Additional folders to search.")
     ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,

@@ -238,7 +238,7 @@ System = Annotated[
 ]
 NoThink = Annotated[bool, typer.Option("--no-think", help="Disable thinking.")]
 HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show the thinking.")]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file.", show_default=False)]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file.")]
 
 
 class PluginChoice(NamedTuple):

@@ -16,9 +16,7 @@ EXAMPLES = """\
 
 def plugin(
     action: Annotated[Literal["list", "new"], typer.Argument(metavar="list|new", help="Action.")] = "list",
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Name of the new plugin.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the new plugin.")] = None,
     folder: Annotated[
         Path | None,
         typer.Option("--folder", metavar="DIR", help="Folder to create. Default: ./NAME.", show_default=False),

@@ -19,10 +19,9 @@ _TITLES = {"joining": "reading the folder", "reading": "computing the importance
 
 def quantize(
     source: Annotated[
-        Path,
-        typer.Argument(metavar="IN", exists=True, help="GGUF file in F16, BF16 or F32, or Hugging Face folder."),
+        Path, typer.Argument(metavar="IN", exists=True, help="GGUF file in F16, BF16 or F32, or Hugging Face folder.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="Output file.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="Output file.")],
     mix: Annotated[
         str, typer.Option("--type", metavar="TYPE", help="Quantization type: Q4_K_M, Q5_K_M, Q6_K or Q8_0.")
     ] = "Q4_K_M",

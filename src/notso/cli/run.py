@@ -34,10 +34,7 @@ _MAX_PROMPT_BYTES = 64 << 20
 
 @add_sampling_options
 def run(
-    prompt: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Prompt; `-` inserts stdin.", show_default=False),
-    ] = None,
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Prompt; `-` inserts stdin.")] = None,
     model: options.Model = None,
     fetch: options.Fetch = False,
     system: options.System = None,

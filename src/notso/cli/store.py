@@ -15,17 +15,11 @@ EXAMPLES = """\
 
 
 def store(
-    action: Annotated[Literal["copy"], typer.Argument(metavar="copy", help="Action.", show_default=False)],
-    source: Annotated[
-        str, typer.Argument(metavar="FROM", help="Source: data directory or postgresql:// URL.", show_default=False)
-    ],
+    action: Annotated[Literal["copy"], typer.Argument(metavar="copy", help="Action.")],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="Source: data directory or postgresql:// URL.")],
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="TO",
-            help="Target, whose database must be empty: data directory or postgresql:// URL.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="TO", help="Target, whose database must be empty: data directory or postgresql:// URL."),
     ],
     as_json: options.Json = False,
     debug: options.Debug = False,

@@ -15,7 +15,7 @@ EXAMPLES = """\
 
 
 def synthesise(
-    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="Output file.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="Output file.")],
     layers: Annotated[int, typer.Option("--layers", min=1, metavar="N", help="Number of layers.")] = 36,
     hidden: Annotated[
         int, typer.Option("--hidden", min=256, metavar="N", help="Hidden size (multiple of 256).")

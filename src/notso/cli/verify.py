@@ -27,8 +27,7 @@ EXAMPLES = """\
 
 def verify(
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="GGUF file. Default: the model `run` would use.", show_default=False),
+        Path | None, typer.Argument(metavar="FILE", help="GGUF file. Default: the model `run` would use.")
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     golden: Annotated[
