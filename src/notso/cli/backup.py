@@ -27,8 +27,7 @@ def backup(
         ),
     ] = None,
     server: Annotated[
-        str | None,
-        typer.Option("--from", metavar="URL", help="Fetch the backup from the running server at this URL."),
+        str | None, typer.Option("--from", metavar="URL", help="Fetch the backup from the running server at this URL.")
     ] = None,
     data_dir: options.DataDir = None,
     api_key_file: options.ApiKeyFile = None,

@@ -29,13 +29,11 @@ def cluster(
     action: Annotated[Literal["up", "down", "status"], typer.Argument(metavar="up|down|status", help="Action.")],
     address: Annotated[
         str | None,
-        typer.Option(
+        options.env_option(
             "--address",
-            envvar="RAY_ADDRESS",
+            variable="RAY_ADDRESS",
             metavar="HOST:PORT",
-            help="Address of a running Ray cluster (auto: the one on this machine) [env: RAY_ADDRESS].",
-            show_envvar=False,
-            show_default=False,
+            help="Address of a running Ray cluster (auto: the one on this machine).",
         ),
     ] = None,
     replicas: Annotated[int, typer.Option("--replicas", metavar="N", min=1, max=1000, help="Number of replicas.")] = 1,

@@ -56,8 +56,7 @@ def doctor(
         ),
     ] = None,
     server: Annotated[
-        str | None,
-        typer.Option("--from", metavar="URL", help="Only check whether the server at this URL is ready."),
+        str | None, typer.Option("--from", metavar="URL", help="Only check whether the server at this URL is ready.")
     ] = None,
     as_report: Annotated[
         bool, typer.Option("--report", help="Measure every kernel family, and print a report to paste into an issue.")

@@ -32,6 +32,14 @@ def _store_in_environment(variable: str) -> Callable[[bool], bool]:
     return store
 
 
+def env_option(*flags: str, variable: str, help: str, show_default: bool = False, **details: Any) -> Any:
+    """Return an option that an environment variable can set, which its help names."""
+    text = f"{help.removesuffix('.')} [env: {variable}]." if variable else help
+    return typer.Option(
+        *flags, envvar=variable or None, help=text, show_envvar=False, show_default=show_default, **details
+    )
+
+
 Debug = Annotated[
     bool, typer.Option("--debug", callback=_store_in_environment("NOTSO_DEBUG"), help="Show the traceback of an error.")
 ]
@@ -42,79 +50,58 @@ Plain = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Model = Annotated[
     Path | None,
-    typer.Option(
+    env_option(
         "--model",
         "-m",
-        envvar="NOTSO_MODEL",
+        variable="NOTSO_MODEL",
         metavar="FILE",
-        help="Model file or folder, or a name shown by `notso list` or accepted by `notso pull` [env: NOTSO_MODEL].",
-        show_envvar=False,
-        show_default=False,
+        help="Model file or folder, or a name shown by `notso list` or accepted by `notso pull`.",
     ),
 ]
 Fetch = Annotated[
     bool,
-    typer.Option(
-        "--fetch",
-        envvar="NOTSO_FETCH",
-        help="Download the model if it is not installed [env: NOTSO_FETCH].",
-        show_envvar=False,
-    ),
+    env_option("--fetch", variable="NOTSO_FETCH", help="Download the model if it is not installed.", show_default=True),
 ]
 Context = Annotated[
     int | None,
-    typer.Option(
+    env_option(
         "--context",
-        envvar="NOTSO_CONTEXT",
+        variable="NOTSO_CONTEXT",
         metavar="TOKENS",
         min=16,
-        help="Context length. Default: 8192, or less if memory is low [env: NOTSO_CONTEXT].",
-        show_envvar=False,
-        show_default=False,
+        help="Context length. Default: 8192, or less if memory is low.",
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
+    env_option(
         "--threads",
-        envvar="NOTSO_THREADS",
+        variable="NOTSO_THREADS",
         metavar="N",
         min=1,
         max=MAX_THREADS,
-        help="Compute threads. Default: one per physical core [env: NOTSO_THREADS].",
-        show_envvar=False,
-        show_default=False,
+        help="Compute threads. Default: one per physical core.",
     ),
 ]
 Device = Annotated[
     str,
-    typer.Option(
-        "--device",
-        envvar="NOTSO_DEVICE",
-        metavar="DEVICE",
-        help="Compute device: auto, cpu, cuda or cuda:N [env: NOTSO_DEVICE].",
-        show_envvar=False,
-        show_default=False,
+    env_option(
+        "--device", variable="NOTSO_DEVICE", metavar="DEVICE", help="Compute device: auto, cpu, cuda or cuda:N."
     ),
 ]
 Adapters = Annotated[
     list[str] | None,
     typer.Option(
-        "--adapter",
-        metavar="NAME=FILE[:SCALE]",
-        help="LoRA adapter to load; repeatable.",
-        show_default=False,
+        "--adapter", metavar="NAME=FILE[:SCALE]", help="LoRA adapter to load; repeatable.", show_default=False
     ),
 ]
 ChatTemplateFile = Annotated[
     Path | None,
-    typer.Option(
+    env_option(
         "--chat-template-file",
-        envvar="NOTSO_CHAT_TEMPLATE_FILE",
+        variable="NOTSO_CHAT_TEMPLATE_FILE",
         metavar="FILE",
-        help="Jinja template that replaces the one in the model file [env: NOTSO_CHAT_TEMPLATE_FILE].",
-        show_envvar=False,
-        show_default=False,
+        help="Jinja template that replaces the one in the model file.",
     ),
 ]
 Plugins = Annotated[
@@ -128,80 +115,65 @@ Plugins = Annotated[
 ]
 Weights = Annotated[
     Placement,
-    typer.Option(
+    env_option(
         "--weights",
-        envvar="NOTSO_WEIGHTS",
-        help="Keep weights in a mapped file (mmap) or in a repacked copy (packed or hugepages); auto chooses "
-        "[env: NOTSO_WEIGHTS].",
-        show_envvar=False,
-        show_default=False,
+        variable="NOTSO_WEIGHTS",
+        help="Keep weights in a mapped file (mmap) or in a repacked copy (packed or hugepages); auto chooses.",
     ),
 ]
 KV = Annotated[
-    KVChoice,
-    typer.Option(
-        "--kv",
-        envvar="NOTSO_KV",
-        help="KV cache type; auto chooses by model, context and memory [env: NOTSO_KV].",
-        show_envvar=False,
-        show_default=False,
-    ),
+    KVChoice, env_option("--kv", variable="NOTSO_KV", help="KV cache type; auto chooses by model, context and memory.")
 ]
 MaxNumSeqs = Annotated[
     int | None,
-    typer.Option(
+    env_option(
         "--max-num-seqs",
-        envvar="NOTSO_MAX_NUM_SEQS",
+        variable="NOTSO_MAX_NUM_SEQS",
         metavar="N",
         min=1,
         max=MAX_NUM_SEQS,
-        help="Maximum number of concurrent requests. Default: 16, or fewer if memory is low [env: NOTSO_MAX_NUM_SEQS].",
-        show_envvar=False,
-        show_default=False,
+        help="Maximum number of concurrent requests. Default: 16, or fewer if memory is low.",
     ),
 ]
 CacheDisk = Annotated[
     float,
-    typer.Option(
+    env_option(
         "--cache-disk",
-        envvar="NOTSO_CACHE_DISK",
+        variable="NOTSO_CACHE_DISK",
         metavar="GB",
         min=0,
         max=1_000_000,
-        help="Size limit of the on-disk prompt cache, in GB [env: NOTSO_CACHE_DISK].",
-        show_envvar=False,
+        help="Size limit of the on-disk prompt cache, in GB.",
+        show_default=True,
     ),
 ]
 LibraryDisk = Annotated[
     float,
-    typer.Option(
+    env_option(
         "--library-disk",
-        envvar="NOTSO_LIBRARY_DISK",
+        variable="NOTSO_LIBRARY_DISK",
         metavar="GB",
         min=0,
         max=1_000_000,
-        help="Size limit of the on-disk prompt cache for documents, in GB [env: NOTSO_LIBRARY_DISK].",
-        show_envvar=False,
+        help="Size limit of the on-disk prompt cache for documents, in GB.",
+        show_default=True,
     ),
 ]
 
 
 def option_for_setting(name: str) -> Any:
     each = OPTIONS[name]
-    flags = ["--" + each.name.replace("_", "-"), *filter(None, [each.short])]
-    help_text = each.help.removesuffix(".") + f" [env: {each.variable}]." if each.variable else each.help
-    is_shown = isinstance(each.default, int | float | str) and bool(each.default)
-    return typer.Option(
-        *flags,
+    return env_option(
+        "--" + each.name.replace("_", "-"),
+        *filter(None, [each.short]),
+        variable=each.variable,
         metavar=each.metavar or None,
-        help=help_text,
-        envvar=each.variable or None,
+        help=each.help,
         min=each.low,
         max=each.high,
         exists=each.is_folder,
         file_okay=not each.is_folder,
-        show_envvar=False,
-        show_default=is_shown,
+        show_default=isinstance(each.default, int | float | str) and bool(each.default),
     )
 
 
@@ -211,12 +183,12 @@ AllowHost = Annotated[list[str] | None, option_for_setting("allowed_hosts")]
 TrustProxy = Annotated[list[str] | None, option_for_setting("trusted_proxies")]
 ApiKeyFile = Annotated[
     Path | None,
-    typer.Option(
+    env_option(
         "--api-key-file",
-        envvar="NOTSO_API_KEY_FILE",
+        variable="NOTSO_API_KEY_FILE",
         metavar="FILE",
-        help="Read the API key from this file [env: NOTSO_API_KEY_FILE].",
-        show_envvar=False,
+        help="Read the API key from this file.",
+        show_default=True,
     ),
 ]
 
@@ -286,20 +258,8 @@ def engine_key() -> str:
 
 # Options of `serve` that do not apply to front ends (servers without an engine).
 ENGINE_OPTIONS = (
-    *(
-        "model",
-        "fetch",
-        "context",
-        "kv",
-        "threads",
-        "device",
-        "weights",
-        "chat_template_file",
-        "adapter",
-        "max_num_seqs",
-    ),
-    "cache_disk",
-    "library_disk",
+    *("model", "fetch", "context", "kv", "threads", "device", "weights", "chat_template_file", "adapter"),
+    *("max_num_seqs", "cache_disk", "library_disk"),
     *(each.name for each in OPTIONS.values() if each.of_the_engine),
 )
 
@@ -368,7 +328,12 @@ def add_setting_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def params_from(sampling: Mapping[str, Any]) -> SamplingParams:
     """Create SamplingParams from the options that were passed. Raises InvalidRequestError."""
-    passed = {name: _value(value) for name, value in sampling.items() if _is_passed(value)}
+    # False and [] mean that the flag or list was not passed; 0 is a passed value.
+    passed: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in sampling.items()
+        if value is not None and value is not False and value != []
+    }
     return SamplingParams(**passed, given=tuple(passed))
 
 
@@ -434,12 +399,3 @@ def _parse_setting(option: Option, value: Any) -> Any:
     if option.is_duration and value is not None:
         return duration(value, "--" + option.name.replace("_", "-"))
     return None if value == "" and types.NoneType in get_args(option.kind) else value
-
-
-def _is_passed(value: Any) -> bool:
-    # False and [] mean that the flag or list was not passed; 0 is a passed value.
-    return value is not None and value is not False and value != []
-
-
-def _value(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

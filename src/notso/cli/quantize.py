@@ -28,10 +28,7 @@ def quantize(
     imatrix_text: Annotated[
         Path | None,
         typer.Option(
-            "--imatrix-text",
-            metavar="FILE",
-            help="Compute an importance matrix from this text.",
-            show_default=False,
+            "--imatrix-text", metavar="FILE", help="Compute an importance matrix from this text.", show_default=False
         ),
     ] = None,
     threads: options.Threads = None,
