@@ -151,8 +151,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     """Replace the engine that every command opens in this test."""
     scripted = ScriptedEngine()
 
-    def open_engine(model: Path | None, context: int | None, threads: int | None, **_: object) -> ScriptedEngine:
-        scripted.opened_with = (model, context, threads)
+    def open_engine(model: Path | None, context_tokens: int | None, threads: int | None, **_: object) -> ScriptedEngine:
+        scripted.opened_with = (model, context_tokens, threads)
         return scripted
 
     monkeypatch.setattr(engines, "open_engine", open_engine)

@@ -106,8 +106,7 @@ def bench(
     if as_json:
         terminal.print_json(result)
     else:
-        for line in table(result):
-            terminal.print_line(line)
+        terminal.print_lines(table(result))
     if share is not None:
         share.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
         terminal.note(f"Machine, figures and fingerprint written to {share}.")

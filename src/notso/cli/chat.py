@@ -6,6 +6,7 @@ import contextlib
 import io
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
@@ -46,16 +47,8 @@ def chat(
     params = params_from(sampling)
     adapters = adapter or []
     active_adapter = engines.active_adapter(adapters)
-    engine = engines.open_engine(
-        model,
-        context,
-        threads,
-        kv=kv,
-        device=device,
-        adapters=adapters,
-        chat_template_file=chat_template_file,
-        fetch=fetch,
-    )
+    load = partial(engines.open_engine, context_tokens=context, threads=threads, kv=kv, device=device)
+    engine = load(model, adapters=adapters, chat_template_file=chat_template_file, fetch=fetch)
     conversation: ChatSession | None = None
     try:
         conversation = ChatSession(
@@ -65,12 +58,8 @@ def chat(
             thinking=not no_think,
             show_thinking=not hide_thinking,
             adapter=active_adapter,
-            open_engine=lambda path, is_first: engines.open_engine(
+            open_engine=lambda path, is_first: load(
                 path,
-                context,
-                threads,
-                kv=kv,
-                device=device,
                 adapters=adapters if is_first else (),
                 chat_template_file=chat_template_file if is_first else None,
             ),

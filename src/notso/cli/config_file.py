@@ -53,9 +53,8 @@ def read_config(group: Any) -> dict[str, dict[str, Any]]:
 def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
     command = group.commands.get(verb)
     if command is None or not isinstance(values, dict):
-        raise _error(
-            path, f"[{terminal.on_one_line(verb)}] is not a command; commands: {', '.join(_visible_commands(group))}"
-        )
+        commands = [name for name, each in group.commands.items() if not each.hidden]
+        raise _error(path, f"[{terminal.on_one_line(verb)}] is not a command; commands: {', '.join(commands)}")
     options = {_option_name(each): each for each in command.params if each.param_type_name == "option"}
     for name, value in values.items():
         if name not in options:
@@ -73,10 +72,6 @@ def _expand_home(parameter: Any, value: Any) -> Any:
     # On the command line and in environment variables, the shell does this.
     is_path = isinstance(value, str) and parameter.type_descriptor.annotation is Path
     return expand_home(value) if is_path else value
-
-
-def _visible_commands(group: Any) -> list[str]:
-    return [name for name, command in group.commands.items() if not command.hidden]
 
 
 def _expected(parameter: Any, value: Any) -> str | None:

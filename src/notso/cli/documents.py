@@ -199,5 +199,6 @@ def _print_documents(found: Sequence[StoredDocument], as_json: bool) -> None:
     for each in found:
         state = f"{each.state}: it {unreadable(each.reason)}" if each.state == "failed" else each.state
         rows.append([each.name, state, f"{each.pages:,}", f"{each.characters:,}", each.id])
-    for line in terminal.columns(rows) if found else ["No documents; add some with `notso documents add FILE`."]:
-        terminal.print_line(line)
+    terminal.print_lines(
+        terminal.columns(rows) if found else ["No documents; add some with `notso documents add FILE`."]
+    )

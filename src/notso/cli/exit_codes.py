@@ -93,13 +93,13 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
     )
     for kind, code, advice in rows:
         if isinstance(error, kind):
-            return code, str(error) or _class_name(error), advice
+            return code, str(error) or type(error).__name__, advice
     if isinstance(error, OSError):
         return _classify_os_error(error)
     # pathlib raises this error for users without a passwd entry.
     if isinstance(error, RuntimeError) and "home directory" in str(error):
         return FAILED, "this user has no home directory", "Set HOME to a writable folder."
-    message = f"unexpected error ({_class_name(error)}: {error})"
+    message = f"unexpected error ({type(error).__name__}: {error})"
     return FAILED, message, "" if debugging() else "Run the command again with --debug for details."
 
 
@@ -233,10 +233,6 @@ def _option_advice(param: str | None, command: Command) -> str:
 
 
 _SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"})
-
-
-def _class_name(error: BaseException) -> str:
-    return type(error).__name__
 
 
 def debugging() -> bool:

@@ -37,8 +37,7 @@ def inspect(
     if as_json:
         terminal.print_json(info.as_dict(tensors=tensors))
     else:
-        for line in describe(info, tensors=tensors):
-            terminal.print_line(line)
+        terminal.print_lines(describe(info, tensors=tensors))
     if info.problem is not None:
         terminal.warn(f"This file cannot be run: {info.problem}")
         raise typer.Exit(exit_codes.BAD_MODEL)

@@ -134,5 +134,4 @@ def _print_keys(found: list[ApiKey], as_json: bool) -> None:
         state = "revoked" if key.revoked_ms else "operator" if key.is_operator else ""
         limits = (key.requests_per_minute, key.requests_per_day, key.tokens_per_day)
         rows.append([key.name, key.id, *(str(limit or "-") for limit in limits), state])
-    for line in terminal.columns(rows) if found else ["No keys; create one with `notso keys add NAME`."]:
-        terminal.print_line(line)
+    terminal.print_lines(terminal.columns(rows) if found else ["No keys; create one with `notso keys add NAME`."])

@@ -53,7 +53,6 @@ def list_models(
         [m.name, m.quantization or "-", terminal.gigabytes(m.size_bytes), m.where, m.verified, str(m.path)]
         for m in models
     ]
-    for line in terminal.columns([["name", "type", "size", "where", "verified", "path"], *rows], right=(2,)):
-        terminal.print_line(line)
+    terminal.print_lines(terminal.columns([["name", "type", "size", "where", "verified", "path"], *rows], right=(2,)))
     if not any(model.where == "cache" for model in models):
         terminal.note("SmolLM3-3B is not installed: download it with `notso pull` (1.92 GB).")

@@ -56,8 +56,7 @@ def perplexity(
     if as_json:
         terminal.print_json(asdict(found))
     else:
-        for line in describe(found):
-            terminal.print_line(line)
+        terminal.print_lines(describe(found))
 
 
 def describe(found: Perplexity | Divergence) -> list[str]:

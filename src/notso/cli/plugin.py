@@ -54,5 +54,6 @@ def _print_plugins(as_json: bool) -> None:
         terminal.print_json([{"name": p.name, "distribution": p.distribution, "version": p.version} for p in found])
         return
     rows = [["plugin", "distribution", "version"], *([p.name, p.distribution, p.version] for p in found)]
-    for line in terminal.columns(rows) if found else ["No plugins installed; create one with `notso plugin new NAME`."]:
-        terminal.print_line(line)
+    terminal.print_lines(
+        terminal.columns(rows) if found else ["No plugins installed; create one with `notso plugin new NAME`."]
+    )

@@ -20,7 +20,7 @@ from notso.text_file import NotTextError, decode_text
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.values.messages import Message
-    from notso.smollm3.values.request_options import Grammar, RequestOptions
+    from notso.smollm3.values.request_options import RequestOptions
     from notso.smollm3.values.sampling_params import SamplingParams
 
 EXAMPLES = """\
@@ -28,7 +28,6 @@ EXAMPLES = """\
   cat notes.txt | notso run --no-think "Summarize this:" -"""
 
 _MAX_SCHEMA_BYTES = 1 << 20
-
 _MAX_PROMPT_BYTES = 64 << 20
 
 
@@ -69,6 +68,7 @@ def run(
 ) -> None:
     """Answer one prompt on stdout; thinking goes to stderr."""
     from notso.smollm3.values.messages import Message
+    from notso.smollm3.values.request_options import Grammar, RequestOptions
 
     if receipt is not None:
         options.check_output_path(receipt, True, "--receipt", replaces=False)
@@ -78,7 +78,9 @@ def run(
     params = params_from(sampling)
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
-    grammar = None if schema is None else _grammar(schema)
+    grammar = None
+    if schema is not None:
+        grammar = Grammar("json_schema", options.read_text(schema, "--schema", _MAX_SCHEMA_BYTES))
     messages = [Message("system", _require_utf8(system, "--system"))] if system else []
     messages.append(Message("user", question))
     engine = engines.open_engine(
@@ -94,7 +96,9 @@ def run(
     )
     with Interruption() as interruption:
         try:
-            request_options = _options(not no_think, grammar, active_adapter, with_ids=receipt is not None)
+            request_options = RequestOptions(
+                thinking=not no_think, grammar=grammar, adapter=active_adapter, token_ids=receipt is not None
+            )
             answer = _answer(engine, messages, params, request_options, interruption, hide_thinking, as_json)
             # The answer is printed first, so that it is not lost if the receipt cannot be written.
             if as_json:
@@ -137,12 +141,6 @@ def _answer(
             printer.finish()
 
 
-def _options(thinking: bool, grammar: Grammar | None, adapter: str | None, *, with_ids: bool) -> RequestOptions:
-    from notso.smollm3.values.request_options import RequestOptions
-
-    return RequestOptions(thinking=thinking, grammar=grammar, adapter=adapter, token_ids=with_ids)
-
-
 def _write_receipt(
     engine: Engine,
     messages: list[Message],
@@ -181,12 +179,6 @@ def _read_stdin() -> str:
         return decode_text(data).rstrip("\n")
     except NotTextError as error:
         raise typer.BadParameter(f"stdin {error}", param_hint="PROMPT") from None
-
-
-def _grammar(path: Path) -> Grammar:
-    from notso.smollm3.values.request_options import Grammar
-
-    return Grammar("json_schema", options.read_text(path, "--schema", _MAX_SCHEMA_BYTES))
 
 
 def _require_utf8(text: str, name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import shutil
 import threading
 import webbrowser
 from dataclasses import replace
@@ -60,27 +59,19 @@ def serve(
         typer.Option("--sign-in", metavar="FILE", help="TOML file that configures authentication.", show_default=False),
     ] = None,
     show_config: Annotated[
-        bool,
-        typer.Option("--show-config", help="Show the value of each option and its source, and exit."),
+        bool, typer.Option("--show-config", help="Show the value of each option and its source, and exit.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print startup information as JSON.")] = False,
     log_format: Annotated[
-        Literal["text", "json"],
-        typer.Option(
-            "--log-format",
-            envvar="NOTSO_LOG_FORMAT",
-            help="Log format [env: NOTSO_LOG_FORMAT].",
-            show_envvar=False,
-            show_default=False,
-        ),
+        Literal["text", "json"], options.env_option("--log-format", variable="NOTSO_LOG_FORMAT", help="Log format.")
     ] = "text",
     access_log: Annotated[
         bool,
-        typer.Option(
+        options.env_option(
             "--access-log/--no-access-log",
-            envvar="NOTSO_ACCESS_LOG",
-            help="Log requests and generations on stderr [env: NOTSO_ACCESS_LOG].",
-            show_envvar=False,
+            variable="NOTSO_ACCESS_LOG",
+            help="Log requests and generations on stderr.",
+            show_default=True,
         ),
     ] = False,
     plain: options.Plain = False,
@@ -92,8 +83,7 @@ def serve(
     from notso.web.values.sign_in import SignInSettings, read_sign_in
 
     if show_config:
-        for line in config_file.describe_config(command_context):
-            terminal.print_line(line)
+        terminal.print_lines(config_file.describe_config(command_context))
         return
     make_undumpable()
     if log_format == "json":
@@ -135,8 +125,7 @@ def serve(
     if as_json:
         terminal.print_json({"event": "starting", **summary.facts})
     else:
-        for line in summary.lines:
-            terminal.print_line(line)
+        terminal.print_lines(summary.lines)
     gc.disable()  # until the server is ready: garbage collection would delay startup, which creates little garbage
     from notso.web.engine.models import ModelRegistry
     from notso.web.engine.port import EngineSource
@@ -227,15 +216,13 @@ def startup_summary(path: Path | None, config: EngineConfig) -> StartupSummary:
 
 def recommend_model() -> str:
     from notso.smollm3.hub import registry as hub
+    from notso.smollm3.hub.download import plan_download
 
-    official, folder = hub.official_files()[0], hub.hub_cache()
+    official = hub.official_files()[0]
+    plan = plan_download(official)
     minutes = math.ceil(8 * official.size_bytes / 100e6 / 60)
-    free = terminal.gigabytes(shutil.disk_usage(existing_parent(folder)).free)
+    size, free = terminal.gigabytes(official.size_bytes), terminal.gigabytes(plan.free_bytes)
     return (
-        f"better   SmolLM3-3B: download it with `notso pull` or on the Models page ("
-        f"{terminal.gigabytes(official.size_bytes)}, {minutes} minutes at 100 Mbit/s, to {folder}, {free} free)"
+        f"better   SmolLM3-3B: download it with `notso pull` or on the Models page ({size}, {minutes} minutes at "
+        f"100 Mbit/s, to {plan.folder}, {free} free)"
     )
-
-
-def existing_parent(folder: Path) -> Path:
-    return next(parent for parent in (folder, *folder.parents) if parent.exists())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notso.cli import engines, terminal
 from notso.cli.engines import model_file
-from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect
+from notso.cli.message_printer import MarkdownPrinter, MessagePrinter, PrintedMessage, collect
 from notso.cli.terminal import Interruption
 from notso.smollm3.values.engine_config import expand_home
 from notso.system.files import write_private
@@ -78,7 +78,8 @@ class ChatSession:
         params = self.params
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
-        printer = self._create_printer()
+        printer_class = MarkdownPrinter if terminal.is_terminal(sys.stdout) else MessagePrinter
+        printer = printer_class(show_reasoning=self.show_thinking)
         with Interruption() as interruption, terminal.suppress_key_echo():
             events = self.engine.generate(
                 [*instructions, *messages],
@@ -112,13 +113,6 @@ class ChatSession:
         self.is_first, self.adapter = False, None  # an adapter applies only to the model it was made for
         self.context_used_tokens = 0
         return dropped_adapter
-
-    def _create_printer(self) -> MessagePrinter:
-        if not terminal.is_terminal(sys.stdout):
-            return MessagePrinter(show_reasoning=self.show_thinking)
-        from notso.cli.message_printer import MarkdownPrinter
-
-        return MarkdownPrinter(show_reasoning=self.show_thinking)
 
     def clear(self) -> None:
         self.messages = []

@@ -40,6 +40,5 @@ def store(
         ["table", "rows", "digest"],
         *([each.table, f"{each.rows:,}", each.digest[:16]] for each in copied),
     ]
-    for line in terminal.columns(rows):
-        terminal.print_line(line)
+    terminal.print_lines(terminal.columns(rows))
     terminal.print_line("copy verified: both sides are identical")

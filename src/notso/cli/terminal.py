@@ -14,8 +14,8 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from types import FrameType, TracebackType
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Literal, TextIO
 
 Progress = Callable[[str, int, int], None]
@@ -88,6 +88,11 @@ def styled(text: str, style: Style, stream: TextIO) -> str:
 
 def print_line(text: str) -> None:
     print(escape_control(text), flush=True)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print_line(line)
 
 
 def note(text: str) -> None:
@@ -250,9 +255,7 @@ class Interruption:
             self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._in_main_thread:
             signal.signal(signal.SIGINT, self._previous)  # type: ignore[arg-type]
 

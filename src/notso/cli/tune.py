@@ -89,6 +89,7 @@ def tune(
     if merge is not None:
         options.check_output_path(merge, force, "--merge")
         options.check_distinct_outputs(out, merge, "--merge")
+    from notso.smollm3.hub.registry import demo_path
     from notso.smollm3.tuning import adapter_writer, base_model, trainer
     from notso.smollm3.tuning import training_rows as row_files
     from notso.smollm3.tuning.trainer import Recipe
@@ -105,7 +106,7 @@ def tune(
         seed=seed,
     )
     trainer.require_libraries()
-    base = model_file(model, silent=as_json) or _demo_path()
+    base = model_file(model, silent=as_json) or demo_path()
     given = None if model is None else Path(expand_home(model))
     source = given if given is not None and given.is_dir() else base
     folder = out.with_name(f"{out.name}.tuning")
@@ -155,12 +156,6 @@ def tune(
         model, out, merge, outcome, len(trained), len(rehearsed), len(held_out), questions, before, after, as_json
     )
     shutil.rmtree(folder)
-
-
-def _demo_path() -> Path:
-    from notso.smollm3.hub.registry import demo_path
-
-    return demo_path()
 
 
 def _file_digest(file: Path) -> bytes:

@@ -31,8 +31,7 @@ def verify(
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     golden: Annotated[
-        bool,
-        typer.Option("--golden", help="Only compare with transformers' reference results for SmolLM3-3B."),
+        bool, typer.Option("--golden", help="Only compare with transformers' reference results for SmolLM3-3B.")
     ] = False,
     golden_file: Annotated[
         Path | None,
@@ -94,8 +93,7 @@ def verify(
     if as_json:
         terminal.print_json({**found.as_dict(), "damaged_copy_of": damage})
     else:
-        for line in describe(found, tensors=tensors):
-            terminal.print_line(line)
+        terminal.print_lines(describe(found, tensors=tensors))
         if damage:
             terminal.warn(
                 f"Same size as {damage}, but different content: run `notso pull {damage} --force` to download it again."
@@ -119,8 +117,7 @@ def _compare_with_goldens(path: Path, goldens: Path | None, as_json: bool) -> No
             rows.append([check.what, f"{check.found:.3f}", f"{check.allowed:.3f}", "ok" if check.ok else "wrong"])
         terminal.print_line(f"{terminal.on_one_line(str(path))}: {found.bits:.1f} bits per weight")
         terminal.print_line(terminal.on_one_line(f"{found.name} ({found.source})"))
-        for line in terminal.columns(rows, right=(1, 2)):
-            terminal.print_line(line)
+        terminal.print_lines(terminal.columns(rows, right=(1, 2)))
         terminal.print_line(
             "right" if found.ok else "wrong: this file or this build does not reproduce the reference results"
         )
