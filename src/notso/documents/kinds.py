@@ -34,28 +34,27 @@ NATIVE = {"PDF", "XLSX", "XLS", "ODS"}
 """Kinds that native code parses. By default, they are read only if the system supports Landlock and seccomp."""
 
 _UNREADABLE_STARTS = {
-    b"\x89PNG": "image",
-    b"\xff\xd8\xff": "image",
-    b"GIF8": "image",
-    b"RIFF": "media file",
-    b"II*\0": "image",
-    b"MM\0*": "image",
-    b"\x1f\x8b": "compressed file",
-    b"BZh": "compressed file",
-    b"\xfd7zXZ": "compressed file",
-    b"7z\xbc\xaf": "compressed file",
-    b"Rar!": "compressed file",
-    b"(\xb5/\xfd": "compressed file",
-    b"\x7fELF": "program",
-    b"MZ": "program",
-    b"\xca\xfe\xba\xbe": "program",
-    b"SQLite format 3": "database",
-    b"OggS": "media file",
-    b"ID3": "media file",
+    b"\x89PNG": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"GIF8": "an image",
+    b"RIFF": "a media file",
+    b"II*\0": "an image",
+    b"MM\0*": "an image",
+    b"\x1f\x8b": "a compressed file",
+    b"BZh": "a compressed file",
+    b"\xfd7zXZ": "a compressed file",
+    b"7z\xbc\xaf": "a compressed file",
+    b"Rar!": "a compressed file",
+    b"(\xb5/\xfd": "a compressed file",
+    b"\x7fELF": "a program",
+    b"MZ": "a program",
+    b"\xca\xfe\xba\xbe": "a program",
+    b"SQLite format 3": "a database",
+    b"OggS": "a media file",
+    b"ID3": "a media file",
 }
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")
 _OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_ARTICLES = {"image": "an image", "media file": "a media file", "compressed file": "a compressed file"}
 
 _MESSAGE = b"Subject: =?utf-8?q?a?=\nContent-Type: text/plain\nContent-Transfer-Encoding: base64\n\nYQ=="
 
@@ -68,7 +67,7 @@ def detect_container(head: bytes, extension: str) -> Container:
         return "ole"
     for start, what in _UNREADABLE_STARTS.items():
         if head.startswith(start) and (not start.isascii() or _BINARY.search(head)):  # a text may begin with "MZ", too
-            raise UnreadableError(f"is {_ARTICLES.get(what, f'a {what}')}, which cannot be read", "document_not_text")
+            raise UnreadableError(f"is {what}, which cannot be read", "document_not_text")
     # PDF readers accept other bytes before "%PDF-". A file that is not named .pdf must begin with "%PDF-", because a
     # text may mention it.
     return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"

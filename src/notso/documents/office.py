@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -69,7 +69,7 @@ class _Page:
 def read_docx(file: BinaryIO) -> Iterator[str]:
     """Yield the pages of a Word document, split at the page breaks that the word processor stored, then the notes."""
     archive = Archive(file)
-    main = _relationship_target(archive, "_rels/.rels", "/officeDocument") or "word/document.xml"
+    main = _main_part(archive) or "word/document.xml"
     folder = posixpath.dirname(main)
     styles = _style_names(archive, f"{folder}/styles.xml")
     yield from _word_pages(xml_events(archive.pieces(main)), styles)
@@ -83,15 +83,12 @@ def read_docx(file: BinaryIO) -> Iterator[str]:
 def read_pptx(file: BinaryIO) -> Iterator[str]:
     """Yield the slides of a presentation in order, each with its notes."""
     archive = Archive(file)
-    main = _relationship_target(archive, "_rels/.rels", "/officeDocument") or "ppt/presentation.xml"
+    main = _main_part(archive) or "ppt/presentation.xml"
     targets = _relationships(archive, main)
     # Sections, listed after the slides, contain `sldId` elements as well, with ids of another kind.
-    order = [
-        value
-        for event in takewhile(lambda each: each != XMLEvent("end", "sldIdLst", {}), xml_events(archive.pieces(main)))
-        if event.kind == "start" and event.name == "sldId" and (value := event.attributes.get("id", ""))
-    ]
-    for relationship_id in order:
+    slides = takewhile(lambda each: each != XMLEvent("end", "sldIdLst", {}), xml_events(archive.pieces(main)))
+    order = [each.get("id", "") for each in _elements(slides, "sldId")]
+    for relationship_id in filter(None, order):
         slide = targets.get(relationship_id, ("", ""))[1]
         if not slide:
             raise UnreadableError("is damaged: a part is missing", "document_damaged")
@@ -144,14 +141,8 @@ def read_epub(file: BinaryIO) -> Iterator[str]:
     archive = Archive(file)
     if "META-INF/rights.xml" in archive.names:
         raise UnreadableError("is protected by DRM", "document_protected")
-    package = next(
-        (
-            event.attributes.get("full-path", "")
-            for event in xml_events(archive.pieces("META-INF/container.xml"))
-            if event.kind == "start" and event.name == "rootfile"
-        ),
-        "",
-    )
+    rootfile = next(_elements(xml_events(archive.pieces("META-INF/container.xml")), "rootfile"), {})
+    package = rootfile.get("full-path", "")
     files: dict[str, str] = {}
     spine: list[str] = []
     for event in xml_events(archive.pieces(package)):
@@ -177,6 +168,11 @@ def office_title(file: BinaryIO) -> str:
                 return event.name
             inside = event.kind == "start" and event.name == "title"
     return ""
+
+
+def _elements(events: Iterable[XMLEvent], name: str) -> Iterator[dict[str, str]]:
+    # Yields the attributes of each element with this name.
+    return (event.attributes for event in events if event.kind == "start" and event.name == name)
 
 
 def _optional_events(archive: Archive, name: str) -> Iterator[XMLEvent]:
@@ -283,21 +279,17 @@ def _relationships(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
     if rels_name not in archive.names:
         return {}
     return {
-        event.attributes.get("Id", ""): (
-            event.attributes.get("Type", ""),
-            _resolve_member(folder, event.attributes.get("Target", "")),
-        )
-        for event in xml_events(archive.pieces(rels_name))
-        if event.kind == "start" and event.name == "Relationship" and event.attributes.get("TargetMode") != "External"
+        each.get("Id", ""): (each.get("Type", ""), _resolve_member(folder, each.get("Target", "")))
+        for each in _elements(xml_events(archive.pieces(rels_name)), "Relationship")
+        if each.get("TargetMode") != "External"
     }
 
 
-def _relationship_target(archive: Archive, rels_name: str, kind: str) -> str:
-    if rels_name not in archive.names:
-        return ""
-    for event in xml_events(archive.pieces(rels_name)):
-        if event.kind == "start" and event.attributes.get("Type", "").endswith(kind):
-            return _resolve_member("", event.attributes.get("Target", ""))
+def _main_part(archive: Archive) -> str:
+    if "_rels/.rels" in archive.names:
+        for each in _elements(xml_events(archive.pieces("_rels/.rels")), "Relationship"):
+            if each.get("Type", "").endswith("/officeDocument"):
+                return _resolve_member("", each.get("Target", ""))
     return ""
 
 

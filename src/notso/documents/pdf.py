@@ -99,7 +99,7 @@ def remove_margins(pages: Sequence[str]) -> list[str]:
     places: dict[tuple[bool, str], list[tuple[int, str]]] = {}  # (top, line without numbers) -> pages and lines
     for page, lines in enumerate(split):
         for top in (True, False):
-            for line in _margin_lines(lines, top):
+            for line in lines[:MARGIN_LINES] if top else lines[-MARGIN_LINES:]:
                 places.setdefault((top, _DIGITS.sub("\0", " ".join(line.split()))), []).append((page, line))
     needed = max(MIN_REPEATED_PAGES, MIN_REPEATED_SHARE * sum(any(map(str.strip, lines)) for lines in split))
     repeated = set[tuple[int, bool, str]]()
@@ -135,7 +135,3 @@ def _strip_margins(page: int, lines: Sequence[str], repeated: set[tuple[int, boo
     while last > max(first, len(lines) - MARGIN_LINES) and (page, False, lines[last - 1]) in repeated:
         last -= 1
     return lines[first:last]
-
-
-def _margin_lines(lines: Sequence[str], top: bool) -> Sequence[str]:
-    return lines[:MARGIN_LINES] if top else lines[-MARGIN_LINES:]

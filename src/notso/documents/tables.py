@@ -7,7 +7,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import date, datetime, time, timedelta
+from datetime import datetime, time
 from typing import Any, BinaryIO
 
 from notso.documents.archives import Archive, has_zip_signature
@@ -86,15 +86,11 @@ def read_spreadsheet(file: BinaryIO) -> Iterator[str]:
     try:
         workbook = python_calamine.CalamineWorkbook.from_filelike(file)
         for sheet in workbook.sheets_metadata:
-            if sheet.visible is not python_calamine.SheetVisibleEnum.Visible:
-                continue
-            if sheet.typ is not python_calamine.SheetTypeEnum.WorkSheet:
-                continue
-            cells = workbook.get_sheet_by_name(sheet.name)
-            rows = cells.iter_rows()
-            yield "\n".join(
-                [f"## {_cell(sheet.name)}", "", *markdown_lines([_format_value(each) for each in row] for row in rows)]
-            )
+            is_visible = sheet.visible is python_calamine.SheetVisibleEnum.Visible
+            if is_visible and sheet.typ is python_calamine.SheetTypeEnum.WorkSheet:
+                rows = workbook.get_sheet_by_name(sheet.name).iter_rows()
+                lines = markdown_lines([_format_value(each) for each in row] for row in rows)
+                yield "\n".join([f"## {_cell(sheet.name)}", "", *lines])
     except python_calamine.PasswordError:
         raise UnreadableError("is encrypted", "document_encrypted") from None
     except python_calamine.CalamineError as error:
@@ -118,6 +114,4 @@ def _format_value(value: Any) -> str:
         return f"{value:.15g}"  # as in spreadsheets, which show 0.1 + 0.2 as 0.3
     if isinstance(value, datetime):
         return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "seconds")
-    if isinstance(value, (date, time, timedelta)):
-        return str(value)
     return str(value)
