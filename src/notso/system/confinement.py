@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import IO, Any, cast
 
 NICE = 10
 _PIECE = 1 << 16
@@ -60,10 +60,8 @@ def confine(rights: Rights, limits: Limits | None = None) -> None:
         _check_result(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         if ruleset is not None:
             try:
-                number = _SYSTEM_CALLS["landlock_restrict_self"][_machine() or 0]
-                _check_result(
-                    _libc().syscall(ctypes.c_long(number), ctypes.c_int(ruleset), ctypes.c_uint32(0)), "Landlock"
-                )
+                result = _system_call("landlock_restrict_self", ctypes.c_int(ruleset), ctypes.c_uint32(0))
+                _check_result(result, "Landlock")
             finally:
                 os.close(ruleset)
         if _has_seccomp():
@@ -231,9 +229,8 @@ def read_only_file(data: bytes) -> int:
 
 def lacking() -> list[str]:
     """Return the mechanisms that this system lacks: "Landlock", "seccomp"."""
-    return [
-        name for name, present in (("Landlock", _landlock_version() > 0), ("seccomp", _has_seccomp())) if not present
-    ]
+    mechanisms = {"Landlock": _landlock_version() > 0, "seccomp": _has_seccomp()}
+    return [name for name, is_present in mechanisms.items() if not is_present]
 
 
 def unenforced_limits() -> list[str]:
@@ -431,40 +428,34 @@ def _landlock_ruleset(rights: Rights) -> int | None:
         fields.append(scopes)
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    number = _SYSTEM_CALLS["landlock_create_ruleset"][_machine() or 0]
-    return _check_result(
-        _libc().syscall(
-            ctypes.c_long(number), ctypes.byref(buffer), ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
-        ),
-        "Landlock",
-    )
+    arguments = (ctypes.byref(buffer), ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    return _check_result(_system_call("landlock_create_ruleset", *arguments), "Landlock")
 
 
 def _landlock_version() -> int:
-    if sys.platform != "linux":
+    if _machine() is None:
         return 0
-    machine = _machine()
-    if machine is None:
-        return 0
-    number = _SYSTEM_CALLS["landlock_create_ruleset"][machine]
-    version = _LANDLOCK_CREATE_RULESET_VERSION
-    return int(_libc().syscall(ctypes.c_long(number), None, ctypes.c_size_t(0), ctypes.c_uint32(version)))
+    version = ctypes.c_uint32(_LANDLOCK_CREATE_RULESET_VERSION)
+    return _system_call("landlock_create_ruleset", None, ctypes.c_size_t(0), version)
 
 
 def _has_seccomp() -> bool:
-    if sys.platform != "linux":
-        return False
-    machine = _machine()
-    if machine is None:
+    if _machine() is None:
         return False
     action = ctypes.c_uint32(_REFUSE & 0x7FFF0000)
-    number = _SYSTEM_CALLS["seccomp"][machine]
     operation = ctypes.c_uint32(_SECCOMP_GET_ACTION_AVAIL)
-    return bool(_libc().syscall(ctypes.c_long(number), operation, ctypes.c_uint32(0), ctypes.byref(action)) == 0)
+    return _system_call("seccomp", operation, ctypes.c_uint32(0), ctypes.byref(action)) == 0
 
 
 def _machine() -> int | None:
-    return _MACHINES.get(os.uname().machine) if sys.maxsize > 2**32 else None
+    # Returns the index of this machine in _SYSTEM_CALLS, or None if the calls cannot be made.
+    is_known = sys.platform == "linux" and sys.maxsize > 2**32
+    return _MACHINES.get(os.uname().machine) if is_known else None
+
+
+def _system_call(name: str, *arguments: Any) -> int:
+    number = _SYSTEM_CALLS[name][_machine() or 0]
+    return int(_libc().syscall(ctypes.c_long(number), *arguments))
 
 
 def _libc() -> ctypes.CDLL:
