@@ -14,8 +14,6 @@ from ray.exceptions import RayError
 
 from notso.cluster.plan import ClusterError, last_error
 
-Column = Mapping[str, Sequence[str]]
-
 
 def answers(
     requests: Sequence[str],

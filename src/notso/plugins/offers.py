@@ -32,6 +32,7 @@ def validate_offer(value: Any) -> tuple[Offer, list[str]]:
         if not isinstance(rows, list):
             raise ValueError("not an offer")
         offer[kind] = []
+        singular = kind.removesuffix("s").replace("_", " ")
         for number, row in enumerate(rows, start=1):
             problem = (
                 _find_problem(row, checks)
@@ -40,7 +41,7 @@ def validate_offer(value: Any) -> tuple[Offer, list[str]]:
             )
             if problem:
                 # Skip only this entry, so that the plugin's other features can be used.
-                left_out.append(f"{_WORDS[kind]} {number} was left out: {problem}")
+                left_out.append(f"{singular} {number} was left out: {problem}")
             else:
                 offer[kind].append(row)
     return offer, left_out
@@ -57,8 +58,7 @@ def _find_problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
 
 
 def _check_name(value: Any) -> str:
-    fits = isinstance(value, str) and NAME.fullmatch(value)
-    return "" if fits else NAME_RULE
+    return "" if isinstance(value, str) and NAME.fullmatch(value) else NAME_RULE
 
 
 def _check_text(value: Any) -> str:
@@ -107,12 +107,6 @@ _KINDS: dict[str, dict[str, Callable[[Any], str]]] = {
     "logits_processors": {"name": _check_name, "does": _check_text},
     "slash_commands": {"name": _check_name, "usage": _check_text, "does": _check_text},
     "pages": {"path": _check_path, "title": _check_text},
-}
-_WORDS = {
-    "tools": "tool",
-    "logits_processors": "logits processor",
-    "slash_commands": "slash command",
-    "pages": "page",
 }
 _ANSWERS: dict[str, Callable[[Any], bool]] = {
     "tool": _is_text,

@@ -204,9 +204,9 @@ class PluginProcess:
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         for call in calls:
-            call.future.set_exception(
-                PluginError(f"the plugin {self.name} was disabled: {reason}", plugin=self.name)
-            ) if call.future.set_running_or_notify_cancel() else None
+            if call.future.set_running_or_notify_cancel():
+                error = PluginError(f"the plugin {self.name} was disabled: {reason}", plugin=self.name)
+                call.future.set_exception(error)
 
     def close(self) -> None:
         with self._lock:
