@@ -129,13 +129,13 @@ class PluginProcess:
             number = next(self._call_ids)
             data = wire.encode_packet({"id": number, "kind": kind, "given": arguments})
         except (ValueError, TypeError) as error:
-            raise PluginError(f"the plugin {self.name} cannot receive this value: {error}", plugin=self.name) from None
+            raise self._error(f"cannot receive this value: {error}") from None
         future: Future[Any] = Future()
         with self._lock:
             if self.state != "on":
-                raise PluginError(f"the plugin {self.name} is {self._unavailable_reason()}", plugin=self.name)
+                raise self._error("is not ready yet" if self.state == "starting" else f"is disabled: {self.failure}")
             if len(self._calls) >= MAX_CALLS:
-                raise PluginError(f"the plugin {self.name} is overloaded", plugin=self.name)
+                raise self._error("is overloaded")
             self._calls[number] = _Call(kind, what, time.monotonic() + seconds, seconds, future)
             connection = self._connection
         sent = False
@@ -156,18 +156,18 @@ class PluginProcess:
             return future.result(seconds + SEND_SECONDS)
         except TimeoutError:
             self.disable_plugin(_timeout_message(what, seconds))
-            raise PluginError(f"the plugin {self.name} was disabled: {self.failure}", plugin=self.name) from None
+            raise self._error(f"was disabled: {self.failure}") from None
 
     def process_logits(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
         """Call a logits processor; return the bytes of the changed logits, float32 (V,). Raises PluginError."""
         # tokens, int32 (L,): prompt and answer so far. logits, float32 (V,), where V is the size of the vocabulary.
         if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
-            raise PluginError(f"the plugin {self.name} cannot process this many tokens", plugin=self.name)
+            raise self._error("cannot process this many tokens")
         what = f"logits processor {name}"
         arguments = {"name": name, "tokens": tokens.nbytes // 4, "vocab": logits.nbytes // 4}
         start = time.monotonic()
         if not self._row_lock.acquire(timeout=ROW_SECONDS):
-            raise PluginError(f"the plugin {self.name} is overloaded", plugin=self.name)
+            raise self._error("is overloaded")
         try:
             if self.state == "on":
                 self._memory[: logits.nbytes] = logits
@@ -205,8 +205,7 @@ class PluginProcess:
             connection.shutdown(socket.SHUT_RDWR)
         for call in calls:
             if call.future.set_running_or_notify_cancel():
-                error = PluginError(f"the plugin {self.name} was disabled: {reason}", plugin=self.name)
-                call.future.set_exception(error)
+                call.future.set_exception(self._error(f"was disabled: {reason}"))
 
     def close(self) -> None:
         with self._lock:
@@ -217,8 +216,8 @@ class PluginProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(SEND_SECONDS)
 
-    def _unavailable_reason(self) -> str:
-        return "not ready yet" if self.state == "starting" else f"disabled: {self.failure}"
+    def _error(self, problem: str) -> PluginError:
+        return PluginError(f"the plugin {self.name} {problem}", plugin=self.name)
 
     # The methods below run in the thread that listens to the plugin.
 
@@ -312,8 +311,8 @@ class PluginProcess:
         if "refused" in packet:
             call.future.set_exception(PluginRefusalError(_one_line(str(packet["refused"])), plugin=self.name))
         elif "failed" in packet:
-            reason = f"the plugin {self.name} failed in {call.what}: {_one_line(str(packet['failed']))}"
-            call.future.set_exception(PluginError(reason, plugin=self.name))
+            reason = f"failed in {call.what}: {_one_line(str(packet['failed']))}"
+            call.future.set_exception(self._error(reason))
         else:
             call.future.set_result(packet["result"])
         return _failure_reason(packet, call)
