@@ -95,9 +95,7 @@ def _expected_one(parameter: Any, value: Any) -> str | None:
         return None if is_integer else "an integer"
     # Larger integers cannot be converted to float.
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if kind is float:
-        return None if is_number else "a number"
-    return None if is_number else "a string"
+    return None if is_number else "a number" if kind is float else "a string"
 
 
 def _option_name(parameter: Any) -> str:

@@ -85,8 +85,7 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
         (model.OutOfMemoryError, NO_ROOM, _memory_advice),
         (model.NoSpaceError, NO_ROOM, "Free disk space, or set HF_HOME to a folder on a larger disk."),
         (model.DownloadError, NETWORK, ""),
-        *_plugin_rows(error),
-        *_web_rows(error),
+        *_rows_of_package(error),
         (qtensor.NotsoError, FAILED, ""),
         (MemoryError, NO_ROOM, _close_programs_advice),
         (KeyboardInterrupt, INTERRUPTED, ""),
@@ -165,23 +164,19 @@ def _address_advice(command: Command) -> str:
     return f"Choose another {' or '.join(options)}." if options else ""
 
 
-def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
-    # The module's name is checked first, so that notso.plugins is imported only for its own errors.
-    if not any(kind.__module__.startswith("notso.plugins") for kind in type(error).__mro__):
-        return ()
-    from notso.plugins.errors import PluginError
-
-    return ((PluginError, WRONG_USAGE, _plugin_advice),)
-
-
 def _plugin_advice(command: Command) -> str:
     # A list of plugins would not help if `notso plugin new` fails.
     return "" if command.verb == "plugin" else "`notso plugin list` shows installed plugins."
 
 
-def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
-    # The module's name is checked first, so that notso.web, which is slow to import, is imported only for its errors.
-    if not any(kind.__module__.startswith("notso.web") for kind in type(error).__mro__):
+def _rows_of_package(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
+    # The package's name is checked first: notso.web is slow to import, so it is imported only for its own errors.
+    packages = {".".join(kind.__module__.split(".")[:2]) for kind in type(error).__mro__}
+    if "notso.plugins" in packages:
+        from notso.plugins.errors import PluginError
+
+        return ((PluginError, WRONG_USAGE, _plugin_advice),)
+    if "notso.web" not in packages:
         return ()
     from notso.web.values import errors as web
 

@@ -298,18 +298,14 @@ def check_distinct_outputs(first: Path, second: Path, name: str) -> None:
 _MAX_TEXT_BYTES = 1 << 30
 
 
-def _read(path: Path, max_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"larger than {max_bytes >> 10:,} KiB")
-    return content
-
-
 def read_text(path: Path, name: str, max_bytes: int = _MAX_TEXT_BYTES) -> str:
     """Read a text file or pipe and decode it with `decode_text`. Raises typer.BadParameter."""
     try:
-        return decode_text(_read(path, max_bytes))
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes >> 10:,} KiB")
+        return decode_text(content)
     except NotTextError as error:
         raise typer.BadParameter(f"{path} {error}", param_hint=name) from None
     except OSError as error:
