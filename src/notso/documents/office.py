@@ -34,7 +34,7 @@ class _Page:
     def end_paragraph(self) -> None:
         text = "".join(self.paragraph).strip()
         if text:
-            (self.tables[-1][-1][-1] if self._in_cell() else self.blocks).append(self.prefix + text)
+            self._open_blocks().append(self.prefix + text)
         self.paragraph, self.prefix = [], ""
 
     def start_table(self) -> None:
@@ -54,16 +54,16 @@ class _Page:
         if not self.tables:
             return
         rows = self.tables.pop()
-        text = "\n".join(markdown_lines([" ".join(cell) for cell in row] for row in rows))
-        (self.tables[-1][-1][-1] if self._in_cell() else self.blocks).append(text)
+        self._open_blocks().append("\n".join(markdown_lines([" ".join(cell) for cell in row] for row in rows)))
 
     def text(self) -> str:
         self.end_paragraph()
         text, self.blocks = "\n\n".join(self.blocks), []
         return text
 
-    def _in_cell(self) -> bool:
-        return bool(self.tables and self.tables[-1] and self.tables[-1][-1])
+    def _open_blocks(self) -> list[str]:
+        is_in_cell = self.tables and self.tables[-1] and self.tables[-1][-1]
+        return self.tables[-1][-1][-1] if is_in_cell else self.blocks
 
 
 def read_docx(file: BinaryIO) -> Iterator[str]:

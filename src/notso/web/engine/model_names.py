@@ -182,13 +182,11 @@ def model_facts(engine: EngineHost) -> ModelFacts | None:
 
 async def resolve_model_choice(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
     """Resolve a chat's model name. Raises Problem if unknown, or if it selects a default model that failed to load."""
-    choice = DEFAULT_MODEL
     if name is not None:
         await host.wait_for_first_load()
-        found = await find_model(host, registry, name)
-        if found is None:
-            raise Problem(400, words["error_model_gone"].format(name=name))
-        choice = found
+    choice = await find_model(host, registry, name)
+    if choice is None:
+        raise Problem(400, words["error_model_gone"].format(name=name))
     if host.model(choice.model) is host.default and host.state in ("failed", "stopped"):
         raise Problem(503, words["error_not_loaded"].format(reason=translated(host.failure)))
     return choice
@@ -211,7 +209,8 @@ async def available_model_names(host: EngineHost, registry: ModelRegistry | None
     names: list[str] = []
     if host.info is not None:
         names = [model_id(host.info), *(adapter_id(host.info, each) for each in adapter_names(host.default))]
-    for installed in await asyncio.to_thread(other_installed_models, host, registry) if registry is not None else ():
-        served = register_installed(host, registry, installed) if registry is not None else host.default
-        names += [served.name, *(f"{served.name}:{each.lower()}" for each in adapter_names(served))]
+    if registry is not None:
+        for installed in await asyncio.to_thread(other_installed_models, host, registry):
+            served = register_installed(host, registry, installed)
+            names += [served.name, *(f"{served.name}:{each.lower()}" for each in adapter_names(served))]
     return names

@@ -427,13 +427,11 @@ class RunningRequests:
                 by_owner[request.owner] += waiting
         return by_owner
 
-    def admit(
-        self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None
-    ) -> RunningRequest | None:
+    def admit(self, owner: str, *, choices: int = 1, on_end: OnEnd | None = None) -> RunningRequest | None:
         """Admit a request. Return None if the owner's share of the queue is full."""
         if not has_capacity(self._waiting, owner, self._most_waiting):
             return None
-        return self.open(owner, name, choices=choices, on_end=on_end)
+        return self.open(owner, choices=choices, on_end=on_end)
 
     def open(
         self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None, counts: bool = True

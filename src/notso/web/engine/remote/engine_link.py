@@ -123,7 +123,9 @@ class EngineLink:
         """Wait until the engine can answer. Raises EngineError if it has failed or is unreachable."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._tried)
-            self._changed.wait_for(lambda: self._closed or not self.is_up or self._is_load_finished)
+            self._changed.wait_for(
+                lambda: self._closed or not self.is_up or self.about.can_answer or self.about.has_failed
+            )
             about = self.about
             if self.is_up and about.can_answer:
                 return about
@@ -136,10 +138,6 @@ class EngineLink:
     def _invalid_message(self) -> Sentence:
         message = f"{self.name} sent an invalid message: use the same release on both servers"
         return Sentence(message, "remote_release", name=self.name)
-
-    @property
-    def _is_load_finished(self) -> bool:
-        return self.about.can_answer or self.about.has_failed
 
     @property
     def _failure_reason(self) -> str:
@@ -162,12 +160,9 @@ class EngineLink:
         entry.begun = True
         return generation
 
-    def stop_all(self) -> None:
+    def end_all(self) -> None:
         for each in list(self._open.values()):
             each.generation.stop()
-
-    def end_all(self) -> None:
-        self.stop_all()
         self._abort_calls()
         self._end_all_answers("the engine was closed")
 
