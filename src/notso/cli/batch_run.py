@@ -124,7 +124,7 @@ class BatchOutput:
                 line += self._file.readline()  # with log probabilities, an answer can have hundreds of megabytes
                 if not line.endswith(b"\n"):  # truncated by a crash
                     break
-            answer = _parse_answer(line)
+            answer = _json_object(line)
             answer_id = str(answer.get("id", ""))
             if answer_id not in request_ids:
                 raise _output_error(
@@ -152,18 +152,15 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _custom_id(content: bytes | None) -> str | None:
-    with contextlib.suppress(ValueError, RecursionError):
-        line = json.loads(content or b"")
-        if isinstance(line, dict) and isinstance(custom_id := line.get("custom_id"), str) and custom_id:
-            return custom_id
-    return None
+    custom_id = _json_object(content or b"").get("custom_id")
+    return custom_id if isinstance(custom_id, str) and custom_id else None
 
 
-def _parse_answer(line: bytes) -> dict[str, Any]:
+def _json_object(line: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
-        answer = json.loads(line)
-        if isinstance(answer, dict) and isinstance(answer.get("id"), str):
-            return answer
+        value = json.loads(line)
+        if isinstance(value, dict):
+            return value
     return {}
 
 

@@ -83,8 +83,7 @@ def dataset(
                 raise StorageError(f"the library {library} has no documents with sentences to quote")
             _write(out, rows)
             terminal.print_line(
-                f"{out} ({len(rows):,} question{'s' * (len(rows) != 1)}"
-                f" about {len(found):,} document{'s' * (len(found) != 1)})"
+                f"{out} ({terminal.counted(len(rows), 'question')} about {terminal.counted(len(found), 'document')})"
             )
             return
         for chat, documents_of in load_chats(SQLiteStore(copy.parent), permanent_chats(copy)):
@@ -92,10 +91,10 @@ def dataset(
             rows += [json.dumps(row, ensure_ascii=False)] if row is not None else []
             preferred += [json.dumps(pair, ensure_ascii=False) for pair in preference_rows(chat, documents_of)]
     _write(out, rows)
-    terminal.print_line(f"{out} ({len(rows):,} conversation{'s' * (len(rows) != 1)})")
+    terminal.print_line(f"{out} ({terminal.counted(len(rows), 'conversation')})")
     if pairs is not None:
         _write(pairs, preferred)
-        terminal.print_line(f"{pairs} ({len(preferred):,} pair{'s' * (len(preferred) != 1)})")
+        terminal.print_line(f"{pairs} ({terminal.counted(len(preferred), 'pair')})")
     elif preferred:
         terminal.note(f"{len(preferred):,} preference pairs found; --preferences writes them to a file.")
 

@@ -116,8 +116,8 @@ async def _search(store: ChatStore, library: Library | None, query: str, as_json
         shown = f", page {each.page}" if each.document.pages > 1 else ""
         terminal.print_line(f"{each.document.name}{shown}:\n{each.text}\n")
     if not hits:
-        count = len(await store.documents.documents(LOCAL_OWNER, library_id))
-        terminal.print_line(f"Nothing in {count:,} document{'s' * (count != 1)} mentions these words.")
+        searched = await store.documents.documents(LOCAL_OWNER, library_id)
+        terminal.print_line(f"Nothing in {terminal.counted(len(searched), 'document')} mentions these words.")
 
 
 async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tuple[Path, str]], as_json: bool) -> None:
@@ -164,7 +164,7 @@ async def _read(store: ChatStore, document: StoredDocument, page: int | None, as
             f"{document.name} cannot be read: it {unreadable(document.reason or 'has not been parsed yet')}"
         )
     if page is not None and page > len(text.pages):
-        raise StorageError(f"{document.name} has {len(text.pages):,} page{'s' * (len(text.pages) != 1)}")
+        raise StorageError(f"{document.name} has {terminal.counted(len(text.pages), 'page')}")
     ends = (*text.pages[1:], len(text.text))
     shown = text.text if page is None else text.text[text.pages[page - 1] : ends[page - 1]].strip()
     if as_json:

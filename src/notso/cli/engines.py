@@ -148,7 +148,7 @@ def open_engine(
     if context_tokens is not None and engine.info.context_tokens < context_tokens and not silent:
         terminal.note(f"The context length is {engine.info.context_tokens:,} tokens, the maximum of this model.")
     if engine.info.device_note and not silent:
-        terminal.note(fallback_notice(engine.info.device_note))
+        terminal.note(f"Running on the CPU: {engine.info.device_note}")
     return engine
 
 
@@ -157,10 +157,6 @@ def active_adapter(adapters: Sequence[str]) -> str | None:
     from notso.smollm3.values.engine_config import AdapterSource
 
     return AdapterSource.parse(adapters[-1]).name if adapters else None
-
-
-def fallback_notice(note: str) -> str:
-    return f"Running on the CPU: {note}"
 
 
 def exit_on_lost_model_file() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -44,16 +45,7 @@ def pull(
     is_official = file in registry.official_files()
     pulled = engines.download(file, offline=offline, force=force, silent=as_json)
     if as_json:
-        terminal.print_json(
-            {
-                "name": file.name,
-                "path": str(pulled.path),
-                "sha256": pulled.sha256,
-                "size_bytes": pulled.size_bytes,
-                "downloaded_bytes": pulled.downloaded_bytes,
-                "resumed_at_bytes": pulled.resumed_at_bytes,
-            }
-        )
+        terminal.print_json({"name": file.name, **asdict(pulled), "path": str(pulled.path)})
         return
     resumed = f", resumed at {terminal.gigabytes(pulled.resumed_at_bytes)}" if pulled.resumed_at_bytes else ""
     how = f"downloaded{resumed}" if pulled.downloaded_bytes else "already downloaded"

@@ -127,6 +127,10 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
     ]
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def gigabytes(size_bytes: float) -> str:
     """Format with decimal units: `1.92 GB`, `6.3 MB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
