@@ -33,7 +33,7 @@ def _store_in_environment(variable: str) -> Callable[[bool], bool]:
 
 
 def env_option(*flags: str, variable: str, help: str, show_default: bool = False, **details: Any) -> Any:
-    """Return an option that an environment variable can set, which its help names."""
+    """Return an option whose help names its environment variable."""
     text = f"{help.removesuffix('.')} [env: {variable}]." if variable else help
     return typer.Option(
         *flags, envvar=variable or None, help=text, show_envvar=False, show_default=show_default, **details

@@ -50,7 +50,7 @@ class Replica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         stats = self._parts.shared.engine.stats()
         running = stats.running if stats is not None else 0
-        return {METRIC: float(max(running, 0) + self._parts.shared.requests.waiting)}
+        return {METRIC: float(running + self._parts.shared.requests.waiting)}
 
     def _load(self) -> Engine:
         self._settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
