@@ -28,6 +28,7 @@ from notso.documents.values import (
     UnreadableError,
     clean,
     one_line,
+    too_many_characters,
 )
 from notso.system.confinement import Rights, confine, lacking
 
@@ -93,9 +94,7 @@ def _write_pages(
         text = clean(page)
         left -= len(text)
         if left < 0:
-            raise UnreadableError(
-                f"has more than {MAX_CHARACTERS:,} characters", "document_characters", limit=MAX_CHARACTERS
-            )
+            raise too_many_characters()
         visible = visible or (not text.isspace() and bool(text))
         _write(output, {"reading": count})
         for start in range(0, len(text) or 1, FRAME_CHARACTERS):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import compress
 from typing import BinaryIO, TypeVar
 
-from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean
+from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean, too_many_characters
 
 T = TypeVar("T")
 
@@ -56,9 +56,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
             characters = text_page.count_chars()
             left -= max(0, characters)
             if left < 0:
-                raise UnreadableError(
-                    f"has more than {MAX_CHARACTERS:,} characters", "document_characters", limit=MAX_CHARACTERS
-                )
+                raise too_many_characters()
             text = join_hyphenated(text_page.get_text_range()) if characters > 0 else ""
             text_page.close()
             page.close()

@@ -11,7 +11,7 @@ from datetime import datetime, time
 from typing import Any, BinaryIO
 
 from notso.documents.archives import Archive, has_zip_signature
-from notso.documents.values import MAX_CHARACTERS, UnreadableError
+from notso.documents.values import MAX_CHARACTERS, UnreadableError, too_many_characters
 
 HEADER_EVERY = 40
 """Number of rows after which the header is repeated, so that every part of a long table has it."""
@@ -101,9 +101,7 @@ def read_spreadsheet(file: BinaryIO) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
-        raise UnreadableError(
-            f"has more than {MAX_CHARACTERS:,} characters", "document_characters", limit=MAX_CHARACTERS
-        )
+        raise too_many_characters()
     return " ".join(text.split()).replace("|", "\\|")
 
 

@@ -52,6 +52,10 @@ class UnreadableError(Exception):
         return json.dumps([str(self), self.code, self.values], ensure_ascii=False) if self.code else str(self)
 
 
+def too_many_characters() -> UnreadableError:
+    return UnreadableError(f"has more than {MAX_CHARACTERS:,} characters", "document_characters", limit=MAX_CHARACTERS)
+
+
 def unreadable(stored: str) -> UnreadableError:
     """Restore an error from a stored text; older releases stored only the message."""
     try:

@@ -182,10 +182,11 @@ def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, fil
     # This function must be called on the event loop, and the callback in another thread, because it waits for the loop.
     # The callback replaces only the demo model, and only if the file can be loaded.
     loop = asyncio.get_running_loop()
+    if registry is None:
+        return lambda: None
 
     async def switch(chosen: InstalledModel) -> None:
-        if registry is not None:
-            host.switch_when_loaded(register_installed(host, registry, chosen))
+        host.switch_when_loaded(register_installed(host, registry, chosen))
 
     def on_downloaded() -> None:
         chosen = _find_replacement(host, registry, file)
@@ -196,9 +197,7 @@ def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, fil
     return on_downloaded
 
 
-def _find_replacement(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> InstalledModel | None:
-    if registry is None:
-        return None
+def _find_replacement(host: EngineHost, registry: ModelRegistry, file: KnownFile) -> InstalledModel | None:
     inventory = scan_models(host.default.info, registry.folder)
     chosen = inventory.find(file.name)
     if chosen is None or not any(each.in_use and each.path is None for each in inventory.installed):
