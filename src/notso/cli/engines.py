@@ -171,8 +171,7 @@ def exit_on_lost_model_file() -> None:
 def plan_model(path: Path, engine_config: EngineConfig) -> tuple[EnginePlan, str, str]:
     """Plan memory and device from a file's headers, with the same checks as loading.
 
-    Returns the plan, the device, and the error of an unusable GPU (or ''). Raises GGUFError, ModelFileError,
-    OutOfMemoryError, InvalidRequestError, KernelChoiceError or DeviceError.
+    Returns the plan, the device, and the error of an unusable GPU (or ''). Raises NotsoError.
     """
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config

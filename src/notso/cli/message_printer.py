@@ -1,7 +1,4 @@
-"""Print an answer as it is generated: text to stdout, thinking to stderr, control characters as symbols.
-
-Without colors, thinking is not dimmed but enclosed in `[thinking]` and `[end of thinking]`.
-"""
+"""Print an answer as it is generated: text to stdout, thinking to stderr, control characters as symbols."""
 
 from __future__ import annotations
 
@@ -35,6 +32,7 @@ class PrintedMessage:
     closed_at: list[int] = field(default_factory=list)  # indices in `ids` at which the engine ended the reasoning
 
 
+# Without colors, these lines enclose thinking, which is dimmed otherwise.
 _THINKING, _END_OF_THINKING = "[thinking]", "[end of thinking]"
 
 

@@ -49,7 +49,7 @@ class ChatSession:
     def ask(self, question: str) -> PrintedMessage:
         """Generate and print the answer to a question, and add both to the conversation.
 
-        Ctrl-C stops the answer and keeps its text; a second Ctrl-C raises KeyboardInterrupt.
+        Ctrl-C stops the answer and keeps its text; see `Interruption`.
         """
         from notso.smollm3.values.messages import Message
 

@@ -62,7 +62,7 @@ def cluster_address() -> str:
 
 
 def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
-    """Deploy `config` with Ray Serve, and wait until the replicas are ready or `is_cancelled()` returns true.
+    """Deploy `config`, and wait until the replicas are ready or `is_cancelled()` returns true.
 
     Returns whether they are ready. Raises ClusterError.
     """

@@ -46,17 +46,16 @@ class QuotedSpan:
 
 
 def revision_of(text: str) -> str:
-    """Return a hash that identifies the text of a document."""
+    """Return a hash of a document's text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def format_for_prompt(name: str, text: str) -> str:
-    """Return a document in the form used in prompts."""
     return f"--- {name} ---\n{text}\n--- end of {name} ---"
 
 
 def replace_newlines(text: str) -> str:
-    """Return a text in the form used in quotations: on one line, with the same length."""
+    """Return a text on one line, with the same length, as in quotations."""
     return text.replace("\n", " ")
 
 

@@ -101,7 +101,7 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
 
 
 def read_odt(file: BinaryIO) -> Iterator[str]:
-    """Yield the pages of an OpenDocument text, split at the page breaks that the word processor stored."""
+    """Yield the pages of an OpenDocument text, split as in `read_docx`."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     page, skip_depth = _Page(), 0

@@ -1,8 +1,7 @@
 """Server side of a plugin's process: calls have deadlines, and the process is killed if it misses one.
 
 Plugins run in processes, because a thread in an endless loop cannot be stopped. The cost is one process start per
-plugin and one round trip per call (see docs/plugins.md for measurements). No server thread waits much longer than a
-call's deadline.
+plugin and one round trip per call (see docs/plugins.md for measurements).
 """
 
 from __future__ import annotations

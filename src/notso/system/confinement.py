@@ -3,8 +3,6 @@
 Each child permanently gives up all rights except its `Rights`, as far as the system enforces this. If it has `Limits`,
 they bound its time and, on Linux, its memory. On Linux, it also cannot gain privileges, the kernel kills it first when
 memory runs out, and Landlock and seccomp confine it if the kernel supports them.
-
-This module imports only the standard library, because children import it without the rest of notso.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 The lowest limit applies: the memory that the kernel reports as available, the limits of control groups (Linux), or the
 process limits (ulimit).
-
-Linux provides huge pages of 2 MiB on request. macOS has none; its ordinary pages have 16 KiB.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Submissions:
 
 
 def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:
-    """Return the maximum token use of a submission. Raises ModelError. Blocks."""
+    """Raises ModelError. Blocks."""
     prompt, options = submission.prompt, submission.options
     context = engine.info.context_of(options)
     if isinstance(prompt, str):

@@ -188,7 +188,7 @@ class EngineLink:
     # ---- calls
 
     def call(self, name: str, body: Mapping[str, Any]) -> Any:
-        """Call a method of the engine API. Raises the engine's error, or EngineError if the call fails."""
+        """Call a method of the engine API. Raises the engine's error, or EngineError."""
         data = json.dumps(body).encode()
         connection, is_fresh = self._acquire_connection()
         try:

@@ -38,7 +38,7 @@ class RemoteSource:
         self._when_back: list[Callable[[], object]] = []
 
     def __call__(self) -> RemoteEngine:
-        """Wait until the engine can answer. Raises EngineError if it has failed or is unreachable."""
+        """Wait until the engine can answer. Raises EngineError."""
         with self._lock:
             if not self._started:
                 self._started = True
