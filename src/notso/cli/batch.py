@@ -43,7 +43,7 @@ def batch(
     device: options.Device = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress as JSON lines on stderr and totals as JSON on stdout.")
-    ] = (False),
+    ] = False,
     ray: Annotated[
         bool,
         typer.Option(

@@ -34,13 +34,11 @@ class ChatSession:
 
     engine: Engine
     params: SamplingParams
-    system: str | None = None
-    thinking: bool = True
-    show_thinking: bool = True
-    adapter: str | None = None
-    open_engine: Callable[[Path | None, bool], Engine] = field(
-        default=lambda path, is_first: engines.open_engine(path, None, None)
-    )
+    open_engine: Callable[[Path | None, bool], Engine]
+    system: str | None
+    thinking: bool
+    show_thinking: bool
+    adapter: str | None
     is_first: bool = True  # still using the initial model, to which --adapter and --chat-template-file apply
     messages: list[Message] = field(default_factory=list)
     saved_as: Path | None = None

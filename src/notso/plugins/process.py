@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 
 from notso.plugins import wire
 from notso.plugins.errors import PluginError, PluginRefusalError
@@ -223,19 +223,18 @@ class PluginProcess:
     def _listen(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         reason, output_logger = "its process has ended", _OutputLogger(self)
         unpacker = wire.Unpacker(wire.MAX_ANSWER_BYTES, wire.ANSWER_LIMITS)
-        output = process.stdout
+        output = cast(IO[bytes], process.stdout)
         readers: selectors.BaseSelector | None = None
         try:
             readers = selectors.DefaultSelector()
             readers.register(connection, selectors.EVENT_READ)
-            if output is not None:
-                readers.register(output, selectors.EVENT_READ)
+            readers.register(output, selectors.EVENT_READ)
             while True:
                 readable = [key.fileobj for key, _ in readers.select(self._seconds_to_deadline())]
                 if late := self._find_timed_out_call():
                     reason = late
                     break
-                if output in readable and output is not None:
+                if output in readable:
                     text = os.read(output.fileno(), 1 << 16)
                     if not text:
                         readers.unregister(output)
@@ -258,8 +257,7 @@ class PluginProcess:
             readers.close()
         process.wait()
         connection.close()
-        if output is not None:
-            output.close()
+        output.close()
 
     def _seconds_to_deadline(self) -> float:
         with self._lock:
