@@ -160,7 +160,7 @@ def _insert_default_command(group: Any, args: Sequence[str]) -> Sequence[str]:
     name = first.partition("=")[0] if first.startswith("--") else first[:2]
     if not name.startswith("-") or name in own_options:
         return args
-    # Misspelled options of `serve` count as well, because the error message of `serve` suggests the correct one.
+    # Also insert `serve` before a misspelled option, because the error message of `serve` suggests the correct one.
     return ["serve", *args] if name in options or difflib.get_close_matches(name, options, cutoff=0.8) else args
 
 

@@ -80,8 +80,8 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Any:
 
     from notso.web.values.settings import is_loopback
 
-    # Proxies set in environment variables are not used for loopback addresses: they cannot reach this machine, and
-    # would see the key.
+    # For loopback addresses, ignore the proxies in environment variables: a proxy cannot reach this machine, and would
+    # see the key.
     own_proxies = [ProxyHandler({})] if is_loopback(urlsplit(url).hostname or "") else []
     return build_opener(*own_proxies).open(Request(url, headers=dict(headers)), timeout=timeout)
 

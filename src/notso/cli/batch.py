@@ -160,7 +160,8 @@ class BatchWorker:
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         from notso.smollm3.errors import NotsoError
 
-        # If the engine keeps failing, its requests stay unanswered. An exception would end the batch on all machines.
+        # If the engine keeps failing, return the failure: an exception would end the batch on all machines. The
+        # requests stay unanswered.
         task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
         if self._has_failed:
             time.sleep(FAILED_PAUSE_SECONDS)

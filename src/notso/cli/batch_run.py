@@ -3,8 +3,8 @@
 Each output line is synced to disk before the next one is written. If a crash truncates a line, the next run removes it.
 Answered requests are recognized by their id, a hash of the input line.
 
-If the engine fails, it is loaded again, and the requests that it was answering run one at a time. A request during
-which it fails again gets an error; the others are answered.
+If the engine fails, it is loaded again, and the requests that it was answering run one at a time. A request that
+makes it fail again gets an error; the others are answered.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from notso.web.edge.errors import ApiError
 
 MAX_LINE_BYTES = 1 << 20
-MAX_BYTES_AT_ONCE = 64 << 20  # of a line of the output file, which may be another file
+MAX_BYTES_AT_ONCE = 64 << 20  # of a line of OUT until its beginning is checked: OUT may be the wrong file
 _ID_DIGITS = 24
 
 
@@ -101,7 +101,7 @@ class BatchOutput:
 
     def write(self, answer: dict[str, Any]) -> None:
         """Append one answer and sync it to disk."""
-        # A lone surrogate in a custom_id cannot be encoded. Its backslash escape is also that of JSON.
+        # UTF-8 cannot encode a lone surrogate in a custom_id. `backslashreplace` writes it as \ud800, a JSON escape.
         line = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         self._file.write(line)
         self._file.flush()
@@ -174,8 +174,8 @@ _output_error = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
 _POLL_SECONDS = 0.2  # poll interval for Ctrl-C
-# If the engine fails twice on each of this many lines without an answer in between, the engine is at fault, not the
-# lines.
+# If the engine fails twice on each of this many lines, and completes no answer in between, the engine is at fault, not
+# the lines.
 _MAX_FAILURES = 8
 _REQUESTS_PER_SLOT = 2  # submitted requests per concurrent sequence of the engine; above 1, to keep the engine busy
 

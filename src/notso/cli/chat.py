@@ -164,7 +164,8 @@ def _plain_line_reader() -> ReadLine:
             sys.stderr.write(prompt)
             sys.stderr.flush()
         if not is_started and isinstance(stdin, io.TextIOWrapper) and isinstance(stdin.buffer, io.BufferedReader):
-            # Waits for the first bytes, but not for the rest: another program may wait for an answer to each line.
+            # `peek` waits for the first bytes, but not for more: a program that sends lines through a pipe may wait for
+            # the answer to each line.
             encoding = encoding_of(stdin.buffer.peek())
             if encoding != "utf-8":
                 stdin.reconfigure(encoding=encoding, errors="replace")

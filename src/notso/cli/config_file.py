@@ -69,7 +69,7 @@ def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
 
 
 def _expand_home(parameter: Any, value: Any) -> Any:
-    # On the command line and in environment variables, the shell does this.
+    # The shell expands `~` on the command line and in environment variables, but not in the configuration file.
     is_path = isinstance(value, str) and parameter.type_descriptor.annotation is Path
     return expand_home(value) if is_path else value
 
@@ -93,7 +93,7 @@ def _expected_one(parameter: Any, value: Any) -> str | None:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if kind is int:
         return None if is_integer else "an integer"
-    # Larger integers cannot be converted to float.
+    # Integers above the largest float cannot be converted to float.
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return None if is_number else "a number" if kind is float else "a string"
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def installed_model(model: Path | None = None) -> Path | None:
-    """Return, without using the network, the GGUF file or Hugging Face folder to run, or None for the demo model.
+    """Return the GGUF file or Hugging Face folder to run (None: the demo model), without using the network.
 
     Raises ModelFileError or InvalidRequestError.
     """

@@ -22,8 +22,8 @@ from notso.web.values.settings import OPTIONS, Option, Settings
 
 
 def _store_in_environment(variable: str) -> Callable[[bool], bool]:
-    # Both flags are read outside the command: NOTSO_DEBUG by the error handler, after the command has ended, and
-    # NOTSO_PLAIN by `terminal`.
+    # --debug and --plain have effects outside the command: the error handler reads NOTSO_DEBUG after the command has
+    # ended, and `terminal` reads NOTSO_PLAIN.
     def store(value: bool) -> bool:
         if value:
             os.environ[variable] = "1"

@@ -23,7 +23,8 @@ Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _CODES: dict[Style, str] = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
-# Control characters in a model's output are shown as symbols: they could move the cursor or change the window title.
+# Control characters could move the cursor or change the window title, so those in a model's output are replaced with
+# symbols.
 _HARMLESS: dict[int, str] = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _HARMLESS |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 
@@ -52,7 +53,7 @@ class NullStream(io.TextIOWrapper):
 
 
 def prepare_streams() -> None:
-    # A standard stream is None if notso was started with it closed.
+    # Python sets a standard stream to None if it was closed when notso started.
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BytesIO())
     elif hasattr(sys.stdin, "reconfigure"):
