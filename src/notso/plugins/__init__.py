@@ -1,6 +1,6 @@
 """Plugin API, and the processes in which the server runs plugins; see docs/plugins.md.
 
-Plugins import this package, so importing it loads no third-party library.
+Plugins import this package, so it must load no third-party library.
 """
 
 from notso.plugins.values import (

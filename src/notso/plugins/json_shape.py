@@ -34,8 +34,8 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
         if (len(window) - len(window.rstrip(b"\\"))) % 2:
             window = body[at : at + WINDOW_BYTES + 1]  # the window ended between a backslash and the escaped character
         at += len(window)
-        # After escaped characters are removed, every quotation mark begins or ends a string, so the parts alternate
-        # between text outside and inside of strings.
+        # Once `\\` and `\"` are removed, every quotation mark begins or ends a string, so the parts alternate between
+        # text outside and inside of strings.
         parts = window.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         scaffold = b"".join(parts[is_text::2])
         is_text ^= len(parts) % 2 == 0

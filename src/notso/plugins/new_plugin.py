@@ -51,5 +51,5 @@ def _name_conflict(name: str, module: str) -> str | None:
     return None
 
 
-# Module names that the new project or its tests need, even if no such module is installed.
+# The new project or its tests use these module names, so they conflict even if no such module is installed.
 _TAKEN = frozenset({"notso", "pytest", "test_plugin", "setup", "conftest"})

@@ -35,8 +35,8 @@ State = Literal["starting", "on", "off"]
 START_SECONDS = 60.0  # timeout of loading a plugin, which imports its libraries
 SEND_SECONDS = 2.0  # timeout of sending a call; only a hanging process exceeds it
 ROW_SECONDS = 2.0  # timeout of processing a row (the logits of one token); all answers wait meanwhile
-# Even rows processed in time delay all answers. Therefore, a plugin may spend at most ROW_SHARE of the time on
-# rows, plus bursts of ROW_ALLOWANCE_SECONDS.
+# Rows delay all answers even if they are processed in time. Therefore, a plugin may spend at most ROW_SHARE of the
+# time on rows, plus bursts of ROW_ALLOWANCE_SECONDS.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
 # A plugin that prints more than MAX_PRINTED_BYTES is disabled. At most MAX_PRINTED_LINES of its lines are logged.
@@ -90,7 +90,7 @@ class PluginProcess:
                 self.ready.set()
 
     def _launch(self) -> None:
-        # Raises OSError or RuntimeError. Everything that was opened before the error is closed.
+        # Raises OSError or RuntimeError, after closing everything that it opened.
         with contextlib.ExitStack() as after_launch, contextlib.ExitStack() as on_failure:
             connection, child_connection = socket.socketpair()
             on_failure.callback(connection.close)
@@ -159,7 +159,7 @@ class PluginProcess:
 
     def process_logits(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
         """Call a logits processor; return the bytes of the changed logits, float32 (V,). Raises PluginError."""
-        # tokens, int32 (L,): prompt and answer so far. logits, float32 (V,), where V is the size of the vocabulary.
+        # tokens: prompt and answer so far, int32 (L,). logits: float32 (V,), where V is the size of the vocabulary.
         if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
             raise self._error("cannot process this many tokens")
         what = f"logits processor {name}"
@@ -386,7 +386,7 @@ class Plugins:
         return next((process for process in self.processes if process.name == name), None)
 
     def entries(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
-        """Yield the entries of a kind with their plugins; except for pages, only the first entry of each name."""
+        """Yield the entries of a kind with their plugins. Except for pages, skip entries that repeat a name."""
         seen = set()
         for process in self.processes:
             for row in process.offer.get(kind, []) if process.state == "on" else []:

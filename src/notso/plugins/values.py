@@ -1,4 +1,4 @@
-"""Types of the plugin API. Functions in them are called in the plugin's own process.
+"""Types of the plugin API. Their functions run in the plugin's own process.
 
 A function may raise Refused. Any other exception disables the plugin.
 """
