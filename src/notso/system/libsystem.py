@@ -1,4 +1,4 @@
-"""Functions of macOS's libSystem that the standard library does not offer, declared as in its public headers."""
+"""Functions of macOS's libSystem that Python's standard library lacks, declared as in macOS's public headers."""
 
 from __future__ import annotations
 
