@@ -55,7 +55,7 @@ def format_for_prompt(name: str, text: str) -> str:
 
 
 def replace_newlines(text: str) -> str:
-    """Return a text on one line, with the same length, as in quotations."""
+    """Replace each newline with a space, which keeps the length."""
     return text.replace("\n", " ")
 
 

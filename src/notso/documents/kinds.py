@@ -96,7 +96,7 @@ def preload_modules(container: Container) -> None:
 def read(
     file: BinaryIO, container: Container, extension: str, warnings: list[str], announce: Callable[[int], None]
 ) -> tuple[str, Callable[[], str], Iterator[str]]:
-    """Return kind, title function and pages. Raises UnreadableError, as do the function and iteration over the pages.
+    """Return kind, title function and pages. Raises UnreadableError, as do the title function and iteration over pages.
 
     Adds to `warnings`, and calls `announce` with the number of pages if it is known in advance.
     """

@@ -115,7 +115,7 @@ class _Text(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
-        if tag not in _VOID:  # `<br/>` is one line break, not `<br></br>`, which is two
+        if tag not in _VOID:  # `<br/>` is one line break, but `<br></br>` is two
             self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -163,7 +163,7 @@ class _Text(HTMLParser):
         table, text = self._tables[-1], " ".join("".join(self._pieces).split())
         self._pieces = []
         if not table.in_cell and text and table.rows and table.rows[-1]:
-            # Text between cells is added to the cell before it, because a cell of its own would move later ones.
+            # Text between cells is added to the cell before it, because a separate cell would shift the cells after it.
             table.rows[-1][-1] = f"{table.rows[-1][-1]} {text}".strip()
         elif table.in_cell or text:
             table.add_cell(text)

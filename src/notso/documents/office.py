@@ -18,7 +18,7 @@ from notso.documents.tables import markdown_lines
 from notso.documents.values import MAX_PAGES, UnreadableError
 
 MAX_REPEATED = 1_000
-"""Maximum number of repetitions of a cell or space, and of columns that a cell spans. Small files can declare more."""
+"""Limit on the repetitions of a cell or space, and on the columns that a cell spans. Even small files can exceed it."""
 
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
@@ -67,7 +67,7 @@ class _Page:
 
 
 def read_docx(file: BinaryIO) -> Iterator[str]:
-    """Yield the pages of a Word document, split at the page breaks that the word processor stored, then the notes."""
+    """Yield the pages of a Word document (split at its stored page breaks), then its footnotes and endnotes."""
     archive = Archive(file)
     main = _main_part(archive) or "word/document.xml"
     folder = posixpath.dirname(main)
@@ -176,13 +176,13 @@ def _elements(events: Iterable[XMLEvent], name: str) -> Iterator[dict[str, str]]
 
 
 def _optional_events(archive: Archive, name: str) -> Iterator[XMLEvent]:
-    # If the part is missing or damaged, ends without an error, because the text can be read without this part.
+    # A missing or damaged part ends the events without an error, because the text can be read without this part.
     with suppress(UnreadableError):
         yield from xml_events(archive.pieces(name))
 
 
 def _style_names(archive: Archive, part: str) -> dict[str, str]:
-    # Ids of styles are in the language of the word processor, such as "Kop1", but names are English, as in "heading 1".
+    # Style ids are in the word processor's language ("Kop1" in Dutch), but style names are in English ("heading 1").
     names: dict[str, str] = {}
     style = ""
     for event in _optional_events(archive, part):

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def draw_page(document: PdfDocument, page: int) -> bytes:
-    """Return a page, counted from 1, as PNG. Raises PdfiumError, IndexError, or ValueError for a page without size."""
+    """Return a page, counted from 1, as PNG. Raises PdfiumError, IndexError, or ValueError (no page size)."""
     document.init_forms()
     if not 1 <= page <= len(document):
         raise IndexError(page)

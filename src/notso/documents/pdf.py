@@ -92,7 +92,7 @@ def join_hyphenated(text: str) -> str:
 
 
 def remove_margins(pages: Sequence[str]) -> list[str]:
-    """Return pages without first and last lines that are the same, except for page numbers, on most pages."""
+    """Return pages without headers and footers, which are the same on most pages except for page numbers."""
     split = [page.strip("\n").split("\n") for page in pages]
     places: dict[tuple[bool, str], list[tuple[int, str]]] = {}  # (top, line without numbers) -> pages and lines
     for page, lines in enumerate(split):
@@ -109,7 +109,7 @@ def remove_margins(pages: Sequence[str]) -> list[str]:
 
 
 def _numbered_alike(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    # Returns the lines whose numbers follow the majority: the same on all pages, or increasing with the page number.
+    # Returns the lines whose numbers follow the pattern of most lines: constant, or increasing with the page number.
     # Other lines, such as the totals at the end of bills, are part of the text.
     numbers = [_DIGITS.findall(line) for _, line in lines]
     alike = [True] * len(lines)

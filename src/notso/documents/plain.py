@@ -74,7 +74,8 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
                     "document_damaged",
                 ) from None
     declared = _DECLARED.search(data[:4096]) if is_markup else None
-    # A declaration that can be read as ASCII is not in UTF-16: some programs declare UTF-16 but write UTF-8.
+    # Ignore a declaration of UTF-16 or UTF-32: it was read as ASCII, so the file has another encoding. Some programs
+    # declare UTF-16 but write UTF-8.
     if declared is not None and not declared[1].lower().startswith((b"utf-16", b"utf-32")):
         try:
             return _require_text(_decode(data, declared[1].decode("ascii"))), ""
