@@ -110,7 +110,7 @@ T = TypeVar("T")
 SUBMIT_THREADS = 2  # threads that render chat templates and tokenize prompts
 FOR_EVER = -1.0
 OTHERS_STAY_SECONDS = 300.0
-"""Idle time, unless another is configured, after which models other than the default model are unloaded."""
+"""Default idle time after which models other than the default model are unloaded."""
 
 
 class EngineHost:
@@ -245,7 +245,7 @@ class EngineHost:
             served.state = "unloaded"
 
     def acquire(self, key: str | None) -> ServedModel | None:
-        """Return a model and keep it loaded. Return None if it is not ready yet; retry at the next change.
+        """Return a model and keep it loaded. If it is not ready yet, return None; callers retry at the next change.
 
         Raises ModelError if loading failed or the host is closed.
         """
@@ -390,7 +390,7 @@ class EngineHost:
             self.request_load(served)
 
     def _reload_lost_engine(self, served: ServedModel, load: int) -> None:
-        # Loading again uses the CPU after a GPU failure, and reconnects to a remote engine. `load` is the value of
+        # Loading again uses the CPU if the GPU failed, and reconnects if the engine is remote. `load` is the value of
         # `loads` for the lost engine, so that a newer engine is not affected.
         if served.loads == load and served.engine is not None:
             logger.warning("the engine no longer responds; loading it again")

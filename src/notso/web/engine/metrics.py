@@ -131,7 +131,7 @@ class Metrics:
         return self._generation_seconds / self._generations if self._generations else FIRST_ESTIMATE_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        # `route` must be the route's path template, because each path as a label would create a new time series.
+        # `route` must be the route's path template, because each distinct path would create a new time series.
         self._http.labels(method if method in METHODS else "other", route, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 

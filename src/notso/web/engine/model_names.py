@@ -46,7 +46,7 @@ def accepted_names(info: ModelInfo) -> frozenset[str]:
 
 
 def listed_names(installed: InstalledModel) -> frozenset[str]:
-    """Return the normalized listed name and stem of a file."""
+    """Return a file's stem and its name in listings, both normalized."""
     names = (installed.model.name, installed.model.path.stem)
     return frozenset("-".join(name.lower().split()) for name in names)
 
@@ -67,8 +67,8 @@ def adapter_names(served: ServedModel) -> list[str]:
 async def find_model(host: EngineHost, registry: ModelRegistry | None, requested: str | None) -> ModelChoice | None:
     """Resolve a name of the form `model`, `adapter` or `model:adapter`. Return None if unknown."""
     # Candidates, in this order: the default model, its adapters, installed files and their adapters, former default
-    # models and their adapters, the family name. An adapter of the default model that has the name of an installed file
-    # is skipped, so that it never hides a model.
+    # models and their adapters, the family name. An adapter of the default model is skipped if an installed file has
+    # the same name, so that the adapter never hides a model.
     if requested is None:
         return ModelChoice()
     name = requested.lower()

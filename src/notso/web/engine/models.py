@@ -33,7 +33,7 @@ class AdapterFile:
 
 
 def adapter_files(folder: Path | None) -> list[AdapterFile]:
-    """List the adapters directly in a folder, or none if it is unreadable. Blocks."""
+    """List the adapters at the top level of a folder; none if unreadable. Blocks."""
     if folder is None:
         return []
     try:

@@ -171,9 +171,9 @@ class ChatEngine(Protocol):
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return a receipt to verify an answer. `params` must have the answer's seed, `options.replay` its tokens.
+        """Return a receipt to verify an answer. Raises the errors of `submit`.
 
-        Raises the errors of `submit`.
+        `params` must contain the answer's seed, and `options.replay` must contain its tokens.
         """
 
     def stats(self) -> EngineStats: ...

@@ -1,6 +1,6 @@
 """Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation.
 
-If the owner of a request has a quota, up to the request's maximum token use is reserved before the request starts.
+A request whose owner has a quota reserves tokens before it starts: at most its maximum token use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Quotas(Protocol):
     def has_quota(self, owner: str) -> bool: ...
 
     async def reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation]:
-        """Reserve up to the requests' maximum token use. Raises QuotaError or StorageError."""
+        """Reserve tokens for each request, at most its maximum use. Raises QuotaError or StorageError."""
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
         """Return whether the quota allows a prompt of this length and one answer token."""
