@@ -142,6 +142,18 @@ def test_quote_fields_are_found_wherever_they_apply(demo_engine: Engine, schema:
     assert found[-1] in "one two three"
 
 
+def test_data_that_looks_like_a_quote_field_is_kept(demo_engine: Engine) -> None:
+    data = {"x-quote-of": "invoice", "maxLength": 3}
+    schema = {
+        "type": "array",
+        "prefixItems": [QUOTE, {"const": data}, {"enum": [[data]]}],
+        "minItems": 3,
+        "maxItems": 3,
+    }
+    found = extract(demo_engine, "one two three", 1, schema)
+    assert found[0] in "one two three" and found[1:] == [data, [data]]
+
+
 def test_each_subschema_of_a_value_is_visited_once() -> None:
     definitions: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
     schema = QuotableSchema({"$ref": "#/$defs/a0", "$defs": {**definitions, "a40": QUOTE}})

@@ -230,7 +230,6 @@ def quoted_fields(
         return options, None
     try:
         document = json.loads(grammar.source)
-        source = json.dumps(_strip_quote_keywords(document), ensure_ascii=False)
     except ValueError:
         return options, None  # the error is reported when the schema is checked
     except RecursionError:
@@ -240,9 +239,14 @@ def quoted_fields(
     if options.tools and options.tool_choice != "none":
         raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with tools", param="grammar")
     schema = QuotableSchema(document)
-    fields = {id(part): _field(part, options.sources, quotes, pinned) for part in schema.fields()}
-    if not fields:
+    parts = list(schema.fields())
+    if not parts:
         return options, None
+    try:
+        source = json.dumps(_strip_quote_keywords(document, {id(part) for part in parts}), ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequestError("the schema is nested too deeply", param="grammar") from None
+    fields = {id(part): _field(part, options.sources, quotes, pinned) for part in parts}
     plain = replace(options, grammar=Grammar("json_schema", source), sources=())
     return plain, QuotedFields(quotes.vocabulary, schema, fields)
 
@@ -271,13 +275,14 @@ def _field(
     return QuotedField(index, part.get("default") == "" or not index.whole.high)
 
 
-def _strip_quote_keywords(schema: Any) -> Any:
+def _strip_quote_keywords(schema: Any, fields: Collection[int]) -> Any:
+    # fields: id() of each subschema with x-quote-of. Other objects may be data, such as a value of `enum`.
     if isinstance(schema, list):
-        return [_strip_quote_keywords(each) for each in schema]
+        return [_strip_quote_keywords(each, fields) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    removed = {QUOTE_OF, "maxLength"} if isinstance(schema.get(QUOTE_OF), str) else set()
-    return {name: _strip_quote_keywords(value) for name, value in schema.items() if name not in removed}
+    removed = {QUOTE_OF, "maxLength"} if id(schema) in fields else set()
+    return {name: _strip_quote_keywords(value, fields) for name, value in schema.items() if name not in removed}
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[Any]:
