@@ -114,6 +114,7 @@ QUOTE: dict[str, Any] = {"type": "string", "x-quote-of": "invoice"}
         {"type": "object", "patternProperties": {"^a": {"$ref": "#/$defs/a b"}}, "$defs": {"a b": QUOTE}},
         {"type": "object", "properties": {"a": {"const": 1}}, "dependentSchemas": {"a": {"properties": {"b": QUOTE}}}},
         {"type": "array", "contains": QUOTE},
+        {"type": "object", "patternProperties": {"^a": {"type": "string"}}, "additionalProperties": QUOTE},
     ],
 )
 def test_quote_fields_that_cannot_be_enforced_are_refused(demo_engine: Engine, schema: dict[str, Any]) -> None:

@@ -130,6 +130,8 @@ class QuotableSchema:
                 yield each
             pending += ((inner, unenforced) for inner in (*self._same_value(each), *_inner(each)))
             pending += ((each[keyword], keyword) for keyword in _UNENFORCED & each.keys())
+            if each.get("patternProperties"):  # the names that a pattern matches are not known here
+                pending.append((each.get("additionalProperties"), "additionalProperties next to patternProperties"))
             for keyword in _UNENFORCED_NAMED & each.keys():
                 pending += ((inner, keyword) for inner in _values(each[keyword]))
 
