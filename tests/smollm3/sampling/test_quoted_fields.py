@@ -29,6 +29,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"part": {"type": "string", "x-quote-of": "invoice", "maxLength": 20}},
 }
+QUOTE: dict[str, Any] = {"type": "string", "x-quote-of": "invoice"}
 
 
 def invoice(rng: random.Random) -> str:
@@ -90,6 +91,25 @@ def test_quote_may_have_any_maximum_length(demo_engine: Engine, most: int) -> No
     assert any(tokenizer.token_bytes(token).startswith(b"b") for token in np.flatnonzero(allowed))
 
 
+def indexes(engine: Engine, source: str, lengths: list[int]) -> int:
+    items = [QUOTE, *({**QUOTE, "maxLength": each} for each in lengths)]
+    grammar = Grammar("json_schema", json.dumps({"type": "array", "prefixItems": items}))
+    quotes = QuoteManager(engine.tokenizer)
+    quoted_fields(RequestOptions(grammar=grammar, sources=(QuoteSource(source, "invoice"),)), quotes)
+    return len(quotes._indexes)
+
+
+def test_number_of_indexes_is_limited(demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "one two three four five " * 50
+    assert indexes(demo_engine, text, [12, 12, 15]) == 3
+    assert indexes(demo_engine, text, [len(text), 1024, 10**30]) == 1
+    assert indexes(demo_engine, text[:90], [90, 100, 110]) == 1
+    monkeypatch.setattr("notso.smollm3.sampling.quoted_fields.CACHED_CHARACTERS", 60_000)
+    assert indexes(demo_engine, text, list(range(1, 12))) == 12
+    with pytest.raises(InvalidRequestError, match="too many different values of maxLength"):
+        indexes(demo_engine, text, list(range(1, 13)))
+
+
 @pytest.mark.parametrize(
     "field, said",
     [
@@ -103,9 +123,6 @@ def test_quote_may_have_any_maximum_length(demo_engine: Engine, most: int) -> No
 def test_invalid_quote_fields_are_refused(demo_engine: Engine, field: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         extract(demo_engine, "one two three", 1, {"type": "object", "properties": {"a": field}})
-
-
-QUOTE: dict[str, Any] = {"type": "string", "x-quote-of": "invoice"}
 
 
 @pytest.mark.parametrize(

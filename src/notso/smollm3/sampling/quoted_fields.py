@@ -21,12 +21,21 @@ import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.quote_index import QUOTE_BYTES, QuoteIndex, QuoteLimits
-from notso.smollm3.sampling.quotes import Ids, PinnedReading, Quotation, QuoteManager, QuoteVocabulary
+from notso.smollm3.sampling.quotes import (
+    CACHED_CHARACTERS,
+    Ids,
+    PinnedReading,
+    Quotation,
+    QuoteManager,
+    QuoteVocabulary,
+)
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.sampling.schemas.rewriting import References
 from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource, RequestOptions
 
 FIELD = QuoteLimits(least_words=1, least_characters=1)
+INDEX_COST = 4_096
+"""Indexing takes about as long as for this many characters more."""
 COMBINABLE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
 """Keywords that can be combined with x-quote-of."""
 _CLOSER = re.compile(rb'"[\s,}\]]*')
@@ -248,14 +257,25 @@ def quoted_fields(
         source = json.dumps(_strip_quote_keywords(document, {id(part) for part in parts}), ensure_ascii=False)
     except RecursionError:
         raise InvalidRequestError("the schema is nested too deeply", param="grammar") from None
-    fields = {id(part): _field(part, options.sources, quotes, pinned) for part in parts}
+    needed = {id(part): _quotable(part, options.sources) for part in parts}
+    distinct = set(needed.values())  # each needs an index
+    texts = {text for text, _ in distinct}
+    total, least = (sum(len(text) + INDEX_COST for text in each) for each in ((text for text, _ in distinct), texts))
+    if total - least > CACHED_CHARACTERS:
+        raise InvalidRequestError(
+            f"strings with {QUOTE_OF} have too many different values of maxLength for the length of their documents",
+            param="grammar",
+        )
+    indexes = {each: quotes.index(*each, escaped=True, pinned=pinned) for each in distinct}
+    fields = {}
+    for part in parts:
+        index = indexes[needed[id(part)]]
+        fields[id(part)] = QuotedField(index, part.get("default") == "" or not index.whole.high)
     plain = replace(options, grammar=Grammar("json_schema", source), sources=())
     return plain, QuotedFields(quotes.vocabulary, schema, fields)
 
 
-def _field(
-    part: Mapping[str, Any], sources: Sequence[QuoteSource], quotes: QuoteManager, pinned: PinnedReading | None
-) -> QuotedField:
+def _quotable(part: Mapping[str, Any], sources: Sequence[QuoteSource]) -> tuple[str, QuoteLimits]:
     types = part.get("type")
     named = types if isinstance(types, list) else [types]
     if "string" not in named or any(each not in ("string", "null") for each in named):
@@ -271,10 +291,8 @@ def _field(
         names = ", ".join(each.name for each in sources) or "none"
         raise InvalidRequestError(f"{QUOTE_OF} does not name a document; available: {names}", param="grammar")
     text = source.text if most or "maxLength" not in part else ""
-    # No quotation has more than QUOTE_BYTES characters, and lengths of 2**31 or more would overflow in the index.
-    limits = replace(FIELD, most_length=min(most, QUOTE_BYTES))
-    index = quotes.index(text, limits, escaped=True, pinned=pinned)
-    return QuotedField(index, part.get("default") == "" or not index.whole.high)
+    # Lengths that no quotation reaches share an index. Those of 2**31 or more would overflow in it.
+    return text, replace(FIELD, most_length=most if most < min(QUOTE_BYTES, len(text)) else 0)
 
 
 def _strip_quote_keywords(schema: Any, fields: Collection[int]) -> Any:
