@@ -109,3 +109,8 @@ def test_list_shows_downloaded_and_local_models(
     models = [model for model in json.loads(notso("list", str(tmp_path), "--json").out) if model["where"] != "built in"]
     assert [(model["name"], model["verified"]) for model in models] == [("small:Q4_K_M", "yes"), ("mine-Q8_0", "no")]
     assert models[0]["size_bytes"] == 3_000_000
+
+    (tmp_path / "bad.gguf").symlink_to("a" * 300)
+    assert (
+        notso("list", str(tmp_path)).err == f"{tmp_path}/bad.gguf is not listed, because it is not a readable file.\n"
+    )

@@ -277,7 +277,7 @@ def _disk() -> Iterator[Finding]:
     from notso.smollm3.hub import registry
 
     folder = registry.hub_cache()
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))  # noqa: PTH110 - raises no error
     free = shutil.disk_usage(existing).free
     needed = registry.KNOWN_FILES[0].size_bytes
     message = f"{terminal.gigabytes(free)} free for models in {folder}"
@@ -298,7 +298,7 @@ def _data(server_config: Mapping[str, Any]) -> Iterator[Finding]:
     from notso.web.values.settings import default_data_dir
 
     folder = Path(_server_option(server_config, "NOTSO_DATA_DIR", "data_dir") or default_data_dir())
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))  # noqa: PTH110 - raises no error
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         yield Finding("fail", "data", f"{folder} is not writable", "set NOTSO_DATA_DIR to a writable folder")
         return

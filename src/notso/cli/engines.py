@@ -37,7 +37,7 @@ def installed_model(model: Path | None = None) -> Path | None:
     from notso.smollm3.values.engine_config import expand_home
 
     name = str(model or os.environ.get("NOTSO_MODEL") or "")
-    if name and (folder := Path(expand_home(name))).is_dir():
+    if name and os.path.isdir(folder := Path(expand_home(name))):  # noqa: PTH112 - raises no error
         return folder
     try:
         return resolve_model(model)
@@ -61,7 +61,7 @@ def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False)
         found = installed_model(model)
     except ModelFileError as error:
         name = str(model or os.environ.get("NOTSO_MODEL") or "")
-        if not is_downloadable(name):
+        if error.__cause__ is not None or not is_downloadable(name):  # the cause: a path that cannot be read
             raise
         return _download_missing(name, silent=silent, fetch=fetch, missing=error)
     if found is None or not found.is_dir():

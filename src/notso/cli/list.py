@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,8 @@ def list_models(
     for folder in folders or ():
         if not folder.is_dir():
             raise typer.BadParameter(f"{folder} is not a folder", param_hint="FOLDER")
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise typer.BadParameter(f"{folder} cannot be searched: Permission denied", param_hint="FOLDER")
     models = registry.local_models(folders or ())
     if as_json:
         terminal.print_json(
@@ -54,5 +57,8 @@ def list_models(
         for m in models
     ]
     terminal.print_lines(terminal.columns([["name", "type", "size", "where", "verified", "path"], *rows], right=(2,)))
+    listed = {model.path for model in models}
+    for path in (path for folder in folders or () for path in sorted(folder.glob("*.gguf")) if path not in listed):
+        terminal.note(f"{path} is not listed, because it is not a readable file.")
     if not any(model.where == "cache" for model in models):
         terminal.note("SmolLM3-3B is not installed: download it with `notso pull` (1.92 GB).")

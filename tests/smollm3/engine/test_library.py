@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from golden.random_models import RANDOM
 from smollm3.conversion.hf_folder_of import write_folder
 
 import notso
-from notso import Engine, EngineConfig, InvalidRequestError, NotsoError, UnknownOptionError
+from notso import Engine, EngineConfig, InvalidRequestError, ModelFileError, NotsoError, UnknownOptionError
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.values.engine_config import EngineSettings
 from notso.smollm3.values.events import Event
@@ -48,9 +50,9 @@ def test_tilde_in_model_path_is_expanded(own_home: Path) -> None:
         assert engine.info.path == str(own_home / "own.gguf")
 
 
-def test_model_folder_is_converted_once(own_home: Path) -> None:
+def test_model_folder_with_a_long_name_is_converted_once(own_home: Path) -> None:
     model = replace(RANDOM, layers=4, hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64)
-    folder = write_folder(model, own_home / "folder")
+    folder = write_folder(model, own_home / ("ä" * 120))
     paths = []
     for _ in range(2):
         with Engine.load(folder, context_tokens=64) as engine:
@@ -71,6 +73,28 @@ def test_load_error_names_the_file(own_home: Path) -> None:
     for name in ("", "no-such-model"):
         with pytest.raises(NotsoError, match=r"neither a model file nor the name of an installed model|is empty"):
             Engine.load(name)
+
+
+def test_load_error_names_a_path_that_cannot_be_read(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = own_home / "folder"
+    folder.mkdir()
+    for path, reason in ((own_home / ("a" * 300), "cannot be read: File name"), (folder, "cannot be used: File name")):
+        (folder / "config.json").unlink(missing_ok=True)
+        (folder / "config.json").symlink_to("a" * 300)
+        with pytest.raises(ModelFileError, match=f"{path} {reason}"):
+            Engine.load(path)
+    real = os.stat
+
+    def refuse(path: Any, **options: Any) -> os.stat_result:
+        if not os.path.isabs(path):  # noqa: PTH117
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)  # the current folder cannot be searched
+    with Engine.load("demo", context_tokens=256) as engine:
+        assert engine.info.is_demo
+    with pytest.raises(ModelFileError, match=r"secret/model\.gguf cannot be read: Permission denied"):
+        Engine.load("secret/model.gguf")
 
 
 def test_unknown_setting_suggests_the_closest_name() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.hub import registry
-from notso.smollm3.hub.download import pull
+from notso.smollm3.hub.download import plan_download, pull
 
 CACHE_SETTINGS: list[dict[str, str]] = [
     {},
@@ -249,3 +249,23 @@ def test_only_file_of_a_split_model_is_listed(own_home: Path) -> None:
     for number in ("00001-of-00001", "00001-of-00002"):
         linked("somebody/Tuned", "a" * 40, f"SmolLM3-{number}.gguf", b"model", 1)
     assert [each.name for each in registry.local_models() if each.where == "cache"] == ["SmolLM3-00001-of-00001"]
+
+
+def test_entries_that_cannot_be_read_are_skipped(own_home: Path) -> None:
+    folders = ["own", "hf/hub/models--a--b/snapshots/c", ".lmstudio/models/a/b", "cache/llama.cpp"]
+    for number, name in enumerate(folders):
+        folder = own_home / name
+        folder.mkdir(parents=True)
+        (folder / f"SmolLM3-{number}.gguf").write_bytes(registry.demo_path().read_bytes())
+        (folder / "SmolLM3-bad.gguf").symlink_to("a" * 300)
+    (own_home / "hf/hub/models--a--bad").symlink_to("a" * 300)
+    (own_home / ".lmstudio/models/bad").symlink_to("a" * 300)
+    found = [each.name for each in registry.local_models([own_home / folders[0], own_home / ("a" * 300)])]
+    assert found == ["demo", "SmolLM3-1", "a/b/SmolLM3-2", "SmolLM3-3", "SmolLM3-0"]
+
+
+def test_unreadable_cache_is_like_an_empty_one(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(own_home / ("a" * 300)))
+    assert [each.name for each in registry.local_models()] == ["demo"]
+    assert registry.resolve_model() is None and registry.cached_files("a/b") == []
+    assert plan_download(registry.KNOWN_FILES[0]).have_bytes == 0

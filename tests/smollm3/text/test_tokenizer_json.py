@@ -80,6 +80,12 @@ def test_mismatched_tokenizer_json_is_refused(
     assert said in str(raised.value)
 
 
+def test_unreadable_tokenizer_json_is_refused(tmp_path: Path, small_metadata: dict[str, Any]) -> None:
+    (tmp_path / "tokenizer.json").symlink_to("a" * 300)
+    with pytest.raises(ModelFileError, match="File name too long"):
+        Tokenizer.from_gguf(small_metadata, tmp_path / "model.gguf")
+
+
 def test_too_large_tokenizer_json_is_refused(
     tmp_path: Path, small_metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch, small_json: dict[str, Any]
 ) -> None:

@@ -80,6 +80,8 @@ def test_adapter_paths_are_limited_to_folder(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "peft" / "adapter_config.json").write_bytes(b"{}")
     (tmp_path / "out.gguf").symlink_to("/etc/passwd")
+    (tmp_path / "bad.gguf").symlink_to("a" * 300)
+    (tmp_path / "bad").symlink_to("a" * 300)
     found = [(file.path, file.name) for file in adapter_files(tmp_path)]
     assert found == [("a b.gguf", "a-b"), ("out.gguf", "out"), ("peft", "peft")]
     assert adapter_files(None) == adapter_files(tmp_path / "absent") == []

@@ -168,7 +168,8 @@ def _target(folder: Path) -> Path:
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     keys = (str(folder), (VERSION, states))
     where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in keys)
-    return platformdirs.user_cache_path("notso") / "converted" / f"{folder.name}-{where}-{what}-{MIX}.gguf"
+    name = os.fsencode(folder.name)[:200].decode(errors="ignore")  # a file name can have at most 255 bytes
+    return platformdirs.user_cache_path("notso") / "converted" / f"{name}-{where}-{what}-{MIX}.gguf"
 
 
 def _delete_outdated(target: Path) -> None:

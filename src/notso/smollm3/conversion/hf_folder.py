@@ -137,7 +137,7 @@ def _tensors_equal(one: QTensor, other: QTensor) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     # As in transformers, the single file takes precedence over an index.
-    if (folder / WHOLE_FILE).exists() or (folder / WHOLE_FILE).is_symlink():
+    if (folder / WHOLE_FILE).is_symlink() or (folder / WHOLE_FILE).exists():
         return [folder / WHOLE_FILE]
     index = folder / INDEX_FILE
     if not index.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -92,18 +93,22 @@ def model_path(model: str | None) -> Path:
     if not model:
         raise ModelFileError("the name of the model is empty")
     path = Path(expand_home(model))
-    if (path / "config.json").is_file():
-        from notso.smollm3.conversion.converter import cached_conversion  # loaded for folders only
+    try:
+        if (path / "config.json").is_file():
+            from notso.smollm3.conversion.converter import cached_conversion  # loaded for folders only
 
-        return cached_conversion(path)
-    if path.exists() or path.is_absolute() or path.suffix == ".gguf":
-        return path  # clearly a path; if the file is missing, opening it raises an error that says so
+            return cached_conversion(path)
+        if path.exists() or path.is_absolute() or path.suffix == ".gguf":
+            return path  # clearly a path; if the file is missing, opening it raises an error that says so
+    except OSError as error:
+        if os.path.lexists(path):  # otherwise it may be a name, if the current folder cannot be searched
+            raise ModelFileError(f"{path} cannot be used: {error.strerror}") from error
     return resolve_model(model) or demo_path()
 
 
 def is_demo(model: str | None) -> bool:
     """Return whether `model` means the bundled model."""
-    return model is None or (model.lower() == DEMO and not Path(model).exists())
+    return model is None or (model.lower() == DEMO and not os.path.exists(model))  # noqa: PTH110 - raises no error
 
 
 Floats = npt.NDArray[np.float32]

@@ -113,10 +113,9 @@ def _home() -> Path:
 
 
 def _files(root: Path, pattern: str) -> list[Path]:
-    try:
-        return sorted(path for path in root.glob(pattern) if path.is_file())
-    except OSError:
-        return []
+    # Skips what cannot be read. Path.glob would skip all that follows, and Path.is_file would raise an error.
+    found = (root / name for name in glob.glob(pattern, root_dir=root, include_hidden=True))  # noqa: PTH207
+    return sorted(path for path in found if os.path.isfile(path))  # noqa: PTH113
 
 
 # Receives the activity ("downloading", "checking"), bytes done and total bytes.
@@ -249,7 +248,10 @@ def _files_by_download(folder: Path) -> list[Path]:
         is_main = path.relative_to(folder).parts[1].encode() == main.strip()
         return max(path.lstat().st_mtime_ns, main_at if is_main else 0)
 
-    files = [path for path in folder.glob("snapshots/*/**/*.gguf") if path.is_file()]
+    found: list[Path] = []
+    with contextlib.suppress(OSError):  # the folder cannot be searched
+        found += folder.glob("snapshots/*/**/*.gguf")
+    files = [path for path in found if os.path.isfile(path)]  # noqa: PTH113 - also False if it cannot be read
     return sorted(files, key=lambda path: (downloaded_at(path), path))
 
 
@@ -263,9 +265,7 @@ def find_local(file: KnownFile) -> Path | None:
     path, snapshots = snapshot_path(file), repository_folder(file) / "snapshots"
     if _size(path) == file.size_bytes:
         return path
-    return next(
-        (each for each in sorted(snapshots.glob(f"*/{glob.escape(file.filename)}")) if _may_be(file, each)), None
-    )
+    return next((each for each in _files(snapshots, f"*/{glob.escape(file.filename)}") if _may_be(file, each)), None)
 
 
 def _may_be(file: KnownFile, path: Path) -> bool:
@@ -289,16 +289,20 @@ def resolve_model(model_name: str | Path | None = None) -> Path | None:
     named = model_name or os.environ.get("NOTSO_MODEL")
     if named:
         path = Path(expand_home(named))
-        if path.is_dir():
-            raise ModelFileError(f"{path} is a folder; convert it with `notso convert {path} OUT.gguf`")
-        if path.exists():
-            return path
+        reason, cause = "is neither a model file nor the name of an installed model", None
+        try:
+            if path.is_dir():
+                raise ModelFileError(f"{path} is a folder; convert it with `notso convert {path} OUT.gguf`")
+            if path.exists():
+                return path
+        except OSError as error:  # for example, a folder that cannot be searched
+            reason, cause = f"cannot be read: {error.strerror}", error
         found = None
         with contextlib.suppress(InvalidRequestError):
             found = find_local(known_file(str(named)))
         found = found or _installed(str(named))
         if found is None:
-            raise ModelFileError(f"{path} is neither a model file nor the name of an installed model")
+            raise ModelFileError(f"{path} {reason}") from cause
         return found
     for file in KNOWN_FILES:
         found = find_local(file)
@@ -326,7 +330,7 @@ def _installed(name: str) -> Path | None:
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     """Return the demo, SmolLM3 files in the cache and stores, and all GGUF files directly in `folders`.
 
-    Of each cached repository, the latest download comes first.
+    Of each cached repository, the latest download comes first. What cannot be read is skipped.
     """
     models = []
     demo = demo_path()
@@ -334,13 +338,13 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
         models.append(LocalModel("demo", demo, demo.stat().st_size, DEMO_QUANTIZATION, "built in", "built in"))
     models += [
         _describe(path, "cache")
-        for folder in sorted(hub_cache().glob("models--*"))
-        for path in reversed(_files_by_download(folder))
+        for name in sorted(glob.glob("models--*", root_dir=hub_cache()))  # noqa: PTH207 - raises no error
+        for path in reversed(_files_by_download(hub_cache() / name))
         if not PART.search(path.name) and ("smollm3" in path.name.lower() or is_smollm3(path))
     ]
     models += [_describe_stored(each.name, each.path, each.store) for each in stored_models()]
     for folder in folders:
-        models += [_describe(path, "folder") for path in sorted(folder.glob("*.gguf")) if path.is_file()]
+        models += [_describe(path, "folder") for path in _files(folder, "*.gguf")]
     return models
 
 

@@ -120,7 +120,7 @@ class Tokenizer:
             raise ModelFileError(f"tokenizer.ggml.model is {quoted(kind)}; supported: 'gpt2' (byte-level BPE)")
         vocabulary = Vocabulary.from_gguf(metadata)
         json_path = path.with_name("tokenizer.json") if path is not None else None
-        if json_path is not None and (json_path.exists() or json_path.is_symlink()):
+        if json_path is not None and (json_path.is_symlink() or json_path.exists()):
             pipeline, encoder = _pipeline_from_json(json_path, vocabulary)
         else:
             pipeline, encoder = _pipeline_from_gguf(metadata, vocabulary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +42,10 @@ def adapter_files(folder: Path | None) -> list[AdapterFile]:
             path
             for path in folder.iterdir()
             if is_unicode(path)
-            and ((path.suffix == ".gguf" and path.is_file()) or (path.is_dir() and (path / PEFT_CONFIG).is_file()))
+            and (
+                # Path.is_file would raise an error for what cannot be read.
+                (path.suffix == ".gguf" and os.path.isfile(path)) or os.path.isfile(path / PEFT_CONFIG)  # noqa: PTH113
+            )
         )
     except OSError:
         return []
