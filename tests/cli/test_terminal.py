@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import re
@@ -220,3 +221,8 @@ def what_stands(written: str) -> list[str]:
 )
 def test_markdown_block_ends_at_empty_line_outside_code(text: str, finished: str) -> None:
     assert split_completed(text) == (finished, text[len(finished) :])
+
+
+def test_json_output_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_json({"ä": [math.inf, -math.inf, math.nan, 0.1]})
+    assert capsys.readouterr().out == '{"ä": [null, null, null, 0.1]}\n'

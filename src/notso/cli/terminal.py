@@ -109,7 +109,11 @@ def print_error(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # JSON has neither infinity nor NaN: they become null
+        finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
+        text = json.dumps(finite, ensure_ascii=False)
     # JSON need not escape DEL and C1 control characters, but terminals act on them.
     print("".join(c if not 0x7F <= ord(c) < 0xA0 else f"\\u{ord(c):04x}" for c in text), flush=True)
 

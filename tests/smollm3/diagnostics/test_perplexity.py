@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +34,23 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, 
 def probabilities(engine: Engine, ids: list[int]) -> np.ndarray:
     logits = engine.logits(ids).astype(np.float64)
     return np.exp(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+
+
+class Certain:
+    """Model that is certain of token 0."""
+
+    info = SimpleNamespace(context_tokens=WINDOW)
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        return np.eye(1, 256, dtype=np.float32).repeat(len(ids), 0) * np.float32(800)
+
+
+def test_perplexity_beyond_the_largest_number_is_infinite() -> None:
+    found = perplexity(Certain(), TEXT, window=WINDOW)  # type: ignore[arg-type]
+    assert found.perplexity.value == math.inf
 
 
 def test_perplexity_and_divergence_match_plain_sums(engines: tuple[Engine, Engine]) -> None:

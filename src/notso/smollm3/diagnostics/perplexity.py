@@ -149,5 +149,8 @@ def _log_softmax(logits: Floats) -> Doubles:
 
 def _perplexity(log_probabilities: Doubles) -> Perplexity:
     mean = Estimate.of(-log_probabilities)
-    value = math.exp(mean.value)
+    try:
+        value = math.exp(mean.value)
+    except OverflowError:  # more than 709 nats per token
+        value = math.inf
     return Perplexity(len(log_probabilities), Estimate(value, value * mean.error))
