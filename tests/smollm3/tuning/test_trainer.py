@@ -138,6 +138,15 @@ def test_rehearsed_answers_are_used_again_only_by_the_run_that_began_with_them(
         assert run_command_line([*arguments, *more]) != 0 and len(answered) == 2
 
 
+def test_only_numbered_checkpoints_are_resumed_or_removed(tmp_path: Path) -> None:
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10.bak", "checkpoint-best", "checkpoint-20"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text("{}" if name != "checkpoint-20" else "{")
+    assert trainer._last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["checkpoint-10", "checkpoint-10.bak", "checkpoint-9", "checkpoint-best"]
+
+
 @needs_libraries
 @pytest.mark.timeout(7200)
 def test_killed_training_resumes_and_teaches_ten_facts(tmp_path: Path) -> None:

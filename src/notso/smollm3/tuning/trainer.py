@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -250,7 +251,8 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
 
 def _last_checkpoint(folder: Path) -> Path | None:
     found = None
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+    numbered = [path for path in folder.iterdir() if re.fullmatch(r"checkpoint-[0-9]{1,18}", path.name)]
+    for path in sorted(numbered, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
         # The state file is written last, so a checkpoint without it is incomplete. Incomplete checkpoints are removed.
         try:
             json.loads((path / "trainer_state.json").read_text("utf-8"))
