@@ -54,6 +54,12 @@ def test_cells_of_docx_stay_below_their_columns() -> None:
     assert document.text == "| wide |  | C |\n| --- | --- | --- |\n| a | b | c |"
 
 
+def test_docx_table_within_a_cell_is_one_line_of_it() -> None:
+    inner = GRID.format(row("S", "M") + row("1", ""))
+    outer = GRID.format(row("A", "B") + f"<w:tr><w:tc>{paragraph('s')}{inner}{paragraph('t')}</w:tc></w:tr>")
+    assert read_here(docx(outer), "a.docx").text == "| A | B |\n| --- | --- |\n| s S, M; 1 t |"
+
+
 def test_docx_paragraph_that_fills_a_page_is_split_between_pages() -> None:
     parts = "<w:lastRenderedPageBreak/>".join(f"<w:t>{word}</w:t>" for word in WORDS)
     document = read_here(docx(f"<w:p><w:r>{parts}</w:r></w:p>" + BREAK + paragraph("end")), "a.docx")
@@ -220,6 +226,18 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         (
             b"<table><tr><td>a</td> x <td>b</td><tr><td><td>c</td> y</table>",
             *("a.html", "| a x | b |\n| --- | --- |\n|  | c y |"),
+        ),
+        (
+            b"<table><tr><th>A<th>B<tr><td>x<td>s<table><tr><th>S<th>M<tr><td>1 | 2<td></table>t<tr><td>y<td>z</table>",
+            *("a.html", "| A | B |\n| --- | --- |\n| x | s S, M; 1 \\| 2 t |\n| y | z |"),
+        ),
+        (
+            b"<table><tr><td><h1>H</h1><p>a</p><p>b</p><tr><td><table><tr><th>S<th>M<tr><td>1<td>2</table></table>",
+            *("a.html", "# H\n\na\n\nb\n| S | M |\n| --- | --- |\n| 1 | 2 |"),
+        ),
+        (
+            b"<table><caption>c<table><tr><td>1<td>2</table></caption><tr><td>a<td>b</table>",
+            *("a.html", "c\n\n| 1 | 2 |\n| --- | --- |\n\n| a | b |\n| --- | --- |"),
         ),
         (b"<table><tr><td rowspan=" + b"9" * 5000 + b">a<td>b</table>", "a.html", "| a | b |\n| --- | --- |"),
         (

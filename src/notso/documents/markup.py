@@ -6,8 +6,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from typing import TypeAlias
 
-from notso.documents.tables import markdown_lines
+from notso.documents.tables import line_of, markdown_lines
 from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 5_000  # maximum nesting of elements
@@ -34,10 +35,15 @@ _HIDDEN_STYLE = re.compile(
 )
 
 
+# Text, or a table within a cell: in Markdown, and on one line, because a Markdown table cannot contain another.
+_Piece: TypeAlias = str | tuple[str, str]
+
+
 @dataclass
 class _Table:
-    before: list[str]  # text before the table
+    before: list[_Piece]  # text before the table
     rows: list[list[str]] = field(default_factory=list)
+    blocks: list[str] = field(default_factory=list)  # the cells with their line breaks, for a table used for layout
     in_cell: bool = False
     span: tuple[int, int] = (1, 1)  # columns and rows that the open cell spans
     covered: Counter[int] = field(default_factory=Counter)  # column -> further rows covered by a cell above
@@ -64,7 +70,7 @@ class _Text(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.title = ""
-        self._pieces: list[str] = []
+        self._pieces: list[_Piece] = []
         self._open: list[tuple[str, bool]] = []  # open elements: name, whether it hides its contents
         self._hidden = 0
         self._in_title = False
@@ -156,11 +162,12 @@ class _Text(HTMLParser):
     def text(self) -> str:
         while self._tables:
             self._end_table()
-        lines = [line.rstrip() for line in "".join(self._pieces).split("\n")]
+        lines = [line.rstrip() for line in _join(self._pieces, 0).split("\n")]
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 
     def _end_cell(self) -> None:
-        table, text = self._tables[-1], " ".join("".join(self._pieces).split())
+        table, text = self._tables[-1], " ".join(_join(self._pieces, 1).split())
+        table.blocks += [_join(self._pieces, 0).strip()] * bool(text)
         self._pieces = []
         if not table.in_cell and text and table.rows and table.rows[-1]:
             # Text between cells is added to the cell before it, because a separate cell would shift the cells after it.
@@ -172,12 +179,15 @@ class _Text(HTMLParser):
     def _end_table(self) -> None:
         self._end_cell()
         table = self._tables.pop()
-        outer, rows = table.before, table.rows
-        if any(any(row[1:]) for row in rows):
-            outer += ["\n", "\n".join(markdown_lines(rows)), "\n\n"]
+        if any(any(row[1:]) for row in table.rows):
+            text, line = "\n".join(["", *markdown_lines(table.rows), "", ""]), line_of(table.rows)
         else:  # a table used for layout
-            outer += ["\n".join(cell for row in rows for cell in row if cell), "\n"]
-        self._pieces = outer
+            text, line = "\n".join([*table.blocks, ""]), " ".join(cell for row in table.rows for cell in row)
+        self._pieces = [*table.before, (text, f" {line} ")]
+
+
+def _join(pieces: list[_Piece], form: int) -> str:
+    return "".join(each if isinstance(each, str) else each[form] for each in pieces)
 
 
 def _span(value: str | None) -> int:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from notso.documents.archives import Archive, XMLEvent, xml_events
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing
-from notso.documents.tables import markdown_lines
+from notso.documents.tables import line_of, markdown_lines
 from notso.documents.values import MAX_PAGES, UnreadableError
 
 MAX_REPEATED = 1_000
@@ -53,8 +53,9 @@ class _Page:
         self.end_paragraph()
         if not self.tables:
             return
-        rows = self.tables.pop()
-        self._open_blocks().append("\n".join(markdown_lines([" ".join(cell) for cell in row] for row in rows)))
+        rows = ([" ".join(cell) for cell in row] for row in self.tables.pop())
+        blocks = self._open_blocks()
+        blocks.append("\n".join(markdown_lines(rows)) if blocks is self.blocks else line_of(rows))
 
     def text(self) -> str:
         self.end_paragraph()

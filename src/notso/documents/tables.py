@@ -48,6 +48,12 @@ def markdown_lines(table: Iterable[Sequence[str]]) -> Iterator[str]:
         written += 1
 
 
+def line_of(table: Iterable[Sequence[str]]) -> str:
+    """Return a table as one line, for a cell of another table."""
+    rows = (", ".join(text for each in row if (text := " ".join(each.split()))) for row in table)
+    return "; ".join(row for row in rows if row)
+
+
 def format_delimited(text: str) -> str:
     """Return comma-, semicolon-, tab- or |-separated text as a table, or unchanged if it is not a table.
 
