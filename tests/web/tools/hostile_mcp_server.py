@@ -23,6 +23,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "asks much": {"message": "Who?" * 1_000, "requestedSchema": SCHEMA},
     "sends away": {"message": "Go", "mode": "url", "url": "https://example.org", "elicitationId": "1"},
     "asks and ends": {"message": "Who?", "requestedSchema": SCHEMA},
+    "asks and forgets": {"message": "Who?", "requestedSchema": SCHEMA},
     "asks twice": {"message": "Who?", "requestedSchema": SCHEMA},
 }
 CALLS: list[Any] = []
@@ -153,6 +154,8 @@ def told(case: str, answer: dict[str, Any]) -> None:
     """Return the reply to the question, and the client's capabilities, as the tool's result."""
     if case == "asks for ever" and answer["result"]["action"] != "cancel":
         send(id="q", method="elicitation/create", params=ASKED[case])
+        return
+    if case == "asks and forgets" and len(CALLS) == 1:  # the first call is never answered
         return
     text = json.dumps([answer.get("result", answer.get("error")), OFFERED[0]])
     send(id=CALLS.pop(), result={"content": [{"type": "text", "text": text}]})

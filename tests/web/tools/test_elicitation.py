@@ -228,7 +228,8 @@ def test_elicitation_is_cancelled_during_concurrent_calls() -> None:
     with_servers(work, McpServerConfig("bad", sys.executable, (HOSTILE, "asks twice")))
 
 
-def test_elicitation_is_cancelled_after_a_cancelled_call() -> None:
+@pytest.mark.parametrize("case", ["asks", "asks and forgets"])
+def test_elicitation_is_cancelled_until_a_cancelled_call_is_answered(case: str) -> None:
     """The server may still ask for the canceled call, and the running call may be another user's."""
 
     async def work(servers: McpServers, called: Use) -> None:
@@ -236,22 +237,23 @@ def test_elicitation_is_cancelled_after_a_cancelled_call() -> None:
             first.cancel()
             return DECLINED
 
-        async def never(question: Elicitation) -> Reply:
-            raise AssertionError("the user must not be asked")
+        async def accept(question: Elicitation) -> Reply:
+            return Reply("accept", {"name": "Ada"})
 
         first = asyncio.ensure_future(called("bad__poke", asking=ask))
         with pytest.raises(asyncio.CancelledError):
             await first
-        assert json.loads((await called("bad__poke", asking=never)).text)[0] == {"action": "cancel"}
         [server] = servers._servers
+        while case == "asks" and server._transport is not None and server._transport.unanswered:
+            await asyncio.sleep(0)
+        action = json.loads((await called("bad__poke", asking=accept)).text)[0]["action"]
+        assert action == ("accept" if case == "asks" else "cancel")
         await server.stop()  # a new process cannot ask for an old call
+        first = asyncio.ensure_future(called("bad__poke", asking=ask))
+        with pytest.raises(asyncio.CancelledError):
+            await first
 
-        async def accept(question: Elicitation) -> Reply:
-            return Reply("accept", {"name": "Ada"})
-
-        assert json.loads((await called("bad__poke", asking=accept)).text)[0]["action"] == "accept"
-
-    with_servers(work, McpServerConfig("bad", sys.executable, (HOSTILE, "asks")))
+    with_servers(work, McpServerConfig("bad", sys.executable, (HOSTILE, case)))
 
 
 def test_concurrent_elicitations_of_the_newest_protocol_reach_their_callers() -> None:

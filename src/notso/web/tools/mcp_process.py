@@ -48,6 +48,8 @@ MAX_MESSAGE_ITEMS = 50_000
 the event loop for 50 ms."""
 MAX_LISTED_TOOLS = 200  # per page of a list, because the library validates each tool
 MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
+MAY_ASK = frozenset({"tools/call", "prompts/get", "resources/read"})
+"""Methods of requests in which a server may ask the user."""
 MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
 NICENESS = 10  # gives MCP servers a lower priority than the pages and the model
 READ_BYTES = 65_536
@@ -75,6 +77,7 @@ class McpStdioTransport:
         self.fault = ""  # description of the limit that the server exceeded, if any
         self.ended = asyncio.Event()  # set when the server closes its output or accepts no more input
         self.left_out: list[SkippedItem] = []  # unusable tools
+        self.unanswered: set[str] = set()  # ids of requests in which the server may ask the user
         self._entry = entry
         self._open_requests = 0
 
@@ -170,6 +173,8 @@ class McpStdioTransport:
             self._open_requests += 1
         if isinstance(message, JSONRPCResponse):
             self.left_out += sanitize_tool_list(message.result)
+        if isinstance(message, JSONRPCResponse | JSONRPCError):
+            self.unanswered.discard(str(message.id))
         return message
 
     async def _send(
@@ -181,6 +186,8 @@ class McpStdioTransport:
                 async for each in outgoing:
                     if isinstance(each.message, JSONRPCResponse | JSONRPCError):
                         self._open_requests -= 1
+                    elif isinstance(each.message, JSONRPCRequest) and each.message.method in MAY_ASK:
+                        self.unanswered.add(str(each.message.id))
                     remove_url_elicitation(each.message)
                     stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     async with asyncio.timeout(WRITE_SECONDS):
@@ -298,6 +305,7 @@ class McpHttpTransport:
         self.ended = asyncio.Event()
         self.left_out: list[SkippedItem] = []
         self._entry = entry
+        self.unanswered: set[str] = set()
         self._stack = contextlib.AsyncExitStack()
         self._open_requests = 0
 
@@ -359,6 +367,8 @@ class McpHttpTransport:
                 async for each in outgoing:
                     if isinstance(each.message, JSONRPCResponse | JSONRPCError):
                         self._open_requests -= 1
+                    elif isinstance(each.message, JSONRPCRequest) and each.message.method in MAY_ASK:
+                        self.unanswered.add(str(each.message.id))
                     remove_url_elicitation(each.message)
                     await http_writer.send(each)
 
@@ -370,6 +380,8 @@ class McpHttpTransport:
             self._open_requests += 1
         elif isinstance(each.message, JSONRPCResponse):
             self.left_out += sanitize_tool_list(each.message.result)
+        if isinstance(each.message, JSONRPCResponse | JSONRPCError):
+            self.unanswered.discard(str(each.message.id))
         return not isinstance(each.message, JSONRPCNotification)
 
 

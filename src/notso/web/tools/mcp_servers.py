@@ -98,7 +98,6 @@ class McpServer:
         self._starting = asyncio.Lock()
         self._not_before = 0.0
         self._ask_callbacks: list[Ask | None] = []  # one per running request; asks the user for input
-        self._has_abandoned_request = False  # whether the server may still be processing a canceled request
 
     async def start(self) -> bool:
         """Start the server unless it is running or failed recently; return whether it is running."""
@@ -180,9 +179,6 @@ class McpServer:
         token = _REQUESTER.set((ask,))
         try:
             yield
-        except asyncio.CancelledError:
-            self._has_abandoned_request = True
-            raise
         finally:
             _REQUESTER.reset(token)
             self._ask_callbacks.remove(ask)
@@ -190,12 +186,14 @@ class McpServer:
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         # In the newest protocol, a server asks in its reply to a request, and this method runs in that request's
         # context (_REQUESTER). In older protocols, an elicitation does not name the request to which it belongs. It
-        # must not reach the wrong user, so reply `cancel` to it unless exactly one request is running and none was
-        # canceled since the start.
+        # must not reach the wrong user, so reply `cancel` to it unless the server has exactly one request to answer.
+        # Canceled requests count until it answers them.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
-        requesters = _REQUESTER.get() or self._ask_callbacks
-        if len(requesters) != 1 or (self._has_abandoned_request and _REQUESTER.get() is None):
+        named = _REQUESTER.get()
+        requesters = named or self._ask_callbacks
+        unanswered = 0 if self._transport is None else len(self._transport.unanswered)
+        if len(requesters) != 1 or (named is None and unanswered != 1):
             return ElicitResult(action="cancel")
         ask = requesters[0]
         if ask is None:
@@ -241,7 +239,6 @@ class McpServer:
         started: asyncio.Future[None],
         stop_requested: asyncio.Event,
     ) -> None:
-        self._has_abandoned_request = False
         async with Client(transport, elicitation_callback=self._elicit) as client:
             self.tools = await self._list_tools(client, transport)
             self.offers = await self._list_offers(client)
