@@ -145,7 +145,10 @@ chaos: $(VENV)/.dev  ## run the attacks on the server at full length (hours), an
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
 freeze: $(VENV)/.dev  ## record what a refactoring must not change, or compare with a record (make freeze AGAINST=build/freeze/COMMIT)
-	@now=build/freeze/$$(git rev-parse --short HEAD); rm -rf "$$now"; $(BIN)/python tests/freeze/record.py record "$$now" && \
+	@now=build/freeze/$$(git rev-parse --short HEAD)$$([ -z "$$(git status --porcelain)" ] || echo +changed); \
+	  $(if $(AGAINST),if [ ! -d "$(AGAINST)" ] || [ "$(AGAINST)" -ef "$$now" ]; then \
+	    echo "AGAINST=$(AGAINST) must be the record of another state of the tree; nothing was recorded"; exit 1; fi;) \
+	  rm -rf "$$now"; $(BIN)/python tests/freeze/record.py record "$$now" && \
 	  $(if $(AGAINST),$(BIN)/python tests/freeze/record.py compare "$(AGAINST)" "$$now",echo "recorded in $$now")
 
 plant: $(VENV)/.dev  ## count the files to change for a new parameter, setting, route, button or command (ARGS="parameter")

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from freeze import record
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_record_is_not_compared_with_itself(tmp_path: Path) -> None:
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    for name in ("Makefile", ".gitignore"):
+        shutil.copy(ROOT / name, tmp_path)
+    run("git", "init", "-q")
+    run("git", "add", ".")
+    run("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "All")
+    commit = run("git", "rev-parse", "--short", "HEAD").stdout.strip()
+    kept = tmp_path / f"build/freeze/{commit}/pages.txt"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    for against in (f"./build/freeze/{commit}/", "build/freeze/absent"):
+        done = run("make", "freeze", f"AGAINST={against}", "VENV=.venv", "-o", ".venv/.dev", "BIN=absent")
+        assert f"AGAINST={against} must be the record of another state" in done.stdout, done.stderr
+        assert done.returncode != 0 and kept.exists()
+    (tmp_path / "Makefile").open("a").write("\n")
+    done = run("make", "freeze", f"AGAINST=build/freeze/{commit}", "VENV=.venv", "-o", ".venv/.dev", "BIN=absent")
+    assert "absent/python" in done.stderr and kept.exists()
 
 
 def test_ids_ports_and_times_are_masked() -> None:
