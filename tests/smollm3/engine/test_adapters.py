@@ -185,6 +185,10 @@ def damaged(pairs: Pairs) -> Pairs:
         (lambda path, pairs: write_gguf(path, damaged(pairs)), "contains NaN or infinity"),
         (lambda path, pairs: write_gguf(path, {}), "it has no tensors"),
         (lambda path, pairs: write_gguf(path, {(0, "attn_norm"): pairs[0, "q_proj"]}), "attn_norm"),
+        (
+            lambda path, pairs: write_gguf(path, pairs | {("00", "q_proj"): pairs[1, "q_proj"]}),
+            "it changes 'blk.00.attn",
+        ),
         (lambda path, pairs: write_gguf(path, {(9, "q_proj"): pairs[0, "q_proj"]}), "layer 9, but this model has 4"),
         (lambda path, pairs: write_gguf(path, {(0, "q_proj"): pairs[0, "k_proj"]}), "layer 0, q_proj: B has shape"),
         (lambda path, pairs: path.write_bytes(b"GGUF" + bytes(7)) and path, "version"),

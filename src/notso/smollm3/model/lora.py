@@ -298,7 +298,7 @@ DIGEST_BYTES = 16
 # Ranks are zero-padded to a multiple of the vector width, because a separate loop for the remainder would take longer.
 RANK_STEP = 16
 
-_GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
+_GGUF_NAME = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
 _PEFT_NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d{1,4})\.\w+\.(\w+))\.lora_([AB])\.weight", re.ASCII)
 _TRAINING_ONLY = (".lora_velora_embed", ".lora_monteclora_sampler.")
 _ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
