@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ModelInfo, ToolCall
-from notso.web.api.ollama.routes import resolve_ollama_name
+from notso.web.api.ollama.routes import _modified, resolve_ollama_name
+from notso.web.api.server.models import _modified_s
 
 Start = Callable[..., Any]
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -275,3 +278,8 @@ def test_logprobs_are_returned_whole_and_streamed(start: Start) -> None:
     assert [len(each["top_logprobs"]) for each in whole] == [2] * 3
     lines = lines_of(server.client.post(CHAT, json=asked))
     assert [each for line in lines for each in line.get("logprobs", ())] == whole
+
+
+@pytest.mark.parametrize("path", ["/absent", "a" * 300])
+def test_date_of_an_unreadable_model_file_is_1970(path: str) -> None:
+    assert _modified(SimpleNamespace(path=path)).startswith("1970-01-01") and _modified_s(Path(path)) == 0  # type: ignore[arg-type]

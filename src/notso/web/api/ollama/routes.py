@@ -333,8 +333,10 @@ def _parameters(info: ModelInfo) -> str:
 
 
 def _modified(info: ModelInfo) -> str:
-    path = Path(info.path)
-    seconds = path.stat().st_mtime if info.path and path.exists() else 0.0
+    try:
+        seconds = Path(info.path).stat().st_mtime if info.path else 0.0
+    except OSError:  # removed or moved, or no longer readable
+        seconds = 0.0
     return timestamp(datetime.fromtimestamp(seconds, UTC))
 
 

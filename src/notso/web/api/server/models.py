@@ -178,7 +178,10 @@ async def _entries(services: ApiServices) -> list[tuple[ModelChoice, dict[str, A
 
 
 def _modified_s(path: Path | None) -> int:
-    return int(path.stat().st_mtime) if path is not None and path.exists() else 0
+    try:
+        return int(path.stat().st_mtime) if path is not None else 0
+    except OSError:  # removed or moved, or no longer readable
+        return 0
 
 
 def _with_adapters(served: ServedModel, base: dict[str, Any]) -> Iterator[tuple[ModelChoice, dict[str, Any]]]:
