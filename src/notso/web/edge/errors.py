@@ -12,13 +12,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.smollm3 import (
-    ContextLengthError,
-    InvalidRequestError,
-    NotsoError,
-    OutOfMemoryError,
-    TemplateError,
-)
+from notso.smollm3 import ContextLengthError, InvalidRequestError, NotsoError, OutOfMemoryError, TemplateError
 from notso.web.values.errors import Problem, QuotaError, StorageError, StorageFullError, is_thread_shortage
 from notso.web.values.request_id import request_id
 

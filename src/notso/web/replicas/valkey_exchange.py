@@ -433,8 +433,7 @@ class ValkeyCounters:
             except (ValkeyError, OSError, TimeoutError) as error:
                 if not self._unreachable:
                     logger.warning(
-                        "Valkey is unreachable; requests are counted per replica: %s",
-                        error or type(error).__name__,
+                        "Valkey is unreachable; requests are counted per replica: %s", error or type(error).__name__
                     )
                 self._unreachable, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS
             else:

@@ -40,19 +40,9 @@ SLASH_COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("help", "", act="open", target="help"),
     SlashCommand("clear", "", act="post", target="clear"),
     SlashCommand("reset", "", PAGE, "post", "reset"),
+    SlashCommand("thinking", "[on|off|N]", act="thinking", argument=r"on|off|\d{1,5}"),
     SlashCommand(
-        "thinking",
-        "[on|off|N]",
-        act="thinking",
-        argument=r"on|off|\d{1,5}",
-    ),
-    SlashCommand(
-        "temp",
-        "[0..2]",
-        act="post",
-        target="settings",
-        field="temperature",
-        argument=r"[01]?[.,]\d+|[012]|2[.,]0+",
+        "temp", "[0..2]", act="post", target="settings", field="temperature", argument=r"[01]?[.,]\d+|[012]|2[.,]0+"
     ),
     SlashCommand("regenerate", "", act="click", target="[data-regenerate]"),
     SlashCommand("continue", "", act="click", target="[data-continue]"),

@@ -143,14 +143,8 @@ class _EnglishString(PluralString):
 class _Translations(Mapping[str, str]):
     def __getitem__(self, name: str) -> str:
         found = language_table(language.get()).get(name)
-        if found is None:
-            # Plural forms in an English string must be chosen by English rules.
-            return (
-                _EnglishString(language_table("en")[name])
-                if language.get() != "en"
-                else PluralString(language_table("en")[name])
-            )
-        return PluralString(found)
+        # Plural forms in an English string must be chosen by English rules.
+        return PluralString(found) if found is not None else _EnglishString(language_table("en")[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(language_table("en"))

@@ -285,10 +285,7 @@ class SQLDocuments:
             if row is None:
                 return None
             until = now_ms + int(1000 * PARSING_SECONDS)
-            db.execute(
-                "UPDATE documents SET state = 'parsing', held_until_ms = ? WHERE id = ?",
-                (until, row["id"]),
-            )
+            db.execute("UPDATE documents SET state = 'parsing', held_until_ms = ? WHERE id = ?", (until, row["id"]))
             rows = db.execute("SELECT content FROM document_parts WHERE document_id = ? ORDER BY part", (row["id"],))
             return StoredDocument(**row), b"".join(bytes(row["content"]) for row in rows.fetchall())
 
@@ -460,10 +457,7 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
     _mark_caches_stale(db, chats, document_id, row["library_id"])
     readings = db.execute("SELECT scope, name FROM readings WHERE document_id = ?", (document_id,)).fetchall()
     for each in readings:
-        db.execute(
-            f"{_STALE} VALUES ('', '', ?, ?, ?)",
-            (each["scope"], each["name"], now),
-        )
+        db.execute(f"{_STALE} VALUES ('', '', ?, ?, ?)", (each["scope"], each["name"], now))
         db.execute("DELETE FROM readings WHERE scope = ? AND name = ?", (each["scope"], each["name"]))
     _remove_citations(db, document_id)
     for table in ("chat_documents", "document_texts", "document_parts"):

@@ -90,12 +90,7 @@ def insert_message(db: Database, owner: str, message: StoredMessage, key: str | 
     """Append a message. `update_message` saves its statistics, HTML, tool calls and citations."""
     attachments = json.dumps([asdict(each) for each in message.attachments])
     values: dict[str, Any] = {name: getattr(message, name) for name in _INSERTED}
-    values |= {
-        "attachments": attachments,
-        "size": _size(message, attachments),
-        "owner": owner,
-        "idempotency_key": key,
-    }
+    values |= {"attachments": attachments, "size": _size(message, attachments), "owner": owner, "idempotency_key": key}
     position = "(SELECT coalesce(max(position), 0) + 1 FROM messages WHERE chat_id = ? AND owner = ?)"
     db.execute(
         f"INSERT INTO messages ({', '.join(values)}, position) VALUES ({', '.join('?' * len(values))}, {position})",

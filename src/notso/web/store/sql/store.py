@@ -203,11 +203,7 @@ class SQLStore(ABC):
         return replace(message, state="interrupted") if self.read_only and message.active else message
 
     async def chats(self, owner: str) -> list[Chat]:
-        rows = await self._read(
-            owner,
-            f"SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL {_IN_ORDER}",
-            owner,
-        )
+        rows = await self._read(owner, f"SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL {_IN_ORDER}", owner)
         return [chat_from_row(row) for row in rows]
 
     async def chat_list(

@@ -565,15 +565,7 @@ def _create_trash_entry(
     settings = chat["settings"] if with_settings else ""
     db.execute(
         "INSERT INTO trash (id, owner, chat_id, kind, settings, chosen_root, thrown_ms) VALUES (?,?,?,?,?,?,?)",
-        (
-            trash_id,
-            owner,
-            chat_id,
-            kind,
-            settings,
-            chat["chosen_root"],
-            time.time_ns() // 1_000_000,
-        ),
+        (trash_id, owner, chat_id, kind, settings, chat["chosen_root"], time.time_ns() // 1_000_000),
     )
     return trash_id
 
