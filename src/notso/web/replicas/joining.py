@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from notso.extras import install_line
 from notso.web.edge.rate_limit import Counters, LocalCounters
 from notso.web.replicas.exchange import Exchange, LocalExchange
-from notso.web.values.errors import SettingsError
+from notso.web.values.errors import SettingsError, require_extra
 
 DEFAULT_PORT = 6379
 
@@ -18,10 +17,8 @@ def exchange_at(url: str | None) -> Exchange:
     """Return the exchange (`LocalExchange` without a URL). Raises SettingsError for a missing extra or invalid URL."""
     if url is None:
         return LocalExchange()
-    try:
+    with require_extra("valkey", "valkey_url"):
         from notso.web.replicas.valkey_exchange import ValkeyExchange
-    except ImportError as error:
-        raise _missing() from error
     try:
         return ValkeyExchange(_with_port(url))
     except (ValueError, TypeError) as error:
@@ -32,10 +29,8 @@ def counters_at(url: str | None) -> Counters:
     """Return the request counters. Raises SettingsError."""
     if url is None:
         return LocalCounters()
-    try:
+    with require_extra("valkey", "valkey_url"):
         from notso.web.replicas.valkey_exchange import ValkeyCounters
-    except ImportError as error:
-        raise _missing() from error
     return ValkeyCounters(_with_port(url))
 
 
@@ -45,8 +40,3 @@ def _with_port(url: str) -> str:
     if parts.scheme == "unix" or not parts.hostname or parts.port is not None:
         return url
     return parts._replace(netloc=f"{parts.netloc.rstrip(':')}:{DEFAULT_PORT}").geturl()
-
-
-def _missing() -> SettingsError:
-    message = f"the extra valkey is not installed: {install_line('valkey')}"
-    return SettingsError(message, setting="valkey_url")

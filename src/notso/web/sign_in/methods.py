@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request
 
-from notso.extras import install_line
 from notso.plugins.errors import PluginError
 from notso.plugins.process import PluginProcess, Plugins
 from notso.web.edge.access import Caller, KeyRing, SharedStorage, SignIn, ipv4_network, peer_of
@@ -19,10 +18,9 @@ from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.issued_keys import IssuedKeys
 from notso.web.store.access import AccessStore
 from notso.web.values.child_work import call_plugin
-from notso.web.values.errors import SettingsError
+from notso.web.values.errors import SettingsError, require_extra
 from notso.web.values.settings import Settings
-from notso.web.values.sign_in import ProxySignIn, is_listed
-from notso.web.values.visible_text import is_visible
+from notso.web.values.sign_in import ProxySignIn, is_listed, is_user_name
 
 if TYPE_CHECKING:
     from notso.web.sign_in.oidc import OidcProvider
@@ -61,9 +59,6 @@ class PluginSignIn:
         return Caller(f"{self._process.name}:{name}", name)
 
 
-MAX_NAME_CHARACTERS = 128
-
-
 class ProxyHeader:
     def __init__(self, settings: ProxySignIn, operators: Collection[str]) -> None:
         self._header = settings.header
@@ -72,7 +67,6 @@ class ProxyHeader:
 
     async def __call__(self, request: Request) -> Caller | None:
         """Return the caller if a trusted proxy sent exactly one valid name."""
-        # Names with invisible characters are rejected, because they could look like an operator's name.
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not self._is_trusted(peer_of(request)):
             return None
@@ -80,9 +74,7 @@ class ProxyHeader:
             name = names[0].encode("latin-1").decode("utf-8").strip(" \t")  # the whitespace that HTTP allows
         except ValueError:
             return None
-        if not name or len(name) > MAX_NAME_CHARACTERS or not all(map(is_visible, name)):
-            return None
-        return Caller(f"proxy:{name}", name, is_listed(name, self._operators))
+        return Caller(f"proxy:{name}", name, is_listed(name, self._operators)) if is_user_name(name) else None
 
     def _is_trusted(self, host: str) -> bool:
         try:
@@ -115,8 +107,12 @@ def sign_in_methods(
     sign_ins: list[SignIn] = []
     if chosen.proxy is not None:
         sign_ins.append(ProxyHeader(chosen.proxy, chosen.operators))
-    if settings.sign_in_plugin is not None:
-        sign_ins.append(PluginSignIn(plugin_with_role(plugins, settings.sign_in_plugin, "sign_in_plugin")))
+    if (name := settings.sign_in_plugin) is not None:
+        process = plugins.find(name)
+        if process is None:
+            message = f"the plugin {name} is used for sign-in but not enabled: add --plugin {name}"
+            raise SettingsError(message, setting="sign_in_plugin")
+        sign_ins.append(PluginSignIn(process))
     accounts = Accounts(store, counters) if store is not None else None
     ring = KeyRing(
         settings.api_key,
@@ -130,22 +126,10 @@ def sign_in_methods(
     return SignInMethods(ring, accounts, _oidc(settings))
 
 
-def plugin_with_role(plugins: Plugins, name: str, setting: str) -> PluginProcess:
-    """Return a plugin by name. Raises SettingsError if it is not enabled."""
-    process = plugins.find(name)
-    if process is None:
-        message = f"the plugin {name} is used for sign-in but not enabled: add --plugin {name}"
-        raise SettingsError(message, setting=setting)
-    return process
-
-
 def _oidc(settings: Settings) -> OidcProvider | None:
     chosen = settings.sign_in
     if chosen.oidc is None:
         return None
-    try:
+    with require_extra("oidc", "sign_in"):
         from notso.web.sign_in.oidc import OidcProvider
-    except ImportError as error:
-        message = f"the extra oidc is not installed: {install_line('oidc')}"
-        raise SettingsError(message, setting="sign_in") from error
     return OidcProvider(chosen.oidc, chosen.operators)

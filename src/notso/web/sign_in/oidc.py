@@ -25,8 +25,7 @@ from joserfc.jwk import KeySet
 
 from notso.web.edge.access import Caller
 from notso.web.values.errors import SignInError
-from notso.web.values.sign_in import OidcSettings, is_listed
-from notso.web.values.visible_text import is_visible
+from notso.web.values.sign_in import OidcSettings, is_listed, is_user_name
 
 SECONDS = 10.0
 """Timeout of each request to the provider."""
@@ -42,7 +41,6 @@ KEYS_REFRESH_SECONDS = 10.0
 LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Accepted signature algorithms: only asymmetric ones, neither `none` nor those with a shared secret."""
-MAX_NAME_CHARACTERS = 128
 CALLBACK = "/login/oidc/callback"
 
 
@@ -141,7 +139,7 @@ class OidcProvider:
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
         name = claims.get(self._settings.claim)
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not all(map(is_visible, name)):
+        if not isinstance(name, str) or not is_user_name(name):
             raise SignInError(f"the provider's token has no {self._settings.claim} claim to identify users")
         verified = claims.get("email_verified", self._settings.assume_email_verified)
         if self._settings.claim == "email" and verified not in (True, "true"):

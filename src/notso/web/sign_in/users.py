@@ -8,12 +8,11 @@ from __future__ import annotations
 import time
 
 from notso.web.sign_in.issued_keys import owner_of_key
-from notso.web.sign_in.methods import MAX_NAME_CHARACTERS
 from notso.web.store.access import AccessStore, AuditEntry
 from notso.web.store.protocol import ChatStore
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
-from notso.web.values.visible_text import is_visible
+from notso.web.values.sign_in import is_user_name
 
 KEY_OWNER = owner_of_key("")
 
@@ -32,8 +31,7 @@ async def owner_named(settings: Settings, store: AccessStore | None, name: str) 
     available = [method for method, configured in methods if configured is not None]
     given, _, rest = name.partition(":")
     method, name = (given, rest) if given in available else (next(iter(available), None), name)
-    is_name = 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
-    if method is None or not is_name:
+    if method is None or not is_user_name(name):
         return None
     return chosen.oidc.owner(name) if method == "oidc" and chosen.oidc is not None else f"{method}:{name}"
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from notso.extras import install_line
 from notso.web.store.protocol import ChatStore
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.values.errors import SettingsError
+from notso.web.values.errors import SettingsError, require_extra
 from notso.web.values.settings import NO_POSTGRES, is_postgres
 
 if TYPE_CHECKING:
@@ -39,12 +38,8 @@ def create_store(directory: Path, database_url: str | None) -> SQLiteStore | Pos
     """
     if database_url is None:
         return SQLiteStore(directory)
-    try:
+    with require_extra("postgres", "database_url"):
         from notso.web.store.postgres.store import PostgresStore
-    except ImportError as error:
-        raise SettingsError(
-            f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
-        ) from error
     return PostgresStore(database_url)
 
 
@@ -71,13 +66,9 @@ def create_access_store(
     """
     if database_url is None:
         return SQLiteAccessStore(directory)
-    try:
+    with require_extra("postgres", "database_url"):
         from notso.web.store.postgres.connection import PostgresPool
         from notso.web.store.postgres.store import ACCESS_THREADS, PostgresAccessStore, PostgresStore
-    except ImportError as error:
-        raise SettingsError(
-            f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
-        ) from error
     if isinstance(chat_store, PostgresStore):
         return chat_store.access()
     return PostgresAccessStore(PostgresPool(database_url, ACCESS_THREADS, "keys"))
@@ -87,12 +78,8 @@ def query_database_info(database_url: str) -> DatabaseInfo:
     """Query a PostgreSQL server. Raises StorageError and SettingsError."""
     if not is_postgres(database_url):
         raise SettingsError(NO_POSTGRES, setting="database_url")
-    try:
+    with require_extra("postgres", "database_url"):
         from notso.web.store.postgres.connection import query_server_settings
-    except ImportError as error:
-        raise SettingsError(
-            f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
-        ) from error
     version, connections, fsync, full_page_writes = query_server_settings(
         database_url, ("server_version", "max_connections", "fsync", "full_page_writes")
     )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from notso.extras import install_line
 from notso.plugins.errors import PluginError
 from notso.plugins.process import SEND_SECONDS, PluginProcess, Plugins
 from notso.web.engine.port import Tool
@@ -21,7 +20,7 @@ from notso.web.tools.chat_tool import CHANGED, ChatTool, ToolContext, check_argu
 from notso.web.tools.elicitation import CANCELLED, Ask, Elicitation, Reply
 from notso.web.tools.mcp_config import SkippedItem, read_mcp_config
 from notso.web.values.child_work import call_plugin
-from notso.web.values.errors import NotsoError, SettingsError, ToolError
+from notso.web.values.errors import NotsoError, ToolError, require_extra
 from notso.web.values.visible_text import sanitize_line
 
 if TYPE_CHECKING:
@@ -191,9 +190,6 @@ def mcp_servers(path: Path | None, allowed_http: Iterable[str] = ()) -> McpServe
     if path is None:
         return None
     config = read_mcp_config(path, allowed_http)
-    try:
+    with require_extra("mcp", "mcp_config"):
         from notso.web.tools.mcp_servers import McpServers
-    except ImportError as error:
-        message = f"the extra mcp is not installed: {install_line('mcp')}"
-        raise SettingsError(message, setting="mcp_config") from error
     return McpServers(config.entries, config.left_out)

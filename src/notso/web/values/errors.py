@@ -17,6 +17,10 @@ NotsoError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from notso.extras import install_line
 from notso.smollm3 import NotsoError as NotsoError
 from notso.smollm3 import Sentence as Sentence
 
@@ -31,6 +35,15 @@ class SettingsError(WebError, ValueError):
     def __init__(self, message: str, *, setting: str) -> None:
         super().__init__(message)
         self.setting = setting
+
+
+@contextmanager
+def require_extra(extra: str, setting: str) -> Iterator[None]:
+    """Convert an ImportError in the `with` block to SettingsError."""
+    try:
+        yield
+    except ImportError as error:
+        raise SettingsError(f"the extra {extra} is not installed: {install_line(extra)}", setting=setting) from error
 
 
 class UnsafeBindError(SettingsError):

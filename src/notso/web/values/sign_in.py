@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 
 from notso.text_file import SECRET_BYTES, NotTextError, read_text
 from notso.web.values.errors import SettingsError
+from notso.web.values.visible_text import is_visible
 
 MAX_BYTES = 1 << 20
+MAX_NAME_CHARACTERS = 128
 T = TypeVar("T")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
 _MAPPED_IPV4 = ipaddress.ip_network("::ffff:0:0/96")  # all IPv4 addresses, as seen by a socket for IPv6
@@ -180,6 +182,11 @@ def _validate_table(kind: type[T], table: Mapping[str, Any], prefix: str) -> T:
 
 def _is_needed(field: Any) -> bool:
     return bool(field.default is MISSING)
+
+
+def is_user_name(name: str) -> bool:
+    """Whether a name is 1 to 128 visible characters. Invisible ones could make it look like an operator's name."""
+    return 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
 
 
 def is_listed(name: str, names: Iterable[str]) -> bool:
