@@ -111,7 +111,7 @@ if TYPE_CHECKING:
     from notso.web.tracing import Tracing
 
 
-_log = logging.getLogger("notso.web")
+logger = logging.getLogger("notso.web")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -141,7 +141,7 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | 
     try:
         from notso.web.tracing import Tracing, add_trace_ids_to_logs
     except ImportError:
-        _log.warning("OTEL_* variables are set, but the extra otel is not installed: %s", install_line("otel"))
+        logger.warning("OTEL_* variables are set, but the extra otel is not installed: %s", install_line("otel"))
         return None
     add_trace_ids_to_logs()
     return Tracing()
@@ -180,8 +180,6 @@ async def trim_memory_periodically() -> None:
         with contextlib.suppress(RuntimeError):  # no thread could be started; the next round retries
             await asyncio.to_thread(release_freed_memory)
 
-
-logger = logging.getLogger("notso.web")
 
 PAGE_THREADS = 2  # only for templates, so that pages do not wait until the Markdown of other chats is rendered
 STOP_SECONDS = 1.0  # time limit for stopped requests to end
@@ -329,11 +327,8 @@ def create_app(
     if settings.engine_api:
         engine_routes.mount(app, parts.api)
     app.add_exception_handler(ApiError, _show_api_error)
-    app.add_exception_handler(Problem, _show_problem)
-    app.add_exception_handler(StorageError, _show_problem)
-    app.add_exception_handler(QuotaError, _show_problem)
-    app.add_exception_handler(HTTPException, _show_problem)
-    app.add_exception_handler(RequestValidationError, _show_problem)
+    for kind in (Problem, StorageError, QuotaError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _show_problem)
     app.add_exception_handler(ClientDisconnect, _handle_disconnect)
     app.add_exception_handler(RuntimeError, _handle_thread_shortage)
     app.add_exception_handler(Exception, _show_internal_error)

@@ -13,7 +13,7 @@ import ipaddress
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol, cast
 
@@ -108,6 +108,16 @@ def ipv4_network(network: str) -> str:
     parsed = ipaddress.ip_network(network)
     mapped = getattr(parsed.network_address, "ipv4_mapped", None)
     return f"{mapped}/{parsed.prefixlen - 96}" if mapped is not None and parsed.prefixlen >= 96 else network
+
+
+def is_in_networks(host: str, networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    """Whether `host` is an address in one of the networks. IPv4-mapped addresses count as IPv4."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return any(address in network for network in networks)
 
 
 def peer_of(request: Request) -> str:

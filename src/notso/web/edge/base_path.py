@@ -16,7 +16,7 @@ from jinja2.ext import Extension
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.web.edge.access import PEER
+from notso.web.edge.access import PEER, is_in_networks
 from notso.web.values.settings import is_base_path
 
 base_path: ContextVar[str] = ContextVar("notso_base_path", default="")
@@ -73,14 +73,7 @@ class BasePath:
         if not self._trusted:
             return self._configured
         prefix = Headers(scope=scope).get("x-forwarded-prefix", "").rstrip("/")
-        return prefix if is_base_path(prefix) and self._is_trusted(scope[PEER]) else self._configured
-
-    def _is_trusted(self, peer: str) -> bool:
-        try:
-            address = ipaddress.ip_address(peer)
-        except ValueError:
-            return False
-        return any(address in network for network in self._trusted)
+        return prefix if is_base_path(prefix) and is_in_networks(scope[PEER], self._trusted) else self._configured
 
 
 def _prefix_headers(base: str, headers: MutableHeaders) -> None:

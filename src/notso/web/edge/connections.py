@@ -259,7 +259,8 @@ class ClientConnection(H11Protocol):
         super().connection_made(transport)
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         transport.set_write_buffer_limits(high=0)  # call pause_writing as soon as one byte cannot be sent
-        self._limit_kernel_buffers()
+        # The kernel's timeout is twice the send timeout, so that the send timeout, which is logged, expires first.
+        limit_unsent(self._socket, MAX_UNSENT_BYTES, int(2 * self._send_seconds))
         if not self._limiter.enter(self, self.client[0] if self.client else ""):
             transport.write(REFUSAL)
             transport.close()
@@ -325,10 +326,6 @@ class ClientConnection(H11Protocol):
         self._limiter.leave(self)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
         self.transport.abort()
-
-    def _limit_kernel_buffers(self) -> None:
-        # The kernel's timeout is twice the send timeout, so that the send timeout, which is logged, expires first.
-        limit_unsent(self._socket, MAX_UNSENT_BYTES, int(2 * self._send_seconds))
 
     @property
     def gone(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -36,29 +37,20 @@ _PARAMS = {  # engine parameter -> field of the API
 }
 
 
+@dataclass(eq=False, repr=False)
 class ApiError(Exception):
-    """Error response of an API request.
+    """Error response of an API request."""
 
-    `param`: the invalid field, if any. `details`: sent only in Anthropic's format.
-    """
+    status: int
+    code: str
+    message: str
+    _: KW_ONLY
+    param: str | None = None  # the invalid field, if any
+    retry_after_seconds: int | None = None
+    details: Mapping[str, Any] | None = None  # sent only in Anthropic's format
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        param: str | None = None,
-        retry_after_seconds: int | None = None,
-        details: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.param = param
-        self.retry_after_seconds = retry_after_seconds
-        self.details = details
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -83,8 +75,10 @@ class ApiError(Exception):
 
     def called(self, names: Mapping[str, str]) -> ApiError:
         if self.param is not None and self.param in names:
-            self.message = _renamed(self.message, self.param, names[self.param])
-            self.param = names[self.param]
+            other = names[self.param]
+            if self.message.startswith(f"{self.param} "):
+                self.message = other + self.message.removeprefix(self.param)
+            self.param = other
         return self
 
 
@@ -123,10 +117,6 @@ def api_error_of(error: BaseException) -> ApiError:
             return ApiError(500, "engine_error", str(error))
         case _:
             return ApiError(500, "internal_error", "internal error; see the server's log")
-
-
-def _renamed(message: str, name: str, other: str) -> str:
-    return other + message.removeprefix(name) if message.startswith(f"{name} ") else message
 
 
 PREFIXES = ("/v1/", OLLAMA_PREFIX)

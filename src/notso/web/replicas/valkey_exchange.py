@@ -104,14 +104,10 @@ class ValkeyExchange:
         self._bell_at = b"0-0"
         self._should_ring_bell = False
         self._may_have_missed = False
-        self._unreachable = False
+        self.is_unreachable = False
         self._work = asyncio.Event()
         self._returned = asyncio.Event()  # set when the Valkey server is reachable again
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def is_unreachable(self) -> bool:
-        return self._unreachable
 
     def send(self, kind: str, **body: Any) -> None:
         self._outbox.append(_as_json({"from": self._replica, "kind": kind, **body}))
@@ -197,7 +193,7 @@ class ValkeyExchange:
             await asyncio.gather(*done, return_exceptions=True)
         with suppress(*FAILURES):
             async with asyncio.timeout(CLOSE_SECONDS):
-                if not self._unreachable:
+                if not self.is_unreachable:
                     await self._flush()
                     await self._client.delete(self._bell, *(f"notso:claim:{name}" for name in self._claims))
         for client in (self._client, self._reader):
@@ -346,15 +342,15 @@ class ValkeyExchange:
                     await pipe.execute()
 
     def _mark_unreachable(self, error: BaseException) -> None:
-        if not self._unreachable:
+        if not self.is_unreachable:
             logger.warning("Valkey is unreachable; this replica continues alone: %s", error or type(error).__name__)
-        self._unreachable = True
+        self.is_unreachable = True
 
     def _mark_reachable(self) -> None:
-        if self._unreachable:
+        if self.is_unreachable:
             logger.warning("Valkey is reachable again")
             self._returned.set()
-        self._unreachable = False
+        self.is_unreachable = False
 
 
 def _number(entry: Entry) -> tuple[int, int]:
@@ -430,7 +426,7 @@ class ValkeyCounters:
         if self._clock() >= self._away_until:
             try:
                 result = await query(self._limiter)
-            except (ValkeyError, OSError, TimeoutError) as error:
+            except FAILURES as error:
                 if not self._unreachable:
                     logger.warning(
                         "Valkey is unreachable; requests are counted per replica: %s", error or type(error).__name__

@@ -127,13 +127,8 @@ class Accounts:
         if isinstance(found, list):
             self._reserved |= {each.id: each for each in found}
             return found
-        for wording, amount, least, limit in (
-            (words["error_key_quota"], found.tokens, sum(map(_least_tokens, uses)), quota.tokens),
-            (words["error_key_requests"], found.requests, len(uses), quota.requests),
-        ):
-            if limit and amount + least > limit:
-                message = wording.format(used=number(amount), limit=number(limit))
-                raise QuotaError(message, retry_after_seconds=self._until_tomorrow())
+        if message := _exceeded(quota, found, UsageTotals(len(uses), sum(map(_least_tokens, uses)))):
+            raise QuotaError(message, retry_after_seconds=self._until_tomorrow())
         return None
 
     def _release_unclaimed(self, future: asyncio.Future[list[Reservation] | UsageTotals]) -> None:
@@ -146,8 +141,7 @@ class Accounts:
             used = await self.used_today(owner)
         except StorageError:
             return False
-        too_long = quota.tokens and used.tokens + prompt_tokens >= quota.tokens
-        return not too_long and (not quota.requests or used.requests < quota.requests)
+        return _exceeded(quota, used, UsageTotals(1, prompt_tokens, 1)) is None
 
     def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None:
         key = (reservation.day if reservation is not None else self.today(), owner)
@@ -220,8 +214,10 @@ class Accounts:
 
     async def __call__(self, request: Request, caller: Caller) -> None:
         """Check the limits of the caller's key, and audit the request. Raises Problem (429) or StorageError."""
-        if caller.tokens_per_day or caller.requests_per_day:
-            self._quotas[caller.owner] = Quota(caller.requests_per_day, caller.tokens_per_day)
+        quota = Quota(caller.requests_per_day, caller.tokens_per_day)
+        has_quota = quota != Quota()
+        if has_quota:
+            self._quotas[caller.owner] = quota
         if action := mark_of(request.scope["route"]).audit:
             await self.audit(caller.owner, action, request, by_operator=caller.is_operator)
         if not caller.key_id or not _uses_model(request):
@@ -232,19 +228,9 @@ class Accounts:
             seconds = min(60, max(1, math.ceil(free_at - time.time())))
             message = words["error_key_rate"].format(limit=number(limit.amount), seconds=seconds)
             raise Problem(429, message, retry_after_seconds=seconds)
-        if caller.tokens_per_day or caller.requests_per_day:
-            await self._require_quota(request, caller)
-
-    async def _require_quota(self, request: Request, caller: Caller) -> None:
-        today = await self.used_today(caller.owner)
-        for wording, used, limit in (
-            (words["error_key_quota"], today.tokens, caller.tokens_per_day),
-            (words["error_key_requests"], today.requests, caller.requests_per_day),
-        ):
-            if limit and used >= limit:
-                await self.audit(caller.owner, "reached its quota", request)
-                message = wording.format(used=number(used), limit=number(limit))
-                raise Problem(429, message, retry_after_seconds=self._until_tomorrow())
+        if has_quota and (reason := _exceeded(quota, await self.used_today(caller.owner), UsageTotals(1, 1))):
+            await self.audit(caller.owner, "reached its quota", request)
+            raise Problem(429, reason, retry_after_seconds=self._until_tomorrow())
 
     async def audit(self, owner: str, action: str, request: Request, *, by_operator: bool = False) -> None:
         """Record an action in the audit log. Failures are only logged."""
@@ -266,10 +252,7 @@ class Accounts:
             if owner == NOBODY.owner:
                 self._unwritten.append(entry)
                 return
-        try:
-            await self.store.add_audit(entry)
-        except (StorageError, RuntimeError) as error:
-            _log.warning("the audit log cannot be written: %s", error)
+        await self._add_audit(entry)
 
     def _repetitions(self, key: tuple[str, str]) -> list[AuditEntry]:
         _, count = self._audited.pop(key, (0.0, 0))
@@ -284,8 +267,10 @@ class Accounts:
         ]
         entries = [*self._unwritten, *(each for key in expired for each in self._repetitions(key))]
         self._unwritten = []
-        if not entries:
-            return
+        if entries:
+            await self._add_audit(*entries)
+
+    async def _add_audit(self, *entries: AuditEntry) -> None:
         try:
             await self.store.add_audit(*entries)
         except (StorageError, RuntimeError) as error:
@@ -295,6 +280,17 @@ class Accounts:
         now = datetime.fromtimestamp(self._clock(), UTC)
         midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time(), UTC)
         return math.ceil((midnight - now).total_seconds())
+
+
+def _exceeded(quota: Quota, used: UsageTotals, more: UsageTotals) -> str | None:
+    # Returns a message for the user if the quota does not suffice for `more`.
+    for wording, amount, least, limit in (
+        (words["error_key_quota"], used.tokens, more.tokens, quota.tokens),
+        (words["error_key_requests"], used.requests, more.requests, quota.requests),
+    ):
+        if limit and amount + least > limit:
+            return wording.format(used=number(amount), limit=number(limit))
+    return None
 
 
 def _least_tokens(use: MaxTokenUse) -> int:

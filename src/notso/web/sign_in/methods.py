@@ -12,7 +12,7 @@ from fastapi import Request
 
 from notso.plugins.errors import PluginError
 from notso.plugins.process import PluginProcess, Plugins
-from notso.web.edge.access import Caller, KeyRing, SharedStorage, SignIn, ipv4_network, peer_of
+from notso.web.edge.access import Caller, KeyRing, SharedStorage, SignIn, ipv4_network, is_in_networks, peer_of
 from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.issued_keys import IssuedKeys
@@ -68,21 +68,13 @@ class ProxyHeader:
     async def __call__(self, request: Request) -> Caller | None:
         """Return the caller if a trusted proxy sent exactly one valid name."""
         names = request.headers.getlist(self._header)
-        if len(names) != 1 or not self._is_trusted(peer_of(request)):
+        if len(names) != 1 or not is_in_networks(peer_of(request), self._networks):
             return None
         try:
             name = names[0].encode("latin-1").decode("utf-8").strip(" \t")  # the whitespace that HTTP allows
         except ValueError:
             return None
         return Caller(f"proxy:{name}", name, is_listed(name, self._operators)) if is_user_name(name) else None
-
-    def _is_trusted(self, host: str) -> bool:
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self._networks)
 
 
 @dataclass(frozen=True, slots=True)

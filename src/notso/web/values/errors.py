@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 
 from notso.extras import install_line
 from notso.smollm3 import NotsoError as NotsoError
@@ -100,23 +101,17 @@ def is_thread_shortage(error: BaseException) -> bool:
     return type(error) is RuntimeError and str(error).startswith("can't start new thread")
 
 
+@dataclass(eq=False, repr=False)
 class Problem(Exception):
     """Error that ends a request and is shown to the user."""
 
-    def __init__(
-        self,
-        status: int,
-        sentence: str,
-        *,
-        draft: str = "",
-        retry_after_seconds: int | None = None,
-        full: bool = False,
-        moved: bool = False,
-    ) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.sentence = sentence
-        self.draft = draft  # the user's text, to be shown again
-        self.retry_after_seconds = retry_after_seconds
-        self.full = full  # the context is full; the page offers remedies
-        self.moved = moved  # the chat was changed elsewhere; the page offers to show the change
+    status: int
+    sentence: str
+    _: KW_ONLY
+    draft: str = ""  # the user's text, to be shown again
+    retry_after_seconds: int | None = None
+    full: bool = False  # the context is full; the page offers remedies
+    moved: bool = False  # the chat was changed elsewhere; the page offers to show the change
+
+    def __post_init__(self) -> None:
+        super().__init__(self.sentence)
