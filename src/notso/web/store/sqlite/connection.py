@@ -98,13 +98,10 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
     target.unlink(missing_ok=True)
     os.close(os.open(target, os.O_RDWR | os.O_CREAT, 0o600))
     connection.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(target),))  # the path may be invalid UTF-8
-    copied = sqlite3.connect(target, isolation_level=None)
-    try:
+    with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copied:
         # Without a commit count, the copy is not considered damaged if it is restored to a directory in which
         # notso.db-commits has a higher count.
         copied.execute("DELETE FROM facts WHERE name = 'commits'")
-    finally:
-        copied.close()
 
 
 @contextlib.contextmanager
@@ -290,27 +287,23 @@ def detect_damage(path: Path) -> Damage:
         acknowledged = read_acknowledged_count(path)
     if _is_empty(path):
         return _log_damage("gone" if acknowledged else "", "is missing, although it had content")
-    reader = open_reader(path)
-    try:
-        with storage_errors():
-            version = int(reader.execute("PRAGMA user_version").fetchone()[0])
-            if version == 0:
-                return _log_damage("gone" if acknowledged else "", "is empty, although it had content")
-            if version > SCHEMA_VERSION:
-                return ""  # `open_writer` raises the error
-            committed = read_commit_count(reader)  # None: a backup, or written by a release without the counter
-            damage: Damage = ""
-            if acknowledged is not None and committed is not None and committed < acknowledged:
-                damage = _log_damage("behind", f"has {committed} of {acknowledged} commits")
-            elif _is_unclean(reader) and not _passes_quick_check(reader):
-                damage = _log_damage("unsound", "failed its integrity check")
-            if damage:
-                reader.execute("SELECT id FROM chats").fetchall()  # raises an error if nothing can be read
-                if version < SCHEMA_VERSION:  # a damaged database cannot be migrated
-                    raise StorageDamagedError(damage_message(damage))
-        return damage
-    finally:
-        reader.close()
+    with contextlib.closing(open_reader(path)) as reader, storage_errors():
+        version = int(reader.execute("PRAGMA user_version").fetchone()[0])
+        if version == 0:
+            return _log_damage("gone" if acknowledged else "", "is empty, although it had content")
+        if version > SCHEMA_VERSION:
+            return ""  # `open_writer` raises the error
+        committed = read_commit_count(reader)  # None: a backup, or written by a release without the counter
+        damage: Damage = ""
+        if acknowledged is not None and committed is not None and committed < acknowledged:
+            damage = _log_damage("behind", f"has {committed} of {acknowledged} commits")
+        elif _is_unclean(reader) and not _passes_quick_check(reader):
+            damage = _log_damage("unsound", "failed its integrity check")
+        if damage:
+            reader.execute("SELECT id FROM chats").fetchall()  # raises an error if nothing can be read
+            if version < SCHEMA_VERSION:  # a damaged database cannot be migrated
+                raise StorageDamagedError(damage_message(damage))
+    return damage
 
 
 def damage_message(damage: Damage) -> str:
@@ -332,14 +325,10 @@ def move_foreign_log(path: Path) -> None:
 def roll_back(path: Path) -> None:
     """Roll back an unfinished transaction in rollback-journal mode. Raises StorageError."""
     if not _is_empty(path.with_name(path.name + "-journal")) and not _is_empty(path):
-        with storage_errors():
-            connection = sqlite3.connect(path)
-            try:
-                # Only a new database or a restored backup can have a rollback journal. Connections from `open_reader`
-                # cannot roll back a transaction.
-                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            finally:
-                connection.close()
+        with storage_errors(), contextlib.closing(sqlite3.connect(path)) as connection:
+            # Only a new database or a restored backup can have a rollback journal. Connections from `open_reader`
+            # cannot roll back a transaction.
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
 def copy_if_unclean(path: Path) -> None:
@@ -349,15 +338,11 @@ def copy_if_unclean(path: Path) -> None:
     """
     if _is_empty(path) or read_acknowledged_count(path) is not None:
         return
-    reader = open_reader(path)
-    try:
-        with storage_errors():
-            version = int(reader.execute("PRAGMA user_version").fetchone()[0])
-            # Deleting notso.db-commits means continuing without the missing commits. SQLite discards the unusable log
-            # when it opens the database for writing.
-            unclean = 0 < version <= SCHEMA_VERSION and _is_unclean(reader) and read_commit_count(reader)
-    finally:
-        reader.close()
+    with contextlib.closing(open_reader(path)) as reader, storage_errors():
+        version = int(reader.execute("PRAGMA user_version").fetchone()[0])
+        # Deleting notso.db-commits means continuing without the missing commits. SQLite discards the unusable log when
+        # it opens the database for writing.
+        unclean = 0 < version <= SCHEMA_VERSION and _is_unclean(reader) and read_commit_count(reader)
     if unclean:
         for file in (path, _wal_path(path)):
             if not _is_empty(file):

@@ -249,15 +249,11 @@ class SQLiteStore(SQLStore):
 
 @contextlib.contextmanager
 def _open_backup(copy: Path) -> Iterator[sqlite3.Connection]:
-    db = open_reader(copy)
-    try:
-        with storage_errors():
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version != SCHEMA_VERSION:
-                raise StorageError("the conversations were written by another version of notso")
-            yield db
-    finally:
-        db.close()
+    with contextlib.closing(open_reader(copy)) as db, storage_errors():
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA_VERSION:
+            raise StorageError("the conversations were written by another version of notso")
+        yield db
 
 
 def permanent_chats(copy: Path) -> list[tuple[str, str]]:
@@ -302,11 +298,8 @@ def back_up_directory(folder: Path, target: Path) -> None:
         damage = detect_damage(path)
         if damage:
             raise StorageDamagedError(damage_message(damage))
-        writer = Writer(path)
-        try:
+        with contextlib.closing(Writer(path)) as writer:
             writer.copy(target)
-        finally:
-            writer.close()
     finally:
         lock.release()
 
