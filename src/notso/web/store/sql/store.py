@@ -66,7 +66,6 @@ SOURCES_AT_ONCE = 200  # sources per query for imported chats
 # import is not purged.
 RENEW_SECONDS = 3.0
 
-_TOO_SLOW = Sentence("storing the chats took too long and was rolled back: please try again", "storage_slow")
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _DELETE: Mapping[Deletable, str] = {
     "memory": "DELETE FROM memories WHERE id = ? AND owner = ?",
@@ -473,15 +472,16 @@ class SQLStore(ABC):
         if second is None:
             await self._add(lambda db: tree_writes.add_piece(db, owner, first), owner)
             return
-        trash_id = await self._add(lambda db: _add_hidden(db, owner, first, None), owner)
+        trash_id = await self._add(lambda db: tree_writes.add_hidden_piece(db, owner, first, None), owner)
         renewed = time.monotonic()
         for piece in itertools.chain([second], pieces):
-            trash_id = await self.write(partial(_add_hidden, owner=owner, piece=piece, trash_id=trash_id), owner)
+            add = partial(tree_writes.add_hidden_piece, owner=owner, piece=piece, trash_id=trash_id)
+            trash_id = await self.write(add, owner)
             if time.monotonic() - renewed > RENEW_SECONDS:
                 trash_id = await self.write(partial(tree_writes.renew_trash_id, owner=owner, trash_id=trash_id), owner)
                 renewed = time.monotonic()
         if not await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner):
-            raise StorageError(_TOO_SLOW)
+            raise StorageError(tree_writes.TOO_SLOW)
 
     async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[ShareLink]:
         sql = f"SELECT {_SHARE} FROM shares WHERE chat_id = ? AND owner = ? AND expires_ms > ? ORDER BY created_ms DESC"
@@ -585,17 +585,6 @@ def _search(db: Database, owner: str, query: str, terms: list[Term], limit: int)
         )
         for row in rows
     ]
-
-
-def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
-    # Raises StorageError if the first chunks of this import were purged in the meantime.
-    if trash_id is not None and not tree_writes.lock_trash_entry(db, owner, trash_id):
-        raise StorageError(_TOO_SLOW)
-    tree_writes.add_piece(db, owner, piece)
-    chat_ids = [each.id for each in piece if isinstance(each, Chat)]
-    hidden = trash_id or str(tree_writes.trash_chat(db, owner, chat_ids[0]))
-    tree_writes.add_to_trash_entry(db, owner, chat_ids, hidden)
-    return hidden
 
 
 def _shown_path_of(snapshot: ChatSnapshot | None, through: str | None) -> list[ShownMessage]:

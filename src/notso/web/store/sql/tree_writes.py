@@ -35,9 +35,11 @@ from notso.web.store.sql.rows import (
     update_message,
 )
 from notso.web.store.sql.shown_part import query_last_shown
+from notso.web.values.errors import Sentence, StorageError
 
 Piece: TypeAlias = list[Chat | StoredMessage]
 
+TOO_SLOW = Sentence("storing the chats took too long and was rolled back: please try again", "storage_slow")
 PIECE_ROWS = 200
 PIECE_CHARACTERS = 256 * 1024
 
@@ -426,15 +428,19 @@ def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating
     return db.execute(sql, (rating, message_id, chat_id, owner)).rowcount > 0
 
 
-def lock_trash_entry(db: Database, owner: str, trash_id: str) -> bool:
-    """Lock a trash entry against purging; return False if it does not exist."""
-    return _lock_trash_row(db, owner, trash_id) is not None
+def add_hidden_piece(db: Database, owner: str, piece: Piece, trash_id: str | None) -> str:
+    """Write a piece whose chats share one trash entry (None: a new one), so that all are restored or purged together.
 
-
-def add_to_trash_entry(db: Database, owner: str, chat_ids: list[str], trash_id: str) -> None:
-    """Add chats to an existing trash entry, so that all are restored or purged together."""
+    Returns the id of the entry. Raises StorageError if the entry was purged in the meantime.
+    """
+    if trash_id is not None and _lock_trash_row(db, owner, trash_id) is None:
+        raise StorageError(TOO_SLOW)
+    add_piece(db, owner, piece)
+    chat_ids = [each.id for each in piece if isinstance(each, Chat)]
+    hidden = trash_id or str(trash_chat(db, owner, chat_ids[0]))
     for chat_id in chat_ids:
-        db.execute("UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ?", (trash_id, chat_id, owner))
+        db.execute("UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ?", (hidden, chat_id, owner))
+    return hidden
 
 
 def renew_trash_id(db: Database, owner: str, trash_id: str) -> str:
@@ -510,19 +516,11 @@ def purge_piece(db: Database, trash_id: str) -> bool:
         db.execute("UPDATE trash SET owner = '' WHERE id = ?", (trash_id,))
     left = PURGED_MESSAGES
     for chat_id, which, values in _trashed_chats(db, row):
-        # Delete the newest messages first, because deletion cascades to replies, and SQLite limits cascades to 1,000
-        # levels.
-        sql = f"SELECT id FROM messages WHERE chat_id = ?{which} ORDER BY position DESC LIMIT ?"
-        messages = db.execute(sql, (chat_id, *values, left)).fetchall()
-        for message in messages:
-            db.unindex_message(message["id"])
-            db.execute("DELETE FROM messages WHERE id = ?", (message["id"],))
-        left -= len(messages) + 1
+        left -= _delete_newest(db, f"chat_id = ?{which}", (chat_id, *values), left) + 1
         if left <= 0:
             return True
         if row["kind"] == "chat":
-            db.unindex_chat(chat_id)
-            db.execute("DELETE FROM chats WHERE id = ? AND trash_id = ?", (chat_id, trash_id))
+            _delete_chat(db, chat_id)
     db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
     return False
 
@@ -536,6 +534,22 @@ def _add_replies(db: Database, chat_id: str, trash_id: str) -> None:
         " UPDATE messages SET trash_id = ? WHERE id IN (SELECT id FROM below)",
         (chat_id, trash_id, trash_id),
     )
+
+
+def _delete_newest(db: Database, which: str, values: tuple[str, ...], limit: int) -> int:
+    # Returns the number of messages deleted. The newest are deleted first, because deletion cascades to replies, and
+    # SQLite limits cascades to 1,000 levels.
+    sql = f"SELECT id FROM messages WHERE {which} ORDER BY position DESC LIMIT ?"
+    messages = db.execute(sql, (*values, limit)).fetchall()
+    for message in messages:
+        db.unindex_message(message["id"])
+        db.execute("DELETE FROM messages WHERE id = ?", (message["id"],))
+    return len(messages)
+
+
+def _delete_chat(db: Database, chat_id: str) -> None:
+    db.unindex_chat(chat_id)
+    db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
 
 
 def _trashed_chats(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -605,15 +619,8 @@ def _remove_messages(db: Database, owner: str) -> bool:
     chat = db.execute("SELECT id FROM chats WHERE owner = ? LIMIT 1" + db.for_update, (owner,)).fetchone()
     if chat is None:
         return False
-    # Newest first, for the reason given in purge_piece.
-    sql = "SELECT id FROM messages WHERE chat_id = ? ORDER BY position DESC LIMIT ?"
-    messages = db.execute(sql, (chat["id"], PURGED_MESSAGES)).fetchall()
-    for each in messages:
-        db.unindex_message(each["id"])
-        db.execute("DELETE FROM messages WHERE id = ?", (each["id"],))
-    if len(messages) < PURGED_MESSAGES:
-        db.unindex_chat(chat["id"])
-        db.execute("DELETE FROM chats WHERE id = ?", (chat["id"],))
+    if _delete_newest(db, "chat_id = ?", (chat["id"],), PURGED_MESSAGES) < PURGED_MESSAGES:
+        _delete_chat(db, chat["id"])
     return True
 
 
