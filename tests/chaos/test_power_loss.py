@@ -144,7 +144,7 @@ def what_is_wrong(directory: Path, files: dict[str, bytearray], acknowledged: in
         whole = list(range(acknowledged))
         if answers[:acknowledged] != whole or questions[: len(answers)] != answers or len(questions) - len(answers) > 1:
             return questions, answers
-        return [row[0] for row in await store._read("", HALVES)]
+        return [row[0] for row in await store.read("", HALVES)]
 
     try:
         wrong = with_store(directory, look)

@@ -204,7 +204,7 @@ def test_concurrent_questions_start_only_one_turn(database: str) -> None:
             outcomes = await asyncio.gather(*asked)
             assert sum(isinstance(outcome, TurnAccepted) for outcome in outcomes) == 1
             assert len([m for m in await opened[0].messages(OWNER, chat.id) if m.active]) == 1
-            positions = await opened[0]._read(OWNER, "SELECT position FROM messages WHERE chat_id = ?", chat.id)
+            positions = await opened[0].read(OWNER, "SELECT position FROM messages WHERE chat_id = ?", chat.id)
             assert sorted(row["position"] for row in positions) == [1, 2, 3, 4]
 
     run(work)
@@ -327,7 +327,7 @@ def test_concurrent_repeated_keys_create_one_turn(database: str) -> None:
 def test_concurrent_starts_create_one_schema(database: str) -> None:
     async def work() -> None:
         async with stores(database, 5) as opened:
-            rows = await opened[0]._read(OWNER, "SELECT version FROM schema_version")
+            rows = await opened[0].read(OWNER, "SELECT version FROM schema_version")
             assert [row["version"] for row in rows] == [connection_module.SCHEMA_VERSION]
 
     run(work)
@@ -368,7 +368,7 @@ def test_a_failed_migration_changes_nothing(database: str, monkeypatch: pytest.M
                 await store.open()
             await store.close()
         async with stores(database, 1) as (store,):
-            (row,) = await store._read("", "SELECT to_regclass('extra') IS NULL AS none")
+            (row,) = await store.read("", "SELECT to_regclass('extra') IS NULL AS none")
             assert row["none"]
 
     run(work)

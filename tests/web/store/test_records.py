@@ -129,7 +129,7 @@ def test_response_tokens_are_stored_incrementally(kept: Kept) -> None:
         await records.save_progress("r", "two", 0, tokens(9), is_further=False)
         for found in (await records.unfinished_response("a", "r"), await records.unfinished_stream("a", "c")):
             assert json.loads(found.progress) == {"ids": [1, 2, 3, 4], "closed_at": [2], "origin": "o"}
-        stored = await store._read("", "SELECT told FROM response_tokens ORDER BY first")
+        stored = await store.read("", "SELECT told FROM response_tokens ORDER BY first")
         assert [json.loads(row["told"])["ids"] for row in stored] == [[1, 2], [3], [4]]
         left = await records.claim_unfinished_response("two", (), 2 + LEASE_MS)
         assert left.tries == 1 and json.loads(left.progress)["ids"] == [1, 2, 3, 4]
@@ -139,7 +139,7 @@ def test_response_tokens_are_stored_incrementally(kept: Kept) -> None:
         await records.save_progress("r", "two", 0, tokens(6), is_further=False)
         assert json.loads((await records.unfinished_response("a", "r")).progress)["ids"] == [6]
         await records.delete_unfinished_response("a", "r")
-        assert await store._read("", "SELECT told FROM response_tokens") == []
+        assert await store.read("", "SELECT told FROM response_tokens") == []
 
     kept.run(work)
 

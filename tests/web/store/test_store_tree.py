@@ -161,7 +161,7 @@ def test_deleted_chats_and_messages_can_be_restored_until_purged(kept: Kept) -> 
         assert await store.restore(OWNER, trash_id or "") == []
         words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
         for table in ("chats", "messages", "trash", *words):
-            (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
+            (row,) = await store.read("", f"SELECT count(*) AS n FROM {table}")
             assert row["n"] == 0, table
 
     kept.run(work)
@@ -185,7 +185,7 @@ def test_chats_deleted_together_are_restored_and_purged_together(kept: Kept, mon
         assert await store.purge(0) == 1 and await store.restore(OWNER, trash_id or "") == []
         assert len(await store.documents.stale()) == 4
         for table in ("chats", "messages", "trash"):
-            (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
+            (row,) = await store.read("", f"SELECT count(*) AS n FROM {table}")
             assert row["n"] == 0, table
 
     kept.run(work)
@@ -518,9 +518,9 @@ def test_interrupted_import_is_never_visible_and_is_purged(kept: Kept, monkeypat
     async def after(store: Any) -> None:
         assert await store.chats(OWNER) == []
         kept_of_it = "SELECT count(*) AS n FROM messages WHERE owner = ?"
-        assert (await store._read(OWNER, kept_of_it, OWNER))[0]["n"] > 0
+        assert (await store.read(OWNER, kept_of_it, OWNER))[0]["n"] > 0
         assert await store.purge(0) == 1
-        assert (await store._read(OWNER, kept_of_it, OWNER))[0]["n"] == 0
+        assert (await store.read(OWNER, kept_of_it, OWNER))[0]["n"] == 0
         assert await store.chats(OWNER) == [] and await store.search(OWNER, "needle", 5) == []
 
     kept.run(begin)
@@ -583,7 +583,7 @@ def test_deep_chat_is_purged_in_parts_interleaved_with_writes(kept: Kept, monkey
         assert "piece" in order[order.index("another") + 2 :]
         words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
         for table, count in ({"chats": 2, "messages": 0, "trash": 0} | dict.fromkeys(words, 2)).items():
-            (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
+            (row,) = await store.read("", f"SELECT count(*) AS n FROM {table}")
             assert row["n"] == count, table
         assert {each.id for each in await store.chats(OWNER)} == {chats[1][0].id, kept_chat.id}
 

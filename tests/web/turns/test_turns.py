@@ -287,7 +287,7 @@ def test_prompt_date_is_fixed_per_chat(start: Start) -> None:
     asked = server.ask("One")
     server.finished(asked)
     server.on_loop(
-        lambda: server.shared.store._change(
+        lambda: server.shared.store.change(
             "",  # as if the chat had begun long ago
             "UPDATE chats SET prompt_date = '2025-07-08' WHERE id = ?",
             asked.chat_id,

@@ -13,7 +13,7 @@ from typing import Any
 
 from notso.web.store.opening import create_access_store, create_store
 from notso.web.store.sql.access import SQLAccessStore
-from notso.web.store.sql.database import Database, SQLConnection, Value
+from notso.web.store.sql.database import Database, SQLConnection, Value, placeholders
 from notso.web.store.sql.documents import DOCUMENT_COLUMNS, LIBRARY_COLUMNS, MEMBER_COLUMNS, reindex_document
 from notso.web.store.sql.rows import CHAT_BOOLEANS, CHAT_COLUMNS, MESSAGE_COLUMNS, message_from_row
 from notso.web.store.sql.store import SQLStore
@@ -176,7 +176,7 @@ def _copy_tables(tables: tuple[Table, ...], from_db: SQLConnection, to_db: SQLCo
     copied = []
     for table in tables:
         names = (*table.columns, *table.constants)
-        into = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        into = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({placeholders(names)})"
         digest = _Digest(table)
         for rows in _read_batches(from_db, table):
             digest.add(rows)
@@ -237,7 +237,7 @@ class _Digest:
 
 def _read_batches(db: SQLConnection, table: Table) -> Iterator[list[Any]]:
     names = ", ".join(dict.fromkeys((*table.columns, *table.key)))
-    key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
+    key, marks = ", ".join(table.key), placeholders(table.key)
     # Keyset pagination, because an OFFSET would read all earlier rows again.
     where = ""
     last: list[Value] = []

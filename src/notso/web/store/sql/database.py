@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.sql.search_words import Term
 
+T = TypeVar("T")
+
 Value = str | int | float | bool | bytes | None
+
+
+def placeholders(values: Sized) -> str:
+    return ", ".join("?" * len(values))
 
 
 class Rows(Protocol):
@@ -96,3 +102,29 @@ class Database(ABC):
 
     @abstractmethod
     def release(self, message_id: str) -> None: ...
+
+
+class Transactions(ABC):
+    """Runs work on the database in other threads.
+
+    owner: the user in whose queue the work waits; "" for internal work. Queues are served in turn.
+    """
+
+    @property
+    @abstractmethod
+    def is_shared(self) -> bool: ...
+
+    @abstractmethod
+    async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
+        """Run `work` in a transaction. Changes are on disk on return."""
+
+    @abstractmethod
+    async def run_read(self, work: Callable[[Database], T], owner: str = "") -> T:
+        """Run read-only `work`."""
+
+    async def change(self, owner: str, sql: str, *parameters: Value) -> bool:
+        """Run a statement; return whether it changed any rows."""
+        return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0, owner)
+
+    async def read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
+        return await self.run_read(lambda db: db.execute(sql, parameters).fetchall(), owner)

@@ -34,9 +34,8 @@ from notso.web.store.documents import (
 )
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.records import PART_BYTES
-from notso.web.store.sql.database import Database
+from notso.web.store.sql.database import Database, Transactions, placeholders
 from notso.web.store.sql.passage_index import TextIndex, WordPostings, index_text, query_words, rank_passages
-from notso.web.store.sql.records import TransactionRunner
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
@@ -64,11 +63,8 @@ DELETED_AT_ONCE = 20  # maximum number of documents deleted in one transaction
 
 
 class SQLDocuments:
-    def __init__(self, write: TransactionRunner, run_read: TransactionRunner, *, is_shared: bool) -> None:
-        """is_shared: whether other processes with their own caches use the database."""
-        self._write = write
-        self._run_read = run_read
-        self._is_shared = is_shared
+    def __init__(self, store: Transactions) -> None:
+        self._store = store
         self._cleared: set[int] = set()
 
     async def library(self, owner: str, name: str) -> Library:
@@ -77,21 +73,21 @@ class SQLDocuments:
             row = db.execute(f"SELECT {_LIBRARY} FROM libraries WHERE owner = ? AND name = ?", (owner, name)).fetchone()
             return _library(row)
 
-        return await self._write(work, owner)
+        return await self._store.write(work, owner)
 
     async def new_library(self, owner: str, name: str) -> Library | None:
         def work(db: Database) -> Library | None:
             owned = db.execute("SELECT count(*) AS n FROM libraries WHERE owner = ?", (owner,)).fetchone()
             return _create(db, owner, name) if owned["n"] < MAX_LIBRARIES_OF_OWNER else None
 
-        return await self._write(work, owner)
+        return await self._store.write(work, owner)
 
     async def libraries(self, owner: str) -> list[Library]:
         sql = (
             f"SELECT {_LIBRARY}, rights FROM libraries JOIN library_readers ON library_id = libraries.id"
             f" WHERE reader IN (?, '{EVERYONE}') ORDER BY created_ms, libraries.id"
         )
-        found = await self._run_read(lambda db: [_library(row) for row in db.execute(sql, (owner,))], owner)
+        found = await self._store.run_read(lambda db: [_library(row) for row in db.execute(sql, (owner,))], owner)
         return [replace(each, rights="read") if each.owner == EVERYONE != owner else each for each in found]
 
     async def change_library(self, owner: str, library_id: str, **changes: Any) -> bool:
@@ -106,7 +102,7 @@ class SQLDocuments:
             sql = f"UPDATE libraries SET {assigned} WHERE id = ? AND owner = ?"
             return db.execute(sql, (*values.values(), library_id, owner)).rowcount > 0
 
-        return await self._write(work, owner)
+        return await self._store.write(work, owner)
 
     async def delete_library(self, owner: str, library_id: str) -> bool:
         own = "SELECT 1 AS one FROM libraries WHERE id = ? AND owner = ?"
@@ -126,14 +122,16 @@ class SQLDocuments:
                 return None
             return db.execute("DELETE FROM libraries WHERE id = ? AND owner = ?", (library_id, owner)).rowcount > 0
 
-        await self._write(detach_chats, owner)
-        while (deleted := await self._write(delete_some, owner)) is None:
+        await self._store.write(detach_chats, owner)
+        while (deleted := await self._store.write(delete_some, owner)) is None:
             pass
         return deleted
 
     async def members(self, owner: str, library_id: str) -> list[Member]:
         sql = f"SELECT member, name, rights FROM library_members WHERE library_id = ? AND {_OWN} ORDER BY name, member"
-        return await self._run_read(lambda db: [Member(**row) for row in db.execute(sql, (library_id, owner))], owner)
+        return await self._store.run_read(
+            lambda db: [Member(**row) for row in db.execute(sql, (library_id, owner))], owner
+        )
 
     async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
         def work(db: Database) -> bool:
@@ -147,11 +145,11 @@ class SQLDocuments:
             values = (*astuple(member), library_id, owner, member.member, library_id, MAX_MEMBERS)
             return db.execute(sql, values).rowcount > 0
 
-        return await self._write(work, owner)
+        return await self._store.write(work, owner)
 
     async def remove_member(self, owner: str, library_id: str, member: str) -> bool:
         sql = f"DELETE FROM library_members WHERE library_id = ? AND member = ? AND {_OWN}"
-        return await self._write(lambda db: db.execute(sql, (library_id, member, owner)).rowcount > 0, owner)
+        return await self._store.change(owner, sql, library_id, member, owner)
 
     async def move_chat(self, owner: str, chat_id: str, library_id: str) -> bool:
         def work(db: Database) -> bool:
@@ -165,7 +163,7 @@ class SQLDocuments:
             same = "SELECT 1 AS one FROM chats WHERE id = ? AND owner = ? AND project = ?"
             return moved > 0 or db.execute(same, (chat_id, owner, library_id)).fetchone() is not None
 
-        return await self._write(work, owner)
+        return await self._store.write(work, owner)
 
     async def add(
         self, owner: str, library_id: str, name: str, content: bytes, *, document_id: str = ""
@@ -206,8 +204,7 @@ class SQLDocuments:
                 )
             names = ("id", "library_id", "name", "sha256", "size", "created_ms", "reading_day", "state")
             added = db.execute(
-                f"INSERT INTO documents ({', '.join(names)}) SELECT {', '.join('?' * len(names))}"
-                f" WHERE ? IN ({_ADDABLE})",
+                f"INSERT INTO documents ({', '.join(names)}) SELECT {placeholders(names)} WHERE ? IN ({_ADDABLE})",
                 (*(getattr(document, each) for each in names), library_id, owner),
             )
             if not added.rowcount:
@@ -219,29 +216,31 @@ class SQLDocuments:
                 )
             return document
 
-        return await self._write(work, owner)
+        return await self._store.write(work, owner)
 
     async def documents(self, owner: str, library_id: str | None = None) -> list[StoredDocument]:
         where, parameters = ("", ()) if library_id is None else (" AND library_id = ?", (library_id,))
         sql = f"SELECT {_DOCUMENT} FROM documents WHERE library_id IN ({_READABLE}){where} {_IN_ORDER}"
-        return await self._run_read(lambda db: _documents(db, sql, (owner, *parameters)), owner)
+        return await self._store.run_read(lambda db: _documents(db, sql, (owner, *parameters)), owner)
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
-        return await self._run_read(lambda db: _documents_by_id(db, owner, document_ids), owner) if document_ids else []
+        if not document_ids:
+            return []
+        return await self._store.run_read(lambda db: _documents_by_id(db, owner, document_ids), owner)
 
     async def content(self, owner: str, document_id: str) -> bytes:
         sql = (
             "SELECT content FROM document_parts JOIN documents ON documents.id = document_id"
             f" WHERE document_id = ? AND library_id IN ({_READABLE}) ORDER BY part"
         )
-        rows = await self._run_read(lambda db: db.execute(sql, (document_id, owner)).fetchall(), owner)
+        rows = await self._store.read(owner, sql, document_id, owner)
         return b"".join(bytes(row["content"]) for row in rows)
 
     async def text(self, owner: str, document_id: str) -> DocumentText | None:
         def work(db: Database) -> DocumentText | None:
             return load_text(db, document_id) if _documents_by_id(db, owner, [document_id]) else None
 
-        return await self._run_read(work, owner)
+        return await self._store.run_read(work, owner)
 
     async def search(
         self,
@@ -257,7 +256,7 @@ class SQLDocuments:
             return []
         condition: tuple[str, tuple[str, ...]] = ("", ())
         if document_ids is not None:
-            condition = (f" AND documents.id IN ({_placeholders(document_ids)})", tuple(document_ids))
+            condition = (f" AND documents.id IN ({placeholders(document_ids)})", tuple(document_ids))
         elif library_id is not None:
             condition = (" AND documents.library_id = ?", (library_id,))
 
@@ -265,15 +264,15 @@ class SQLDocuments:
             with db.snapshot():
                 return _search(db, owner, words, min(limit, MAX_HITS), *condition)
 
-        return await self._run_read(work, owner)
+        return await self._store.run_read(work, owner)
 
     async def retry(self, owner: str, document_id: str) -> bool:
         sql = "UPDATE documents SET state = 'queued', reason = '' WHERE id = ? AND state = 'failed'"
         sql += f" AND library_id IN ({_ADDABLE})"
-        return await self._write(lambda db: db.execute(sql, (document_id, owner)).rowcount > 0, owner)
+        return await self._store.change(owner, sql, document_id, owner)
 
     async def delete(self, owner: str, document_id: str) -> bool:
-        return await self._write(lambda db: _delete(db, owner, document_id), owner)
+        return await self._store.write(lambda db: _delete(db, owner, document_id), owner)
 
     async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
         def work(db: Database) -> tuple[StoredDocument, bytes] | None:
@@ -289,11 +288,11 @@ class SQLDocuments:
             rows = db.execute("SELECT content FROM document_parts WHERE document_id = ? ORDER BY part", (row["id"],))
             return StoredDocument(**row), b"".join(bytes(row["content"]) for row in rows.fetchall())
 
-        return await self._write(work)
+        return await self._store.write(work)
 
     async def requeue(self) -> None:
         sql = "UPDATE documents SET state = 'queued' WHERE state = 'parsing'"
-        await self._write(lambda db: db.execute(sql).rowcount)
+        await self._store.change("", sql)
 
     async def finish(self, document_id: str, document: Document) -> bool:
         def pack() -> tuple[TextIndex, bytes]:
@@ -318,11 +317,11 @@ class SQLDocuments:
             _index_words(db, document_id, index)
             return True
 
-        return await self._write(work)
+        return await self._store.write(work)
 
     async def fail(self, document_id: str, reason: str) -> None:
         sql = "UPDATE documents SET state = 'failed', reason = ? WHERE id = ? AND state = 'parsing'"
-        await self._write(lambda db: db.execute(sql, (reason, document_id)).rowcount)
+        await self._store.change("", sql, reason, document_id)
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
         sql = (
@@ -334,23 +333,23 @@ class SQLDocuments:
             for each in document_ids:
                 db.execute(sql, (scope, name, each))
 
-        await self._write(work)
+        await self._store.write(work)
 
     async def stale(self) -> list[StaleCache]:
         since = max(self._cleared, default=0) - COMMIT_SPREAD
         sql = "SELECT number, owner, conversation, scope, reading FROM stale_caches WHERE number > ? ORDER BY number"
-        rows = await self._run_read(lambda db: db.execute(sql, (since,)).fetchall())
+        rows = await self._store.read("", sql, since)
         return [StaleCache(**row) for row in rows if row["number"] not in self._cleared]
 
     async def mark_cleared(self, caches: Sequence[StaleCache]) -> None:
-        if not self._is_shared:
+        if not self._store.is_shared:
             sql = "DELETE FROM stale_caches WHERE number <= ?"
-            await self._write(lambda db: db.execute(sql, (max(each.number for each in caches),)).rowcount)
+            await self._store.change("", sql, max(each.number for each in caches))
             return
         self._cleared.update(each.number for each in caches)
         self._cleared = {each for each in self._cleared if each > max(self._cleared) - 2 * COMMIT_SPREAD}
         before = _now_ms() - STALE_DAYS * 86_400_000
-        await self._write(lambda db: db.execute("DELETE FROM stale_caches WHERE since_ms < ?", (before,)).rowcount)
+        await self._store.change("", "DELETE FROM stale_caches WHERE since_ms < ?", before)
 
 
 def reindex_document(db: Database, document_id: str) -> None:
@@ -429,7 +428,7 @@ def _search(
         "SELECT word, documents.id AS document, sha256, places FROM document_words"
         " JOIN documents ON documents.number = document_words.document"
         f" WHERE library IN (SELECT number FROM libraries WHERE id IN ({_READABLE}))"
-        f" AND word IN ({_placeholders(words)}){condition}",
+        f" AND word IN ({placeholders(words)}){condition}",
         (owner, *words, *ids),
     )
     postings = (WordPostings(row["word"], row["document"], row["sha256"], bytes(row["places"])) for row in rows)
@@ -479,9 +478,7 @@ def _mark_caches_stale(db: Database, chats: str, *values: str) -> None:
 def _create(db: Database, owner: str, name: str) -> Library | None:
     library = Library(new_id(), owner, name, secrets.token_hex(16), _now_ms())
     values = [_to_column(getattr(library, each)) for each in LIBRARY_COLUMNS]
-    sql = (
-        f"INSERT INTO libraries ({', '.join(LIBRARY_COLUMNS)}) VALUES ({_placeholders(values)}) ON CONFLICT DO NOTHING"
-    )
+    sql = f"INSERT INTO libraries ({', '.join(LIBRARY_COLUMNS)}) VALUES ({placeholders(values)}) ON CONFLICT DO NOTHING"
     return library if db.execute(sql, values).rowcount else None
 
 
@@ -503,7 +500,7 @@ def _documents_by_id(db: Database, owner: str, document_ids: Iterable[str]) -> l
     ids = tuple(dict.fromkeys(document_ids))
     if not ids:
         return []
-    where = f"id IN ({_placeholders(ids)}) AND library_id IN ({_READABLE})"
+    where = f"id IN ({placeholders(ids)}) AND library_id IN ({_READABLE})"
     sql = f"SELECT {_DOCUMENT} FROM documents WHERE {where} {_IN_ORDER}"
     return _documents(db, sql, (*ids, owner))
 
@@ -520,10 +517,6 @@ def load_text(db: Database, document_id: str) -> DocumentText | None:
         return None
     passages = tuple(Passage(*each) for each in json.loads(row["passages"]))
     return DocumentText(zlib.decompress(bytes(row["text"])).decode(), tuple(json.loads(row["pages"])), passages)
-
-
-def _placeholders(values: Sequence[Any]) -> str:
-    return ", ".join("?" * len(values))
 
 
 def _now_ms() -> int:

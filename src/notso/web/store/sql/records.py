@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from notso.web.store.records import (
     KEPT_SECONDS,
@@ -21,10 +21,8 @@ from notso.web.store.records import (
     StoredFile,
     UnfinishedResponse,
 )
-from notso.web.store.sql.database import Database
+from notso.web.store.sql.database import Database, Transactions, placeholders
 from notso.web.values.errors import StorageFullError
-
-T = TypeVar("T")
 
 _FILE = "id, name, purpose, size, created_ms, expires_ms"
 _ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -43,10 +41,6 @@ DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
     ) AS counted WHERE number > ? OR size > ?
 )
 """
-
-
-class TransactionRunner(Protocol):
-    def __call__(self, work: Callable[[Database], T], owner: str = "") -> Coroutine[Any, Any, T]: ...
 
 
 def _lease_expiry(now_ms: int) -> int:
@@ -68,9 +62,8 @@ def _to_unfinished_response(db: Database, row: Any) -> UnfinishedResponse | None
 
 
 class SQLRecords:
-    def __init__(self, write: TransactionRunner, run_read: TransactionRunner) -> None:
-        self._write = write
-        self._run_read = run_read
+    def __init__(self, store: Transactions) -> None:
+        self._store = store
 
     async def add_file(self, owner: str, file: StoredFile, content: bytes) -> None:
         def work(db: Database) -> None:
@@ -86,20 +79,16 @@ class SQLRecords:
             for part, start in enumerate(range(0, len(content), PART_BYTES)):
                 db.execute(_ADD_PART, (file.id, part, content[start : start + PART_BYTES]))
 
-        await self._write(work, owner)
+        await self._store.write(work, owner)
 
     async def files(self, owner: str) -> list[StoredFile]:
         sql = f"SELECT {_FILE} FROM api_files WHERE owner = ? ORDER BY created_ms DESC, id DESC"
-        return await self._run_read(lambda db: [StoredFile(**row) for row in db.execute(sql, (owner,))], owner)
+        return await self._store.run_read(lambda db: [StoredFile(**row) for row in db.execute(sql, (owner,))], owner)
 
     async def file(self, owner: str, file_id: str) -> StoredFile | None:
         sql = f"SELECT {_FILE} FROM api_files WHERE id = ? AND owner = ?"
-
-        def work(db: Database) -> StoredFile | None:
-            row = db.execute(sql, (file_id, owner)).fetchone()
-            return StoredFile(**row) if row is not None else None
-
-        return await self._run_read(work, owner)
+        rows = await self._store.read(owner, sql, file_id, owner)
+        return StoredFile(**rows[0]) if rows else None
 
     async def content(self, owner: str, file_id: str) -> AsyncIterator[bytes]:
         sql = (
@@ -107,13 +96,9 @@ class SQLRecords:
             " AND file_id IN (SELECT id FROM api_files WHERE owner = ?) ORDER BY part LIMIT 1"
         )
         part = -1
-
-        def work(db: Database) -> Any:
-            return db.execute(sql, (file_id, part, owner)).fetchone()
-
-        while (row := await self._run_read(work, owner)) is not None:
-            part = row["part"]
-            yield bytes(row["content"])
+        while rows := await self._store.read(owner, sql, file_id, part, owner):
+            part = rows[0]["part"]
+            yield bytes(rows[0]["content"])
 
     async def delete_file(self, owner: str, file_id: str) -> bool:
         def work(db: Database) -> bool:
@@ -122,17 +107,17 @@ class SQLRecords:
             db.execute("DELETE FROM api_file_parts WHERE file_id = ?", (file_id,))
             return True
 
-        return await self._write(work, owner)
+        return await self._store.write(work, owner)
 
     async def add_batch(self, batch: StoredBatch) -> None:
         sql = f"INSERT INTO api_batches ({_BATCH}, holder, held_until_ms) VALUES (?, ?, ?, ?, ?, ?, '', 0)"
         texts = json.dumps(batch.body, ensure_ascii=False), json.dumps(batch.plan, ensure_ascii=False)
         values = (batch.id, batch.owner, batch.created_ms, *texts, batch.is_open)
-        await self._write(lambda db: db.execute(sql, values).rowcount, batch.owner)
+        await self._store.change(batch.owner, sql, *values)
 
     async def batches(self, owner: str) -> list[StoredBatch]:
         sql = f"SELECT {_BATCH} FROM api_batches WHERE owner = ? ORDER BY created_ms DESC, id DESC"
-        return await self._run_read(lambda db: [_batch(row) for row in db.execute(sql, (owner,))], owner)
+        return await self._store.run_read(lambda db: [_batch(row) for row in db.execute(sql, (owner,))], owner)
 
     async def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
         sql = f"SELECT {_BATCH} FROM api_batches WHERE id = ? AND owner = ?"
@@ -141,10 +126,10 @@ class SQLRecords:
             row = db.execute(sql, (batch_id, owner)).fetchone()
             return _batch(row) if row is not None else None
 
-        return await self._run_read(work, owner)
+        return await self._store.run_read(work, owner)
 
     async def claim_batch(self, holder: str, busy: Sequence[str], now_ms: int) -> StoredBatch | None:
-        others = f" AND owner NOT IN ({', '.join('?' * len(busy))})" if busy else ""
+        others = f" AND owner NOT IN ({placeholders(busy)})" if busy else ""
         find = (
             f"SELECT {_BATCH} FROM api_batches WHERE is_open AND held_until_ms < ?{others}"
             " ORDER BY created_ms, id LIMIT 1"
@@ -154,19 +139,19 @@ class SQLRecords:
             row = db.execute(find + db.for_update, (now_ms, *busy)).fetchone()
             if row is None:
                 return None
-            db.execute(_LEASE, (holder, now_ms + int(1000 * LEASE_SECONDS), row["id"]))
+            db.execute(_LEASE, (holder, _lease_expiry(now_ms), row["id"]))
             return _batch(row)
 
-        return await self._write(work)
+        return await self._store.write(work)
 
     async def renew_batch(self, batch_id: str, holder: str, now_ms: int) -> StoredBatch | None:
         def work(db: Database) -> StoredBatch | None:
             row = _leased_batch(db, batch_id, holder)
             if row is not None:
-                db.execute(_LEASE, (holder, now_ms + int(1000 * LEASE_SECONDS), batch_id))
+                db.execute(_LEASE, (holder, _lease_expiry(now_ms), batch_id))
             return _batch(row) if row is not None else None
 
-        return await self._write(work)
+        return await self._store.write(work)
 
     async def change_batch(
         self, owner: str, batch_id: str, body: Mapping[str, Any], *, before: str, is_open: bool = True
@@ -181,7 +166,7 @@ class SQLRecords:
             db.execute(sql, (json.dumps(body, ensure_ascii=False), is_open, batch_id))
             return True
 
-        return await self._write(work, owner)
+        return await self._store.write(work, owner)
 
     async def add_line(self, batch_id: str, holder: str, file_id: str, number: int, content: bytes) -> bool:
         def work(db: Database) -> bool:
@@ -190,11 +175,11 @@ class SQLRecords:
             db.execute(_ADD_PART + " ON CONFLICT DO NOTHING", (file_id, number, content))
             return True
 
-        return await self._write(work)
+        return await self._store.write(work)
 
     async def lines(self, *file_ids: str) -> set[int]:
-        sql = f"SELECT part FROM api_file_parts WHERE file_id IN ({', '.join('?' * len(file_ids))})"
-        return await self._run_read(lambda db: {row["part"] for row in db.execute(sql, file_ids)})
+        sql = f"SELECT part FROM api_file_parts WHERE file_id IN ({placeholders(file_ids)})"
+        return await self._store.run_read(lambda db: {row["part"] for row in db.execute(sql, file_ids)})
 
     async def finish_file(self, owner: str, file: StoredFile) -> StoredFile | None:
         def work(db: Database) -> StoredFile | None:
@@ -211,23 +196,23 @@ class SQLRecords:
             db.execute(_ADD_FILE, (owner, *_values(finished)))
             return finished
 
-        return await self._write(work, owner)
+        return await self._store.write(work, owner)
 
     async def add_unfinished_response(self, response: UnfinishedResponse, holder: str) -> None:
         values = (*(getattr(response, name) for name in _OPEN.split(", ")), holder, _lease_expiry(response.created_ms))
-        sql = f"INSERT INTO open_responses ({_OPEN}, holder, held_until_ms) VALUES ({', '.join('?' * len(values))})"
-        await self._write(lambda db: db.execute(sql, values), response.owner)
+        sql = f"INSERT INTO open_responses ({_OPEN}, holder, held_until_ms) VALUES ({placeholders(values)})"
+        await self._store.write(lambda db: db.execute(sql, values), response.owner)
 
     async def unfinished_response(self, owner: str, response_id: str) -> UnfinishedResponse | None:
         sql = f"SELECT {_OPEN} FROM open_responses WHERE id = ? AND owner = ?"
-        return await self._run_read(
+        return await self._store.run_read(
             lambda db: _to_unfinished_response(db, db.execute(sql, (response_id, owner)).fetchone()), owner
         )
 
     async def unfinished_stream(self, owner: str, conversation: str) -> UnfinishedResponse | None:
         where = "owner = ? AND conversation = ? AND conversation <> ''"
         sql = f"SELECT {_OPEN} FROM open_responses WHERE {where} ORDER BY created_ms DESC, id LIMIT 1"
-        return await self._run_read(
+        return await self._store.run_read(
             lambda db: _to_unfinished_response(db, db.execute(sql, (owner, conversation)).fetchone()), owner
         )
 
@@ -246,17 +231,17 @@ class SQLRecords:
             if is_further:
                 db.execute("UPDATE open_responses SET tries = 0 WHERE id = ? AND tries > 0", (response_id,))
 
-        await self._write(work)
+        await self._store.write(work)
 
     async def renew_unfinished_responses(self, holder: str, now_ms: int) -> None:
         sql = "UPDATE open_responses SET held_until_ms = ? WHERE holder = ?"
-        await self._write(lambda db: db.execute(sql, (_lease_expiry(now_ms), holder)))
+        await self._store.write(lambda db: db.execute(sql, (_lease_expiry(now_ms), holder)))
 
     async def claim_unfinished_response(
         self, holder: str, known: Sequence[str], now_ms: int
     ) -> UnfinishedResponse | None:
         unleased = "holder <> ? AND held_until_ms < ?"
-        leased = "holder = ?" + (f" AND id NOT IN ({', '.join('?' * len(known))})" if known else "")
+        leased = "holder = ?" + (f" AND id NOT IN ({placeholders(known)})" if known else "")
         where = f"{unleased} OR {leased}"
         sql = f"SELECT {_OPEN}, holder FROM open_responses WHERE {where} ORDER BY created_ms, id LIMIT 1"
         lease = "UPDATE open_responses SET holder = ?, held_until_ms = ?, tries = ? WHERE id = ?"
@@ -270,15 +255,15 @@ class SQLRecords:
             db.execute(lease, (holder, _lease_expiry(time.time_ns() // 1_000_000), values["tries"], values["id"]))
             return _to_unfinished_response(db, values)
 
-        return await self._write(work)
+        return await self._store.write(work)
 
     async def release_unfinished_responses(self, holder: str) -> None:
         sql = "UPDATE open_responses SET holder = '', held_until_ms = 0, tries = 0 WHERE holder = ?"
-        await self._write(lambda db: db.execute(sql, (holder,)))
+        await self._store.write(lambda db: db.execute(sql, (holder,)))
 
     async def delete_unfinished_response(self, owner: str, response_id: str) -> None:
         sql = "DELETE FROM open_responses WHERE id = ? AND owner = ?"
-        await self._write(lambda db: db.execute(sql, (response_id, owner)), owner)
+        await self._store.write(lambda db: db.execute(sql, (response_id, owner)), owner)
 
     async def save_idempotent_response(self, owner: str, key: str, answer: IdempotentResponse) -> None:
         sql = (
@@ -293,24 +278,19 @@ class SQLRecords:
             db.execute(sql, values)
             db.execute(_FORGET_ANSWERS, (owner, owner, MAX_KEPT_ANSWERS, MAX_KEPT_BYTES_OF_OWNER))
 
-        await self._write(work, owner)
+        await self._store.write(work, owner)
 
     async def idempotent_response(self, owner: str, key: str, now_ms: int) -> IdempotentResponse | None:
         sql = (
             "SELECT digest, status, headers, body, created_ms FROM kept_answers"
             " WHERE owner = ? AND idempotency_key = ? AND created_ms > ?"
         )
-
-        def work(db: Database) -> IdempotentResponse | None:
-            row = db.execute(sql, (owner, key, now_ms - int(1000 * KEPT_SECONDS))).fetchone()
-            if row is None:
-                return None
-            headers = tuple((name, value) for name, value in json.loads(row["headers"]))
-            return IdempotentResponse(
-                bytes(row["digest"]), row["status"], headers, bytes(row["body"]), row["created_ms"]
-            )
-
-        return await self._run_read(work, owner)
+        rows = await self._store.read(owner, sql, owner, key, now_ms - int(1000 * KEPT_SECONDS))
+        if not rows:
+            return None
+        row = rows[0]
+        headers = tuple((name, value) for name, value in json.loads(row["headers"]))
+        return IdempotentResponse(bytes(row["digest"]), row["status"], headers, bytes(row["body"]), row["created_ms"])
 
     async def purge(self, now_ms: int) -> None:
         def work(db: Database) -> None:
@@ -320,7 +300,7 @@ class SQLRecords:
                 db.execute("DELETE FROM api_files WHERE id = ?", (row["id"],))
                 db.execute("DELETE FROM api_file_parts WHERE file_id = ?", (row["id"],))
 
-        await self._write(work)
+        await self._store.write(work)
 
 
 _LEASE = "UPDATE api_batches SET holder = ?, held_until_ms = ? WHERE id = ?"

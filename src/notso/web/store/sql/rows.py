@@ -19,7 +19,7 @@ from notso.web.store.protocol import (
     StoredMessage,
     ToolUse,
 )
-from notso.web.store.sql.database import Database
+from notso.web.store.sql.database import Database, placeholders
 
 ROW_CHARACTERS = 500  # added to the length of each message's text, for the space that the row itself needs
 _CHAT_KINDS = get_type_hints(Chat)
@@ -81,9 +81,8 @@ def message_from_row(row: Any) -> StoredMessage:
 
 
 def insert_chat(db: Database, owner: str, chat: Chat) -> None:
-    names, marks = ", ".join(CHAT_FIELDS), ", ".join("?" * len(CHAT_FIELDS))
-    values = [stored_value(getattr(chat, name)) for name in CHAT_FIELDS]
-    db.execute(f"INSERT INTO chats (owner, {names}) VALUES (?, {marks})", (owner, *values))
+    values = [owner, *(stored_value(getattr(chat, name)) for name in CHAT_FIELDS)]
+    db.execute(f"INSERT INTO chats (owner, {', '.join(CHAT_FIELDS)}) VALUES ({placeholders(values)})", values)
 
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
@@ -93,7 +92,7 @@ def insert_message(db: Database, owner: str, message: StoredMessage, key: str | 
     values |= {"attachments": attachments, "size": _size(message, attachments), "owner": owner, "idempotency_key": key}
     position = "(SELECT coalesce(max(position), 0) + 1 FROM messages WHERE chat_id = ? AND owner = ?)"
     db.execute(
-        f"INSERT INTO messages ({', '.join(values)}, position) VALUES ({', '.join('?' * len(values))}, {position})",
+        f"INSERT INTO messages ({', '.join(values)}, position) VALUES ({placeholders(values)}, {position})",
         (*values.values(), message.chat_id, owner),
     )
     for each in message.attachments:

@@ -7,7 +7,7 @@ from itertools import chain, islice, takewhile
 from typing import Any
 
 from notso.web.store.protocol import MOST_SHOWN, ShownMessage, StoredMessage
-from notso.web.store.sql.database import Database, Rows
+from notso.web.store.sql.database import Database, Rows, placeholders
 from notso.web.store.tree import count_shown
 
 _ROOT = "chat_id = ? AND owner = ? AND parent_id IS NULL AND trash_id IS NULL"
@@ -124,7 +124,7 @@ def piece(
     db: Database, owner: str, ids: list[str], message_from_row: Callable[[Any], StoredMessage]
 ) -> list[StoredMessage]:
     """Load messages in the order of `ids`, skipping those deleted in the meantime."""
-    sql = f"SELECT * FROM messages WHERE id IN ({_placeholders(ids)}) AND owner = ? AND trash_id IS NULL"
+    sql = f"SELECT * FROM messages WHERE id IN ({placeholders(ids)}) AND owner = ? AND trash_id IS NULL"
     messages = {row["id"]: message_from_row(row) for row in db.execute(sql, (*ids, owner))}
     return [messages[each] for each in ids if each in messages]
 
@@ -212,11 +212,11 @@ def _load_shown(
     if not rows:
         return []
     ids, parents = [row["id"] for row in rows], [row["parent_id"] for row in rows if row["parent_id"] is not None]
-    found = db.execute(f"SELECT * FROM messages WHERE id IN ({_placeholders(ids)}) AND owner = ?", (*ids, owner))
+    found = db.execute(f"SELECT * FROM messages WHERE id IN ({placeholders(ids)}) AND owner = ?", (*ids, owner))
     siblings = []
     if parents:
         sql = (
-            f"SELECT parent_id, id FROM messages WHERE parent_id IN ({_placeholders(parents)}) AND owner = ?"
+            f"SELECT parent_id, id FROM messages WHERE parent_id IN ({placeholders(parents)}) AND owner = ?"
             " AND trash_id IS NULL ORDER BY position"
         )
         siblings.append(db.execute(sql, (*parents, owner)))
@@ -243,10 +243,6 @@ def _query_sizes(db: Database, owner: str, line: list[Any], chunk: int) -> Itera
     yield from known
     for at in range(len(known), len(line), chunk):
         ids = [row["id"] for row in line[at : at + chunk]]
-        sql = f"SELECT id, size FROM messages WHERE id IN ({_placeholders(ids)}) AND owner = ?"
+        sql = f"SELECT id, size FROM messages WHERE id IN ({placeholders(ids)}) AND owner = ?"
         sizes = {row["id"]: row["size"] for row in db.execute(sql, (*ids, owner))}
         yield from ((row["role"], sizes.get(row["id"], 0)) for row in line[at : at + chunk])
-
-
-def _placeholders(values: list[str]) -> str:
-    return ", ".join("?" * len(values))

@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import json
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, fields, replace
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -40,7 +40,7 @@ from notso.web.store.protocol import (
 )
 from notso.web.store.records import ApiRecords
 from notso.web.store.sql import shown_part, tree_writes
-from notso.web.store.sql.database import Database, Value
+from notso.web.store.sql.database import Database, Transactions
 from notso.web.store.sql.documents import SQLDocuments, load_project
 from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import (
@@ -87,7 +87,7 @@ _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _STORED_SIZE = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"
 _MEMORIES = "SELECT id, text, created_ms FROM memories WHERE owner = ? ORDER BY created_ms, id"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
-_SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
+_SHARE = ", ".join(each.name for each in fields(ShareLink))
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
 MAX_RESPONSES = 1000  # responses per owner
@@ -133,8 +133,7 @@ def add_share(db: Database, owner: str, share: ShareLink) -> bool:
     if db.execute(_CHAT, (share.chat_id, owner)).fetchone() is None:
         return False
     db.execute("DELETE FROM shares WHERE owner = ? AND expires_ms <= ?", (owner, share.created_ms))
-    values = [getattr(share, name.strip()) for name in _SHARE.split(",")]
-    db.execute(f"INSERT INTO shares ({_SHARE}) VALUES (?, ?, ?, ?, ?, ?)", values)
+    db.execute(f"INSERT INTO shares ({_SHARE}) VALUES (?, ?, ?, ?, ?, ?)", astuple(share))
     return True
 
 
@@ -151,20 +150,16 @@ def _write_method(
     return method
 
 
-class SQLStore(ABC):
+class SQLStore(Transactions):
     def __init__(self) -> None:
         self.max_stored_characters: Callable[[str], int] = lambda owner: 0  # limit of an owner; 0: none
-        self.records: ApiRecords = SQLRecords(self.write, self.run_read)
-        self.documents: DocumentStore = SQLDocuments(self.write, self.run_read, is_shared=self.is_shared)
+        self.records: ApiRecords = SQLRecords(self)
+        self.documents: DocumentStore = SQLDocuments(self)
         self._trash_seen: dict[str, float] = {}
 
     @property
     @abstractmethod
     def read_only(self) -> bool: ...
-
-    @property
-    @abstractmethod
-    def is_shared(self) -> bool: ...
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -186,23 +181,12 @@ class SQLStore(ABC):
         finally:
             await self.close()
 
-    @abstractmethod
-    async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run `work` in a transaction, in another thread. Changes are on disk on return.
-
-        owner: the user in whose queue the work waits; "" for internal work. Queues are served in turn.
-        """
-
-    @abstractmethod
-    async def run_read(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run read-only `work` in another thread. owner: as for `write`."""
-
     def _message(self, row: Any) -> StoredMessage:
         message = message_from_row(row)
         return replace(message, state="interrupted") if self.read_only and message.active else message
 
     async def chats(self, owner: str) -> list[Chat]:
-        rows = await self._read(owner, f"SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL {_IN_ORDER}", owner)
+        rows = await self.read(owner, f"SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL {_IN_ORDER}", owner)
         return [chat_from_row(row) for row in rows]
 
     async def chat_list(
@@ -252,7 +236,7 @@ class SQLStore(ABC):
         return await self.run_read(read, owner)
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None:
-        rows = await self._read(owner, _CHAT, chat_id, owner)
+        rows = await self.read(owner, _CHAT, chat_id, owner)
         return chat_from_row(rows[0]) if rows else None
 
     async def chat_snapshot(self, owner: str, chat_id: str) -> ChatSnapshot | None:
@@ -346,7 +330,7 @@ class SQLStore(ABC):
         return await self.run_read(read, owner)
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
-        return [self._message(row) for row in await self._read(owner, _MESSAGES, chat_id, owner)]
+        return [self._message(row) for row in await self.read(owner, _MESSAGES, chat_id, owner)]
 
     async def message_chunks(
         self, owner: str, chat_id: str, *, shown: bool = False
@@ -362,7 +346,7 @@ class SQLStore(ABC):
                 yield messages
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
-        rows = await self._read(
+        rows = await self.read(
             owner,
             "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
             message_id,
@@ -372,7 +356,7 @@ class SQLStore(ABC):
         return self._message(rows[0]) if rows else None
 
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
-        rows = await self._read(
+        rows = await self.read(
             owner,
             "SELECT messages.* FROM messages JOIN chats ON chats.id = chat_id AND chats.trash_id IS NULL"
             " WHERE generation_id = ? AND messages.owner = ? AND messages.trash_id IS NULL",
@@ -403,7 +387,7 @@ class SQLStore(ABC):
     add_share = _write_method(add_share)
 
     async def memories(self, owner: str) -> list[Memory]:
-        return [Memory(**row) for row in await self._read(owner, _MEMORIES, owner)]
+        return [Memory(**row) for row in await self.read(owner, _MEMORIES, owner)]
 
     async def chat_base(self, owner: str, project: str = "") -> ChatDefaults:
         def read(db: Database) -> ChatDefaults:
@@ -426,13 +410,13 @@ class SQLStore(ABC):
         return await self.write(write, owner)
 
     async def expired_temporary_chats(self, before_ms: int) -> list[tuple[str, str]]:
-        rows = await self._read(
+        rows = await self.read(
             "", "SELECT owner, id FROM chats WHERE temporary AND trash_id IS NULL AND updated_ms < ?", before_ms
         )
         return [(row["owner"], row["id"]) for row in rows]
 
     async def prompts(self, owner: str) -> list[SavedPrompt]:
-        rows = await self._read(owner, "SELECT name, kind, text FROM prompts WHERE owner = ? ORDER BY name", owner)
+        rows = await self.read(owner, "SELECT name, kind, text FROM prompts WHERE owner = ? ORDER BY name", owner)
         return [SavedPrompt(**row) for row in rows]
 
     async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None:
@@ -440,10 +424,10 @@ class SQLStore(ABC):
             "INSERT INTO prompts (owner, name, kind, text) VALUES (?, ?, ?, ?)"
             " ON CONFLICT (owner, name) DO UPDATE SET kind = excluded.kind, text = excluded.text"
         )
-        await self._change(owner, sql, owner, prompt.name, prompt.kind, prompt.text)
+        await self.change(owner, sql, owner, prompt.name, prompt.kind, prompt.text)
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
-        rows = await self._read(owner, _DEFAULTS, owner)
+        rows = await self.read(owner, _DEFAULTS, owner)
         return _load_settings(rows[0] if rows else None)
 
     async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None:
@@ -451,7 +435,7 @@ class SQLStore(ABC):
             "INSERT INTO preferences (owner, settings) VALUES (?, ?)"
             " ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings"
         )
-        await self._change(owner, sql, owner, settings_json(settings))
+        await self.change(owner, sql, owner, settings_json(settings))
 
     async def purge(self, seconds: float) -> int:
         old = await self.write(lambda db: tree_writes.due_trash_ids(db, self._trash_seen, seconds))
@@ -485,19 +469,18 @@ class SQLStore(ABC):
 
     async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[ShareLink]:
         sql = f"SELECT {_SHARE} FROM shares WHERE chat_id = ? AND owner = ? AND expires_ms > ? ORDER BY created_ms DESC"
-        return [ShareLink(**row) for row in await self._read(owner, sql, chat_id, owner, now_ms)]
+        return [ShareLink(**row) for row in await self.read(owner, sql, chat_id, owner, now_ms)]
 
     async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool:
         sql = "DELETE FROM shares WHERE id = ? AND chat_id = ? AND owner = ?"
-        return await self._change(owner, sql, share_id, chat_id, owner)
+        return await self.change(owner, sql, share_id, chat_id, owner)
 
     async def shared(self, share_id: str, now_ms: int) -> ShareLink | None:
-        columns = ", ".join(f"shares.{name.strip()}" for name in _SHARE.split(","))
         sql = (
-            f"SELECT {columns} FROM shares JOIN chats ON chats.id = shares.chat_id AND chats.owner = shares.owner"
-            " WHERE shares.id = ? AND expires_ms > ? AND chats.trash_id IS NULL AND NOT chats.temporary"
+            f"SELECT {_SHARE} FROM shares WHERE id = ? AND expires_ms > ? AND EXISTS (SELECT 1 FROM chats"
+            " WHERE chats.id = chat_id AND chats.owner = shares.owner AND trash_id IS NULL AND NOT temporary)"
         )
-        rows = await self._read("", sql, share_id, now_ms)
+        rows = await self.read("", sql, share_id, now_ms)
         return ShareLink(**rows[0]) if rows else None
 
     async def earlier_imports(self, owner: str, sources: Sequence[str]) -> dict[str, EarlierImport]:
@@ -521,15 +504,15 @@ class SQLStore(ABC):
             "SELECT answer_traces.* FROM answer_traces JOIN messages ON messages.id = message_id"
             " WHERE message_id = ? AND owner = ?"
         )
-        rows = await self._read(owner, sql, message_id, owner)
+        rows = await self.read(owner, sql, message_id, owner)
         return trace_from_row(rows[0]) if rows else None
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
-        rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+        rows = await self.read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
         return response_from_row(rows[0]) if rows else None
 
     async def delete(self, owner: str, kind: Deletable, key: str) -> bool:
-        return await self._change(owner, _DELETE[kind], key, owner)
+        return await self.change(owner, _DELETE[kind], key, owner)
 
     async def remove_owner(self, owner: str) -> bool:
         await self.write(lambda db: mark_owner_caches_stale(db, owner))
@@ -561,12 +544,6 @@ class SQLStore(ABC):
             return result
 
         return await self.write(write_within_limit, owner)
-
-    async def _change(self, owner: str, sql: str, *parameters: Value) -> bool:
-        return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0, owner)
-
-    async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
-        return await self.run_read(lambda db: db.execute(sql, parameters).fetchall(), owner)
 
 
 def _search(db: Database, owner: str, query: str, terms: list[Term], limit: int) -> list[SearchHit]:

@@ -24,7 +24,7 @@ from notso.web.store.protocol import (
     TurnAccepted,
     TurnRefused,
 )
-from notso.web.store.sql.database import Database, Rows
+from notso.web.store.sql.database import Database, Rows, placeholders
 from notso.web.store.sql.documents import verify_citations
 from notso.web.store.sql.rows import (
     insert_chat,
@@ -258,10 +258,9 @@ def add_piece(db: Database, owner: str, piece: Piece) -> None:
 
 
 def load_earlier_imports(db: Database, owner: str, sources: Sequence[str]) -> dict[str, EarlierImport]:
-    marks = ", ".join("?" * len(sources))
     chats = db.execute(
-        f"SELECT id, source FROM chats WHERE owner = ? AND source IN ({marks}) AND source <> '' AND trash_id IS NULL"
-        " ORDER BY created_ms DESC, id DESC",
+        f"SELECT id, source FROM chats WHERE owner = ? AND source IN ({placeholders(sources)}) AND source <> ''"
+        " AND trash_id IS NULL ORDER BY created_ms DESC, id DESC",
         (owner, *sources),
     ).fetchall()
     found: dict[str, EarlierImport] = {}

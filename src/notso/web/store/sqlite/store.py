@@ -165,7 +165,7 @@ class SQLiteStore(SQLStore):
     ) -> Heartbeat:
         if known is None or is_leaving or self.read_only:
             return Heartbeat()
-        unfinished = [Orphan(**row) for row in await self._read("", _UNFINISHED)]
+        unfinished = [Orphan(**row) for row in await self.read("", _UNFINISHED)]
         return Heartbeat(taken=tuple(each for each in unfinished if each.generation_id not in known))
 
     async def backup(self, target: Path) -> None:
