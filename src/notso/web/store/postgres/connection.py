@@ -29,7 +29,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from notso.web.store.postgres.migrations import MIGRATIONS, REINDEXES, SCHEMA_VERSION
 from notso.web.store.protocol import DISK_FULL, FAILED, LEASE_SECONDS, MOST_TRIES, Heartbeat, Orphan, StoredMessage
-from notso.web.store.sql.database import Database, Rows, Value
+from notso.web.store.sql.database import FIND, Database, Rows, Value
 from notso.web.store.sql.search_words import Term, to_tsvector, tsquery
 from notso.web.values.errors import (
     DataDirectoryNewerError,
@@ -41,15 +41,7 @@ from notso.web.values.errors import (
 
 _UNFINISHED = "state IN ('queued', 'running')"
 
-_FIND = """
-SELECT indexed.chat_id, indexed.message_id, chats.title, coalesce(messages.content, chats.title) AS text,
-    coalesce(messages.created_ms, chats.updated_ms) AS at_ms
-FROM indexed
-JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND NOT chats.temporary
-LEFT JOIN messages ON messages.id = indexed.message_id
-WHERE indexed.words @@ ?::tsquery AND indexed.owner = ? AND messages.trash_id IS NULL
-ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, indexed.chat_id LIMIT ?
-"""
+_FIND = FIND.format(texts="indexed", match="indexed.words @@ ?::tsquery")
 
 
 class _PipelinedRows:

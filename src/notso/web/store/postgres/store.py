@@ -58,7 +58,7 @@ class PostgresStore(SQLStore):
         if self._is_open:
             self._is_open = False
             try:
-                await self._run_with_timeout(lambda: self._connections.write(PostgresDatabase.release_lease))
+                await self._run_lease_work(PostgresDatabase.release_lease)
             # The database is not responding; the lease will expire.
             except StorageError:
                 pass
@@ -72,9 +72,7 @@ class PostgresStore(SQLStore):
         self, running: frozenset[str], known: frozenset[str] | None = None, *, is_leaving: bool = False
     ) -> Heartbeat:
         self._connections.break_connections(MOST_SECONDS)
-        return await self._run_with_timeout(
-            lambda: self._connections.write(lambda db: db.heartbeat(running, known, is_leaving=is_leaving))
-        )
+        return await self._run_lease_work(lambda db: db.heartbeat(running, known, is_leaving=is_leaving))
 
     async def require_exclusive_use(self) -> None:
         if await self._lease_thread.run(lambda: self._connections.run_read(PostgresDatabase.count_other_processes)):
@@ -90,14 +88,10 @@ class PostgresStore(SQLStore):
     async def run_read(self, work: Callable[[Database], T], owner: str = "") -> T:
         return await self._reads.run(owner, lambda: self._connections.run_read(work))
 
-    async def _run_with_timeout(self, work: Callable[[], T]) -> T:
-        try:
-            # If the database hangs, abort all work on it.
-            async with asyncio.timeout(HANG_SECONDS):
-                return await self._lease_thread.run(work)
-        except TimeoutError:
-            self._connections.break_connections()
-            raise StorageError(AWAY) from None
+    async def _run_lease_work(self, work: Callable[[PostgresDatabase], T]) -> T:
+        return await _run_with_timeout(
+            self._connections, self._lease_thread, lambda: self._connections.write(work), HANG_SECONDS
+        )
 
 
 ACCESS_THREADS = 2  # so that key lookups do not wait for writes of usage
@@ -125,16 +119,21 @@ class PostgresAccessStore(SQLAccessStore):
         self._threads.shutdown()
 
     async def write(self, work: Callable[[SQLConnection], T]) -> T:
-        return await self._run_with_timeout(lambda: self._connections.write(work))
+        return await self._run(lambda: self._connections.write(work))
 
     async def run_read(self, work: Callable[[SQLConnection], T]) -> T:
-        return await self._run_with_timeout(lambda: self._connections.run_read(work))
+        return await self._run(lambda: self._connections.run_read(work))
 
-    async def _run_with_timeout(self, work: Callable[[], T]) -> T:
-        try:
-            # This is a last resort: the heartbeats of PostgresStore usually abort hanging work earlier.
-            async with asyncio.timeout(MOST_SECONDS):
-                return await self._threads.run(work)
-        except TimeoutError:
-            self._connections.break_connections()
-            raise StorageError(AWAY) from None
+    async def _run(self, work: Callable[[], T]) -> T:
+        # The timeout is a last resort: the heartbeats of PostgresStore usually abort hanging work earlier.
+        return await _run_with_timeout(self._connections, self._threads, work, MOST_SECONDS)
+
+
+async def _run_with_timeout(pool: PostgresPool, threads: WorkerThreads, work: Callable[[], T], seconds: float) -> T:
+    # If the database hangs, aborts all work on it.
+    try:
+        async with asyncio.timeout(seconds):
+            return await threads.run(work)
+    except TimeoutError:
+        pool.break_connections()
+        raise StorageError(AWAY) from None

@@ -14,6 +14,17 @@ T = TypeVar("T")
 
 Value = str | int | float | bool | bytes | None
 
+FIND = """
+SELECT indexed.chat_id, indexed.message_id, chats.title, coalesce(messages.content, chats.title) AS text,
+    coalesce(messages.created_ms, chats.updated_ms) AS at_ms
+FROM {texts}
+JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND NOT chats.temporary
+LEFT JOIN messages ON messages.id = indexed.message_id
+WHERE {match} AND indexed.owner = ? AND messages.trash_id IS NULL
+ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, indexed.chat_id LIMIT ?
+"""
+"""Full-text search, with the parts that differ between databases. Parameters: query, owner and limit."""
+
 
 def placeholders(values: Sized) -> str:
     return ", ".join("?" * len(values))

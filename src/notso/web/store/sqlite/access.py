@@ -15,7 +15,7 @@ from typing import TypeVar
 from notso.system.files import open_private, sync_folder
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import SQLConnection
-from notso.web.store.sqlite.connection import BUSY_MS, SQLiteStatements, storage_errors, transaction
+from notso.web.store.sqlite.connection import BUSY_MS, SQLiteStatements, split_statements, storage_errors, transaction
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
 from notso.web.values.fair_queue import WorkerThreads
 
@@ -225,7 +225,7 @@ def _prepare(connection: sqlite3.Connection, timeout_ms: int) -> None:
             f"{ACCESS_FILE} was written by a newer version of notso: please upgrade; nothing was changed"
         )
     for step in MIGRATIONS[version:]:
-        for statement in filter(str.strip, step.split(";")):
+        for statement in split_statements(step):
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
     connection.execute("COMMIT")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from notso.web.store.documents import DocumentText
 from notso.web.store.protocol import FAILED, MOST_TRIES, Damage, Heartbeat, Orphan, StoredMessage
-from notso.web.store.sql.database import Database
+from notso.web.store.sql.database import FIND, Database
 from notso.web.store.sql.documents import load_text
 from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
 from notso.web.store.sql.store import SQLStore
@@ -304,16 +304,7 @@ def back_up_directory(folder: Path, target: Path) -> None:
         lock.release()
 
 
-_FIND = """
-SELECT indexed.chat_id, indexed.message_id, chats.title, coalesce(messages.content, chats.title) AS text,
-    coalesce(messages.created_ms, chats.updated_ms) AS at_ms
-FROM texts
-JOIN indexed ON indexed.number = texts.rowid
-JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND chats.temporary = 0
-LEFT JOIN messages ON messages.id = indexed.message_id
-WHERE texts MATCH ? AND indexed.owner = ? AND messages.trash_id IS NULL
-ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, indexed.chat_id LIMIT ?
-"""
+_FIND = FIND.format(texts="texts JOIN indexed ON indexed.number = texts.rowid", match="texts MATCH ?")
 
 
 MERGED_PAGES = 500  # pages of the search index merged per transaction
