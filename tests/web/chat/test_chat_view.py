@@ -18,7 +18,7 @@ from notso.web.chat.chat_view import NEWEST_MESSAGES
 from notso.web.chat.submit import new_chat
 from notso.web.engine.port import Event
 from notso.web.store.protocol import Chat, NewTurn, StoredMessage
-from notso.web.store.sql import rows
+from notso.web.store.sql import rows, shown_part
 from notso.web.store.sql import store as store_module
 from notso.web.values.ids import new_generation_id, new_id
 
@@ -241,7 +241,8 @@ class CharactersRead:
             self.characters += len(message.content)
             return message
 
-        monkeypatch.setattr(store_module, "message_from_row", counted)
+        for module in (store_module, shown_part):
+            monkeypatch.setattr(module, "message_from_row", counted)
 
 
 def a_long_chat(summary_at: int | None = None, other_branches: int = 0) -> tuple[Chat, list[StoredMessage]]:

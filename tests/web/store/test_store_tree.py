@@ -23,8 +23,8 @@ from notso.web.store.protocol import (
     TurnAccepted,
     TurnRefused,
 )
+from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql import store as store_module
-from notso.web.store.sql import tree_writes
 from notso.web.store.tree import branch, path_to, shown_path
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import new_generation_id, new_id
@@ -405,8 +405,8 @@ def test_page_reads_only_shown_messages(kept: Kept, monkeypatch: pytest.MonkeyPa
             messages.append(replace(message, generation_id=message.generation_id if role == "assistant" else None))
         await store.add_chat(OWNER, chat, messages)
         read: list[str] = []
-        plain = store._message
-        monkeypatch.setattr(store, "_message", lambda row: (read.append(row["id"]), plain(row))[1])
+        plain = shown_part.message_from_row
+        monkeypatch.setattr(shown_part, "message_from_row", lambda row: (read.append(row["id"]), plain(row))[1])
         page = await store.shown_chat(OWNER, chat.id, 40)
         assert (len(page.path), page.earlier, len(read)) == (40, 1960, 40)
         read.clear()
@@ -438,8 +438,8 @@ def test_page_reads_limited_characters_in_whole_turns(kept: Kept, monkeypatch: p
             messages.append(replace(message, content=text, reasoning=text, generation_id=name))
         await store.add_chat(OWNER, chat, messages)
         read: list[str] = []
-        plain = store._message
-        monkeypatch.setattr(store, "_message", lambda row: (read.append(row["id"]), plain(row))[1])
+        plain = shown_part.message_from_row
+        monkeypatch.setattr(shown_part, "message_from_row", lambda row: (read.append(row["id"]), plain(row))[1])
         for limit, first in ((40, None), (MOST_SHOWN, None), (40, messages[0].id)):
             read.clear()
             page = await store.shown_chat(OWNER, chat.id, limit, first=first)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice, takewhile
 from typing import Any
 
 from notso.web.store.protocol import MOST_SHOWN, ShownMessage, StoredMessage
 from notso.web.store.sql.database import Database, Rows, placeholders
+from notso.web.store.sql.rows import message_from_row
 from notso.web.store.tree import count_shown
 
 _ROOT = "chat_id = ? AND owner = ? AND parent_id IS NULL AND trash_id IS NULL"
@@ -81,7 +82,6 @@ def load_branch_end(
     db: Database,
     owner: str,
     chat_id: str,
-    message_from_row: Callable[[Any], StoredMessage],
     *,
     limit: int,
     through: str | None,
@@ -98,7 +98,7 @@ def load_branch_end(
     depth = above.fetchone()["depth"] if above is not None else None
     count = line[0]["below"] + (depth or 0) + 1
     since_first = next((at + 1 for at, row in enumerate(line[:MOST_SHOWN]) if row["id"] == first), 0)
-    path = _load_shown(db, owner, chat_id, line, 0, max(limit, since_first), message_from_row)
+    path = _load_shown(db, owner, chat_id, line, 0, max(limit, since_first))
     return path, count - len(path)
 
 
@@ -120,9 +120,7 @@ def pieces(db: Database, owner: str, chat_id: str, *, shown: bool) -> list[list[
     return chunks
 
 
-def piece(
-    db: Database, owner: str, ids: list[str], message_from_row: Callable[[Any], StoredMessage]
-) -> list[StoredMessage]:
+def piece(db: Database, owner: str, ids: list[str]) -> list[StoredMessage]:
     """Load messages in the order of `ids`, skipping those deleted in the meantime."""
     sql = f"SELECT * FROM messages WHERE id IN ({placeholders(ids)}) AND owner = ? AND trash_id IS NULL"
     messages = {row["id"]: message_from_row(row) for row in db.execute(sql, (*ids, owner))}
@@ -134,7 +132,6 @@ def load_prompt_branch(
     owner: str,
     chat_id: str,
     last: str | None,
-    message_from_row: Callable[[Any], StoredMessage],
     *,
     most_characters: int | None,
 ) -> tuple[list[StoredMessage], str | None, int, bool]:
@@ -167,7 +164,6 @@ def load_shown_before(
     owner: str,
     chat_id: str,
     message_id: str,
-    message_from_row: Callable[[Any], StoredMessage],
     *,
     limit: int,
     first: int | None,
@@ -183,15 +179,13 @@ def load_shown_before(
     line = found.fetchall()
     if not line:
         return None
-    path = _load_shown(db, owner, chat_id, line, 1, limit, message_from_row)
+    path = _load_shown(db, owner, chat_id, line, 1, limit)
     return path, above.fetchone()["depth"] - len(path)
 
 
-def load_shown_message(
-    db: Database, owner: str, chat_id: str, message_id: str, message_from_row: Callable[[Any], StoredMessage]
-) -> ShownMessage | None:
+def load_shown_message(db: Database, owner: str, chat_id: str, message_id: str) -> ShownMessage | None:
     line = db.execute(_ABOVE, (message_id, chat_id, owner, MOST_SHOWN, 0)).fetchall()
-    return _load_shown(db, owner, chat_id, line, 0, 1, message_from_row, whole_turns=False)[0] if line else None
+    return _load_shown(db, owner, chat_id, line, 0, 1, whole_turns=False)[0] if line else None
 
 
 def _load_shown(
@@ -201,7 +195,6 @@ def _load_shown(
     line: list[Any],
     begin: int,
     limit: int,
-    message_from_row: Callable[[Any], StoredMessage],
     *,
     whole_turns: bool = True,
 ) -> list[ShownMessage]:

@@ -261,7 +261,7 @@ class SQLStore(Transactions):
             with db.snapshot():
                 found = _query_chat_and_defaults(db, owner, chat_id)
                 line, first_id, above, summarized = shown_part.load_prompt_branch(
-                    db, owner, chat_id, last, self._message, most_characters=most_characters
+                    db, owner, chat_id, last, most_characters=most_characters
                 )
                 chat, base = found()
             return Branch(chat, base, tuple(line), first_id, above, summarized) if chat is not None else None
@@ -287,7 +287,7 @@ class SQLStore(Transactions):
             with db.snapshot():
                 found = _query_chat_and_defaults(db, owner, chat_id)
                 path, earlier = shown_part.load_branch_end(
-                    db, owner, chat_id, self._message, limit=limit, through=through, first=first
+                    db, owner, chat_id, limit=limit, through=through, first=first
                 )
                 chat, base = found()
             return ShownChat(chat, base, tuple(path), earlier) if chat is not None else None
@@ -310,9 +310,7 @@ class SQLStore(Transactions):
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
                 found = _query_chat_and_defaults(db, owner, chat_id)
-                part = shown_part.load_shown_before(
-                    db, owner, chat_id, message_id, self._message, limit=limit, first=first
-                )
+                part = shown_part.load_shown_before(db, owner, chat_id, message_id, limit=limit, first=first)
                 chat, base = found()
             return ShownChat(chat, base, tuple(part[0]), part[1]) if chat is not None and part else None
 
@@ -325,7 +323,7 @@ class SQLStore(Transactions):
 
         def read(db: Database) -> ShownMessage | None:
             with db.snapshot():
-                return shown_part.load_shown_message(db, owner, chat_id, message_id, self._message)
+                return shown_part.load_shown_message(db, owner, chat_id, message_id)
 
         return await self.run_read(read, owner)
 
@@ -341,7 +339,7 @@ class SQLStore(Transactions):
                 yield branch(snapshot.messages, snapshot.chat.chosen_root) if shown else list(snapshot.messages)
             return
         for ids in await self.run_read(lambda db: shown_part.pieces(db, owner, chat_id, shown=shown), owner):
-            read = partial(shown_part.piece, owner=owner, ids=ids, message_from_row=self._message)
+            read = partial(shown_part.piece, owner=owner, ids=ids)
             if messages := await self.run_read(read, owner):
                 yield messages
 
