@@ -61,7 +61,6 @@ class ConnectionLimiter:
         self._by_address: Counter[str] = Counter()
         self._waiting: dict[Connection, None] = {}  # connections that wait for their client, the longest-waiting first
         self._listeners: Sequence[socket.socket] = ()
-        self._make_protocol: Callable[[], asyncio.Protocol] | None = None
         self._accepting: set[asyncio.Task[object]] = set()
         self._last_warning = -WARNING_SECONDS
 
@@ -103,11 +102,11 @@ class ConnectionLimiter:
             self._waiting.setdefault(connection)
 
     def open(self, listeners: Sequence[socket.socket], make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        self._listeners, self._make_protocol = listeners, make_protocol
+        self._listeners = listeners
         for listener in listeners:
             listener.setblocking(False)
             listener.listen(BACKLOG)
-            self._watch(listener)
+            self._watch(listener, make_protocol)
 
     def close(self) -> None:
         for listener in self._listeners:
@@ -115,9 +114,9 @@ class ConnectionLimiter:
                 asyncio.get_running_loop().remove_reader(listener)
         self._listeners = ()
 
-    def _watch(self, listener: socket.socket) -> None:
-        if listener in self._listeners and self._make_protocol is not None:
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener, self._make_protocol)
+    def _watch(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        if listener in self._listeners:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener, make_protocol)
 
     def _accept(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         loop = asyncio.get_running_loop()
@@ -132,7 +131,7 @@ class ConnectionLimiter:
                 for _ in range(min(self._max_accepting, 1 + len(self._waiting) // 2)):
                     self.evict_idle()
                 loop.remove_reader(listener)
-                loop.call_later(RETRY_SECONDS, self._watch, listener)
+                loop.call_later(RETRY_SECONDS, self._watch, listener, make_protocol)
                 return
             client.setblocking(False)
             accepting: asyncio.Task[object] = loop.create_task(loop.connect_accepted_socket(make_protocol, client))

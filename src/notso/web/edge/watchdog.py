@@ -38,8 +38,8 @@ class Watchdog:
     _loop: AbstractEventLoop
 
     def __init__(self, tick_s: float = TICK_SECONDS, most: int = MISSED_TICKS) -> None:
-        self._command = [sys.executable, "-I", "-S", os.path.abspath(__file__)]  # noqa: PTH100 - without pathlib
-        self._arguments = [str(os.getpid()), str(tick_s), str(most)]
+        program = [sys.executable, "-I", "-S", os.path.abspath(__file__)]  # noqa: PTH100 - without pathlib
+        self._command = [*program, str(os.getpid()), str(tick_s), str(most)]
         self._child: subprocess.Popen[bytes] | None = None
         self._pings = self._replies = -1
 
@@ -49,9 +49,7 @@ class Watchdog:
 
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
         try:
-            child = subprocess.Popen(
-                [*self._command, *self._arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-            )
+            child = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         except OSError as error:
             self._warn(f"no process can be started: {error.strerror}")
             return
@@ -111,7 +109,8 @@ def watch(process: int, tick_s: float, most: int) -> None:
 
     silence = MissedPings(most)
     while True:
-        _ping(b".")
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of unread pings, so another one is not needed
+            os.write(1, b".")
         if not _wait_tick(tick_s):
             return
         replied = bool(select.select([0], [], [], 0)[0])
@@ -129,11 +128,6 @@ def watch(process: int, tick_s: float, most: int) -> None:
                 return
 
 
-def _ping(text: bytes) -> None:
-    with contextlib.suppress(BlockingIOError):  # the pipe is full of unread pings, so another one is not needed
-        os.write(1, text)
-
-
 def _wait_tick(tick_s: float) -> bool:
     # Wait for one tick and return True. If the server exits, which closes its end of the pipe, return False at once.
     poll = select.poll()
@@ -143,9 +137,8 @@ def _wait_tick(tick_s: float) -> bool:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # supervisors signal the whole process group, but only the server may stop the watchdog
+    # Supervisors signal the whole process group, but only the server may stop the watchdog.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_blocking(1, False)
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100 - without pathlib
     watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -15,7 +15,6 @@ from notso.web.replicas.exchange import Body, Exchange
 from notso.web.store.protocol import ChatStore, Orphan, StoredMessage
 from notso.web.turns.sse import Feed
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
-from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import TurnLog
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import Problem, StorageError
@@ -60,7 +59,7 @@ class TurnRelay:
         self._copies: dict[str, _Copy] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         if exchange.is_shared:
-            turns.at_start.append(self._publish)
+            turns.at_start.append(lambda turn: exchange.publish(turn.id, turn.log))
             turns.forward = self._forward
             feed.at_announce = lambda *announced: exchange.send("feed", announced=announced)
             exchange.subscribe("turn", self._perform)
@@ -91,9 +90,6 @@ class TurnRelay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _publish(self, turn: Turn) -> None:
-        self._exchange.publish(turn.id, turn.log)
 
     def _forward(self, method: str, *arguments: object) -> bool:
         self._exchange.send("turn", method=method, arguments=arguments)

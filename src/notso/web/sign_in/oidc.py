@@ -111,13 +111,12 @@ class OidcProvider:
         return hmac.new(self._flow_secret, f"{what} {began} {browser}".encode(), hashlib.sha256).hexdigest()
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
-        try:
-            decoded = jwt.decode(token, await self._key_set(), algorithms=ALGORITHMS)
-        except (JoseError, ValueError, KeyError, TypeError):
-            try:  # the provider may have rotated its keys
-                decoded = jwt.decode(token, await self._key_set(refresh=True), algorithms=ALGORITHMS)
-            except (JoseError, ValueError, KeyError, TypeError):
-                raise SignInError("the provider's token has no valid signature") from None
+        for refresh in (False, True):  # the provider may have rotated its keys
+            with contextlib.suppress(JoseError, ValueError, KeyError, TypeError):
+                decoded = jwt.decode(token, await self._key_set(refresh=refresh), algorithms=ALGORITHMS)
+                break
+        else:
+            raise SignInError("the provider's token has no valid signature")
         claims = dict(decoded.claims)
         audience = claims.get("aud")
         registry = jwt.JWTClaimsRegistry(

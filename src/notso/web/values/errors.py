@@ -1,19 +1,4 @@
-"""Errors of the web layer. Each message is one line that can be shown to users.
-
-NotsoError
-└── WebError
-    ├── SettingsError            a setting is out of range or contradicts another
-    │   └── UnsafeBindError      listening beyond loopback without authentication
-    ├── AddressInUseError        the server cannot listen on the address
-    ├── QuotaError               a key's quota is used up, or reserved by running requests
-    ├── SignInError              sign-in failed
-    ├── ToolError                a tool call failed; the model receives the message
-    └── StorageError             conversations could not be read or written
-        ├── DataDirectoryBusyError   another process uses the data directory
-        ├── DataDirectoryNewerError  the database was written by a newer release
-        ├── StorageDamagedError      the database is damaged
-        └── StorageFullError         the disk or the owner's quota is full
-"""
+"""Errors of the web layer. Each message is one line that can be shown to users."""
 
 from __future__ import annotations
 
@@ -59,6 +44,8 @@ class AddressInUseError(WebError):
 
 
 class QuotaError(WebError):
+    """A key's quota is used up, or reserved by running requests."""
+
     draft: str = ""  # the user's text, to be shown again
 
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:

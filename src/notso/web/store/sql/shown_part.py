@@ -79,13 +79,7 @@ SELECT m.attachments FROM up JOIN messages m ON m.id = up.id WHERE m.attachments
 
 
 def load_branch_end(
-    db: Database,
-    owner: str,
-    chat_id: str,
-    *,
-    limit: int,
-    through: str | None,
-    first: str | None,
+    db: Database, owner: str, chat_id: str, *, limit: int, through: str | None, first: str | None
 ) -> tuple[list[ShownMessage], int]:
     """Return the newest messages (see ChatStore.shown_chat) and the number of messages before them."""
     chat_key = (chat_id, owner)
@@ -128,12 +122,7 @@ def piece(db: Database, owner: str, ids: list[str]) -> list[StoredMessage]:
 
 
 def load_prompt_branch(
-    db: Database,
-    owner: str,
-    chat_id: str,
-    last: str | None,
-    *,
-    most_characters: int | None,
+    db: Database, owner: str, chat_id: str, last: str | None, *, most_characters: int | None
 ) -> tuple[list[StoredMessage], str | None, int, bool]:
     """Return the fields `line`, `first_id`, `above` and `summarized` of a Branch."""
     chat_key = (chat_id, owner)
@@ -160,13 +149,7 @@ def load_earlier_attachments(db: Database, owner: str, chat_id: str, message_id:
 
 
 def load_shown_before(
-    db: Database,
-    owner: str,
-    chat_id: str,
-    message_id: str,
-    *,
-    limit: int,
-    first: int | None,
+    db: Database, owner: str, chat_id: str, message_id: str, *, limit: int, first: int | None
 ) -> tuple[list[ShownMessage], int] | None:
     key = (message_id, chat_id, owner)
     if first is not None:
@@ -189,14 +172,7 @@ def load_shown_message(db: Database, owner: str, chat_id: str, message_id: str) 
 
 
 def _load_shown(
-    db: Database,
-    owner: str,
-    chat_id: str,
-    line: list[Any],
-    begin: int,
-    limit: int,
-    *,
-    whole_turns: bool = True,
+    db: Database, owner: str, chat_id: str, line: list[Any], begin: int, limit: int, *, whole_turns: bool = True
 ) -> list[ShownMessage]:
     # `line` starts with the newest message.
     sizes = _query_sizes(db, owner, line[begin:], min(limit + 1, PIECE_MESSAGES))
