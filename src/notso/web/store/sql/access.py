@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import astuple
 from datetime import date
 from typing import Any, ClassVar, TypeVar
 
 from notso.web.store.access import AUDIT_ENTRIES, MAX_KEYS, RESERVED_SECONDS, ApiKey, AuditEntry, UsageRow, UsageTotals
-from notso.web.store.sql.database import SQLConnection
+from notso.web.store.sql.database import SQLConnection, columns_of
 from notso.web.values.quotas import MaxTokenUse, Quota, Reservation, allocate_tokens
 
 T = TypeVar("T")
 
-_KEY = "id, name, created_ms, requests_per_minute, tokens_per_day, is_operator, revoked_ms, requests_per_day"
+_KEY = columns_of(ApiKey)
 _ADD_KEY = f"INSERT INTO keys ({_KEY}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _REVOKE = f"UPDATE keys SET revoked_ms = ? WHERE name = ? AND revoked_ms = 0 RETURNING {_KEY}"
 _ADD_USAGE = """
@@ -63,13 +64,10 @@ class SQLAccessStore(ABC):
         """Run read-only `work` in another thread."""
 
     async def add_key(self, key: ApiKey, digest: bytes, *, by: str = "") -> bool:
-        limits = key.requests_per_minute, key.tokens_per_day
-        row = (key.id, key.name, key.created_ms, *limits, key.is_operator, key.revoked_ms, key.requests_per_day, digest)
-
         def work(db: SQLConnection) -> bool:
             if db.execute("SELECT count(*) AS n FROM keys").fetchone()["n"] >= MAX_KEYS:
                 return False
-            added = db.execute(_ADD_KEY, row).rowcount == 1
+            added = db.execute(_ADD_KEY, (*astuple(key), digest)).rowcount == 1
             if added and by:
                 _add_entry(db, AuditEntry(key.created_ms, by, f"added the key {key.id}", by_operator=True))
             return added
@@ -193,7 +191,7 @@ class SQLAccessStore(ABC):
     async def audit(self, limit: int) -> list[AuditEntry]:
         def work(db: SQLConnection) -> list[AuditEntry]:
             return [
-                AuditEntry(**{name: row[name] for name in _ENTRY.split(", ")}, by_operator=by_operator)
+                AuditEntry(**row, by_operator=by_operator)
                 for by_operator, table in _LOGS.items()
                 for row in db.execute(f"SELECT {_ENTRY} FROM {table} ORDER BY number DESC LIMIT ?", (limit,))
             ]
@@ -209,8 +207,7 @@ def _add_entry(db: SQLConnection, entry: AuditEntry) -> None:
 
 
 def _key(row: Any) -> ApiKey:
-    values: dict[str, Any] = {name: row[name] for name in _KEY.split(", ")}
-    return ApiKey(**values | {"is_operator": bool(row["is_operator"])})
+    return ApiKey(**{**row, "is_operator": bool(row["is_operator"])})
 
 
 def _used(row: Any) -> UsageTotals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import Any, Protocol, TypeVar
 
 from notso.web.store.protocol import StoredMessage
@@ -24,6 +25,11 @@ WHERE {match} AND indexed.owner = ? AND messages.trash_id IS NULL
 ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, indexed.chat_id LIMIT ?
 """
 """Full-text search, with the parts that differ between databases. Parameters: query, owner and limit."""
+
+
+def columns_of(kind: type) -> str:
+    """Return the names of a dataclass's fields, which are also the columns of its table."""
+    return ", ".join(each.name for each in fields(kind))
 
 
 def placeholders(values: Sized) -> str:

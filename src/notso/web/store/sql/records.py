@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from notso.web.store.records import (
@@ -21,14 +21,14 @@ from notso.web.store.records import (
     StoredFile,
     UnfinishedResponse,
 )
-from notso.web.store.sql.database import Database, Transactions, placeholders
+from notso.web.store.sql.database import Database, Transactions, columns_of, placeholders
 from notso.web.values.errors import StorageFullError
 
-_FILE = "id, name, purpose, size, created_ms, expires_ms"
+_FILE = columns_of(StoredFile)
 _ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _ADD_PART = "INSERT INTO api_file_parts (file_id, part, content) VALUES (?, ?, ?)"
-_OPEN = "id, owner, body, caller, seed, created_ms, tries, path, headers, conversation, progress"
-_BATCH = "id, owner, created_ms, body, plan, is_open"
+_OPEN = columns_of(UnfinishedResponse)
+_BATCH = columns_of(StoredBatch)
 # Deletes an owner's oldest idempotent responses beyond the maximum number or total size. The running sum of sizes
 # includes the row itself.
 _FORGET_ANSWERS = """
@@ -75,7 +75,7 @@ class SQLRecords:
                     f"the limit per user is {MAX_FILES:,} files with {MAX_FILE_BYTES_OF_OWNER:,} bytes in total;"
                     " delete some"
                 )
-            db.execute(_ADD_FILE, (owner, *_values(file)))
+            db.execute(_ADD_FILE, (owner, *astuple(file)))
             for part, start in enumerate(range(0, len(content), PART_BYTES)):
                 db.execute(_ADD_PART, (file.id, part, content[start : start + PART_BYTES]))
 
@@ -189,17 +189,15 @@ class SQLRecords:
             written = db.execute(sql, (file.id,)).fetchone()
             if not written["n"]:
                 return None
-            finished = StoredFile(
-                file.id, file.name, file.purpose, int(written["bytes"]), file.created_ms, file.expires_ms
-            )
+            finished = replace(file, size=int(written["bytes"]))
             db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # the file may exist already, after a crash
-            db.execute(_ADD_FILE, (owner, *_values(finished)))
+            db.execute(_ADD_FILE, (owner, *astuple(finished)))
             return finished
 
         return await self._store.write(work, owner)
 
     async def add_unfinished_response(self, response: UnfinishedResponse, holder: str) -> None:
-        values = (*(getattr(response, name) for name in _OPEN.split(", ")), holder, _lease_expiry(response.created_ms))
+        values = (*astuple(response), holder, _lease_expiry(response.created_ms))
         sql = f"INSERT INTO open_responses ({_OPEN}, holder, held_until_ms) VALUES ({placeholders(values)})"
         await self._store.write(lambda db: db.execute(sql, values), response.owner)
 
@@ -314,7 +312,3 @@ def _leased_batch(db: Database, batch_id: str, holder: str) -> Any:
 def _batch(row: Any) -> StoredBatch:
     body, plan = json.loads(row["body"]), json.loads(row["plan"])
     return StoredBatch(row["id"], row["owner"], row["created_ms"], body, plan, bool(row["is_open"]))
-
-
-def _values(file: StoredFile) -> tuple[str | int, ...]:
-    return file.id, file.name, file.purpose, file.size, file.created_ms, file.expires_ms

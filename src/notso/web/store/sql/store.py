@@ -8,7 +8,7 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, fields, replace
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -40,7 +40,7 @@ from notso.web.store.protocol import (
 )
 from notso.web.store.records import ApiRecords
 from notso.web.store.sql import shown_part, tree_writes
-from notso.web.store.sql.database import Database, Transactions
+from notso.web.store.sql.database import Database, Transactions, columns_of
 from notso.web.store.sql.documents import SQLDocuments, load_project
 from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import (
@@ -87,7 +87,7 @@ _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _STORED_SIZE = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"
 _MEMORIES = "SELECT id, text, created_ms FROM memories WHERE owner = ? ORDER BY created_ms, id"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
-_SHARE = ", ".join(each.name for each in fields(ShareLink))
+_SHARE = columns_of(ShareLink)
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
 MAX_RESPONSES = 1000  # responses per owner
