@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 from notso.web.edge.access import KEY_PREFIX, Caller
 from notso.web.store.access import AccessStore, ApiKey
@@ -26,25 +26,16 @@ MAX_CACHED = 10_000
 _log = logging.getLogger("notso.web.access")
 
 
-def new_key(
-    name: str,
-    *,
-    requests_per_minute: int = 0,
-    requests_per_day: int = 0,
-    tokens_per_day: int = 0,
-    is_operator: bool = False,
-) -> tuple[str, ApiKey]:
+class KeyOptions(TypedDict, total=False):
+    requests_per_minute: int
+    requests_per_day: int
+    tokens_per_day: int
+    is_operator: bool
+
+
+def new_key(name: str, **options: Unpack[KeyOptions]) -> tuple[str, ApiKey]:
     secret = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-    key = ApiKey(
-        secrets.token_hex(8),
-        name,
-        time.time_ns() // 1_000_000,
-        requests_per_minute,
-        tokens_per_day,
-        is_operator,
-        requests_per_day=requests_per_day,
-    )
-    return secret, key
+    return secret, ApiKey(secrets.token_hex(8), name, time.time_ns() // 1_000_000, **options)
 
 
 def digest_of(secret: str) -> bytes:
@@ -112,29 +103,14 @@ class KeyManager:
     def all(self) -> list[ApiKey]:
         return self._with_store(lambda store: store.keys())
 
-    def add(
-        self,
-        name: str,
-        *,
-        requests_per_minute: int = 0,
-        requests_per_day: int = 0,
-        tokens_per_day: int = 0,
-        is_operator: bool = False,
-    ) -> tuple[str, ApiKey]:
+    def add(self, name: str, **options: Unpack[KeyOptions]) -> tuple[str, ApiKey]:
         """Create a key; return its secret and record.
 
         Raises SettingsError for an invalid or taken name, or if there are too many keys.
         """
         if not is_name(name):
             raise SettingsError("a key's name must be one line of 1 to 64 characters", setting="name")
-        secret, key = new_key(
-            name,
-            requests_per_minute=requests_per_minute,
-            requests_per_day=requests_per_day,
-            tokens_per_day=tokens_per_day,
-            is_operator=is_operator,
-        )
-
+        secret, key = new_key(name, **options)
         if not self._with_store(lambda store: store.add_key(key, digest_of(secret), by=self._by)):
             raise SettingsError(f"there is already a key named {name}, or there are too many keys", setting="name")
         return secret, key
