@@ -6,8 +6,9 @@ import logging
 import time
 
 from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from notso.web.edge.security import HttpMiddleware
 from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, resolve_request_id
 
 log = logging.getLogger("notso.access")
@@ -16,19 +17,13 @@ log = logging.getLogger("notso.access")
 _QUIET = ("/livez", "/health", "/v1/health", "/metrics", "/static/{path:path}", "/static")
 
 
-class AccessLog:
+class AccessLog(HttpMiddleware):
     """ASGI middleware that assigns the request id and logs the request when it ends.
 
     Records contain the route's template instead of the URL, which may contain chat ids and search terms.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = resolve_request_id(next((value for key, value in scope["headers"] if key == HEADER.encode()), None))
         token = request_id.set(name)
         scope[SCOPE_KEY] = name

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.web.edge.access import PEER, is_in_networks
+from notso.web.edge.security import HttpMiddleware
 from notso.web.values.settings import is_base_path
 
 base_path: ContextVar[str] = ContextVar("notso_base_path", default="")
@@ -38,19 +39,19 @@ class BasePathExtension(Extension):
         return _LINK.sub(r"\1{{ root() }}", source)
 
 
-class BasePath:
+class BasePath(HttpMiddleware):
     """ASGI middleware for the configured base path, or the X-Forwarded-Prefix of a trusted proxy.
 
     Requests may omit the base path, because some proxies remove it.
     """
 
     def __init__(self, app: ASGIApp, configured: str, trusted_proxies: Sequence[str]) -> None:
-        self._app = app
+        super().__init__(app)
         self._configured = configured.rstrip("/")
         self._trusted = [ipaddress.ip_network(proxy) for proxy in trusted_proxies]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        base = self._base_of(scope) if scope["type"] == "http" else ""
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        base = self._base_of(scope)
         if not base:
             await self._app(scope, receive, send)
             return

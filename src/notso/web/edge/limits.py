@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.smollm3 import available_memory
 from notso.web.edge.connections import ClientConnection, connection_of
-from notso.web.edge.security import header_values
+from notso.web.edge.security import HttpMiddleware, header_values
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
@@ -248,7 +248,7 @@ RETRY_SECONDS = 5
 """Retry-After if the budget is used up. By then, the bodies being received now have arrived or can be evicted."""
 
 
-class RequestLimits:
+class RequestLimits(HttpMiddleware):
     """Rejects oversized headers (431), and bodies that are oversized (413), compressed (415), slow (408) or evicted
     from the budget (503).
     """
@@ -256,14 +256,11 @@ class RequestLimits:
     # The bytes received so far count against the budget, not Content-Length. They count until the response starts.
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
-        self._app = app
+        super().__init__(app)
         self._body_seconds = body_seconds
         self._budget = BodyBudget()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = _refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, send)
@@ -311,7 +308,7 @@ class RequestLimits:
             await answer(scope, receive, send)
 
 
-class ChunkedBodies:
+class ChunkedBodies(HttpMiddleware):
     """Sends large response bodies in pieces and limits their total size.
 
     Above the limit, it drops connections, starting with the client that stopped reading earliest. Clients that are
@@ -319,10 +316,10 @@ class ChunkedBodies:
     """
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        super().__init__(app)
         self._held: dict[ClientConnection, int] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_pieces(message: Message) -> None:
             body = message.get("body", b"")
             connection = connection_of(scope) if len(body) > PIECE_BYTES else None
@@ -340,7 +337,7 @@ class ChunkedBodies:
             finally:
                 self._held.pop(connection, None)
 
-        await self._app(scope, receive, send_in_pieces if scope["type"] == "http" else send)
+        await self._app(scope, receive, send_in_pieces)
 
     def _drop_slowest(self) -> None:
         while sum(self._held.values()) > MAX_HELD_BYTES:
@@ -352,25 +349,19 @@ class ChunkedBodies:
             longest.drop()
 
 
-class StrictHttp:
+class StrictHttp(HttpMiddleware):
     """Rejects unsupported HTTP versions and ambiguous body lengths, and closes the connection."""
 
     # The connection cannot be kept, because the start of the next request is uncertain.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            names = {name for name, _ in scope["headers"]}
-            if scope["http_version"] not in ("1.0", "1.1"):
-                await _closing("Only HTTP/1.0 and HTTP/1.1 are supported.\n", 505)(scope, receive, send)
-                return
-            if b"transfer-encoding" in names and b"content-length" in names:
-                text = "Send Content-Length or Transfer-Encoding, not both.\n"
-                await _closing(text, 400)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope["headers"]}
+        app: ASGIApp = self._app
+        if scope["http_version"] not in ("1.0", "1.1"):
+            app = _closing("Only HTTP/1.0 and HTTP/1.1 are supported.\n", 505)
+        elif b"transfer-encoding" in names and b"content-length" in names:
+            app = _closing("Send Content-Length or Transfer-Encoding, not both.\n", 400)
+        await app(scope, receive, send)
 
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:

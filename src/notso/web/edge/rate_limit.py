@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from notso.web.edge.access import WRONG_KEY
 from notso.web.edge.connections import network_of
 from notso.web.edge.errors import is_api
+from notso.web.edge.security import HttpMiddleware
 
 WINDOW_SECONDS = 60
 MAX_ADDRESSES = 10_000
@@ -58,16 +59,16 @@ class LocalCounters:
         return client if len(counters) < MAX_ADDRESSES or limit.key_for(kind, client) in counters else OTHER_ADDRESSES
 
 
-class RateLimit:
+class RateLimit(HttpMiddleware):
     """Rejects (429) API POSTs and sign-ins beyond `per_minute` for each address; 0 disables the limit."""
 
     def __init__(self, app: ASGIApp, per_minute: int, counters: Counters | None = None) -> None:
-        self._app = app
+        super().__init__(app)
         self._limit = RateLimitItemPerMinute(per_minute) if per_minute else None
         self._counters: Counters = counters or LocalCounters()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limit = self._limit if scope["type"] == "http" else None
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = self._limit
         if limit is None or not (_is_limited(scope) or _sends_key(scope)):
             await self._app(scope, receive, send)
             return

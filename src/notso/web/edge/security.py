@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -38,14 +39,25 @@ def is_ollama_port(scope: Scope) -> bool:
     return port is not None and bool(scope.get("server")) and scope["server"][1] == port
 
 
-class OllamaGreeting:
-    """Answers `GET /` and `HEAD /` on Ollama's port with Ollama's greeting, without requiring a key."""
+class HttpMiddleware(ABC):
+    """ASGI middleware for HTTP requests. Other events, such as the start of the server, bypass it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_root = scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        handle = self.handle if scope["type"] == "http" else self._app
+        return handle(scope, receive, send)
+
+    @abstractmethod
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class OllamaGreeting(HttpMiddleware):
+    """Answers `GET /` and `HEAD /` on Ollama's port with Ollama's greeting, without requiring a key."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_root = scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
         app = PlainTextResponse(GREETING) if is_root and is_ollama_port(scope) else self._app
         await app(scope, receive, send)
 
@@ -57,19 +69,19 @@ _METHODS = "GET, POST, DELETE"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
 
 
-class CrossOriginAccess:
+class CrossOriginAccess(HttpMiddleware):
     """Answers CORS preflight requests of allowed origins and adds CORS headers to responses.
 
     Credentials are never allowed, so browsers hide responses to requests with cookies.
     """
 
     def __init__(self, app: ASGIApp, rules: Iterable[str] = ()) -> None:
-        self._app = app
+        super().__init__(app)
         self._rules = OriginRules(rules)
         self._ollama_rules = OriginRules(DEFAULT_ORIGINS)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = self._allowed(scope) if scope["type"] == "http" and _is_readable(scope) else None
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = self._allowed(scope) if _is_readable(scope) else None
         if origin is None:
             await self._app(scope, receive, send)
             return
@@ -123,15 +135,15 @@ COSTLY_READS = frozenset({"/backup", "/export", "/search"})
 _HOST = re.compile(r"(\[[0-9a-f]*:[0-9a-f:.]*\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 
 
-class HostGuard:
+class HostGuard(HttpMiddleware):
     """Rejects (421) requests with a `Host` that does not name this server, to prevent DNS rebinding."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
-        self._app = app
+        super().__init__(app)
         self._names = names
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_known_host(scope):
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._is_known_host(scope):
             await self._app(scope, receive, send)
         else:
             await _refuse(421, "This host name is not allowed.")(scope, receive, send)
@@ -142,16 +154,10 @@ class HostGuard:
         return match is not None and match[1].strip("[]").lower() in self._names
 
 
-class CrossSiteGuard:
+class CrossSiteGuard(HttpMiddleware):
     """Rejects (403) changes and costly reads requested by pages of other sites, except from allowed origins."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_free = scope["method"] in SAFE_METHODS and scope["path"] not in COSTLY_READS
         if is_free or scope.get(ALLOWED) or self._same_site(scope):
             await self._app(scope, receive, send)
@@ -170,16 +176,10 @@ class CrossSiteGuard:
         return len(origins) == 1 and _origin_host(origins[0]) == host
 
 
-class SecurityHeaders:
+class SecurityHeaders(HttpMiddleware):
     """Adds security headers, and stores the nonce for the page's inline scripts in the request's state."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         nonce = secrets.token_urlsafe(16)
         scope.setdefault("state", {})["nonce"] = nonce
 

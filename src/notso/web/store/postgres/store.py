@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -58,7 +59,8 @@ class PostgresStore(SQLStore):
         if self._is_open:
             self._is_open = False
             try:
-                await self._run_lease_work(PostgresDatabase.release_lease)
+                async with _abort_if_hung(self._connections, HANG_SECONDS):
+                    await self._lease_thread.run(lambda: self._connections.write(PostgresDatabase.release_lease))
             # The database is not responding; the lease will expire.
             except StorageError:
                 pass
@@ -72,7 +74,11 @@ class PostgresStore(SQLStore):
         self, running: frozenset[str], known: frozenset[str] | None = None, *, is_leaving: bool = False
     ) -> Heartbeat:
         self._connections.break_connections(MOST_SECONDS)
-        return await self._run_lease_work(lambda db: db.heartbeat(running, known, is_leaving=is_leaving))
+        async with _abort_if_hung(self._connections, HANG_SECONDS):
+            result = await self._lease_thread.run(
+                lambda: self._connections.write(lambda db: db.heartbeat(running, known, is_leaving=is_leaving))
+            )
+        return result
 
     async def require_exclusive_use(self) -> None:
         if await self._lease_thread.run(lambda: self._connections.run_read(PostgresDatabase.count_other_processes)):
@@ -87,11 +93,6 @@ class PostgresStore(SQLStore):
 
     async def run_read(self, work: Callable[[Database], T], owner: str = "") -> T:
         return await self._reads.run(owner, lambda: self._connections.run_read(work))
-
-    async def _run_lease_work(self, work: Callable[[PostgresDatabase], T]) -> T:
-        return await _run_with_timeout(
-            self._connections, self._lease_thread, lambda: self._connections.write(work), HANG_SECONDS
-        )
 
 
 ACCESS_THREADS = 2  # so that key lookups do not wait for writes of usage
@@ -125,15 +126,18 @@ class PostgresAccessStore(SQLAccessStore):
         return await self._run(lambda: self._connections.run_read(work))
 
     async def _run(self, work: Callable[[], T]) -> T:
-        # The timeout is a last resort: the heartbeats of PostgresStore usually abort hanging work earlier.
-        return await _run_with_timeout(self._connections, self._threads, work, MOST_SECONDS)
+        # This is a last resort: the heartbeats of PostgresStore usually abort hanging work earlier.
+        async with _abort_if_hung(self._connections, MOST_SECONDS):
+            result = await self._threads.run(work)
+        return result
 
 
-async def _run_with_timeout(pool: PostgresPool, threads: WorkerThreads, work: Callable[[], T], seconds: float) -> T:
+@contextlib.asynccontextmanager
+async def _abort_if_hung(pool: PostgresPool, seconds: float) -> AsyncIterator[None]:
     # If the database hangs, aborts all work on it.
     try:
         async with asyncio.timeout(seconds):
-            return await threads.run(work)
+            yield
     except TimeoutError:
         pool.break_connections()
         raise StorageError(AWAY) from None
