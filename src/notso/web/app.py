@@ -279,24 +279,6 @@ def create_app(
     app.state.batches = parts.batches
     app.state.chat, app.state.api, app.state.forms = parts.chat, parts.api, parts.shared.forms
     app.state.key_ring, app.state.oidc = parts.sign_in.ring, parts.sign_in.oidc
-    chat_routers = (
-        routes.router,
-        messages.router,
-        answer_tokens.router,
-        chats.archive_router,
-        chats.router,
-        settings_routes.router,
-        prompts.router,
-        preview.router,
-        documents.attachments_router,
-        documents.router,
-        projects.router,
-        prompts.memory_router,
-        tools.router,
-        transfer.router,
-        sharing.router,
-        tools.plugins_router,
-    )
     for router in (
         server_facts.health_router,
         server_facts.router,
@@ -321,7 +303,22 @@ def create_app(
         sign_in.sessions,
         operator.router,
         model_pages.router,
-        *chat_routers,
+        routes.router,
+        messages.router,
+        answer_tokens.router,
+        chats.archive_router,
+        chats.router,
+        settings_routes.router,
+        prompts.router,
+        preview.router,
+        documents.attachments_router,
+        documents.router,
+        projects.router,
+        prompts.memory_router,
+        tools.router,
+        transfer.router,
+        sharing.router,
+        tools.plugins_router,
     ):
         include_marked(app, router)
     if settings.engine_api:

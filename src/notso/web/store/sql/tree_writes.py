@@ -24,7 +24,7 @@ from notso.web.store.protocol import (
     TurnAccepted,
     TurnRefused,
 )
-from notso.web.store.sql.database import Database, Rows, placeholders
+from notso.web.store.sql.database import Database, Rows, Value, placeholders
 from notso.web.store.sql.documents import verify_citations
 from notso.web.store.sql.rows import (
     insert_chat,
@@ -53,7 +53,7 @@ WITH RECURSIVE line(id, parent_id, below) AS (
 
 
 def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-    stored = _find_by_idempotency_key(db, owner, turn.idempotency_key)
+    stored = _first_message(db, "owner = ? AND idempotency_key = ?", owner, turn.idempotency_key)
     if stored is not None:
         return _load_accepted_turn(db, owner, stored)
     chat_id = turn.user_message.chat_id
@@ -90,7 +90,7 @@ def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None = No
 
 def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
     chat_id = new.assistant_message.chat_id
-    stored = _find_by_idempotency_key(db, owner, new.idempotency_key)
+    stored = _first_message(db, "owner = ? AND idempotency_key = ?", owner, new.idempotency_key)
     if stored is not None:
         return _load_accepted_turn(db, owner, stored)
     refused = _find_refusal(db, owner, chat_id)
@@ -309,29 +309,23 @@ def _is_last(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
 
 
 def _message(db: Database, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
-    row = db.execute(
-        "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
-        (message_id, chat_id, owner),
-    ).fetchone()
-    return message_from_row(row) if row is not None else None
+    which = "id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
+    return _first_message(db, which, message_id, chat_id, owner)
 
 
-def _find_by_idempotency_key(db: Database, owner: str, key: str) -> StoredMessage | None:
-    row = db.execute("SELECT * FROM messages WHERE owner = ? AND idempotency_key = ?", (owner, key)).fetchone()
+def _first_message(db: Database, which: str, *values: Value) -> StoredMessage | None:
+    row = db.execute(f"SELECT * FROM messages WHERE {which}", values).fetchone()
     return message_from_row(row) if row is not None else None
 
 
 def _load_accepted_turn(db: Database, owner: str, stored: StoredMessage) -> TurnAccepted | TurnRefused:
+    # A message is missing if it has been deleted.
     if stored.role == "assistant":
-        other = db.execute("SELECT * FROM messages WHERE id = ? AND owner = ?", (stored.parent_id, owner)).fetchone()
-        return TurnAccepted(message_from_row(other), stored, repeated=True)
-    other = db.execute(
-        "SELECT * FROM messages WHERE parent_id = ? AND owner = ? AND role = 'assistant' ORDER BY position",
-        (stored.id, owner),
-    ).fetchone()
-    if other is None:  # the answer has been deleted
-        return TurnRefused(None)
-    return TurnAccepted(stored, message_from_row(other), repeated=True)
+        question = _first_message(db, "id = ? AND owner = ?", stored.parent_id, owner)
+        return TurnAccepted(question, stored, repeated=True) if question is not None else TurnRefused(None)
+    which = "parent_id = ? AND owner = ? AND role = 'assistant' ORDER BY position"
+    answer = _first_message(db, which, stored.id, owner)
+    return TurnAccepted(stored, answer, repeated=True) if answer is not None else TurnRefused(None)
 
 
 def _lock(db: Database, owner: str, chat_id: str) -> bool:
