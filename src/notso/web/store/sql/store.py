@@ -339,28 +339,20 @@ class SQLStore(Transactions):
                 yield branch(snapshot.messages, snapshot.chat.chosen_root) if shown else list(snapshot.messages)
             return
         for ids in await self.run_read(lambda db: shown_part.pieces(db, owner, chat_id, shown=shown), owner):
-            read = partial(shown_part.piece, owner=owner, ids=ids)
-            if messages := await self.run_read(read, owner):
+            if messages := await self.run_read(partial(shown_part.piece, owner=owner, ids=ids), owner):
                 yield messages
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
-        rows = await self.read(
-            owner,
-            "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
-            message_id,
-            chat_id,
-            owner,
-        )
+        sql = "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
+        rows = await self.read(owner, sql, message_id, chat_id, owner)
         return self._message(rows[0]) if rows else None
 
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
-        rows = await self.read(
-            owner,
+        sql = (
             "SELECT messages.* FROM messages JOIN chats ON chats.id = chat_id AND chats.trash_id IS NULL"
-            " WHERE generation_id = ? AND messages.owner = ? AND messages.trash_id IS NULL",
-            generation_id,
-            owner,
+            " WHERE generation_id = ? AND messages.owner = ? AND messages.trash_id IS NULL"
         )
+        rows = await self.read(owner, sql, generation_id, owner)
         return self._message(rows[0]) if rows else None
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
@@ -408,9 +400,8 @@ class SQLStore(Transactions):
         return await self.write(write, owner)
 
     async def expired_temporary_chats(self, before_ms: int) -> list[tuple[str, str]]:
-        rows = await self.read(
-            "", "SELECT owner, id FROM chats WHERE temporary AND trash_id IS NULL AND updated_ms < ?", before_ms
-        )
+        sql = "SELECT owner, id FROM chats WHERE temporary AND trash_id IS NULL AND updated_ms < ?"
+        rows = await self.read("", sql, before_ms)
         return [(row["owner"], row["id"]) for row in rows]
 
     async def prompts(self, owner: str) -> list[SavedPrompt]:
