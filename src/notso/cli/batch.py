@@ -135,8 +135,8 @@ def _print_summary(source: BatchInput, already_done: int, answered: int, failed:
     terminal.note(f"{len(source.ids)} requests: {', '.join(parts) or 'none'}.")
 
 
-# Request lines per Ray task. This is twice an engine's default concurrency, to keep the engine busy; if an engine is
-# lost, Ray repeats only its current task.
+# Request lines per Ray task. Twice an engine's default concurrency keeps the engine busy. If an engine is lost, Ray
+# repeats its whole task, so larger tasks would waste more work.
 REQUESTS_PER_TASK = 32
 # Pause of a worker after a failed task, so that the other workers get most of the remaining tasks.
 FAILED_PAUSE_SECONDS = 60.0
@@ -160,8 +160,8 @@ class BatchWorker:
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         from notso.smollm3.errors import NotsoError
 
-        # If the engine keeps failing, return the failure: an exception would end the batch on all machines. The
-        # requests stay unanswered.
+        # If the engine keeps failing, return its error after the answers completed so far. An exception would end the
+        # batch on all machines.
         task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
         if self._has_failed:
             time.sleep(FAILED_PAUSE_SECONDS)

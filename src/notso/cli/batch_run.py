@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from notso.web.edge.errors import ApiError
 
 MAX_LINE_BYTES = 1 << 20
-MAX_BYTES_AT_ONCE = 64 << 20  # of a line of OUT until its beginning is checked: OUT may be the wrong file
+# OUT may be the wrong file, so at most this much of a line is read before the beginning of the line is checked.
+MAX_BYTES_AT_ONCE = 64 << 20
 _ID_DIGITS = 24
 
 
@@ -248,8 +249,8 @@ class BatchRun:
         self._report = report
         self._running: dict[_RunningRequest, None] = {}  # in submission order
         self._finished_signals: queue.SimpleQueue[None] = queue.SimpleQueue()
-        # Lines on which the engine failed twice. Their errors are written once another line has been answered or none
-        # is left. Until then, the engine itself may be at fault.
+        # Lines on which the engine failed twice. Their errors are written when another line has been answered, or when
+        # no lines are left. Until then, the engine itself may be at fault.
         self._blamed: list[RequestLine] = []
 
     def answer_all(self) -> None:

@@ -138,8 +138,8 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     first = receipts[0] if isinstance(receipts[0], dict) else {}
     # Unknown cache formats and receipts without tokens need no check here, because `engine.check_receipt` refuses them.
     kv: KVChoice = next((each for each in KV_CHOICES if each == first.get("kv_format")), "auto")
-    # The context is only as long as prompt and answer need, but at least 512 tokens: a context beyond the trained
-    # length would enable YaRN.
+    # A context beyond the trained length would enable YaRN. Therefore, the context is only as long as prompt and answer
+    # need, but at least 512 tokens.
     context = max(512, *map(_count_tokens, receipts))
     problem, place, tokens, start = "", None, 0, time.perf_counter()
     try:
