@@ -1,8 +1,8 @@
 """ASGI layers: one between Ray Serve and the application in a replica, and one in Serve's proxy.
 
-In a replica, `ReplicaMiddleware` delays startup until the model is loaded, and sets a cookie by which a browser's later
-requests all reach one replica. It also limits the duration of the page's event stream, because a stopping replica
-waits until its running requests have ended.
+In a replica, `ReplicaMiddleware` delays startup until the model is loaded, and sets a cookie that directs a browser's
+later requests to one replica. It also limits the duration of the page's event stream, because a stopping replica waits
+until its running requests have ended.
 
 In the proxy, `AffinityMiddleware` adds a session id, which makes Serve send all requests of a client to the same
 replica. That replica has the client's conversations in its cache.
@@ -26,8 +26,8 @@ from notso.web.edge.errors import is_api_path
 logger = logging.getLogger("notso.cluster")
 
 FEED_PATH = "/feed"  # path of the event stream that pages keep open
-# Maximum duration of this stream. The page then reconnects and continues after the last event, at another replica if
-# this one is stopping.
+# Maximum duration of this stream. When the stream ends, the page reconnects and continues after the last event. If the
+# replica is stopping, the page reaches another one.
 FEED_SECONDS = 20.0
 
 

@@ -147,7 +147,7 @@ class ByQueue:
         return max(1.0, sum(reported.values()) / self._requests_per_replica), {}
 
 
-# Seconds without a completed step after which a busy engine is considered stuck. On a slow machine, the longest step
+# A busy engine is considered stuck if it completes no step for this many seconds. On a slow machine, the longest step
 # takes half a minute.
 STUCK_SECONDS = 120.0
 
