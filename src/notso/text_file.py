@@ -15,7 +15,7 @@ LFS_ADVICE = "a Git LFS pointer to a file that has not been downloaded; run `git
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16 LE, because its mark is a prefix of this mark
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # must precede UTF-16 LE, whose mark is a prefix of this one
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -109,7 +109,7 @@ def encoding_of(data: bytes) -> str:
 
 
 def is_unicode(path: Path) -> bool:
-    """Whether a path is valid UTF-8, as JSON and HTML require."""
+    """Return whether a path is valid UTF-8, as JSON and HTML require."""
     return not any("\ud800" <= character <= "\udfff" for character in str(path))
 
 

@@ -1,8 +1,8 @@
 """Confinement (sandboxing) of child processes.
 
-Each child permanently gives up all rights except its `Rights`, as far as the system enforces this. If it has `Limits`,
-they bound its time and, on Linux, its memory. On Linux, it also cannot gain privileges, the kernel kills it first when
-memory runs out, and Landlock and seccomp confine it if the kernel supports them.
+Each child permanently gives up all rights except its `Rights`, as far as the system enforces this. Its `Limits`, if
+any, bound its time and, on Linux, its memory. On Linux, the child also cannot gain privileges, the kernel kills it
+first when memory runs out, and Landlock and seccomp confine it if the kernel supports them.
 """
 
 from __future__ import annotations
