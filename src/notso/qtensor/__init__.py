@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from notso.qtensor.backends.cpu.cpu_backend import CPU
     from notso.qtensor.backends.cpu.huge_pages import HugePageArena, reserved_blocks, zeroed
     from notso.qtensor.backends.cuda.cuda_backend import CUDA
-    from notso.qtensor.backends.cuda.driver import architectures as cuda_architectures
-    from notso.qtensor.backends.cuda.driver import has_driver as has_cuda_driver
+    from notso.qtensor.backends.cuda.driver import cuda_architectures, has_cuda_driver
     from notso.qtensor.backends.differences import differing_operations
     from notso.qtensor.backends.protocol import Array, Backend, KeyValuePool, Program, RMSNorm, Weight, WeightArena
     from notso.qtensor.gguf import GGUFFile, Metadata
@@ -136,69 +135,37 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Array", "Backend", "KeyValuePool", "Program", "RMSNorm", "Weight", "WeightArena"):
-        from notso.qtensor.backends import protocol
-
-        return getattr(protocol, name)
-    if name == "CPU":
-        from notso.qtensor.backends.cpu.cpu_backend import CPU
-
-        return CPU
-    if name == "CUDA":
-        from notso.qtensor.backends.cuda.cuda_backend import CUDA
-
-        return CUDA
-    if name == "cuda_architectures":
-        from notso.qtensor.backends.cuda.driver import architectures
-
-        return architectures
-    if name == "has_cuda_driver":
-        from notso.qtensor.backends.cuda.driver import has_driver
-
-        return has_driver
-    if name == "differing_operations":
-        from notso.qtensor.backends.differences import differing_operations
-
-        return differing_operations
-    if name in ("HugePageArena", "zeroed"):
-        from notso.qtensor.backends.cpu import huge_pages
-
-        return getattr(huge_pages, name)
-    if name in ("ceilings", "kernel_choice"):
-        from notso.qtensor.backends import cpu
-        from notso.qtensor.backends.cpu import ceilings, kernel_choice  # noqa: F401
-
-        return getattr(cpu, name)
-    if name == "reserved_blocks":
-        from notso.qtensor.backends.cpu.huge_pages import reserved_blocks
-
-        return reserved_blocks
-    if name in ("GGUFFile", "Metadata"):
-        from notso.qtensor import gguf
-
-        return getattr(gguf, name)
-    if name == "GGUFWriter":
-        from notso.qtensor.gguf_writer import GGUFWriter
-
-        return GGUFWriter
-    if name == "SafetensorsFile":
-        from notso.qtensor.safetensors import SafetensorsFile
-
-        return SafetensorsFile
-    if name == "QTensor":
-        from notso.qtensor.tensor import QTensor
-
-        return QTensor
-    if name == "matmul_q8k":
-        from notso.qtensor.reference.ops import matmul_q8k
-
-        return matmul_q8k
-    if name == "scales_of":
-        from notso.qtensor.reference.blocks import scales_of
-
-        return scales_of
-    if name == "random_blocks":
-        from notso.qtensor.reference.random_blocks import random_blocks
-
-        return random_blocks
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module: Any
+    match name:
+        case "Array" | "Backend" | "KeyValuePool" | "Program" | "RMSNorm" | "Weight" | "WeightArena":
+            from notso.qtensor.backends import protocol as module
+        case "CPU":
+            from notso.qtensor.backends.cpu import cpu_backend as module
+        case "CUDA":
+            from notso.qtensor.backends.cuda import cuda_backend as module
+        case "cuda_architectures" | "has_cuda_driver":
+            from notso.qtensor.backends.cuda import driver as module
+        case "differing_operations":
+            from notso.qtensor.backends import differences as module
+        case "HugePageArena" | "reserved_blocks" | "zeroed":
+            from notso.qtensor.backends.cpu import huge_pages as module
+        case "ceilings" | "kernel_choice":
+            from notso.qtensor.backends import cpu as module
+            from notso.qtensor.backends.cpu import ceilings, kernel_choice  # noqa: F401
+        case "GGUFFile" | "Metadata":
+            from notso.qtensor import gguf as module
+        case "GGUFWriter":
+            from notso.qtensor import gguf_writer as module
+        case "SafetensorsFile":
+            from notso.qtensor import safetensors as module
+        case "QTensor":
+            from notso.qtensor import tensor as module
+        case "matmul_q8k":
+            from notso.qtensor.reference import ops as module
+        case "scales_of":
+            from notso.qtensor.reference import blocks as module
+        case "random_blocks":
+            from notso.qtensor.reference import random_blocks as module
+        case _:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(module, name)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
 
 
-def has_driver() -> bool:
+def has_cuda_driver() -> bool:
     """Return whether the driver is installed."""
     try:
         ctypes.CDLL(LIBRARY)
@@ -32,7 +32,7 @@ def has_driver() -> bool:
     return True
 
 
-def architectures() -> tuple[int, ...]:
+def cuda_architectures() -> tuple[int, ...]:
     """Return the GPU architectures with machine code in this build, if any."""
     return tuple(int(number) for number in native.cuda_architectures().split())
 
