@@ -24,7 +24,16 @@ import numpy.typing as npt
 
 from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import BF16, F16, F32, MXFP4, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format, row_bytes
-from notso.qtensor.reference import unpacked_blocks
+from notso.qtensor.reference.unpacked_blocks import (
+    UNPACK_32,
+    UNPACK_256,
+    SmallBlocks,
+    dequantize_blocks,
+    read_half,
+    unpack_nibbles,
+    unpack_pairs,
+    zero_minimum,
+)
 
 # The search maps a group's largest value to the largest integer plus each of STRETCHES. With signed integers, it maps
 # the value of largest magnitude to -32 plus each of SIGNED_STRETCHES.
@@ -195,14 +204,6 @@ class SignedSuperBlocks(NamedTuple):
     q: Integers  # (n, 256) int32, -32..31
 
 
-class SmallBlocks(NamedTuple):
-    """Q4_0, Q4_1, Q8_0: value = d * q + m, where m is zero except in Q4_1."""
-
-    d: Floats  # (n,)
-    m: Floats  # (n,)
-    q: Integers  # (n, 32) int32
-
-
 class Q8KBlocks(NamedTuple):
     """Activations in blocks of 256: value = d * q."""
 
@@ -221,10 +222,6 @@ class Q8x32Blocks(NamedTuple):
 # Bytes to integers and scales
 
 
-def _read_half(b: Bytes, start: int) -> Floats:
-    return np.ascontiguousarray(b[:, start : start + 2]).view("<f2")[:, 0].astype(np.float32)
-
-
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """Unpack (n, 12) bytes to (n, 8) scales and mins."""
     # Scales and mins have six bits. The first four scales are the low six bits of bytes 0 to 3, and the first four mins
@@ -237,54 +234,43 @@ def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     return scales, mins
 
 
-def _unpack_nibbles(qs: Integers, width: int) -> Integers:
-    # The low nibbles of each run of `width` bytes are `width` values, and the high nibbles are the next `width` values.
-    runs = qs.reshape(len(qs), -1, 1, width)
-    return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
-
-
 def unpack_q4_k(b: Bytes) -> SuperBlocks:
     """Unpack (n, 144): d[2] dmin[2] scales[12] qs[128]."""
     scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
-    return SuperBlocks(
-        _read_half(b, 0), _read_half(b, 2), scales, mins, _unpack_nibbles(b[:, 16:].astype(np.int32), 32)
-    )
+    return SuperBlocks(read_half(b, 0), read_half(b, 2), scales, mins, unpack_nibbles(b[:, 16:], 32))
 
 
 def unpack_q5_k(b: Bytes) -> SuperBlocks:
     """Unpack (n, 176): d[2] dmin[2] scales[12] qh[32] qs[128]."""
     # Bit j of qh[l] is the fifth bit of value l in run j (a run has 32 values).
     scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
-    low = _unpack_nibbles(b[:, 48:].astype(np.int32), 32)
+    low = unpack_nibbles(b[:, 48:], 32)
     bits = b[:, None, 16:48].astype(np.int32) >> np.arange(8)[:, None] & 1
-    return SuperBlocks(_read_half(b, 0), _read_half(b, 2), scales, mins, low + 16 * bits.reshape(len(b), 256))
+    return SuperBlocks(read_half(b, 0), read_half(b, 2), scales, mins, low + 16 * bits.reshape(len(b), 256))
 
 
 def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
     """Unpack (n, 210): ql[128] qh[64] scales[16] (int8) d[2]."""
     # Each half of 128 values takes 64 bytes of ql (a nibble per value) and 32 of qh (two bits per value).
-    low = _unpack_nibbles(b[:, :128].astype(np.int32), 64)
-    pairs = b[:, 128:192].astype(np.int32).reshape(-1, 2, 1, 32) >> 2 * np.arange(4)[:, None] & 3
+    low = unpack_nibbles(b[:, :128], 64)
     scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.int32)
-    return SignedSuperBlocks(_read_half(b, 208), scales, (low | pairs.reshape(len(b), 256) << 4) - 32)
+    return SignedSuperBlocks(read_half(b, 208), scales, (low | unpack_pairs(b[:, 128:192]) << 4) - 32)
 
 
 def unpack_q8_0(b: Bytes) -> SmallBlocks:
     """Unpack (n, 34): d[2] qs[32] (int8)."""
     q = np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.int32)
-    return SmallBlocks(_read_half(b, 0), np.zeros(len(b), np.float32), q)
+    return SmallBlocks(read_half(b, 0), zero_minimum(b), q)
 
 
 def unpack_q4_0(b: Bytes) -> SmallBlocks:
     """Unpack (n, 18): d[2] qs[16]; q is a nibble minus 8."""
-    return SmallBlocks(
-        _read_half(b, 0), np.zeros(len(b), np.float32), _unpack_nibbles(b[:, 2:].astype(np.int32), 16) - 8
-    )
+    return SmallBlocks(read_half(b, 0), zero_minimum(b), unpack_nibbles(b[:, 2:], 16) - 8)
 
 
 def unpack_q4_1(b: Bytes) -> SmallBlocks:
     """Unpack (n, 20): d[2] m[2] qs[16]."""
-    return SmallBlocks(_read_half(b, 0), _read_half(b, 2), _unpack_nibbles(b[:, 4:].astype(np.int32), 16))
+    return SmallBlocks(read_half(b, 0), read_half(b, 2), unpack_nibbles(b[:, 4:], 16))
 
 
 # Bytes to values
@@ -313,7 +299,7 @@ def _dequantize_bf16(b: Bytes) -> Floats:
 
 _NUMBERS: dict[Format, Callable[[Bytes], Floats]] = {
     F32: lambda b: np.ascontiguousarray(b).view("<f4").astype(np.float32),
-    F16: lambda b: _read_half(b, 0),
+    F16: lambda b: read_half(b, 0),
     BF16: _dequantize_bf16,
     Q4_0: lambda b: _dequantize_small(unpack_q4_0(b)),
     Q4_1: lambda b: _dequantize_small(unpack_q4_1(b)),
@@ -325,7 +311,7 @@ _NUMBERS: dict[Format, Callable[[Bytes], Floats]] = {
 
 
 def _dequantize_blocks(format: Format, b: Bytes) -> Floats:
-    return _NUMBERS[format](b) if format in _NUMBERS else unpacked_blocks.dequantize_blocks(format, b)
+    return _NUMBERS[format](b) if format in _NUMBERS else dequantize_blocks(format, b)
 
 
 def split_blocks(format: Format, rows: Bytes) -> Bytes:
@@ -350,7 +336,8 @@ def dequantize(format: Format, rows: Bytes) -> Floats:
 # Values to bytes
 
 
-def _half_bytes(values: Floats) -> Bytes:
+def half_bytes(values: Floats) -> Bytes:
+    """Return (n, 2) bytes of half-precision numbers."""
     return values.astype("<f2")[:, None].view(np.uint8)
 
 
@@ -370,13 +357,13 @@ def _pack_nibbles(q: Integers, width: int) -> Bytes:
 
 def _pack_q4_k(x: Floats, w: Floats) -> Bytes:
     d, dmin, scales, mins, q = quantize_super_blocks(x, w, 15)
-    return np.concatenate([_half_bytes(d), _half_bytes(dmin), pack_scales(scales, mins), _pack_nibbles(q, 32)], axis=1)
+    return np.concatenate([half_bytes(d), half_bytes(dmin), pack_scales(scales, mins), _pack_nibbles(q, 32)], axis=1)
 
 
 def _pack_q5_k(x: Floats, w: Floats) -> Bytes:
     d, dmin, scales, mins, q = quantize_super_blocks(x, w, 31)
     fifth = (q.reshape(-1, 8, 32) >> 4 << np.arange(8)[:, None]).sum(axis=1).astype(np.uint8)
-    head = [_half_bytes(d), _half_bytes(dmin), pack_scales(scales, mins)]
+    head = [half_bytes(d), half_bytes(dmin), pack_scales(scales, mins)]
     return np.concatenate([*head, fifth, _pack_nibbles(q & 15, 32)], axis=1)
 
 
@@ -385,12 +372,12 @@ def _pack_q6_k(x: Floats, w: Floats) -> Bytes:
     raised = q + 32
     high = (raised.reshape(-1, 2, 4, 32) >> 4 << 2 * np.arange(4)[:, None]).sum(axis=2).reshape(-1, 64)
     scale_bytes = scales.astype(np.int8).view(np.uint8)
-    return np.concatenate([_pack_nibbles(raised & 15, 64), high.astype(np.uint8), scale_bytes, _half_bytes(d)], axis=1)
+    return np.concatenate([_pack_nibbles(raised & 15, 64), high.astype(np.uint8), scale_bytes, half_bytes(d)], axis=1)
 
 
 def _pack_q8_0(x: Floats) -> Bytes:
     d, q = quantize_symmetric(np.abs(x).max(axis=1) / np.float32(127), x, -127, 127)
-    return np.concatenate([_half_bytes(d), q.astype(np.int8).view(np.uint8)], axis=1)
+    return np.concatenate([half_bytes(d), q.astype(np.int8).view(np.uint8)], axis=1)
 
 
 def _pack_q4_0(x: Floats) -> Bytes:
@@ -398,13 +385,13 @@ def _pack_q4_0(x: Floats) -> Bytes:
     d, q = quantize_symmetric(
         extreme / np.float32(-8), x, -8, 7
     )  # the value of largest magnitude becomes -8, because there is no +8
-    return np.concatenate([_half_bytes(d), _pack_nibbles(q + 8, 16)], axis=1)
+    return np.concatenate([half_bytes(d), _pack_nibbles(q + 8, 16)], axis=1)
 
 
 def _pack_q4_1(x: Floats) -> Bytes:
     low = round_to_half(x.min(axis=1))
     d, q = quantize_symmetric((x.max(axis=1) - low) / np.float32(15), x - low[:, None], 0, 15)
-    return np.concatenate([_half_bytes(d), _half_bytes(low), _pack_nibbles(q, 16)], axis=1)
+    return np.concatenate([half_bytes(d), half_bytes(low), _pack_nibbles(q, 16)], axis=1)
 
 
 def _pack_bf16(x: Floats) -> Bytes:
@@ -483,19 +470,19 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
     # If all returned numbers are finite, every value of the tensor is finite. In MXFP4, a value can overflow although
     # its scale is finite, so each scale is multiplied by the largest magnitude in its block.
     blocks = split_blocks(format, rows)
-    if format in unpacked_blocks.UNPACK_32:
-        small = unpacked_blocks.UNPACK_32[format](blocks)
+    if format in UNPACK_32:
+        small = UNPACK_32[format](blocks)
         if format == MXFP4:
             with np.errstate(over="ignore"):
                 largest: Floats = small.d * np.abs(small.q).max(axis=1).astype(np.float32)
             return largest[:, None]
         return np.stack([small.d, small.m], axis=1)
-    if format in unpacked_blocks.UNPACK_256:
-        large = unpacked_blocks.UNPACK_256[format](blocks)
+    if format in UNPACK_256:
+        large = UNPACK_256[format](blocks)
         return np.stack([large.d, large.dmin], axis=1)
     if format not in _SCALE_FIELDS:
         return _NUMBERS[format](blocks).reshape(-1, 1)
-    return np.stack([_read_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)
+    return np.stack([read_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)
 
 
 def quantize_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:

@@ -8,6 +8,7 @@ N outputs, S stored positions, H query heads, KH key heads, D head size.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -90,15 +91,14 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     x = np.ascontiguousarray(x)
     _require_operand(x.shape[1] % 256 == 0, f"{x.shape[1]} values are not a multiple of 256")
     out = np.empty((len(x), weight.rows), np.float32)
-    small = blocks.quantize_q8x32(x) if weight.format.block_values == 32 else None
-    large = blocks.quantize_q8k(x) if small is None else None
+    if weight.format.block_values == 32:
+        block_sums = partial(_small_block_sums, blocks.quantize_q8x32(x))
+    else:
+        block_sums = partial(_super_block_sums, blocks.quantize_q8k(x))
     for start in range(0, weight.rows, ROW_CHUNK):
         stop = min(start + ROW_CHUNK, weight.rows)
         packed = blocks.split_blocks(weight.format, weight.row_data(start, stop))
-        if small is not None:
-            out[:, start:stop] = _small_block_sums(small, weight.format, packed, stop - start)
-        elif large is not None:
-            out[:, start:stop] = _super_block_sums(large, weight.format, packed, stop - start)
+        out[:, start:stop] = block_sums(weight.format, packed, stop - start)
     return out
 
 

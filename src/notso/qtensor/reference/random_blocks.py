@@ -37,7 +37,7 @@ from notso.qtensor.formats import (
     TQ2_0,
     Format,
 )
-from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantize
+from notso.qtensor.reference.blocks import Bytes, Floats, half_bytes, pack_scales, quantize
 
 POOL = 4096  # number of sets of scales that `_scale_pool` generates
 
@@ -125,10 +125,6 @@ def _random_halves(format: Format, count: int, rng: np.random.Generator, std: fl
     return signed[:, None]
 
 
-def _half_bytes(values: Floats) -> Bytes:
-    return values.astype("<f2")[:, None].view(np.uint8)
-
-
 def _scale_pool(format: Format, rng: np.random.Generator, std: float) -> tuple[int, Bytes]:
     # Returns the offset of the scales within a block, and POOL variants of their bytes.
     spread = rng.uniform(0.7, 1.3, POOL).astype(np.float32)
@@ -138,19 +134,19 @@ def _scale_pool(format: Format, rng: np.random.Generator, std: float) -> tuple[i
         d = spread * np.float32(std / (48 * deviation))
         scales = rng.integers(32, 64, (POOL, 8), np.int32)
         mins = np.clip(scales + rng.integers(-3, 4, (POOL, 8), np.int32), 0, 63)
-        return 0, np.concatenate([_half_bytes(d), _half_bytes(d * np.float32(mean)), pack_scales(scales, mins)], axis=1)
+        return 0, np.concatenate([half_bytes(d), half_bytes(d * np.float32(mean)), pack_scales(scales, mins)], axis=1)
     if format == Q6_K:
         d = spread * np.float32(std / (24 * _STD_6))
         scales = rng.integers(16, 32, (POOL, 16), np.int8) * rng.choice(np.array([-1, 1], np.int8), (POOL, 16))
-        return 192, np.concatenate([scales.view(np.uint8), _half_bytes(d)], axis=1)
+        return 192, np.concatenate([scales.view(np.uint8), half_bytes(d)], axis=1)
     if format == Q8_0:
-        return 0, _half_bytes(sign * spread * np.float32(std / _STD_8))
+        return 0, half_bytes(sign * spread * np.float32(std / _STD_8))
     if format == MXFP4:
         exponents = np.round(np.log2(spread * std / _OTHERS[format][1])) + 128
         return 0, exponents.astype(np.uint8)[:, None]
     d = sign * spread * np.float32(std / _STD_4)
     if format == Q4_1:
-        return 0, np.concatenate([_half_bytes(d), _half_bytes(d * np.float32(-_MEAN_4))], axis=1)
+        return 0, np.concatenate([half_bytes(d), half_bytes(d * np.float32(-_MEAN_4))], axis=1)
     if format == Q4_0:
-        return 0, _half_bytes(d)
+        return 0, half_bytes(d)
     raise OperandError(f"no random blocks of {format.name}")

@@ -164,15 +164,16 @@ class Unpacked256(NamedTuple):
     q: Integers  # (n, 256) int32, -128..127
 
 
-class Unpacked32(NamedTuple):
+class SmallBlocks(NamedTuple):
     """32-value block: value = d * q + m."""
 
     d: Floats  # (n,)
-    m: Floats  # (n,); zero except in Q5_1
+    m: Floats  # (n,); zero except in Q4_1 and Q5_1
     q: Integers  # (n, 32) int32
 
 
-def _read_half(b: Bytes, start: int) -> Floats:
+def read_half(b: Bytes, start: int) -> Floats:
+    """Return each block's number at byte `start`."""
     return np.ascontiguousarray(b[:, start : start + 2]).view("<f2")[:, 0].astype(np.float32)
 
 
@@ -181,7 +182,8 @@ def _read_words(b: Bytes, start: int, count: int, kind: str) -> Integers:
     return np.ascontiguousarray(b[:, start : start + size * count]).view(kind).astype(np.int64)
 
 
-def _zero_minimum(b: Bytes) -> Floats:
+def zero_minimum(b: Bytes) -> Floats:
+    """Return zeros (n,)."""
     return np.zeros(len(b), np.float32)
 
 
@@ -192,14 +194,16 @@ def _without_minimum(d: Floats, scales: Integers, q: Integers) -> Unpacked256:
     )
 
 
-def _nibbles(qs: Bytes) -> Integers:
-    # (n, 16 * runs) -> (n, 32 * runs): for every 16 bytes, first their low nibbles, then their high nibbles.
-    runs = qs.reshape(len(qs), -1, 1, 16).astype(np.int32)
+def unpack_nibbles(qs: Bytes, width: int = 16) -> Integers:
+    """Unpack (n, k) to (n, 2 * k)."""
+    # For every `width` bytes, first their low nibbles, then their high nibbles.
+    runs = qs.reshape(len(qs), -1, 1, width).astype(np.int32)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
 
-def _pairs(qs: Bytes) -> Integers:
-    # (n, 64) -> (n, 256): for every 32 bytes, first the lowest two bits of each byte, then the next two, and so on.
+def unpack_pairs(qs: Bytes) -> Integers:
+    """Unpack (n, 64) to (n, 256)."""
+    # For every 32 bytes, first the lowest two bits of each byte, then the next two, and so on.
     return (qs.reshape(-1, 2, 1, 32).astype(np.int32) >> 2 * np.arange(4)[:, None] & 3).reshape(len(qs), 256)
 
 
@@ -226,26 +230,26 @@ def _fifth_bits(b: Bytes, start: int) -> Integers:
     return (_read_words(b, start, 1, "<u4") >> np.arange(32) & 1).astype(np.int32) << 4
 
 
-def _q5_0(b: Bytes) -> Unpacked32:
-    return Unpacked32(_read_half(b, 0), _zero_minimum(b), (_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16)
+def _q5_0(b: Bytes) -> SmallBlocks:
+    return SmallBlocks(read_half(b, 0), zero_minimum(b), (unpack_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16)
 
 
-def _q5_1(b: Bytes) -> Unpacked32:
-    return Unpacked32(_read_half(b, 0), _read_half(b, 2), _nibbles(b[:, 8:]) | _fifth_bits(b, 4))
+def _q5_1(b: Bytes) -> SmallBlocks:
+    return SmallBlocks(read_half(b, 0), read_half(b, 2), unpack_nibbles(b[:, 8:]) | _fifth_bits(b, 4))
 
 
-def _iq4_nl(b: Bytes) -> Unpacked32:
-    return Unpacked32(_read_half(b, 0), _zero_minimum(b), LEVELS_IQ4[_nibbles(b[:, 2:])])
+def _iq4_nl(b: Bytes) -> SmallBlocks:
+    return SmallBlocks(read_half(b, 0), zero_minimum(b), LEVELS_IQ4[unpack_nibbles(b[:, 2:])])
 
 
-def _mxfp4(b: Bytes) -> Unpacked32:
+def _mxfp4(b: Bytes) -> SmallBlocks:
     d = np.ldexp(np.float32(1), b[:, 0].astype(np.int32) - 128).astype(np.float32)
-    return Unpacked32(d, _zero_minimum(b), LEVELS_MXFP4[_nibbles(b[:, 1:])])
+    return SmallBlocks(d, zero_minimum(b), LEVELS_MXFP4[unpack_nibbles(b[:, 1:])])
 
 
 def _q2_k(b: Bytes) -> Unpacked256:
     scales = b[:, :16].astype(np.int32)
-    return Unpacked256(_read_half(b, 80), _read_half(b, 82), scales & 15, scales >> 4, _pairs(b[:, 16:80]))
+    return Unpacked256(read_half(b, 80), read_half(b, 82), scales & 15, scales >> 4, unpack_pairs(b[:, 16:80]))
 
 
 def _q3_k(b: Bytes) -> Unpacked256:
@@ -253,13 +257,13 @@ def _q3_k(b: Bytes) -> Unpacked256:
     s = b[:, 96:108].astype(np.int32)
     low = np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], axis=1)
     top = (s[:, None, 8:] >> 2 * np.arange(4)[:, None] & 3).reshape(len(b), 16)
-    return _without_minimum(_read_half(b, 108), (low | top << 4) - 32, _pairs(b[:, 32:96]) + 4 * high - 4)
+    return _without_minimum(read_half(b, 108), (low | top << 4) - 32, unpack_pairs(b[:, 32:96]) + 4 * high - 4)
 
 
 def _iq4_xs(b: Bytes) -> Unpacked256:
     high = _read_words(b, 2, 1, "<u2") >> 2 * np.arange(8) & 3
     scales = (_nibble_pairs(b[:, 4:8]) | high << 4) - 32
-    return _without_minimum(_read_half(b, 0), np.repeat(scales, 2, axis=1), LEVELS_IQ4[_nibbles(b[:, 8:])])
+    return _without_minimum(read_half(b, 0), np.repeat(scales, 2, axis=1), LEVELS_IQ4[unpack_nibbles(b[:, 8:])])
 
 
 def _unpack_sign_groups(words: Integers) -> Integers:
@@ -271,14 +275,14 @@ def _iq2_xxs(b: Bytes) -> Unpacked256:
     words = _read_words(b, 2, 16, "<u4").reshape(-1, 8, 2)
     rows = grid("IQ2_XXS")[(words[:, :, :1] >> 8 * np.arange(4) & 255).reshape(len(b), 32)]
     scales = np.repeat(2 * (words[:, :, 1] >> 28) + 1, 2, axis=1)
-    return _without_minimum(_read_half(b, 0) / np.float32(8), scales, rows * _unpack_sign_groups(words[:, :, 1]))
+    return _without_minimum(read_half(b, 0) / np.float32(8), scales, rows * _unpack_sign_groups(words[:, :, 1]))
 
 
 def _iq2_xs(b: Bytes) -> Unpacked256:
     words = _read_words(b, 2, 32, "<u2")
     rows = grid("IQ2_XS")[words & 511]
     return _without_minimum(
-        _read_half(b, 0) / np.float32(8),
+        read_half(b, 0) / np.float32(8),
         2 * _nibble_pairs(b[:, 66:74]) + 1,
         rows * _signs(_restore_parity_bit(words >> 9)),
     )
@@ -288,7 +292,7 @@ def _iq2_s(b: Bytes) -> Unpacked256:
     high = (b[:, 66:74, None].astype(np.int64) >> 2 * np.arange(4) & 3).reshape(len(b), 32)
     rows = grid("IQ2_S")[b[:, 2:34] | high << 8]
     return _without_minimum(
-        _read_half(b, 0) / np.float32(8),
+        read_half(b, 0) / np.float32(8),
         2 * _nibble_pairs(b[:, 74:82]) + 1,
         rows * _signs(b[:, 34:66].astype(np.int64)),
     )
@@ -298,14 +302,14 @@ def _iq3_xxs(b: Bytes) -> Unpacked256:
     words = _read_words(b, 66, 8, "<u4")
     rows = grid("IQ3_XXS")[b[:, 2:66]].reshape(len(b), 32, 8)
     scales = np.repeat(2 * (words >> 28) + 1, 2, axis=1)
-    return _without_minimum(_read_half(b, 0) / np.float32(4), scales, rows * _unpack_sign_groups(words))
+    return _without_minimum(read_half(b, 0) / np.float32(4), scales, rows * _unpack_sign_groups(words))
 
 
 def _iq3_s(b: Bytes) -> Unpacked256:
     high = (b[:, 66:74, None].astype(np.int64) >> np.arange(8) & 1).reshape(len(b), 64)
     rows = grid("IQ3_S")[b[:, 2:66] | high << 8].reshape(len(b), 32, 8)
     scales = np.repeat(2 * _nibble_pairs(b[:, 106:110]) + 1, 2, axis=1)
-    return _without_minimum(_read_half(b, 0), scales, rows * _signs(b[:, 74:106].astype(np.int64)))
+    return _without_minimum(read_half(b, 0), scales, rows * _signs(b[:, 74:106].astype(np.int64)))
 
 
 def _iq1_s(b: Bytes) -> Unpacked256:
@@ -314,7 +318,7 @@ def _iq1_s(b: Bytes) -> Unpacked256:
     shift = np.where(words & 0x8000, -1, 1).repeat(4, axis=1)
     scales = np.repeat(2 * (words >> 12 & 7) + 1, 2, axis=1)
     return _without_minimum(
-        _read_half(b, 0) / np.float32(8), scales, 8 * grid("IQ1_S")[b[:, 2:34] | high << 8] + shift[:, :, None]
+        read_half(b, 0) / np.float32(8), scales, 8 * grid("IQ1_S")[b[:, 2:34] | high << 8] + shift[:, :, None]
     )
 
 
@@ -337,11 +341,11 @@ def _trits(b: Bytes, digits: int) -> Integers:
 
 def _tq1_0(b: Bytes) -> Unpacked256:
     q = np.concatenate([_trits(b[:, :32], 5), _trits(b[:, 32:48], 5), _trits(b[:, 48:52], 4)], axis=1)
-    return _without_minimum(_read_half(b, 52), np.ones((len(b), 16), np.int32), q)
+    return _without_minimum(read_half(b, 52), np.ones((len(b), 16), np.int32), q)
 
 
 def _tq2_0(b: Bytes) -> Unpacked256:
-    return _without_minimum(_read_half(b, 64), np.ones((len(b), 16), np.int32), _pairs(b[:, :64]) - 1)
+    return _without_minimum(read_half(b, 64), np.ones((len(b), 16), np.int32), unpack_pairs(b[:, :64]) - 1)
 
 
 # Functions that unpack (n, block_bytes) uint8.
@@ -360,7 +364,7 @@ UNPACK_256: dict[Format, Callable[[Bytes], Unpacked256]] = {
     TQ2_0: _tq2_0,
 }
 
-UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
+UNPACK_32: dict[Format, Callable[[Bytes], SmallBlocks]] = {
     Q5_0: _q5_0,
     Q5_1: _q5_1,
     IQ4_NL: _iq4_nl,
