@@ -74,30 +74,28 @@ class GGUFWriter:
 
     def add(self, key: str, value: Any, type_name: str) -> None:
         """Add an entry; `type_name` as in `GGUFFile.metadata_types`."""
-        raw = key.encode()
+        field, raw = f"metadata {key!a}", key.encode()
         if not 1 <= len(raw) <= MAX_KEY_BYTES or "\0" in key or key in self._entries:
-            raise GGUFError("a key must be new, free of NUL and 1..256 bytes long", field=f"metadata {key!a}")
+            raise GGUFError("a key must be new, free of NUL and 1..256 bytes long", field=field)
         is_array = type_name.startswith("array of ")
         number = _NUMBERS.get(type_name.removeprefix("array of "), ARRAY)
         if number == ARRAY:
-            raise GGUFError(f"unknown type {type_name!r}", field=f"metadata {key!a}")
+            raise GGUFError(f"unknown type {type_name!r}", field=field)
         try:
             if not is_array:
                 packed = struct.pack("<I", number) + self._pack_value(value, number)
             else:
                 if len(value) > MAX_ARRAY_ITEMS:
-                    raise GGUFError(
-                        f"{len(value)} items exceed the limit of {MAX_ARRAY_ITEMS}", field=f"metadata {key!a}"
-                    )
-                head_bytes = struct.pack("<IIQ", ARRAY, number, len(value))
-                packed = head_bytes + b"".join(self._pack_value(item, number) for item in value)
+                    raise GGUFError(f"{len(value)} items exceed the limit of {MAX_ARRAY_ITEMS}", field=field)
+                packed = struct.pack("<IIQ", ARRAY, number, len(value))
+                packed += b"".join(self._pack_value(item, number) for item in value)
         except (struct.error, OverflowError, TypeError, AttributeError, UnicodeEncodeError) as error:
-            raise GGUFError(f"value does not fit {type_name}: {error}", field=f"metadata {key!a}") from error
+            raise GGUFError(f"value does not fit {type_name}: {error}", field=field) from error
         if len(self._entries) == MAX_ENTRIES:
-            raise GGUFError(f"more than {MAX_ENTRIES} entries", field=f"metadata {key!a}")
+            raise GGUFError(f"more than {MAX_ENTRIES} entries", field=field)
         if key == "general.alignment":  # readers need this entry to locate the tensors
             if type_name != "uint32" or not MIN_ALIGNMENT <= value <= MAX_ALIGNMENT or value & (value - 1):
-                raise GGUFError(f"{value!r} is not a supported alignment", field=f"metadata {key!a}")
+                raise GGUFError(f"{value!r} is not a supported alignment", field=field)
             self._alignment = value
         self._entries[key] = packed
 

@@ -6,6 +6,7 @@ The check runs before a device is used for a model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -40,9 +41,9 @@ def differing_operations(one: Backend, other: Backend, formats: Iterable[Format]
 def _workloads(formats: Iterable[Format]) -> Iterator[tuple[str, Work]]:
     for format in formats:
         for rows in ROWS:
-            yield f"{format} of {rows} rows", lambda b, rng, f=format, n=rows: _run_products(b, rng, f, n)  # type: ignore[misc]
+            yield f"{format} of {rows} rows", partial(_run_products, format=format, rows=rows)
     for kv in TESTED_KV_FORMATS:
-        yield f"attention over {kv}", lambda b, rng, kv=kv: _run_attention(b, rng, kv)  # type: ignore[misc]
+        yield f"attention over {kv}", partial(_run_attention, format=kv)
 
 
 def _weight(backend: Backend, rng: np.random.Generator, format: Format, name: str) -> Array:

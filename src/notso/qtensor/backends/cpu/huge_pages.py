@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -101,20 +103,17 @@ class HugePageArena:
             return tuple(self._copy_tensor(tensor) for tensor in tensors)
         if len({tensor.rows for tensor in tensors}) > 1:
             return tuple(each for tensor in tensors for each in self.copy(tensor))
-        slabs = [_packed_bytes(tensor, SLAB_ROWS, 1) for tensor in tensors]
-        stride = sum(slabs)
+        *starts, stride = accumulate((_packed_bytes(tensor, SLAB_ROWS, 1) for tensor in tensors), initial=0)
         sizes = [_packed_bytes(tensor, tensor.rows, stride) for tensor in tensors]
-        offsets = [sum(slabs[:i]) for i in range(len(slabs))]
-        memory = self._reserve(tensors[0].name, max(offset + size for offset, size in zip(offsets, sizes, strict=True)))
-        targets = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
-        for tensor, data in zip(tensors, targets, strict=True):
+        memory = self._reserve(tensors[0].name, max(map(add, starts, sizes)))
+        packed = []
+        for tensor, start, size in zip(tensors, starts, sizes, strict=True):
+            data = memory[start : start + size]
             native.pack_weight(tensor.data, tensor.format.ggml_type, tensor.rows, tensor.cols, stride, data)
             data.flags.writeable = False
+            packed.append(PackedTensor(tensor.name, tensor.format, tensor.shape, data, stride))
         self._packed = True
-        return tuple(
-            PackedTensor(tensor.name, tensor.format, tensor.shape, data, stride)
-            for tensor, data in zip(tensors, targets, strict=True)
-        )
+        return tuple(packed)
 
     def _copy_tensor(self, tensor: QTensor) -> QTensor:
         data = self._reserve(tensor.name, tensor.nbytes)

@@ -109,11 +109,9 @@ def configure(thread_count: int | None = None) -> None:
 
     Raises KernelChoiceError for invalid values.
     """
-    family = os.environ.get(KERNELS_VARIABLE, "").strip()
-    if family:
+    if family := os.environ.get(KERNELS_VARIABLE, "").strip():
         use_kernels(family)
-    variant = os.environ.get(ATTENTION_VARIABLE, "").strip()
-    if variant:
+    if variant := os.environ.get(ATTENTION_VARIABLE, "").strip():
         use_attention(variant)
     set_threads(usable_cores() if thread_count is None else thread_count)
 

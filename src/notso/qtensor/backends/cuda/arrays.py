@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, call_native, device_weight_bytes
+from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, call_native, weight_bytes
 from notso.qtensor.errors import OperandError
 from notso.qtensor.tensor import QTensor
 
@@ -93,11 +93,6 @@ class DeviceArray:
         if math.prod(sides) != self.size:
             raise OperandError(f"{self.size} values cannot be reshaped to {sides}")
         return DeviceArray(self.memory, sides, self.dtype, self.offset, self.mirror)
-
-
-def weight_bytes(tensor: QTensor) -> int:
-    """Return the size of a weight in device memory."""
-    return device_weight_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
 
 
 class DeviceWeight:

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, HostMirror, download_array, weight_bytes
-from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, call_native
+from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, HostMirror, download_array
+from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, call_native, weight_bytes
 from notso.qtensor.backends.cuda.program import AttentionLaunch, Check, Launch, Places, Program, RopeLaunch, StoreLaunch
 from notso.qtensor.backends.protocol import Numbers, RMSNorm
 from notso.qtensor.errors import OperandError
@@ -153,7 +153,7 @@ class CUDA:
         if self.recording is not None:
             self.recording.add(key, check, launch, used)
             return
-        tiles = check()
+        tiles = check() or 0
         self.flush()
         launch(tiles)
 
@@ -163,9 +163,8 @@ class CUDA:
         _expect_shape("out", out, (ids.size, weight.columns))
         native, rows = self.device.native, ids.size
 
-        def check() -> int:
+        def check() -> None:
             check_below("row", ids.numbers, weight.rows)
-            return 0
 
         if rows:
             args = ids.address, rows, out.address
@@ -176,9 +175,8 @@ class CUDA:
         _expect_shape("out", out, (ids.size, x.shape[1]))
         native, rows = self.device.native, ids.size
 
-        def check() -> int:
+        def check() -> None:
             check_below("row", ids.numbers, x.shape[0])
-            return 0
 
         if rows:
             args = x.address, ids.address, rows, x.shape[1], out.address
@@ -215,17 +213,15 @@ class CUDA:
             _expect_shape("norm", norm.weight, x.shape[1:])
         each = [(weight.facts, out.address) for weight, out in products]
         normed = (0, 0.0) if norm is None else (norm.weight.address, float(norm.eps))
-        args = x.address, *x.shape, each, *normed, join
-        self._dispatch("matmul", _no_check, lambda _: call_native(self.device.native.matmul, *args), x, products, norm)
+        native, args = self.device.native, (x.address, *x.shape, each, *normed, join)
+        self._dispatch("matmul", lambda: None, lambda _: call_native(native.matmul, *args), x, products, norm)
 
     def silu_mul(self, gate: DeviceArray, up: DeviceArray, out: DeviceArray) -> None:
         for name, array in (("up", up), ("out", out)):
             _expect_shape(name, array, gate.shape)
         if gate.size:
-            args = gate.address, up.address, gate.size, out.address
-            self._dispatch(
-                "silu_mul", _no_check, lambda _: call_native(self.device.native.silu_mul, *args), gate, up, out
-            )
+            native, args = self.device.native, (gate.address, up.address, gate.size, out.address)
+            self._dispatch("silu_mul", lambda: None, lambda _: call_native(native.silu_mul, *args), gate, up, out)
 
     def rope_table(
         self,
@@ -238,11 +234,10 @@ class CUDA:
         for name, out in zip(("cosine", "sine"), table, strict=True):
             _expect_shape(name, out, (rows, pairs))
 
-        def check() -> int:
+        def check() -> None:
             negative = positions.numbers[positions.numbers < 0]
             if negative.size:
                 raise OperandError(f"position {negative[0]} is negative")
-            return 0
 
         if rows:
             args = frequencies.address, pairs, positions.address, rows, float(factor), *(out.address for out in table)
@@ -258,9 +253,8 @@ class CUDA:
         for name, of_table in zip(("cosine", "sine"), table, strict=True):
             _expect_shape(name, of_table, (length, dim // 2))
 
-        def check() -> int:
+        def check() -> None:
             check_below("position", positions.numbers, length)
-            return 0
 
         if rows:
             rotation = positions.address, table[0].address, table[1].address
@@ -281,9 +275,8 @@ class CUDA:
         _expect_shape("v", v, k.shape)
         key, places = _place_arguments(positions, sequences, tables, pool, window)
 
-        def check() -> int:
+        def check() -> None:
             check_written(positions.numbers, sequences.numbers, tables.numbers, pool, window)
-            return 0
 
         if positions.size:
             facts = pool.facts, (window[1] if window else pool).facts
@@ -315,10 +308,6 @@ class CUDA:
         if rows:
             launch = AttentionLaunch(self.device, q.address, (rows, heads, dim), *facts)
             self._dispatch(("attention", *key), check, launch, q, out, pool, window)
-
-
-def _no_check() -> int:
-    return 0
 
 
 def _expect_shape(name: str, array: DeviceArray, expected: tuple[int, ...]) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from notso.qtensor import _native as native
 from notso.qtensor.errors import DeviceError, DeviceLostError, DeviceMemoryError
+from notso.qtensor.tensor import QTensor
 
 # The CUDA driver's library, loaded only when a GPU is requested or the driver is looked for.
 LIBRARY = "libcuda.so.1"
@@ -37,9 +38,9 @@ def cuda_architectures() -> tuple[int, ...]:
     return tuple(int(number) for number in native.cuda_architectures().split())
 
 
-def device_weight_bytes(ggml_type: int, rows: int, columns: int) -> int:
-    """Return the size in bytes of a weight in device memory."""
-    return int(native.cuda_laid_bytes(ggml_type, rows, columns))
+def weight_bytes(tensor: QTensor) -> int:
+    """Return the size of a weight in device memory."""
+    return int(native.cuda_laid_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols))
 
 
 def as_byte_array(values: npt.NDArray[Any]) -> Bytes:

@@ -115,8 +115,8 @@ def _preceding_rotation(
     return _NO_ROTATION, at
 
 
-# Function that checks array contents and returns the largest number of tiles that a row reads (0: none).
-Check = Callable[[], int]
+# Function that checks array contents. May return the largest number of tiles that a row reads.
+Check = Callable[[], int | None]
 
 
 class RecordingBackend(Protocol):
@@ -163,7 +163,7 @@ class Program:
 
     def run(self) -> None:
         """Check array contents and launch the graph. Raises OperandError."""
-        tiles = power_of_two(max((check() for check in self._checks.values()), default=0))
+        tiles = power_of_two(max((check() or 0 for check in self._checks.values()), default=0))
         self._backend.flush()
         graph = self._graphs.get(tiles)
         while graph is None or graph.scratch_moves != self._backend.device.native.scratch_moves:
