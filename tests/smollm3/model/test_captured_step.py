@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_steps_are_captured_again_after_weights_change(file: Path) -> None:
 def test_steps_are_not_captured_while_weights_are_exchanged(file: Path) -> None:
     with Engine.load(file, context_tokens=40, threads=1) as engine:
         until(lambda: engine._runner.has_captured_steps)
-        placement = SimpleNamespace(is_finished=False, adopt=lambda _: None)
+        placement = SimpleNamespace(finished=threading.Event(), adopt=lambda _: None)
         looks = list[int]()
 
         def begin_exchange() -> None:
@@ -89,7 +90,7 @@ def test_steps_are_not_captured_while_weights_are_exchanged(file: Path) -> None:
             time.sleep(2 * QUIET_S)
             engine._core.call(lambda: looks.append(len(shapes(engine))))
         assert looks == [0, 0, 0]
-        placement.is_finished = True
+        placement.finished.set()
         until(lambda: engine._runner.has_captured_steps and len(shapes(engine)) == CAPTURED_ROWS)
 
 

@@ -72,9 +72,9 @@ class OneLayerAStep:
         if self.is_answering:
             self._steps_left -= 1
             if self._steps_left == 0:
-                placement._signal = self
+                placement._wake = self.wake
                 self._start(placement)
-            while self._steps_left <= 0 and not (placement._ready or placement.is_finished):
+            while self._steps_left <= 0 and not (placement._ready or placement.finished.is_set()):
                 self._copied.wait(1)
                 self._copied.clear()
         return self._adopt(placement, weights)

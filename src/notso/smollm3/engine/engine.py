@@ -166,7 +166,7 @@ class Engine:
             large_pages=plan.kv_bytes >= LARGE_CACHE_BYTES,
         )
         weights = weights.to_device(backend)
-        self._placement = WeightPlacement(file, weights, signal, backend, requested=config.weights)
+        self._placement = WeightPlacement(file, weights, signal.wake, backend, requested=config.weights)
         rows = step_rows(self.config, plan.context_tokens)
         self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
         self._offload: KVOffload | None = None

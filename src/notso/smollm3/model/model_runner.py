@@ -125,7 +125,7 @@ class ModelRunner:
         # invalidate all captured steps.
         # `has_captured_steps` is set when all likely steps (one token, or the last tokens of a prompt) are captured,
         # when the limit is reached, or when a capture has failed.
-        if self.placement is not None and not self.placement.is_finished:
+        if self.placement is not None and not self.placement.finished.is_set():
             return
         rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)
         missing = next((count for count in rows if (count, 1, None) not in self._captured), None)

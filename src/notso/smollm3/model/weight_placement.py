@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from notso.qtensor import Backend, GGUFFile, QTensorError, Weight, WeightArena
 from notso.smollm3.errors import InvalidRequestError
@@ -29,12 +29,6 @@ _log = logging.getLogger(__name__)
 _HEAD = -1  # layer index that stands for the embeddings and a tied output head
 
 
-class EngineSignal(Protocol):
-    """Notifies the engine of finished copies."""
-
-    def wake(self) -> None: ...
-
-
 class WeightPlacement:
     """Copies weight matrices in the background."""
 
@@ -42,20 +36,20 @@ class WeightPlacement:
         self,
         file: GGUFFile,
         weights: SmolLM3Weights,
-        signal: EngineSignal,
+        wake: Callable[[], None],
         backend: Backend,
         *,
         requested: str,
     ) -> None:
         """Prepare the copy. Raises InvalidRequestError for an unsupported placement."""
-        # The copying thread calls `signal.wake` when a copy is ready to be adopted.
-        if requested in ("packed", "hugepages") and not backend.has_weight_arena:
+        # The copying thread calls `wake` when a copy is ready to be adopted.
+        self._is_requested = requested in ("packed", "hugepages")
+        if self._is_requested and not backend.has_weight_arena:
             raise InvalidRequestError("this system provides no huge pages; use weights=mmap", param="weights")
         self._file = file
-        self._signal = signal
+        self._wake = wake
         self._backend = backend
         self._layout = "hugepages"
-        self._is_requested = requested in ("packed", "hugepages")
         self._ready: deque[tuple[int, LayerWeights | Weight]] = deque()
         self._stopping = threading.Event()
         self._copy_adopted = threading.Event()
@@ -80,13 +74,9 @@ class WeightPlacement:
         """Current placement: "mmap", "packed", "hugepages" (copied in the file's layout), or "promoting 40 %"."""
         if self._adopted == self._total:
             return self._layout
-        if self.finished.is_set() or self._thread is None:
+        if self.finished.is_set():
             return "mmap"
         return f"promoting {100 * self._adopted // self._total} %"
-
-    @property
-    def is_finished(self) -> bool:
-        return self.finished.is_set()
 
     def stop(self) -> None:
         """Stop copying; adopted layers stay."""
@@ -137,11 +127,11 @@ class WeightPlacement:
     def _publish_copy(self, index: int, copy: LayerWeights | Weight) -> None:
         # Waits until the copy is adopted, because the memory plan has room for the copy of only one layer at a time.
         self._ready.append((index, copy))
-        self._signal.wake()
+        self._wake()
         while self._ready and not self._stopping.is_set():
             self._copy_adopted.wait(0.05)
             self._copy_adopted.clear()
-            self._signal.wake()
+            self._wake()
 
 
 def _copy_layer(layer: LayerWeights, arena: WeightArena) -> LayerWeights:
