@@ -346,11 +346,10 @@ class FolderLock:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             lock(descriptor)
-        except BlockingIOError:
+        except OSError as error:
             os.close(descriptor)
-            return False
-        except OSError:
-            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                return False
             raise
         self._descriptor = descriptor
         return True

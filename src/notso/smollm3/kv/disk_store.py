@@ -20,6 +20,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from notso.smollm3.kv.block_file import (
@@ -46,20 +47,13 @@ FREE_BYTES = 1024 * MIB  # space to keep free on the disk
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class _QueuedBlock:
-    def __init__(
-        self,
-        name: BlockName,
-        cache_version: bytes,
-        tokens: Sequence[int],
-        content: bytes,
-        conversations: Collection[bytes],
-    ) -> None:
-        self.name = name
-        self.cache_version = cache_version
-        self.tokens = array("i", tokens)
-        self.content = content
-        self.conversations = set(conversations)  # empty once evicted
+    name: BlockName
+    cache_version: bytes
+    tokens: array[int]
+    content: bytes
+    conversations: set[bytes]  # empty once evicted
 
 
 class DiskStore:
@@ -202,7 +196,9 @@ class DiskStore:
             if waiting + len(content) > self._queue_bytes or file_bytes(len(tokens), len(content)) > self.budget_bytes:
                 return False
             self._queue.pop((hash, is_partial), None)
-            self._queue[hash, is_partial] = _QueuedBlock(name, self._cache_version, tokens, content, conversations)
+            self._queue[hash, is_partial] = _QueuedBlock(
+                name, self._cache_version, array("i", tokens), content, set(conversations)
+            )
             self._wake.notify_all()
         return True
 

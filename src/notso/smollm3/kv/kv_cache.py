@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,10 +24,10 @@ from notso.qtensor import TILE_POSITIONS, Array, Backend, GGUFFile, KeyValuePool
 from notso.qtensor import KVFormat as KVFormat
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.scheduling.sequence import BlockCopy, Chunk
+from notso.system.files import write_private
 from notso.text_file import read_regular
 
 WINDOW_FORMAT: KVFormat = "k8v8"
-
 
 FILE = "formats.json"
 MAX_BYTES = 1 << 16
@@ -55,7 +53,7 @@ def load_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> 
 
 def store_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
     """Store the KV format for a file; drop the oldest entries."""
-    key, draft = _key(file, context_tokens), folder / f".{FILE}.{os.getpid()}"
+    key = _key(file, context_tokens)
     with _writing:
         entries = _read(folder)
         if entries.get(key) == kv_format:
@@ -64,13 +62,10 @@ def store_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv
         newest = dict([*entries.items(), (key, kv_format)][-MAX_ENTRIES:])
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft.write_text(json.dumps(newest, indent=1), "utf-8")
-            draft.replace(folder / FILE)
+            write_private(folder / FILE, json.dumps(newest, indent=1), replace=True)
         except OSError as error:
             # This error is only logged, because even without a stored choice, the same format is usually selected.
             _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
-            with suppress(OSError):  # as above, for example in a file system that is mounted read-only
-                draft.unlink()
 
 
 def _read(folder: Path) -> dict[str, str]:
@@ -122,7 +117,8 @@ class KVCache:
         self.backend = backend
         self.capacity_tokens = capacity_tokens
         self.blocks = blocks or tiles
-        self.pools = _pools(backend, config, self.blocks, kv_format, large_pages)
+        layers, heads, dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+        self.pools = backend.key_value_pools(layers, self.blocks, heads, dim, kv_format, large_pages=large_pages)
         # A small cache is fast enough without large pages and without touching memory while idle.
         self._touches_while_idle = large_pages
         # Without a block pool, the only sequence uses the blocks in ascending order.
@@ -133,7 +129,12 @@ class KVCache:
             in_order.copy() if is_in_order else np.zeros((max_num_seqs, tiles), np.int32)
         )
         self._is_low_bit = KV_FORMATS[kv_format].is_low_bit
-        self._window_pools = _window_pools(backend, config, window_blocks or self.blocks) if self._is_low_bit else []
+        self._window_pools: Sequence[KeyValuePool] = ()
+        if self._is_low_bit:
+            # Windows use small pages: few windows are in use at a time, but every layer would need at least one large
+            # page, which has room for a dozen windows.
+            count = window_blocks or self.blocks
+            self._window_pools = backend.key_value_pools(layers, count, heads, dim, WINDOW_FORMAT, large_pages=False)
         self._window_table: Array = backend.upload(
             in_order.copy() if is_in_order else np.full((max_num_seqs, tiles), -1, np.int32)
         )
@@ -222,17 +223,3 @@ class KVCache:
         for pool in pools:
             pool.write_block(block, content[: pool.block_bytes])
             content = content[pool.block_bytes :]
-
-
-def _pools(
-    backend: Backend, config: SmolLM3Config, blocks: int, kv_format: KVFormat, large_pages: bool
-) -> Sequence[KeyValuePool]:
-    heads, dim = config.num_key_value_heads, config.head_dim
-    return backend.key_value_pools(config.num_hidden_layers, blocks, heads, dim, kv_format, large_pages=large_pages)
-
-
-def _window_pools(backend: Backend, config: SmolLM3Config, blocks: int) -> Sequence[KeyValuePool]:
-    # Windows use small pages: few windows are in use at a time, but every layer would need at least one large page,
-    # which has room for a dozen windows.
-    heads, dim = config.num_key_value_heads, config.head_dim
-    return backend.key_value_pools(config.num_hidden_layers, blocks, heads, dim, WINDOW_FORMAT, large_pages=False)

@@ -14,7 +14,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.disk_store import lower_priority
 from notso.smollm3.kv.kv_cache import KVFormat
+from notso.system.files import write_private
 from notso.text_file import open_regular, read_regular
 
 FILE = "models.json"
@@ -125,18 +125,14 @@ def _identity(sha256: str, entries: list[_Entry]) -> ModelIdentity:
 
 
 def _store_digest(folder: Path, entry: _Entry) -> None:
-    draft = folder / f".{FILE}.{os.getpid()}"
     with _writing:
         entries = [*(each for each in _read(folder) if each.sampled != entry.sampled), entry][-MAX_ENTRIES:]
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft.write_text(json.dumps([asdict(each) for each in entries], indent=1), "utf-8")
-            draft.replace(folder / FILE)
+            write_private(folder / FILE, json.dumps([asdict(each) for each in entries], indent=1), replace=True)
         except OSError as error:
             # This error is only logged, because the digest is computed again at the next start.
             _log.debug("the digest of the model cannot be stored in %s: %s", folder, error)
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
 
 
 def _read(folder: Path) -> list[_Entry]:

@@ -80,9 +80,8 @@ class KVOffload:
         self.readings = PinnedReadings(
             folder / "readings", cache_version, cache.block_bytes, cache.window_bytes, library_bytes
         )
-        chats = [files for files in (self._files, self._windows, self._former) if files is not None]
-        self._chats = chats
-        self._stores = [*chats, *self.readings.stores]
+        self._chats = [files for files in (self._files, self._windows, self._former) if files is not None]
+        self._stores = [*self._chats, *self.readings.stores]
         self._offers: dict[int, _PendingBlock] = {}  # by block: a new offer replaces an older one
         # (hash, is_partial) of a block that could not be loaded -> time until which it is ignored
         self._missing_until: dict[tuple[bytes, bool], float] = {}

@@ -83,7 +83,7 @@ class BlockPool:
         self._blank = list(range(blocks - 1, -1, -1))
         self._unreferenced: OrderedDict[int, None] = OrderedDict()  # cached blocks, least recently freed first
         self._children: dict[bytes, dict[tuple[int, ...], int]] = {}
-        self._has_windows = windows is not None
+        self.has_windows = windows is not None
         self._windows: dict[int, int] = {}
         self._free_windows = list(range(windows or 0))
 
@@ -161,7 +161,7 @@ class BlockPool:
         best, most = -1, 0
         for candidate, block in self._children.get(parent_hash, {}).items():
             common = common_length(candidate, tokens)
-            if common > most and (not self._has_windows or block in self._windows):
+            if common > most and (not self.has_windows or block in self._windows):
                 best, most = block, common
         return best, most
 
@@ -221,16 +221,12 @@ class BlockPool:
     # Windows
 
     @property
-    def has_windows(self) -> bool:
-        return self._has_windows
-
-    @property
     def windows(self) -> Mapping[int, int]:
         return MappingProxyType(self._windows)
 
     def open_window(self, block: int) -> None:
         """Assign a window to a block, evicting an unreferenced block if needed. Raises OutOfBlocksError."""
-        if not self._has_windows or block in self._windows:
+        if not self.has_windows or block in self._windows:
             return
         if not self._free_windows and not self.evict_one(self._windows.__contains__):
             raise OutOfBlocksError
@@ -238,7 +234,7 @@ class BlockPool:
 
     def open_windows(self, blocks: Sequence[int], start: int, rows: int) -> None:
         """Assign windows to the first block and those that a step writes; free the windows of blocks in between."""
-        if not self._has_windows:
+        if not self.has_windows:
             return
         first, last = start // BLOCK_TOKENS, (start + rows - 1) // BLOCK_TOKENS
         for block in blocks[1:first]:
@@ -248,7 +244,7 @@ class BlockPool:
 
     def close_windows(self, blocks: Sequence[int], start: int, count: int) -> None:
         """Free the windows of full blocks, except the first block's."""
-        if self._has_windows:
+        if self.has_windows:
             for block in blocks[max(start // BLOCK_TOKENS, 1) : (start + count) // BLOCK_TOKENS]:
                 self._free_window(block)
 
