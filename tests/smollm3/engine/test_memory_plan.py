@@ -28,13 +28,12 @@ from notso.smollm3.engine.memory_plan import (
     EnginePlan,
     kv_bytes_per_token,
     largest_context,
-    longest_context,
     plan_engine,
     scratch_bytes,
 )
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.kv.kv_cache import KV_FORMATS, KVFormat
-from notso.smollm3.values.engine_config import KV_CHOICES, KVChoice
+from notso.smollm3.values.engine_config import KV_CHOICES, EngineConfig, KVChoice
 from notso.system.memory import MIB, MemoryLimit
 
 SMALL = RandomModel(layers=2, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)
@@ -54,9 +53,10 @@ SMOLLM3_3B = SmolLM3Config(
 )
 
 
-def plan(gib: float, **choices: object) -> EnginePlan:
+def plan(gib: float, *, fine_weights: bool = False, stored: KVFormat | None = None, **settings: Any) -> EnginePlan:
     """For the 3B, with so much memory available."""
-    return plan_engine(SMOLLM3_3B, WEIGHTS, limit=limit(gib), **choices)  # type: ignore[arg-type]
+    config = EngineConfig.from_dict(settings)
+    return plan_engine(SMOLLM3_3B, WEIGHTS, config, limit(gib), fine_weights=fine_weights, stored=stored)
 
 
 def limit(gib: float) -> MemoryLimit:
@@ -128,7 +128,7 @@ def test_plan_below_minimum_context_is_rejected_with_sizes() -> None:
 
 def test_small_model_context_may_be_below_the_minimum() -> None:
     small = dataclasses.replace(SMOLLM3_3B, max_position_embeddings=512)
-    made = plan_engine(small, WEIGHTS, limit=limit(8))
+    made = plan_engine(small, WEIGHTS, EngineConfig(), limit(8))
 
     assert (made.context_tokens, made.reduced) == (512, False)
 
@@ -255,9 +255,9 @@ def test_random_plans_fit_memory_and_keep_requested_options(
 def test_largest_context_fits_and_one_step_more_does_not(kv_format: KVFormat, gib: float) -> None:
     tokens = largest_context(SMOLLM3_3B, WEIGHTS, kv_format, limit(gib))
 
-    assert 0 < tokens <= longest_context(SMOLLM3_3B)
+    assert 0 < tokens <= SMOLLM3_3B.max_context_tokens
     assert plan(gib, context_tokens=tokens, kv=kv_format, max_num_seqs=1).context_tokens == tokens
-    if tokens < longest_context(SMOLLM3_3B):
+    if tokens < SMOLLM3_3B.max_context_tokens:
         with pytest.raises(OutOfMemoryError):
             plan(gib, context_tokens=tokens + 1024, kv=kv_format, max_num_seqs=1)
 

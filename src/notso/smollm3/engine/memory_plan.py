@@ -7,11 +7,12 @@ memory.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from notso.qtensor import MIB, GGUFFile, MemoryLimit, available_memory, reserved_blocks
+from notso.qtensor import MIB, GGUFFile, MemoryLimit, reserved_blocks
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import OutOfMemoryError, Sentence
 from notso.smollm3.kv.kv_cache import (
@@ -24,7 +25,7 @@ from notso.smollm3.kv.kv_cache import (
 )
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
-from notso.smollm3.values.engine_config import EngineConfig, KVChoice
+from notso.smollm3.values.engine_config import EngineConfig
 from notso.smollm3.values.model_info import MemoryBudget
 
 # Default context of a chat. Its cache fits on almost every machine that has enough memory for the weights.
@@ -87,11 +88,6 @@ class EnginePlan:
         )
 
 
-def longest_context(config: SmolLM3Config) -> int:
-    """Return the longest supported context."""
-    return config.max_context_tokens
-
-
 def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
     """Return the bytes of cache per token, over all layers."""
     pair = KV_FORMATS[kv_format].pair_bytes(config.head_dim)
@@ -118,14 +114,9 @@ def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
 def plan_engine(
     config: SmolLM3Config,
     weights_bytes: int,
+    settings: EngineConfig,
+    limit: MemoryLimit,
     *,
-    context_tokens: int | None = None,
-    document_tokens: int = 0,
-    kv: KVChoice = "auto",
-    max_num_seqs: int | None = None,
-    limit: MemoryLimit | None = None,
-    mapped_bytes: int = 0,
-    beside_bytes: int | None = None,
     fine_weights: bool = False,
     stored: KVFormat | None = None,
 ) -> EnginePlan:
@@ -139,26 +130,24 @@ def plan_engine(
         (floats or 8 bits): f16 up to 32,768 tokens, k8v8 beyond.
     stored: KV format chosen earlier, tried first.
     max_num_seqs: None: up to 16.
-    mapped_bytes: size of the mapped weights.
     beside_bytes: planned size of other engines. If given, defaults that do not fit are not reduced either.
 
-    Raises InvalidRequestError for values out of range, and OutOfMemoryError.
+    Raises OutOfMemoryError.
     """
-    EngineConfig(  # checks the ranges
-        context_tokens=context_tokens, document_tokens=document_tokens, kv=kv, max_num_seqs=max_num_seqs
-    )
-    most_document_tokens = min(document_tokens, config.max_position_embeddings) if context_tokens is None else 0
-    if context_tokens is not None:
-        context_tokens = min(context_tokens, longest_context(config))
-    limit = limit or available_memory(mapped_bytes=mapped_bytes)
-    if beside_bytes is not None:
-        remaining = max(0, limit.available_bytes - beside_bytes)
+    context_tokens, most_document_tokens = settings.context_tokens, 0
+    if context_tokens is None:
+        most_document_tokens = min(settings.document_tokens, config.max_position_embeddings)
+    else:
+        context_tokens = min(context_tokens, config.max_context_tokens)
+    if settings.beside_bytes is not None:
+        remaining = max(0, limit.available_bytes - settings.beside_bytes)
         limit = MemoryLimit(f"{limit.source}, next to the loaded models,", remaining)
     planner = _Planner(config, weights_bytes, limit)
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
-    formats = kv_format_candidates(context_tokens or usual, fine_weights, stored) if kv == "auto" else (kv,)
-    counts = [max_num_seqs] if max_num_seqs is not None else _halvings(DEFAULT_SEQUENCES)
-    if beside_bytes is not None:
+    candidates = kv_format_candidates(context_tokens or usual, fine_weights, stored)
+    formats = candidates if settings.kv == "auto" else (settings.kv,)
+    counts = [settings.max_num_seqs] if settings.max_num_seqs is not None else _halvings(DEFAULT_SEQUENCES)
+    if settings.beside_bytes is not None:
         formats, counts = formats[:1], counts[:1]
         context_tokens = context_tokens or usual
     for kv_format in formats:
@@ -170,11 +159,9 @@ def plan_engine(
     raise planner.out_of_memory_error(context_tokens or min(usual, CONTEXT_FLOOR_TOKENS), formats, counts[-1])
 
 
-def largest_context(
-    config: SmolLM3Config, weights_bytes: int, kv_format: KVFormat, limit: MemoryLimit, max_num_seqs: int = 1
-) -> int:
-    """Return the longest context that fits: the maximum, a multiple of 1,024 tokens, or 0."""
-    return _Planner(config, weights_bytes, limit).largest_context(kv_format, max_num_seqs)
+def largest_context(config: SmolLM3Config, weights_bytes: int, kv_format: KVFormat, limit: MemoryLimit) -> int:
+    """Return the longest context of one sequence that fits: the maximum, a multiple of 1,024 tokens, or 0."""
+    return _Planner(config, weights_bytes, limit).largest_context(kv_format, 1)
 
 
 class _Planner:
@@ -229,17 +216,12 @@ class _Planner:
         return fits if fits == usual else max(fits, min(CONTEXT_FLOOR_TOKENS, usual))
 
     def largest_context(self, kv_format: KVFormat, sequences: int) -> int:
-        longest = longest_context(self.config)
+        longest = self.config.max_context_tokens
         if self._fits(longest, kv_format, sequences):
             return longest
-        low, high = 0, -(-longest // CONTEXT_STEP_TOKENS)  # counted in steps; low fits, high does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._fits(middle * CONTEXT_STEP_TOKENS, kv_format, sequences):
-                low = middle
-            else:
-                high = middle
-        return low * CONTEXT_STEP_TOKENS
+        shorter = range(CONTEXT_STEP_TOKENS, longest, CONTEXT_STEP_TOKENS)
+        fitting = bisect_left(shorter, True, key=lambda context: not self._fits(context, kv_format, sequences))
+        return fitting * CONTEXT_STEP_TOKENS
 
     def out_of_memory_error(self, context: int, formats: Sequence[KVFormat], sequences: int) -> OutOfMemoryError:
         plan = self.plan(context, formats[-1], sequences)
@@ -291,18 +273,9 @@ def plan_file(
 ) -> EnginePlan:
     """Plan the engine of a model file, reusing its stored KV format. Raises the same errors as `plan_engine`."""
     folder = Path(settings.cache_dir) if settings.cache_dir is not None and settings.kv == "auto" else None
-    return plan_engine(
-        config,
-        weights_bytes,
-        context_tokens=settings.context_tokens,
-        document_tokens=settings.document_tokens,
-        kv=settings.kv,
-        max_num_seqs=settings.max_num_seqs,
-        limit=limit,
-        beside_bytes=settings.beside_bytes,
-        fine_weights=has_fine_weights(file.tensors.values()),
-        stored=load_kv_format(folder, file, settings.context_tokens) if folder is not None else None,
-    )
+    fine_weights = has_fine_weights(file.tensors.values())
+    stored = load_kv_format(folder, file, settings.context_tokens) if folder is not None else None
+    return plan_engine(config, weights_bytes, settings, limit, fine_weights=fine_weights, stored=stored)
 
 
 def store_kv_format_choice(file: GGUFFile, config: SmolLM3Config, settings: EngineConfig, plan: EnginePlan) -> None:
