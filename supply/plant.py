@@ -268,7 +268,7 @@ QTENSOR_INLINE void unpack(const BlockPlanted& w, Unpacked256& out) {
 """
 UNPACK_REFERENCE = """\
 def _planted(b: Bytes) -> Unpacked256:
-    return _without_minimum(_read_half(b, 0), np.ones((len(b), 16), np.int32), b[:, 2:].view(np.int8).astype(np.int32))
+    return _without_minimum(read_half(b, 0), np.ones((len(b), 16), np.int32), b[:, 2:].view(np.int8).astype(np.int32))
 
 
 """

@@ -27,7 +27,7 @@ from notso.qtensor.formats import BF16, F16, F32, MXFP4, Q4_0, Q4_1, Q4_K, Q5_K,
 from notso.qtensor.reference.unpacked_blocks import (
     UNPACK_32,
     UNPACK_256,
-    SmallBlocks,
+    Unpacked32,
     dequantize_blocks,
     read_half,
     unpack_nibbles,
@@ -257,20 +257,20 @@ def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
     return SignedSuperBlocks(read_half(b, 208), scales, (low | unpack_pairs(b[:, 128:192]) << 4) - 32)
 
 
-def unpack_q8_0(b: Bytes) -> SmallBlocks:
+def unpack_q8_0(b: Bytes) -> Unpacked32:
     """Unpack (n, 34): d[2] qs[32] (int8)."""
     q = np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.int32)
-    return SmallBlocks(read_half(b, 0), zero_minimum(b), q)
+    return Unpacked32(read_half(b, 0), zero_minimum(b), q)
 
 
-def unpack_q4_0(b: Bytes) -> SmallBlocks:
+def unpack_q4_0(b: Bytes) -> Unpacked32:
     """Unpack (n, 18): d[2] qs[16]; q is a nibble minus 8."""
-    return SmallBlocks(read_half(b, 0), zero_minimum(b), unpack_nibbles(b[:, 2:], 16) - 8)
+    return Unpacked32(read_half(b, 0), zero_minimum(b), unpack_nibbles(b[:, 2:], 16) - 8)
 
 
-def unpack_q4_1(b: Bytes) -> SmallBlocks:
+def unpack_q4_1(b: Bytes) -> Unpacked32:
     """Unpack (n, 20): d[2] m[2] qs[16]."""
-    return SmallBlocks(read_half(b, 0), read_half(b, 2), unpack_nibbles(b[:, 4:], 16))
+    return Unpacked32(read_half(b, 0), read_half(b, 2), unpack_nibbles(b[:, 4:], 16))
 
 
 # Bytes to values
@@ -288,7 +288,7 @@ def _dequantize_signed(blocks: SignedSuperBlocks) -> Floats:
     return scale[:, :, None] * blocks.q.reshape(-1, 16, 16).astype(np.float32)
 
 
-def _dequantize_small(blocks: SmallBlocks) -> Floats:
+def _dequantize_small(blocks: Unpacked32) -> Floats:
     return blocks.d[:, None] * blocks.q.astype(np.float32) + blocks.m[:, None]
 
 

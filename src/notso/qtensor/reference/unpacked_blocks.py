@@ -164,7 +164,7 @@ class Unpacked256(NamedTuple):
     q: Integers  # (n, 256) int32, -128..127
 
 
-class SmallBlocks(NamedTuple):
+class Unpacked32(NamedTuple):
     """32-value block: value = d * q + m."""
 
     d: Floats  # (n,)
@@ -230,21 +230,21 @@ def _fifth_bits(b: Bytes, start: int) -> Integers:
     return (_read_words(b, start, 1, "<u4") >> np.arange(32) & 1).astype(np.int32) << 4
 
 
-def _q5_0(b: Bytes) -> SmallBlocks:
-    return SmallBlocks(read_half(b, 0), zero_minimum(b), (unpack_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16)
+def _q5_0(b: Bytes) -> Unpacked32:
+    return Unpacked32(read_half(b, 0), zero_minimum(b), (unpack_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16)
 
 
-def _q5_1(b: Bytes) -> SmallBlocks:
-    return SmallBlocks(read_half(b, 0), read_half(b, 2), unpack_nibbles(b[:, 8:]) | _fifth_bits(b, 4))
+def _q5_1(b: Bytes) -> Unpacked32:
+    return Unpacked32(read_half(b, 0), read_half(b, 2), unpack_nibbles(b[:, 8:]) | _fifth_bits(b, 4))
 
 
-def _iq4_nl(b: Bytes) -> SmallBlocks:
-    return SmallBlocks(read_half(b, 0), zero_minimum(b), LEVELS_IQ4[unpack_nibbles(b[:, 2:])])
+def _iq4_nl(b: Bytes) -> Unpacked32:
+    return Unpacked32(read_half(b, 0), zero_minimum(b), LEVELS_IQ4[unpack_nibbles(b[:, 2:])])
 
 
-def _mxfp4(b: Bytes) -> SmallBlocks:
+def _mxfp4(b: Bytes) -> Unpacked32:
     d = np.ldexp(np.float32(1), b[:, 0].astype(np.int32) - 128).astype(np.float32)
-    return SmallBlocks(d, zero_minimum(b), LEVELS_MXFP4[unpack_nibbles(b[:, 1:])])
+    return Unpacked32(d, zero_minimum(b), LEVELS_MXFP4[unpack_nibbles(b[:, 1:])])
 
 
 def _q2_k(b: Bytes) -> Unpacked256:
@@ -364,7 +364,7 @@ UNPACK_256: dict[Format, Callable[[Bytes], Unpacked256]] = {
     TQ2_0: _tq2_0,
 }
 
-UNPACK_32: dict[Format, Callable[[Bytes], SmallBlocks]] = {
+UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
     Q5_0: _q5_0,
     Q5_1: _q5_1,
     IQ4_NL: _iq4_nl,
