@@ -25,16 +25,15 @@ class BlockMover:
         failed = set[Sequence]()
         if self._offload is not None:
             self._offload.prefetch(plan.loads)
-        for kind, moves in groupby(plan.moves, type):
-            group = list(moves)
-            if kind is BlockLoad:
-                self._load(
-                    [load for load in group if isinstance(load, BlockLoad) and load.sequence not in failed], failed
-                )
-                continue
-            for copy in group:
-                if isinstance(copy, BlockCopy):
-                    self._cache.copy_block(copy)
+        for _, moves in groupby(plan.moves, type):
+            loads = []
+            for move in moves:
+                if isinstance(move, BlockCopy):
+                    self._cache.copy_block(move)
+                elif move.sequence not in failed:
+                    loads.append(move)
+            if loads:
+                self._load(loads, failed)
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence not in failed]
 
     def _load(self, loads: list[BlockLoad], failed: set[Sequence]) -> None:

@@ -520,17 +520,8 @@ class Engine:
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
         params, options = apply_settings(params, options, settings)
         submits = [self.prepare(conversation(each), params, options) for each in conversations]
-        generations: list[Generation] = []
-        try:
-            generations += [submit() for submit in submits[:MAX_BATCHED]]
-            answers = []
-            for index in range(len(submits)):
-                answers.append(generations[index].result())
-                generations += [submit() for submit in submits[index + MAX_BATCHED : index + MAX_BATCHED + 1]]
-            return answers
-        finally:
-            for generation in generations:
-                generation.stop()
+        with closing(_submit_in_order(submits)) as generations:
+            return [generation.result() for generation in generations]
 
     def continue_text(
         self,
@@ -562,22 +553,17 @@ class Engine:
         )
         require(isinstance(texts, Iterable), "texts", "a text or a list of texts")
         submits = [self.prepare(text, None, options) for text in ([texts] if isinstance(texts, str) else texts)]
-        generations: list[Generation] = []
-        try:
-            vectors = []
-            for index in range(len(submits)):
-                generations += [submit() for submit in submits[len(generations) : index + MAX_BATCHED]]
-                events = list(generations[index].events())
+        vectors = []
+        with closing(_submit_in_order(submits)) as generations:
+            for generation in generations:
+                events = list(generation.events())
                 if events[-1].error is not None:
                     raise events[-1].error
                 vector = next((event.embedding for event in events if event.kind == "embedding"), None)
                 if vector is None:  # the engine was closed meanwhile
                     raise EngineError(CLOSED)
                 vectors.append(vector)
-            return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
-        finally:
-            for generation in generations:
-                generation.stop()
+        return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
 
     # Generation
 
@@ -667,6 +653,18 @@ class Engine:
         if self._closed:
             raise InvalidRequestError(CLOSED)
         self._core.require_process()
+
+
+def _submit_in_order(submits: Sequence[Callable[[], Generation]]) -> Generator[Generation, None, None]:
+    # Yields the generations. The next one is requested when the previous one has finished. Closing stops all.
+    generations: list[Generation] = []
+    try:
+        for index in range(len(submits)):
+            generations += [submit() for submit in submits[len(generations) : index + MAX_BATCHED]]
+            yield generations[index]
+    finally:
+        for generation in generations:
+            generation.stop()
 
 
 def _turns(messages: ChatInput) -> Sequence[Message]:

@@ -154,7 +154,7 @@ class EngineCore:
         self._on_device_lost = on_device_lost
         self._is_stuck = False  # no request can continue until new work arrives
         self._requests: dict[Sequence, Request] = {}
-        self._prompt_s_per_token = 0.0
+        self.prompt_s_per_token = 0.0  # 0: not measured yet
         self._totals = StepTotals()
         self._thread = threading.Thread(target=self._run, name="notso-engine", daemon=True)
         self._thread.start()
@@ -167,10 +167,6 @@ class EngineCore:
 
     def is_idle(self) -> bool:
         return not self._requests
-
-    @property
-    def prompt_s_per_token(self) -> float:
-        return self._prompt_s_per_token
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError if the engine has ended."""
@@ -374,7 +370,7 @@ class EngineCore:
         if not decoding:
             return room
         decode_s = self._latency.seconds(decoding) if decoding <= MAX_SAMPLED else 0.0
-        return self._prefill_budget.tokens(decoding, room, decode_s, self._prompt_s_per_token)
+        return self._prefill_budget.tokens(decoding, room, decode_s, self.prompt_s_per_token)
 
     def _start_request(self, request: Request, chunk: Chunk) -> None:
         if request.started_at:
@@ -385,7 +381,7 @@ class EngineCore:
             request.drafter = request.create_drafter()
         self._totals.prompt_tokens_total += request.prompt_tokens
         self._totals.cached_tokens_total += request.cached_tokens
-        first_progress = progress(request, chunk.start, self._prompt_s_per_token)
+        first_progress = progress(request, chunk.start, self.prompt_s_per_token)
         request.generation.write([*request.first_events(), first_progress])
 
     def _should_continue(self, plan: Plan, layer: int) -> bool:
@@ -394,7 +390,7 @@ class EngineCore:
         share = layer / len(self.runner.weights.layers)
         for chunk in plan.chunks:
             done = chunk.start + int(share * chunk.count)
-            notify_progress(self._requests[chunk.sequence], done, now, self._prompt_s_per_token)
+            notify_progress(self._requests[chunk.sequence], done, now, self.prompt_s_per_token)
         return not self._closing and not all(
             self._requests[chunk.sequence].generation.stop_requested for chunk in plan.chunks
         )
@@ -407,11 +403,11 @@ class EngineCore:
             logits = logits[chunk.count - 1 :]
         if not chunk.samples:
             self.scheduler.advance(chunk)
-            notify_progress(request, chunk.sequence.computed, now, self._prompt_s_per_token)
+            notify_progress(request, chunk.sequence.computed, now, self.prompt_s_per_token)
             return
         if not request.prefilled_at:
             request.prefilled_at = now
-            request.generation.write([progress(request, request.prompt_tokens, self._prompt_s_per_token)])
+            request.generation.write([progress(request, request.prompt_tokens, self.prompt_s_per_token)])
             if request.pooling is not None:
                 request.generation.write([Event("embedding", embedding=request.pooling.embedding())])
         if request.is_over:  # nothing to generate
@@ -495,8 +491,8 @@ class EngineCore:
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
             return  # a smaller step takes as long as a full tile, so it does not show the prefill speed
-        mean = self._prompt_s_per_token
-        self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
+        mean = self.prompt_s_per_token
+        self.prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._totals.prefill_tokens_per_s = plan.rows / seconds
 
 

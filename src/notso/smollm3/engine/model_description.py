@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -64,9 +65,6 @@ def model_info(
     stored = file.metadata.get("general.name")
     name = one_line(stored if stored and isinstance(stored, str) else file.path.stem, MAX_NAME_CHARACTERS)
     license_name = file.metadata.get("general.license.name", file.metadata.get("general.license"))
-    counts: dict[str, int] = {}
-    for tensor in file.tensors.values():
-        counts[tensor.format.name] = counts.get(tensor.format.name, 0) + 1
     return ModelInfo(
         name=name,
         path=str(file.path),
@@ -75,7 +73,7 @@ def model_info(
         parameter_count=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
         context_tokens=plan.context_tokens,
         document_tokens=plan.document_tokens,
-        quantization=counts,
+        quantization=dict(Counter(tensor.format.name for tensor in file.tensors.values())),
         device=backend.name,
         device_note=note,
         kernels=backend.kernels,

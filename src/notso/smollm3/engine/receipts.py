@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
@@ -24,7 +24,6 @@ from notso.smollm3.engine.request import Request, ids_digest
 from notso.smollm3.errors import EngineError, InvalidRequestError, require
 from notso.smollm3.kv.model_identity import ARITHMETIC
 from notso.smollm3.sampling.sampler import Floats
-from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import Grammar, QuoteSource, Replay, RequestOptions, ToolName
 from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams
 from notso.text_file import open_regular
@@ -70,7 +69,6 @@ def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str,
         changed["logit_bias"] = {str(token): bias for token, bias in changed["logit_bias"].items()}
     choice = options.tool_choice
     prompt, ids = list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :]
-    reason = request.output.finish_reason or ("length" if request.output.tokens >= request.max_tokens else "cancelled")
     record = {
         "notso_receipt": VERSION,
         "form": "open",
@@ -103,7 +101,7 @@ def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str,
             "sha256": ids_digest(ids),
             "ids": ids,
             "closed_at": list(request.closed_at),
-            "finish_reason": reason,
+            "finish_reason": request.finish_reason,
         },
     }
     record["options"]["sha256"] = _hash(record["options"])
@@ -158,7 +156,7 @@ def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling parameters of an open receipt. Raises InvalidRequestError."""
     names = {each.name for each in fields(SamplingParams)}
     values = dict(receipt["sampling"])
-    if not isinstance(values, dict) or not values.keys() <= names:
+    if not values.keys() <= names:
         raise InvalidRequestError("the receipt has unknown sampling parameters", param="sampling")
     if "logit_bias" in values:
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
@@ -183,10 +181,9 @@ def receipt_options(receipt: Mapping[str, Any]) -> RequestOptions:
     """Return the request options of an open receipt. Raises InvalidRequestError."""
     record = receipt["options"]
     choice, grammar = record["tool_choice"], record["grammar"]
-    tools: Sequence[Tool] | None = record["tools"]
     return RequestOptions(
         thinking=record.get("thinking", True),
-        tools=tools,
+        tools=record["tools"],
         tool_choice=ToolName(choice["name"]) if isinstance(choice, dict) else choice,
         parallel_tool_calls=record["parallel_tool_calls"],
         strict_tools=tuple(record["strict_tools"]),
@@ -214,15 +211,12 @@ class ReceiptVerifier:
         return ()
 
     def end(self) -> ReceiptCheck:
-        request, tokens = self._request, len(self._answer.ids)
-        if self._result is None:
-            reason = request.output.finish_reason or (
-                "length" if request.output.tokens >= request.max_tokens else "cancelled"
-            )
-            if reason != self._finish_reason:
-                problem = f"the answer ends with {reason!r}, not {self._finish_reason!r}"
-                return ReceiptCheck(problem, None, tokens)
-        return self._result or ReceiptCheck("", None, tokens)
+        if self._result is not None:
+            return self._result
+        reason, problem = self._request.finish_reason, ""
+        if reason != self._finish_reason:
+            problem = f"the answer ends with {reason!r}, not {self._finish_reason!r}"
+        return ReceiptCheck(problem, None, len(self._answer.ids))
 
     def _check(self, row: Floats) -> None:
         request, ids = self._request, self._answer.ids

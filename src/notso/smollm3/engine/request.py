@@ -19,7 +19,7 @@ from notso.smollm3.sampling.sampler import Floats, Sampler
 from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.values.events import Event, TokenLogprob, Usage
+from notso.smollm3.values.events import Event, FinishReason, TokenLogprob, Usage
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import Replay
 
@@ -113,6 +113,12 @@ class Request:
     @property
     def is_over(self) -> bool:
         return self.output.finish_reason is not None or self.output.tokens >= self.max_tokens
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        # An answer that could continue counts as cancelled.
+        reason = self.output.finish_reason
+        return reason or ("length" if self.output.tokens >= self.max_tokens else "cancelled")
 
     @property
     def remaining_tokens(self) -> int:
