@@ -6,6 +6,7 @@ import codecs
 import errno
 import io
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +22,7 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _NUL = b"\0"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class NotTextError(ValueError):
@@ -108,9 +110,9 @@ def encoding_of(data: bytes) -> str:
     return "utf-8"
 
 
-def is_unicode(path: Path) -> bool:
-    """Return whether a path is valid UTF-8, as JSON and HTML require."""
-    return not any("\ud800" <= character <= "\udfff" for character in str(path))
+def is_unicode(text: str | Path) -> bool:
+    """Return whether a text or path is valid UTF-8, as JSON and HTML require."""
+    return _SURROGATE.search(str(text)) is None
 
 
 SECRET_BYTES = 1 << 16

@@ -69,15 +69,9 @@ from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, Engi
 from notso.smollm3.values.events import Completion, Event
 from notso.smollm3.values.messages import Message, Priority
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate, StoredReading
-from notso.smollm3.values.request_options import (
-    AnswerSettings,
-    PromptInput,
-    RequestOptions,
-    apply_settings,
-    is_unicode,
-)
+from notso.smollm3.values.request_options import AnswerSettings, PromptInput, RequestOptions, apply_settings
 from notso.smollm3.values.sampling_params import SamplingParams
-from notso.text_file import NotTextError, read_text
+from notso.text_file import NotTextError, is_unicode, read_text
 
 DEMO = "demo"
 

@@ -16,6 +16,7 @@ from typing import Any
 from notso.smollm3.output.lookahead import Lookahead, Span, pending_length
 from notso.smollm3.strict_json import DECODER
 from notso.smollm3.values.messages import ToolCall
+from notso.text_file import is_unicode
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -129,7 +130,7 @@ def parse_call(body: str) -> ToolCall | None:
         return None
     name, _ = members.get("name", (None, ""))
     arguments, written = members.get("arguments", ({}, "{}"))
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or not _is_unicode(name):
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or not is_unicode(name):
         return None
     return ToolCall(id=_new_id(), name=name, arguments=written)
 
@@ -198,10 +199,6 @@ def _parse_members(text: str) -> dict[str, tuple[Any, str]]:
 def _skip_space(text: str, position: int) -> int:
     found = _JSON_SPACE.match(text, position)
     return found.end() if found else position
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _append(pieces: list[Span | ToolCall | ToolCallPart], piece: Span | ToolCall) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from notso.smollm3.errors import InvalidRequestError, UnknownOptionError, require
 from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
 from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams, SamplingSettings
+from notso.text_file import is_unicode
 
 MAX_TOP_LOGPROBS = 20
 QUOTE_OF = "x-quote-of"
@@ -216,11 +217,6 @@ class RequestOptions:
                 raise InvalidRequestError(
                     f"{name} requires messages, because other prompts use no chat template", param=name
                 )
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether a text has no lone surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 class AnswerSettings(SamplingSettings, total=False):
