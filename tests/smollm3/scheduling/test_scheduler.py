@@ -191,9 +191,13 @@ class Machine:
             assert sequence.batch_index is None
             assert not sequence.blocks
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
     def run(self, prompt_tokens: int = 256, most_steps: int = 10_000) -> int:
         for steps in range(most_steps):
-            if not self.scheduler.has_work:
+            if not self.has_work:
                 return steps
             plan = self.step(prompt_tokens)
             assert plan, "a step with waiting work must not be empty"
@@ -240,10 +244,10 @@ def test_random_requests_are_neither_lost_nor_mixed_up(
             machine.add(ids, min(answers, blocks * BLOCK_TOKENS - len(ids)), priority, salt, owner=owner)
         if machine.goals and rng.random() < 0.02:
             machine.abort(rng.choice(list(machine.goals)))
-        if not machine.scheduler.has_work and not left:
+        if not machine.has_work and not left:
             break
         plan = machine.step(rng.choice(budgets), draft=rng)
-        assert plan or not machine.scheduler.has_work
+        assert plan or not machine.has_work
     assert not machine.goals
     assert machine.pool.available == blocks
 
@@ -399,7 +403,7 @@ def test_lowest_priority_is_preempted_and_resumed() -> None:
     machine.step(512)
     high = machine.add(prompt(2, 300), 300, priority=0)
     preempted = []
-    while machine.scheduler.has_work:
+    while machine.has_work:
         preempted += machine.step(512).preempted
     assert preempted
     assert all(sequence is low for sequence in preempted)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from notso.qtensor import FORMATS_BY_NAME, Format, GGUFFile, GGUFWriter, QTensor
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.conversion.converter import convert, new_model_file, quantize_chunks, require_whole_blocks
-from notso.smollm3.conversion.hf_folder import CHUNK_VALUES, HFFolder
+from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
 from notso.smollm3.conversion.importance import Importance, importance
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, Q5_K_M, SmolLM3Weights, format_in
@@ -82,8 +82,9 @@ def _quantize_file(
 
             def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
                 nonlocal written
+                rows = FolderTensor(tensor.name, tensor)
                 columns = measured.of.get(tensor.name) if measured is not None else None
-                for data in quantize_chunks(_rows(tensor), format, tensor.name, columns, threads):
+                for data in quantize_chunks(rows.chunks(), format, tensor.name, columns, threads):
                     yield data
                     written += data.size
                     progress("writing", written, writer.tensor_bytes)
@@ -108,12 +109,6 @@ def _add_quantization_keys(writer: GGUFWriter, mix: str, text_name: str, measure
         writer.add("quantize.imatrix.dataset", text_name, "string")
         writer.add("quantize.imatrix.entries_count", len(measured.of), "uint32")
         writer.add("quantize.imatrix.chunks_count", measured.windows, "uint32")
-
-
-def _rows(tensor: QTensor) -> Iterator[npt.NDArray[np.float32]]:
-    step = max(1, CHUNK_VALUES // tensor.cols)
-    for start in range(0, tensor.rows, step):
-        yield tensor.dequantize(start, min(start + step, tensor.rows))
 
 
 def _common_format(folder: Path) -> str:

@@ -31,7 +31,7 @@ from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import require_process
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError
-from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS, StepLatency
+from notso.smollm3.scheduling.ngram_drafter import StepLatency
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, TILE_ROWS, PrefillBudget, Scheduler
 from notso.smollm3.scheduling.sequence import MAX_SAMPLED, Chunk, Plan, Sequence
 from notso.smollm3.values.events import Event, FinishReason, Progress
@@ -360,7 +360,7 @@ class EngineCore:
         for sequence in decoding:
             request = self._requests[sequence]
             if nothing_to_prefill and request.drafter is not None and sequence.pending == 1:
-                limit = min(request.remaining_tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
+                limit = min(request.remaining_tokens - 1, MAX_SAMPLED - rows)
                 sequence.drafts = request.drafter.propose(limit, rows)
                 rows += len(sequence.drafts)
         return rows

@@ -110,12 +110,10 @@ class NgramDrafter:
     def __init__(
         self,
         ids: Sequence[int],
-        most: int = MOST_DRAFTS,
         *,
         never: frozenset[int] = frozenset(),
         latency: StepLatency | None = None,
     ) -> None:
-        self._most = most
         self._never = never
         self._latency = latency or StepLatency()
         self._ids = array("i")
@@ -133,9 +131,6 @@ class NgramDrafter:
         self._silence = FIRST_SILENCE
         self._silent_until = 0
         self.extend(ids)
-
-    def __len__(self) -> int:
-        return len(self._ids)
 
     def extend(self, tokens: Iterable[int]) -> None:
         ids, before, last, key = self._ids, self._before, self._last, self._key
@@ -158,7 +153,7 @@ class NgramDrafter:
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
         """Return up to `limit` draft tokens, or none if not worthwhile; `rows`: rows of the step without them."""
         # The caller reports the outcome to `record_acceptance`.
-        limit = min(limit, self._most)
+        limit = min(limit, MOST_DRAFTS)
         if limit < 1:
             return []
         place, match = self._longest_match()

@@ -62,10 +62,6 @@ class Scheduler:
         # Rows prefilled so far, for each owner with pending prompts; a new owner starts at the minimum of all owners.
         self._prefilled: dict[str, int] = {}
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
-
     def queue(self) -> list[Sequence]:
         return _fair_order(self.waiting, Counter(each.owner for each in self.running))
 
