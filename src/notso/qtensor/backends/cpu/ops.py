@@ -78,8 +78,7 @@ def empty(rows: int, columns: int) -> Floats:
 def embed_rows(weight: Weight, ids: Integers, out: Floats) -> None:
     """out[i] = dequantized row ids[i] of `weight`. ids (L,) int32, out (L, K) float32."""
     _check_array("ids", ids, np.int32, 1)
-    _check_array("out", out, np.float32, 2, writeable=True)
-    _check_shape("out", out.shape, (ids.size, weight.cols))
+    _check_array("out", out, np.float32, (ids.size, weight.cols), writeable=True)
     _check_no_overlap("out", out, ids, weight.data)
     shape = weight.rows, weight.cols, weight.slab_stride
     _native(native.embed_rows, weight.data, weight.format.ggml_type, *shape, ids, out)
@@ -89,8 +88,7 @@ def gather_rows(x: Floats, ids: Integers, out: Floats) -> None:
     """out[i] = x[ids[i]]. x (L, C) float32, ids (M,) int32, out (M, C) float32."""
     _check_array("x", x, np.float32, 2)
     _check_array("ids", ids, np.int32, 1)
-    _check_array("out", out, np.float32, 2, writeable=True)
-    _check_shape("out", out.shape, (ids.size, x.shape[1]))
+    _check_array("out", out, np.float32, (ids.size, x.shape[1]), writeable=True)
     _check_no_overlap("out", out, x, ids)
     _native(native.gather_rows, x, ids, out)
 
@@ -98,10 +96,8 @@ def gather_rows(x: Floats, ids: Integers, out: Floats) -> None:
 def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     """out = weight * x / sqrt(mean(x^2) + eps) per row. x, out (L, C) float32, weight (C,); out may be x."""
     _check_array("x", x, np.float32, 2)
-    _check_array("weight", weight, np.float32, 1)
-    _check_array("out", out, np.float32, 2, writeable=True)
-    _check_shape("weight", weight.shape, x.shape[1:])
-    _check_shape("out", out.shape, x.shape)
+    _check_array("weight", weight, np.float32, x.shape[1:])
+    _check_array("out", out, np.float32, x.shape, writeable=True)
     if x.shape[1] == 0:
         raise OperandError("rms_norm needs at least one value")
     _check_no_overlap("out", out, weight)
@@ -141,13 +137,11 @@ def _matmul(x: Floats, products: Sequence[tuple[Weight, Floats]], norm: RMSNorm 
     if not products or x.size == 0:
         raise OperandError("matmul needs at least one weight and one row")
     for weight, out in products:
-        _check_array("out", out, np.float32, 2, writeable=True)
         if weight.cols != x.shape[1]:
             raise OperandError(f"{weight.name or 'weight'} has {weight.cols} columns, but x has {x.shape[1]}")
-        _check_shape("out", out.shape, (x.shape[0], weight.rows))
+        _check_array("out", out, np.float32, (x.shape[0], weight.rows), writeable=True)
     if norm is not None:
-        _check_array("norm", norm.weight, np.float32, 1)
-        _check_shape("norm", norm.weight.shape, x.shape[1:])
+        _check_array("norm", norm.weight, np.float32, x.shape[1:])
     weights = [weight for weight, _ in products]
     for _, out in products:
         _check_no_overlap("out", out, x, *(weight.data for weight in weights), *([] if norm is None else [norm.weight]))
@@ -176,8 +170,7 @@ def rope_table(
     if frequencies.size == 0 or not np.isfinite(frequencies).all() or not math.isfinite(factor):
         raise OperandError("rotary embedding needs frequencies; they and the factor must be finite")
     for name, values in zip(("cosine", "sine"), table, strict=True):
-        _check_array(name, values, np.float32, 2, writeable=True)
-        _check_shape(name, values.shape, (positions.size, frequencies.size))
+        _check_array(name, values, np.float32, (positions.size, frequencies.size), writeable=True)
         _check_no_overlap(name, values, frequencies, positions)
     _check_no_overlap("cosine", *table)
     _native(native.rope_table, frequencies, positions, float(factor), *table)
@@ -189,12 +182,11 @@ def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjace
     adjacent: rotate pairs (2i, 2i+1), as in GGUF files, rather than (i, i + D/2).
     """
     _check_array("x", x, np.float32, 3, writeable=True)
-    _check_array("positions", positions, np.int32, 1)
+    _check_array("positions", positions, np.int32, x.shape[:1])
     cosine, sine = table
+    _check_array("cosine", cosine, np.float32, 2)
     for name, values in (("cosine", cosine), ("sine", sine)):
-        _check_array(name, values, np.float32, 2)
-        _check_shape(name, values.shape, (cosine.shape[0], x.shape[2] // 2))
-    _check_shape("positions", positions.shape, x.shape[:1])
+        _check_array(name, values, np.float32, (cosine.shape[0], x.shape[2] // 2))
     if x.shape[1] == 0 or x.shape[2] == 0 or x.shape[2] % 2:
         raise OperandError(f"{x.shape[1]} heads of {x.shape[2]} cannot be rotated")
     _check_no_overlap("x", x, positions, cosine, sine)
@@ -219,8 +211,7 @@ def store_key_values(
     # to each pool whose table has a block for the row's tile (-1: no block). At least one of the two tables must have a
     # block for this tile.
     _check_array("k", k, np.float32, 3)
-    _check_array("v", v, np.float32, 3)
-    _check_shape("v", v.shape, k.shape)
+    _check_array("v", v, np.float32, k.shape)
     _check_positions(k.shape[0], positions, sequences, tables)
     _check_pool(pool, k.shape[1], k.shape[2])
     others = _window_arguments(pool, tables, window)
@@ -249,8 +240,7 @@ def attention(
     # p reads tiles 0 and p // 128 from the window pool (see `store_key_values`) and all other tiles from `pool`; the
     # tables must have blocks for all tiles that are read.
     _check_array("q", q, np.float32, 3)
-    _check_array("out", out, np.float32, 3, writeable=True)
-    _check_shape("out", out.shape, q.shape)
+    _check_array("out", out, np.float32, q.shape, writeable=True)
     _check_positions(q.shape[0], positions, sequences, tables)
     kv_heads = pool.kv_heads if isinstance(pool, KeyValuePool) else 0
     if q.shape[1] == 0 or kv_heads == 0 or q.shape[1] % kv_heads:
@@ -285,8 +275,7 @@ def softmax(x: Floats) -> None:
 def argmax(x: Floats, out: Integers) -> None:
     """out[i] = the lowest index of the largest value in row i. x (L, C) float32, out (L,) int32."""
     _check_array("x", x, np.float32, 2)
-    _check_array("out", out, np.int32, 1, writeable=True)
-    _check_shape("out", out.shape, x.shape[:1])
+    _check_array("out", out, np.int32, x.shape[:1], writeable=True)
     if x.shape[1] == 0:
         raise OperandError("argmax needs at least one value")
     _check_no_overlap("out", out, x)
@@ -300,7 +289,11 @@ def _native(call: Any, *arguments: Any) -> None:
         raise OperandError(str(error).splitlines()[0]) from None
 
 
-def _check_array(name: str, value: object, dtype: type[np.generic], ndim: int, *, writeable: bool = False) -> None:
+def _check_array(
+    name: str, value: object, dtype: type[np.generic], shape: int | tuple[int, ...], *, writeable: bool = False
+) -> None:
+    # shape: the expected shape, or only the number of dimensions.
+    ndim = shape if isinstance(shape, int) else len(shape)
     if not isinstance(value, np.ndarray):
         raise OperandError(f"{name} must be a numpy array, not {type(value).__name__}")
     if value.dtype != dtype or value.ndim != ndim:
@@ -310,19 +303,14 @@ def _check_array(name: str, value: object, dtype: type[np.generic], ndim: int, *
         raise OperandError(f"{name} must be contiguous and aligned")
     if writeable and not value.flags.writeable:
         raise OperandError(f"{name} is read-only")
-
-
-def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if shape != expected:
-        raise OperandError(f"{name} must have shape {expected}, not {shape}")
+    if isinstance(shape, tuple) and value.shape != shape:
+        raise OperandError(f"{name} must have shape {shape}, not {value.shape}")
 
 
 def _check_elementwise(a_name: str, a: Floats, b_name: str, b: Floats, out: Floats) -> None:
     _check_array(a_name, a, np.float32, 2)
-    _check_array(b_name, b, np.float32, 2)
-    _check_array("out", out, np.float32, 2, writeable=True)
-    _check_shape(b_name, b.shape, a.shape)
-    _check_shape("out", out.shape, a.shape)
+    _check_array(b_name, b, np.float32, a.shape)
+    _check_array("out", out, np.float32, a.shape, writeable=True)
     _check_no_overlap("out", out, a, b, in_place=True)
 
 
@@ -334,11 +322,9 @@ def _check_no_overlap(name: str, written: Any, *others: Any, in_place: bool = Fa
 
 
 def _check_positions(rows: int, positions: Integers, sequences: Integers, tables: Integers) -> None:
-    _check_array("positions", positions, np.int32, 1)
-    _check_array("sequences", sequences, np.int32, 1)
+    _check_array("positions", positions, np.int32, (rows,))
+    _check_array("sequences", sequences, np.int32, (rows,))
     _check_array("tables", tables, np.int32, 2)
-    _check_shape("positions", positions.shape, (rows,))
-    _check_shape("sequences", sequences.shape, (rows,))
 
 
 def _check_pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
@@ -350,7 +336,7 @@ def _check_pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
             f"the pool has {pool.kv_heads} heads of size {pool.head_dim}; {kv_heads} of size {head_dim} are needed"
         )
     head_bytes, run = kv_block_bytes(pool.format, kv_heads, head_dim) // kv_heads, max(pool.data.shape[2], 1)
-    _check_shape("the pool", pool.data.shape, (-(-pool.blocks // run), kv_heads, run, head_bytes))
+    _check_array("the pool", pool.data, np.uint8, (-(-pool.blocks // run), kv_heads, run, head_bytes))
 
 
 def _window_arguments(pool: KeyValuePool, tables: Integers, window: Window | None) -> tuple[Any, ...]:
@@ -360,8 +346,7 @@ def _window_arguments(pool: KeyValuePool, tables: Integers, window: Window | Non
     if window is None:
         return ()
     window_tables, window_pool = window
-    _check_array("window tables", window_tables, np.int32, 2)
-    _check_shape("window tables", window_tables.shape, tables.shape)
+    _check_array("window tables", window_tables, np.int32, tables.shape)
     _check_pool(window_pool, pool.kv_heads, pool.head_dim)
     if window_pool.format != "k8v8":
         raise OperandError(f"the window pool must be k8v8, not {window_pool.format}")
