@@ -1,19 +1,4 @@
-"""Errors of the model layer.
-
-NotsoError
-└── ModelError
-    ├── ModelFileError           the model file is missing or unsupported
-    │   └── AdapterFileError     the file is not a supported LoRA adapter
-    ├── TemplateError            the chat template failed or rejected the messages
-    ├── InvalidRequestError      the request is invalid; `param` names the field
-    │   ├── ContextLengthError   the prompt does not fit, or leaves no room for an answer
-    │   └── UnknownOptionError   no setting has this name; also a TypeError
-    ├── OutOfMemoryError         more memory is needed than is available
-    ├── EngineError              the engine cannot answer, or an answer failed
-    │   └── EngineLostError      the engine was lost; another engine can continue the answer
-    └── DownloadError            a download failed or does not match its published hash
-        └── NoSpaceError         not enough disk space for the download
-"""
+"""Errors of the model layer. ARCHITECTURE.md shows them as a tree."""
 
 from __future__ import annotations
 
