@@ -57,10 +57,10 @@ class InputProcessor:
         hidden_size: int,
         signal: WorkSignal,
         latency: StepLatency | None,
-        find_processor: FindProcessor | None = None,
-        sampling: Mapping[str, float] | None = None,
-        arithmetic: str = "",
-        quote_folder: Path | None = None,
+        find_processor: FindProcessor | None,
+        sampling: Mapping[str, float],
+        arithmetic: str,
+        quote_folder: Path | None,
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
@@ -74,7 +74,7 @@ class InputProcessor:
         self._signal = signal
         self._latency = latency
         self._find_processor = find_processor
-        self._sampling = sampling or {}
+        self._sampling = sampling
         self._arithmetic = arithmetic
         thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
         self._never_drafted = tokenizer.control_ids | {token for token in thinking if token is not None}

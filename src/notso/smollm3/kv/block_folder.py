@@ -67,9 +67,9 @@ class ConversationLog:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with suppress(FileNotFoundError), os.fdopen(os.open(self._path, flags), "rb") as file:
             content = file.read()
-        records = 0
-        for at in range(len(MAGIC), len(content) - RECORD_BYTES + 1, RECORD_BYTES):
-            records += 1
+        is_log = content.startswith(MAGIC)
+        starts = range(len(MAGIC), len(content) - RECORD_BYTES + 1, RECORD_BYTES) if is_log else range(0)
+        for at in starts:
             record, checksum = content[at : at + _RECORD.size], content[at + _RECORD.size : at + RECORD_BYTES]
             if _CHECKSUM.pack(zlib.crc32(record)) != checksum:
                 continue
@@ -80,12 +80,9 @@ class ConversationLog:
             if name in names:
                 self._of.setdefault(name, set()).add(conversation)
                 self._mark_used(conversation)
-        if not content.startswith(MAGIC):
-            self._of.clear()
-            self._used.clear()
         used = sum(len(conversations) for conversations in self._of.values())
-        is_whole = content.startswith(MAGIC) and (len(content) - len(MAGIC)) % RECORD_BYTES == 0
-        self._is_stale = not is_whole or records > 2 * used + MOST_WASTE
+        is_whole = is_log and (len(content) - len(MAGIC)) % RECORD_BYTES == 0
+        self._is_stale = not is_whole or len(starts) > 2 * used + MOST_WASTE
 
     def has(self, name: BlockName) -> bool:
         return name in self._of

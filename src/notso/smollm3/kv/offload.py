@@ -58,7 +58,7 @@ class KVOffload:
         folder: Path,
         cache_version: bytes,
         budget_bytes: int,
-        library_bytes: int = 0,
+        library_bytes: int,
     ) -> None:
         self._cache = cache
         self._pool = pool
