@@ -59,7 +59,7 @@ def text() -> str:
 def measured(model: Path) -> Importance:
     """Return the importance of inputs, measured on `text()`."""
     with GGUFFile.open(model) as file:
-        return importance(file, text(), 1)
+        return importance(file, text(), 1, lambda done, total: None)
 
 
 def perplexity(path: Path) -> float:

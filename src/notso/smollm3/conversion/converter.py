@@ -86,7 +86,11 @@ Progress = Callable[[int, int], None]  # bytes written, total bytes
 
 
 def convert(
-    folder: Path, out: Path, mix: str = Q4_K_M, progress: Progress | None = None, threads: int | None = None
+    folder: Path,
+    out: Path,
+    mix: str = Q4_K_M,
+    progress: Progress = lambda done, total: None,
+    threads: int | None = None,
 ) -> int:
     """Convert a folder to `out`, reproducibly; return the size of the written tensors in bytes.
 
@@ -102,7 +106,7 @@ def convert(
         raise
 
 
-def _convert(folder: Path, out: Path, mix: str, progress: Progress | None, threads: int | None) -> int:
+def _convert(folder: Path, out: Path, mix: str, progress: Progress, threads: int | None) -> int:
     config = read_object(folder, CONFIG)
     entries = _general_entries(folder, mix) | config_entries(config)
     entries |= folder_tokenizer(folder, config["vocab_size"], end_tokens(folder, config))
@@ -112,13 +116,12 @@ def _convert(folder: Path, out: Path, mix: str, progress: Progress | None, threa
             writer.add(key, value, type_name)
         written = 0
 
-        def blocks(tensor: FolderTensor, format: Format) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+        def blocks(tensor: FolderTensor, format: Format) -> Iterator[Bytes]:
             nonlocal written
             for data in quantize_chunks(tensor.chunks(), format, tensor.name, threads=threads):
                 yield data
                 written += data.size
-                if progress is not None:
-                    progress(written, writer.tensor_bytes)
+                progress(written, writer.tensor_bytes)
 
         tensors = source.tensors(config, head_dim)
         is_tied = all(tensor.name != "output" for tensor in tensors)

@@ -38,7 +38,7 @@ class Importance:
     windows: int
 
 
-def importance(file: GGUFFile, text: str, threads: int | None = None, progress: Progress | None = None) -> Importance:
+def importance(file: GGUFFile, text: str, threads: int | None, progress: Progress) -> Importance:
     """Measure importance. Raises KernelChoiceError, ModelFileError, or InvalidRequestError if the text is too short."""
     config = SmolLM3Config.from_metadata(file.metadata)
     ids = Tokenizer.from_gguf(file.metadata, file.path).encode(text)
@@ -57,8 +57,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
     for number, tokens in enumerate(windows):
         step.fill(tokens, all_rows, [0] * window, all_rows)
         model.forward(step)
-        if progress is not None:
-            progress(number + 1, len(windows))
+        progress(number + 1, len(windows))
     means = {name: (sums / recorder.rows[name]).astype(np.float32) for name, sums in recorder.sums.items()}
     return Importance(means, len(windows))
 

@@ -33,14 +33,12 @@ def quantize(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> int:
-    """Quantize a float GGUF file or Hugging Face folder to `out`; return the size of its tensors in bytes.
+    """Quantize a float GGUF file or Hugging Face folder to `out`, reproducibly; return the bytes of its tensors.
 
-    The same arguments always produce the same file.
     text: name and content of a text on which to measure importance (see importance.py).
 
-    Raises ModelFileError, GGUFError or SafetensorsError for an unsupported source, InvalidRequestError for too short a
-    text or an unusable `mix`, KernelChoiceError for unusable `threads`, OperandError for values that a format cannot
-    represent, or OSError. No file is created on error.
+    Raises the errors of `convert`, GGUFError, KernelChoiceError for unusable `threads`, or InvalidRequestError for too
+    short a text. No file is created on error.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {quoted(mix)} is not supported; choices: {', '.join(MIXES)}", param="type")

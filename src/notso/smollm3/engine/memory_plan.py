@@ -122,15 +122,11 @@ def plan_engine(
 ) -> EnginePlan:
     """Choose the unset settings so that the plan fits in memory. Explicit settings are not reduced.
 
-    context_tokens: capped at the model's maximum. None: 8,192, or the trained context if smaller; reduced in steps of
-        1,024, to at least 2,048, if memory is short.
-    document_tokens: if context_tokens is None, the desired context of prompts with a fixed prefix. Reduced, in steps of
-        1,024, until half of the remaining memory suffices; at most the trained context. Does not affect other choices.
-    kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, fewer bits only if memory requires it. With `fine_weights`
-        (floats or 8 bits): f16 up to 32,768 tokens, k8v8 beyond.
-    stored: KV format chosen earlier, tried first.
-    max_num_seqs: None: up to 16.
-    beside_bytes: planned size of other engines. If given, defaults that do not fit are not reduced either.
+    The default context, 8,192 tokens or the trained context if smaller, is reduced in steps of 1,024, to at least
+    2,048. `document_tokens` is reduced until half of the remaining memory suffices, and affects no other choice. With
+    `beside_bytes`, defaults are not reduced.
+    kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, fewer bits only if memory requires it. With `fine_weights` (floats
+    or 8 bits): f16 up to 32,768 tokens, k8v8 beyond. stored: KV format chosen earlier, tried first.
 
     Raises OutOfMemoryError.
     """

@@ -304,11 +304,7 @@ def resolve_model(model_name: str | Path | None = None) -> Path | None:
         if found is None:
             raise ModelFileError(f"{path} {reason}") from cause
         return found
-    for file in KNOWN_FILES:
-        found = find_local(file)
-        if found is not None:
-            return found
-    return None
+    return next(filter(None, map(find_local, KNOWN_FILES)), None)
 
 
 def _installed(name: str) -> Path | None:

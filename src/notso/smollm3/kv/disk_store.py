@@ -177,10 +177,8 @@ class DiskStore:
     ) -> bool:
         """Queue a block; return False if there is no room now or `is_writing` is false.
 
-        A partial block replaces one with equal `hash`.
-
-        hash: 16 bytes; for a partial block, the hash of its parent. tokens: up to 128. content: must not be changed
-        later. tag: up to 8 bytes, for `remove`. conversations: 8 bytes each.
+        hash: for a partial block, which replaces one with equal `hash`, the hash of its parent. content: must not be
+        changed later. tag: up to 8 bytes, for `remove`.
         """
         if len(content) != self.block_bytes:
             raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")

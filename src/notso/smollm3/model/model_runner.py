@@ -83,11 +83,11 @@ class ModelRunner:
         counts = [chunk.sampled_rows for chunk in chunks]
         adapted = _adapter_rows(chunks)
         is_lasting = all(each.end - each.begin == rows and each.adapter in self._adapters for each in adapted)
-        once = once or any(chunk.scores for chunk in chunks)  # shapes of scored prompts rarely repeat
+        # Shapes of scored prompts rarely repeat.
+        once = once or not is_lasting or any(chunk.scores for chunk in chunks)
         for chunk in chunks:
             self.cache.place(chunk, _batch_index(chunk))
         shape = (rows, sum(counts), adapted[0].adapter if adapted else None)
-        once = once or not is_lasting
         step, program = self._captured.get(shape, (None, None)) if not once else (None, None)
         if step is None:
             step = self._step.part(rows, sum(counts))
