@@ -80,20 +80,18 @@ class EngineConfig:
             require(path is None or isinstance(path, str), name, "a path, as text")
             if path is not None and name != "model":  # `model` may also be the name of an installed model
                 object.__setattr__(self, name, expand_home(path))
-        tokens = self.context_tokens
-        is_positive = tokens is None or (type(tokens) is int and tokens >= 1)
-        require(is_positive, "context_tokens", "a positive whole number")
-        require(_is_count(self.threads, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")
+        require(_is_count(self.context_tokens, 1), "context_tokens", "a positive whole number")
+        require(_is_count(self.threads, 1, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")
         require(self.weights in PLACEMENTS, "weights", f"{', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}")
         require(self.kv in KV_CHOICES, "kv", f"one of {', '.join(KV_CHOICES)}")
-        require(_is_count(self.max_num_seqs, MAX_NUM_SEQS), "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
+        is_count = _is_count(self.max_num_seqs, 1, MAX_NUM_SEQS)
+        require(is_count, "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
         require(isinstance(self.speculation, bool), "speculation", "true or false")
         for name in ("cache_bytes", "library_bytes", "document_tokens"):
             size = getattr(self, name)
-            require(type(size) is int and size >= 0, name, "a whole number, 0 or more")
+            require(size is not None and _is_count(size, 0), name, "a whole number, 0 or more")
         require(is_device(self.device), "device", DEVICES)
-        others = self.beside_bytes
-        require(others is None or (type(others) is int and others >= 0), "beside_bytes", "a whole number, 0 or more")
+        require(_is_count(self.beside_bytes, 0), "beside_bytes", "a whole number, 0 or more")
         are_texts = isinstance(self.adapters, tuple) and all(isinstance(each, str) for each in self.adapters)
         require(are_texts, "adapters", "a list of NAME=FILE")
         for each in self.adapters:
@@ -139,8 +137,8 @@ def is_device(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", name, re.ASCII) is not None
 
 
-def _is_count(value: object, most: int) -> bool:
-    return value is None or (type(value) is int and 1 <= value <= most)
+def _is_count(value: object, low: int, high: float = math.inf) -> bool:
+    return value is None or (type(value) is int and low <= value <= high)
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -43,16 +43,8 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
     return best
 
 
-def byte_product_rate(at_least: int | None = None) -> float:
-    """Return the byte products per second of all threads, with operands in registers.
-
-    The rate is the best of several runs, or that of one run of at least `at_least` products. Raises OperandError if
-    `at_least` is below 1.
-    """
-    if at_least is not None and at_least < 1:
-        raise OperandError(f"at_least must be 1 or more, not {at_least}")
-    if at_least is not None:
-        return _products_rate(at_least)
+def byte_product_rate() -> float:
+    """Return the byte products per second of all threads, with operands in registers, as the best of several runs."""
     rate = _products_rate(1)
     for _ in range(WINDOWS):
         rate = max(rate, _products_rate(int(rate * WINDOW_SECONDS) + 1))
@@ -61,5 +53,5 @@ def byte_product_rate(at_least: int | None = None) -> float:
 
 def _products_rate(at_least: int) -> float:
     started = time.perf_counter()
-    count = native.multiply_bytes(at_least)
-    return float(count) / (time.perf_counter() - started)
+    count: int = native.multiply_bytes(at_least)
+    return count / (time.perf_counter() - started)

@@ -16,8 +16,6 @@ from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, call_native
 from notso.qtensor.errors import OperandError
 from notso.qtensor.tensor import QTensor
 
-Host = npt.NDArray[Any]
-
 
 class HostMirror:
     """Host copy of an integer array."""
@@ -105,10 +103,3 @@ class DeviceWeight:
         kind = tensor.format.ggml_type
         self.facts = kind, self.memory.address, self.rows, self.columns
         call_native(device.native.upload_weight, kind, tensor.data, self.rows, self.columns, self.memory.address)
-
-
-def download_array(array: DeviceArray) -> Host:
-    """Wait for pending work and return an array's values."""
-    values = np.empty(array.shape, array.dtype)
-    array.memory.download(values, array.offset)
-    return values

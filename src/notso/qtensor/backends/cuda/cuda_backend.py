@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, HostMirror, download_array
+from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, HostMirror
 from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, call_native, weight_bytes
 from notso.qtensor.backends.cuda.program import AttentionLaunch, Check, Launch, Places, Program, RopeLaunch, StoreLaunch
-from notso.qtensor.backends.protocol import Numbers, RMSNorm
+from notso.qtensor.backends.protocol import Host, Numbers, RMSNorm
 from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import KV_FORMAT_NUMBERS, KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
 from notso.qtensor.tensor import QTensor
@@ -126,7 +126,11 @@ class CUDA:
             self._unflushed.popitem()[1].flush()
 
     def download(self, array: DeviceArray) -> Host:
-        return array.numbers.copy() if array.mirror is not None else download_array(array)
+        if array.mirror is not None:
+            return array.numbers.copy()
+        values = np.empty(array.shape, array.dtype)
+        array.memory.download(values, array.offset)  # waits for pending work
+        return values
 
     def weight(self, tensor: QTensor) -> DeviceWeight:
         return DeviceWeight(self.device, tensor)
