@@ -382,9 +382,8 @@ def _pack_q8_0(x: Floats) -> Bytes:
 
 def _pack_q4_0(x: Floats) -> Bytes:
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)[:, 0]
-    d, q = quantize_symmetric(
-        extreme / np.float32(-8), x, -8, 7
-    )  # the value of largest magnitude becomes -8, because there is no +8
+    # The value of largest magnitude becomes -8, because there is no +8.
+    d, q = quantize_symmetric(extreme / np.float32(-8), x, -8, 7)
     return np.concatenate([half_bytes(d), _pack_nibbles(q + 8, 16)], axis=1)
 
 

@@ -149,9 +149,8 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
 LEVELS_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
-LEVELS_MXFP4 = np.array(
-    [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32
-)  # the values of the 4-bit floats (E2M1), doubled to make them integers
+# The values of the 4-bit floats (E2M1), doubled to make them integers.
+LEVELS_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)
 
 
 class Unpacked256(NamedTuple):

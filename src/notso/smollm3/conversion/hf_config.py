@@ -98,16 +98,10 @@ YARN_COMPUTED = frozenset(
 GENERATION_HARMLESS = frozenset(
     {
         *("_from_model_config", "transformers_version", "_commit_hash", "bos_token_id", "pad_token_id", "use_cache"),
-        *(
-            "early_stopping",
-            "max_cache_len",
-            "num_assistant_tokens",
-            "num_assistant_tokens_schedule",
-            "speculation_type",
-        ),
+        *("early_stopping", "max_cache_len", "num_assistant_tokens", "num_assistant_tokens_schedule"),
         *("assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
         *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
-        *("continuous_batching_config",),
+        *("speculation_type", "continuous_batching_config"),
         *("decoder_start_token_id", "cache_implementation", "cache_config", "return_dict_in_generate", "output_scores"),
         *("output_logits", "output_attentions", "output_hidden_states", "prefill_chunk_size", "disable_compile"),
         *("compile_config", "low_memory", "is_assistant", "num_return_sequences"),
@@ -141,7 +135,7 @@ GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 # Values that mean "off" or "not set". An unknown field with one of these values is ignored.
-_OFF: tuple[Any, ...] = (None, False, [], {}, "")
+OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 # Key -> (value, GGUF type name), the arguments of `GGUFWriter.add`.
 Entries = dict[str, tuple[Any, str]]
@@ -172,7 +166,7 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
         if name in FIXED:
             if not _is_one_of(value, FIXED[name]):
                 raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, which is not supported")
-        elif name not in COMPUTED and name not in HARMLESS and value not in _OFF:
+        elif name not in COMPUTED and name not in HARMLESS and value not in OFF:
             raise ModelFileError(f"{CONFIG}: unknown field {quoted(name)}, which could change the model's output")
     if "model_type" not in config:
         raise ModelFileError(f"{CONFIG}: model_type is missing")
@@ -216,7 +210,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
         elif name in GENERATION_NEUTRAL:
             if value is not None and not _is_one_of(value, GENERATION_NEUTRAL[name]):
                 raise ModelFileError(f"{GENERATION_CONFIG}: {name} is {quoted(value)}, which is not supported")
-        elif name != "eos_token_id" and name not in GENERATION_HARMLESS and value not in _OFF:
+        elif name != "eos_token_id" and name not in GENERATION_HARMLESS and value not in OFF:
             raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
     if ignored:
         _log.info(
@@ -258,7 +252,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rope, dict):
         raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be JSON objects")
     for name, value in rope.items():
-        if name not in YARN_COMPUTED and value not in _OFF and _rope_type(rope) in ("default", "yarn"):
+        if name not in YARN_COMPUTED and value not in OFF and _rope_type(rope) in ("default", "yarn"):
             raise ModelFileError(f"{CONFIG}: RoPE scaling field {quoted(name)} is not supported")
     if rope.get("partial_rotary_factor") not in (None, 1.0):
         raise ModelFileError(f"{CONFIG}: partial_rotary_factor must be 1, not {quoted(rope['partial_rotary_factor'])}")

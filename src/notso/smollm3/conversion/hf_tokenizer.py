@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from notso.smollm3.conversion.hf_config import Entries, read_object
+from notso.smollm3.conversion.hf_config import OFF, Entries, read_object
 from notso.smollm3.errors import ModelFileError, quoted
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.text.tokenizer_pipeline import MAX_JSON_BYTES, tokenizer_entries
@@ -43,7 +43,6 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 _COMPUTED = frozenset({*SPECIAL, *SPECIAL_LISTS, "chat_template", "added_tokens_decoder", "tokenizer_class"})
-_OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 # Texts on which tokenizers often differ: contractions, spaces, digits, scripts, Unicode normalization.
 PROBES = (
@@ -111,7 +110,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
             "differently; use PreTrainedTokenizerFast"
         )
     for name, value in config.items():
-        if name not in _COMPUTED and name not in HARMLESS and value not in _OFF:
+        if name not in _COMPUTED and name not in HARMLESS and value not in OFF:
             raise ModelFileError(f"{TOKENIZER_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
 
 

@@ -63,9 +63,9 @@ class IdentityWorker:
         self._thread: threading.Thread | None = None
         entries = _read(folder)
         self._sha256 = next((each.sha256 for each in entries if each.sampled == self._sampled), None)
-        self.identity = (
-            ModelIdentity(bytes.fromhex(self._sampled)) if self._sha256 is None else _identity(self._sha256, entries)
-        )
+        self.identity = ModelIdentity(bytes.fromhex(self._sampled))
+        if self._sha256 is not None:
+            self.identity = _identity(self._sha256, entries)
 
     def start(self, is_idle: Callable[[], bool], on_known: Callable[[ModelIdentity], None]) -> None:
         """Unless the digest is known, start a thread that computes it while `is_idle()`, then calls `on_known`."""
@@ -144,9 +144,7 @@ def _read(folder: Path) -> list[_Entry]:
 
 
 def _is_entry(value: object) -> bool:
-    if not isinstance(value, dict) or set(value) != set(_Entry.__slots__):
-        return False
-    return all(map(_is_digest, value.values()))
+    return isinstance(value, dict) and set(value) == set(_Entry.__slots__) and all(map(_is_digest, value.values()))
 
 
 def _is_digest(value: object) -> bool:

@@ -78,11 +78,8 @@ class InputBatch:
         """Return an InputBatch of the sampled rows. It shares this batch's arrays; its `x` is this batch's `last`."""
         count = self.sampled_rows.shape[0]
         step = self.part(count, count)
-        step.positions, step.sequences, step.row_numbers = (
-            self.sampled_positions,
-            self.sampled_sequences,
-            self.sampled_rows,
-        )
+        step.positions, step.sequences = self.sampled_positions, self.sampled_sequences
+        step.row_numbers = self.sampled_rows
         step.x = self.last
         step.adapted = tuple(rows.sampled() for rows in self.adapted)
         return step
