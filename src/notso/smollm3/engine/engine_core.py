@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import DeviceLostError
-from notso.smollm3.engine.block_mover import BlockMover
 from notso.smollm3.engine.prefix_warmup import QUIET_S, PrefixWarmup
 from notso.smollm3.engine.request import Request
 from notso.smollm3.errors import EngineError, EngineLostError, ModelError, NotsoError, Sentence
-from notso.smollm3.kv.offload import KVOffload
+from notso.smollm3.kv.offload import BlockMover, KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import require_process

@@ -19,10 +19,9 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from functools import partial
 
-from notso.smollm3.engine.block_mover import BlockMover
 from notso.smollm3.engine.request import Request
 from notso.smollm3.errors import NotsoError
-from notso.smollm3.kv.offload import KVOffload
+from notso.smollm3.kv.offload import BlockMover, KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import Generation

@@ -1,4 +1,4 @@
-"""Offload blocks to disk and load them again.
+"""Offload blocks to disk and load them again, and execute the block moves that precede a step.
 
 Blocks of finished conversations and of pinned readings are offloaded. A reading is a named prompt prefix (see
 block_pool), and a window is a more precise copy of a block (see kv_cache).
@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_hash, is_reading
-from notso.smollm3.scheduling.sequence import BlockLoad, Sequence
+from notso.smollm3.scheduling.scheduler import Scheduler
+from notso.smollm3.scheduling.sequence import BlockCopy, BlockLoad, Plan, Sequence
 from notso.system.processors import usable_processors
 
 TAG = b"chats"  # tag in file names; clearing the cache removes only files with this tag
@@ -361,3 +362,41 @@ class PinnedReadings:
 
 def _file_bytes(files: DiskStore) -> int:
     return file_bytes(BLOCK_TOKENS, files.block_bytes)
+
+
+class BlockMover:
+    """Executes block moves (copies within the cache and loads from disk), on the engine thread."""
+
+    def __init__(self, cache: KVCache, scheduler: Scheduler, offload: KVOffload | None) -> None:
+        self._cache = cache
+        self._scheduler = scheduler
+        self._offload = offload
+
+    def move(self, plan: Plan) -> None:
+        """Execute the moves of a plan; remove the chunks of sequences whose loads failed."""
+        if not plan.moves:
+            return
+        failed = set[Sequence]()
+        if self._offload is not None:
+            self._offload.prefetch(plan.loads)
+        for _, moves in groupby(plan.moves, type):
+            loads = []
+            for move in moves:
+                if isinstance(move, BlockCopy):
+                    self._cache.copy_block(move)
+                elif move.sequence not in failed:
+                    loads.append(move)
+            if loads:
+                self._load(loads, failed)
+        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence not in failed]
+
+    def _load(self, loads: list[BlockLoad], failed: set[Sequence]) -> None:
+        loaded = [False] * len(loads) if self._offload is None else self._offload.load_all(loads)
+        for load, is_loaded in zip(loads, loaded, strict=True):
+            if load.sequence in failed:
+                continue
+            if is_loaded:
+                self._scheduler.on_block_loaded(load)
+            else:
+                self._scheduler.on_load_failed(load)
+                failed.add(load.sequence)
