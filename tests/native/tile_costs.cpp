@@ -1,6 +1,6 @@
 // Measure the cost of tiles and of vector instructions in the AMX kernels and in the method of bfloat16_matmul.h, on
 // one thread. The emulation counts tile instructions; all other costs are measured without tile instructions. For
-// comparison, AVX-512 is measured, and real tiles if the processor has them. Prints a table; docs/kernels/tile_costs.py
+// comparison, AVX-512 is measured, and real tiles if the processor has them. Prints a table; benchmarks/tile_costs.py
 // builds and runs this program.
 #include <algorithm>
 #include <chrono>

@@ -81,6 +81,10 @@ class Format:
     def is_float(self) -> bool:
         return self.block_values == 1
 
+    @property
+    def bits_per_value(self) -> float:
+        return 8 * self.block_bytes / self.block_values
+
     def __str__(self) -> str:
         return self.name
 

@@ -1,6 +1,6 @@
-"""Measure the work of the AMX kernels on tiles and vectors, on any machine with AVX-512: the table in tiles-amx.md.
+"""Measure the work of the AMX kernels on tiles and vectors, on any machine with AVX-512: see docs/kernels/tiles-amx.md.
 
-    python docs/kernels/tile_costs.py
+    python benchmarks/tile_costs.py
 
 An emulation counts the tile instructions; everything else is timed without them. If the processor has AMX, the whole
 kernels are timed as well. Builds tests/native/tile_costs.cpp in build/tile_costs, which takes a minute.
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "tile_costs"
 
 

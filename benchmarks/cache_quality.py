@@ -1,6 +1,6 @@
 """Measure the error of each KV cache format on synthetic attention: the tables in docs/kernels/attention.md.
 
-    python docs/kernels/cache_quality.py
+    python benchmarks/cache_quality.py
 
 Four query heads of 128 dimensions attend to 2,048 positions. The reference is attention over the exact keys and values
 in float64.

@@ -1,6 +1,6 @@
-"""Count the instructions of AArch64 kernels for 256 weights and one batch row with qemu: the tables in neon.md.
+"""Count the instructions of AArch64 kernels for 256 weights and one batch row with qemu: see docs/kernels/neon.md.
 
-    PYTHONPATH=tests python docs/kernels/instruction_counts.py
+    PYTHONPATH=tests python benchmarks/instruction_counts.py
 
 Counts are not rates: they do not show how many instructions a processor executes at a time, nor how long it waits for
 memory. The counts of two row lengths are subtracted, so that only the work on blocks is counted.

@@ -1,6 +1,6 @@
 """Compare products in each block format with Q4_K, on one thread: the table in docs/kernels/formats.md.
 
-    python docs/kernels/format_rates.py
+    python benchmarks/format_rates.py
 
 Formats are measured alternately, by processor time; the result is the minimum of nine rounds.
 """
@@ -39,7 +39,9 @@ def main() -> None:
     print("|---|---:|---:|" + "---:|" * len(BATCHES))
     for f in sorted(formats, key=lambda f: least[f, 1]):
         times = " | ".join(f"{least[f, m] / least[Q4_K, m]:.1f}" for m in BATCHES)
-        print(f"| {f.name} | {f.bits_per_value:.2f} | {weights[f].nbytes / least[f, 1] / 1e9:.1f} | {times} |")
+        print(
+            f"| {f.name} | {f.bits_per_value:.2f} | {weights[f].nbytes / least[f, 1] / 1e9:.1f} | {times} |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure the rates of each kernel family on one thread: the tables in the pages of docs/kernels.
 
-    python docs/kernels/family_rates.py
+    python benchmarks/family_rates.py
 
 Processor time excludes the time in which other programs use the core, but not their effects on caches and the clock.
 """

@@ -1,7 +1,7 @@
-"""Measure attention over the KV cache in decoding at a depth of 32,768, in the 3B's shapes: see attention.md.
+"""Measure attention over the KV cache at a depth of 32,768, in the 3B's shapes: see docs/kernels/attention.md.
 
-    python docs/kernels/cache_reading.py
-    python docs/kernels/cache_reading.py --formats k4v4 --threads 1
+    python benchmarks/cache_reading.py
+    python benchmarks/cache_reading.py --formats k4v4 --threads 1
 
 Prints the median nanoseconds of a thread for one tile (128 positions of one head of keys and values, read by four
 queries) in three cases: all 36 layers with their blocks in order, the same at random places, and the same eight blocks
