@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,9 +91,7 @@ class _Parser:
     def _sum(self) -> _Number:
         left = self._product()
         while sign := self._next("+", "-"):
-            right = self._product()
-            value = left.value + right.value if sign == "+" else left.value - right.value
-            left = _check_size(value, left.exact and right.exact)
+            left = _apply_operator(sign, left, self._product())
         return left
 
     def _product(self) -> _Number:
@@ -151,18 +150,21 @@ def _literal(token: str) -> _Number:
     return _check_size(Fraction(token))
 
 
+_OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction | int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
+
+
 def _apply_operator(sign: str, left: _Number, right: _Number) -> _Number:
-    if sign != "*" and right.value == 0:
-        raise ToolError("division by zero")
-    value: Fraction
-    if sign == "*":
-        value = left.value * right.value
-    elif sign == "/":
-        value = left.value / right.value
-    elif sign == "//":
-        value = Fraction(left.value // right.value)
-    else:
-        value = left.value % right.value
+    try:
+        value = Fraction(_OPERATORS[sign](left.value, right.value))
+    except ZeroDivisionError:
+        raise ToolError("division by zero") from None
     return _check_size(value, left.exact and right.exact)
 
 
@@ -180,9 +182,7 @@ def _raise_to_power(base: _Number, exponent: _Number) -> _Number:
     # Check before computing, because the result might take up all memory.
     if abs(base.value) != 1 and base.value != 0 and bits * abs(power) > 2 * MAX_BITS:
         raise ToolError("the numbers become too large")
-    if abs(base.value) == 1:
-        power %= 2
-    return _check_size(base.value**power, exact) if base.value else _Number(Fraction(0**power), exact)
+    return _check_size(base.value**power, exact)
 
 
 def _check_size(value: Fraction, exact: bool = True) -> _Number:
@@ -261,15 +261,7 @@ def _format_number(number: _Number) -> str:
 def _decimals(denominator: int) -> int | None:
     # Return the number of decimal places of a reduced fraction with this denominator, or None if it is infinite or
     # above MAX_DECIMALS.
-    twos = fives = 0
-    while denominator % 2 == 0:
-        denominator //= 2
-        twos += 1
-    while denominator % 5 == 0:
-        denominator //= 5
-        fives += 1
-    most = max(twos, fives)
-    return most if denominator == 1 and most <= MAX_DECIMALS else None
+    return next((places for places in range(MAX_DECIMALS + 1) if 10**places % denominator == 0), None)
 
 
 async def _run(arguments: Mapping[str, Any], context: ToolContext) -> str:
