@@ -13,7 +13,7 @@ from browser.conversation import show_settings
 from playwright.sync_api import Page, expect
 
 from notso.smollm3 import Engine
-from notso.web.tools.built_in import BuiltInTools
+from notso.web.tools import toolbox
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ToolContext
 from notso.web.tools.elicitation import parse_question
@@ -164,7 +164,7 @@ def test_tool_question_is_answered_on_the_page(
     serve: Callable[..., Any], open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = replace(CALCULATOR, run=seats, origin="tables")
-    monkeypatch.setattr(BuiltInTools, "TOOLS", (asking,))
+    monkeypatch.setattr(toolbox, "BUILT_IN_TOOLS", (asking,))
     server = serve(lambda: Engine.load(context_tokens=2048))
     page = open_page(server.url + "tools", expected="status of 400", viewport={"width": 320, "height": 640})
     page.check("#tool-calculator")

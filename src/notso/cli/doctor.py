@@ -358,9 +358,9 @@ def _postgres(server_config: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _plugins() -> Iterator[Finding]:
     from notso.plugins.loading import list_installed
-    from notso.web.tools.built_in import BuiltInTools
+    from notso.web.tools.built_in import BUILT_IN_TOOLS
 
-    tools = ", ".join(tool.name for tool in BuiltInTools.TOOLS)
+    tools = ", ".join(tool.name for tool in BUILT_IN_TOOLS)
     yield Finding("ok", "plugins", f"built in: {tools}")
     for each in list_installed():
         yield Finding(

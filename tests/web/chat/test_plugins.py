@@ -45,7 +45,7 @@ def state(server: Any, name: str) -> tuple[str, str]:
 
 
 def used(server: Any, name: str, **arguments: str) -> ToolResult:
-    tool = server.chat.toolbox.find(name)
+    (tool,) = server.chat.toolbox.chosen([name])
     outcome: ToolResult = server.on_loop(
         lambda: use(tool, json.dumps(arguments), ToolContext("local", "c", server.shared.store))
     )
@@ -73,7 +73,7 @@ def test_server_keeps_responding_despite_hostile_plugins(serving: Callable[..., 
         assert answers(server)
     assert used(server, "prints").text == "printed"
     assert {name: state(server, name)[0] for name in HOSTILE} == {**dict.fromkeys(HOSTILE, "off"), "prints": "on"}
-    assert server.chat.toolbox.find("hangs") is None and server.chat.toolbox.find("calculator") is not None
+    assert [tool.name for tool in server.chat.toolbox.chosen(["hangs", "calculator"])] == ["calculator"]
     page = server.client.get("/settings").text
     for name in set(HOSTILE) - {"prints"}:
         assert state(server, name)[1] and name in page

@@ -46,8 +46,7 @@ def with_servers(work: Callable[[McpServers, Use], Awaitable[None]], *entries: M
             box = Toolbox(servers)
 
             async def called(name: str, /, asking: Ask | None = None, **arguments: Any) -> ToolResult:
-                tool = box.find(name)
-                assert tool is not None, name
+                (tool,) = box.chosen([name])
                 return await use(tool, json.dumps(arguments), replace(NOWHERE, ask=asking))
 
             await work(servers, called)

@@ -22,10 +22,10 @@ from notso.web.store.protocol import Attachment, Chat, StoredMessage
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.built_in import (
     ATTACHMENT_READER,
+    BUILT_IN_TOOLS,
     CHAT_SEARCH,
     CLOCK,
     MAX_LINES,
-    BuiltInTools,
     attachment_excerpt,
     format_time,
 )
@@ -256,8 +256,8 @@ def test_tool_failure_timeout_and_long_output_are_handled() -> None:
 def test_toolbox_keeps_order_and_ignores_unknown_names() -> None:
     box = Toolbox()
     assert [tool.name for tool in box.chosen(["clock", "nothing", "calculator"])] == ["calculator", "clock"]
-    assert box.find("calculator") is CALCULATOR and box.find("rm") is None
-    assert box.all() == BuiltInTools.TOOLS
-    for tool in BuiltInTools.TOOLS:
+    assert box.chosen(["calculator", "rm"]) == (CALCULATOR,)
+    assert box.all() == BUILT_IN_TOOLS
+    for tool in BUILT_IN_TOOLS:
         assert tool.definition["function"]["name"] == tool.name
         json.dumps(tool.definition)

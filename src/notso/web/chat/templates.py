@@ -33,7 +33,7 @@ from notso.web.edge.errors import is_api
 from notso.web.rendering.extensions import translate_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import Chat, ChatStore, StoredMessage, ToolUse
-from notso.web.tools.built_in import BuiltInTools
+from notso.web.tools.built_in import BUILT_IN_TOOLS
 from notso.web.tools.command_view import CommandView
 from notso.web.turns.chat_settings import CHOICES, NUMERIC
 from notso.web.turns.citations import render_citations
@@ -152,7 +152,7 @@ class Pages:
             separators=lambda: separators(language.get()),
             numeric_settings=[(each.name, "numeric" if each.kind is int else "decimal") for each in NUMERIC],
             setting_choices=CHOICES,
-            always_asking={tool.name for tool in BuiltInTools.TOOLS if tool.always_asks},
+            always_asking={tool.name for tool in BUILT_IN_TOOLS if tool.always_asks},
         )
         self._environment.filters.update(
             answer_html=self.answer_html,

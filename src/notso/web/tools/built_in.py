@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -16,7 +16,6 @@ from notso.web.store.protocol import Attachment, Memory, SearchHit
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.fetch import FETCH
-from notso.web.tools.mcp_config import SkippedItem
 from notso.web.values.errors import ToolError
 from notso.web.values.ids import new_id
 from notso.web.values.visible_text import sanitize_line
@@ -185,17 +184,4 @@ CLOCK = ChatTool(
 )
 
 
-class BuiltInTools:
-    TOOLS: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER, FETCH, REMEMBER)
-
-    def tools(self) -> Sequence[ChatTool]:
-        return self.TOOLS
-
-    def failures(self) -> Mapping[str, str]:
-        return {}
-
-    def left_out(self) -> Sequence[SkippedItem]:
-        return ()
-
-    async def ready(self) -> None:
-        pass
+BUILT_IN_TOOLS: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER, FETCH, REMEMBER)

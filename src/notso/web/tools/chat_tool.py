@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from notso.web.engine.port import Tool
@@ -40,7 +40,7 @@ class ChatTool:
     parameters: Mapping[str, Any]  # JSON schema of the arguments
     run: Run
     origin: str = ""  # name of the MCP server or plugin; empty for built-in tools
-    seconds: float = field(default=10.0)  # timeout of a call
+    seconds: float = 10.0  # timeout of a call
     remote_name: str = ""  # name of the tool on the MCP server
     always_asks: bool = False  # whether the user must permit each call
 

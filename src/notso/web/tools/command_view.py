@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from notso.plugins.process import PluginProcess, Plugins, entry_names
-from notso.web.tools.built_in import BuiltInTools
+from notso.web.tools.built_in import BUILT_IN_TOOLS
 from notso.web.values.slash_commands import SlashCommand, commands_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class CommandView:
         self._mcp = mcp
 
     def rows(self) -> list[PluginRow]:
-        tools = {"tools": [tool.name for tool in BuiltInTools.TOOLS]}
+        tools = {"tools": [tool.name for tool in BUILT_IN_TOOLS]}
         return [PluginRow(BUILT_IN, "on", "", 0, tools, {}, built_in=True), *map(_row, self._plugins.processes)]
 
     def commands(self) -> tuple[SlashCommand, ...]:
@@ -80,7 +80,7 @@ class CommandView:
 def _row(process: PluginProcess) -> PluginRow:
     offer = process.offer if process.state == "on" else {}
     gives = {kind: entry_names(offer.get(kind, [])) for kind in ("tools", "logits_processors", "slash_commands")}
-    gives |= {kind: [process.name] for kind in ("signs_in",) if offer.get(kind)}
+    gives["signs_in"] = [process.name] if offer.get("signs_in") else []
     pages = {f"/plugins/{process.name}/pages/{row['path']}": str(row["title"]) for row in offer.get("pages", [])}
     nonempty = {kind: names for kind, names in gives.items() if names}
     return PluginRow(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from notso.plugins.errors import PluginError
 from notso.plugins.process import SEND_SECONDS, PluginProcess, Plugins
 from notso.web.engine.port import Tool
-from notso.web.tools.built_in import BuiltInTools
+from notso.web.tools.built_in import BUILT_IN_TOOLS
 from notso.web.tools.chat_tool import CHANGED, ChatTool, ToolContext, check_arguments
 from notso.web.tools.elicitation import CANCELLED, Ask, Elicitation, Reply
 from notso.web.tools.mcp_config import SkippedItem, read_mcp_config
@@ -83,7 +83,7 @@ class ToolResult:
 
 
 class ToolSource(Protocol):
-    """Built-in tools, plugins, or MCP servers."""
+    """Plugins or MCP servers."""
 
     def tools(self) -> Sequence[ChatTool]: ...
 
@@ -101,10 +101,10 @@ class Toolbox:
     """The built-in tools and those of `others`. Of several tools with the same name, the first one is used."""
 
     def __init__(self, *others: ToolSource) -> None:
-        self._sources: tuple[ToolSource, ...] = (BuiltInTools(), *others)
+        self._sources = others
 
     async def ready(self, names: Iterable[str] | None = None) -> None:
-        if names is None or set(names) - {tool.name for tool in BuiltInTools.TOOLS}:
+        if names is None or set(names) - {tool.name for tool in BUILT_IN_TOOLS}:
             await asyncio.gather(*(source.ready() for source in self._sources))
 
     def failures(self) -> Mapping[str, str]:
@@ -114,14 +114,11 @@ class Toolbox:
         return [each for source in self._sources for each in source.left_out()]
 
     def all(self) -> tuple[ChatTool, ...]:
-        found: dict[str, ChatTool] = {}
+        found = {tool.name: tool for tool in BUILT_IN_TOOLS}
         for source in self._sources:
             for tool in source.tools():
                 found.setdefault(tool.name, tool)
         return tuple(found.values())
-
-    def find(self, name: str) -> ChatTool | None:
-        return next((tool for tool in self.all() if tool.name == name), None)
 
     def chosen(self, names: Iterable[str]) -> tuple[ChatTool, ...]:
         """Return the tools with these names. Unknown names are skipped."""
