@@ -14,7 +14,7 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -256,14 +256,15 @@ def _input_defaults(content: Mapping[str, Any]) -> dict[str, str]:
 def _prefix(label: str, taken: Mapping[str, object]) -> str:
     segment = next((each for each in reversed(label.split("/")) if _UNFIT.sub("", each)), label)
     name = _UNFIT.sub("_", segment.removeprefix("@")).strip("_")[:MAX_NAME_CHARACTERS] or "server"
-    return _unique_name(name, taken, MAX_NAME_CHARACTERS)
+    return unique_name(name, taken, MAX_NAME_CHARACTERS)
 
 
-def _unique_name(name: str, taken: Mapping[str, object], most: int) -> str:
-    found, number = name, 1
+def unique_name(name: str, taken: Mapping[str, object], most: int, separator: str = "_") -> str:
+    """Return the first `most` characters of a name, or fewer with a number appended if they are taken."""
+    found, number = name[:most], 1
     while found in taken:
         number += 1
-        found = f"{name[: most - len(str(number)) - 1]}_{number}"
+        found = f"{name[: most - len(str(number)) - 1]}{separator}{number}"
     return found
 
 
@@ -305,19 +306,7 @@ class _ServerReader:
         other_kind = (_AT_ADDRESSES if kind == "stdio" else _OF_PROGRAMS) & set(entry)
         if ignored := sorted(unknown | other_kind):
             self.notes.insert(0, f"ignored: {_format_names(ignored)}")
-        return McpServerConfig(
-            name,
-            config.command,
-            config.args,
-            config.env,
-            config.cwd,
-            config.url,
-            config.headers,
-            label,
-            kind,
-            allowed,
-            denied or frozenset(),
-        )
+        return replace(config, label=label, transport=kind, allowed=allowed, denied=denied or frozenset())
 
     def _kind(self, entry: Mapping[str, Any]) -> Transport:
         url = next((entry[each] for each in _URLS if each in entry), None)

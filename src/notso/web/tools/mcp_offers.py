@@ -18,6 +18,7 @@ from mcp.types import (
     TextResourceContents,
 )
 
+from notso.web.tools.mcp_config import unique_name
 from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import sanitize_line
 
@@ -66,11 +67,7 @@ def is_text(mime_type: str | None) -> bool:
 def unique_command(server: str, name: str, taken: Mapping[str, object]) -> str:
     """Return the command `server:name` in valid characters, with a number appended if it is taken."""
     start = f"{_UNFIT.sub('-', server.lower()).strip('-')}:{_UNFIT.sub('-', name.lower()).strip('-') or 'item'}"
-    found, number = start[:MAX_COMMAND_CHARACTERS], 1
-    while found in taken:
-        number += 1
-        found = f"{start[: MAX_COMMAND_CHARACTERS - len(str(number)) - 1]}-{number}"
-    return found
+    return unique_name(start, taken, MAX_COMMAND_CHARACTERS, "-")
 
 
 def offer_description(title: str | None, description: str | None) -> str:

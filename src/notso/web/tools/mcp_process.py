@@ -202,7 +202,7 @@ class McpStdioTransport:
     async def _stop_process(self) -> None:
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
         stdin.close()
-        if not await self._wait_for_exit(LEAVE_SECONDS) or not self._has_group_exited():
+        if not await self._wait_for_exit(LEAVE_SECONDS) or self._signal(0):  # 0: test whether the group exists
             self._signal(signal.SIGTERM)
             await self._wait_for_exit(TERMINATE_SECONDS)
 
@@ -213,9 +213,6 @@ class McpStdioTransport:
                 while self._process.returncode is None:
                     await asyncio.sleep(POLL_SECONDS)
         return self._process.returncode is not None
-
-    def _has_group_exited(self) -> bool:
-        return not self._signal(0)
 
     def _signal(self, number: int) -> bool:
         # Return False if no process of the group is left.

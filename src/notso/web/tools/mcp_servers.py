@@ -36,7 +36,7 @@ from pydantic import ValidationError
 
 from notso.web.tools.chat_tool import CHANGED, ChatTool, ToolContext
 from notso.web.tools.elicitation import Ask, parse_question
-from notso.web.tools.mcp_config import McpServerConfig, SkippedItem
+from notso.web.tools.mcp_config import McpServerConfig, SkippedItem, unique_name
 from notso.web.tools.mcp_offers import (
     Offer,
     is_text,
@@ -268,7 +268,7 @@ class McpServer:
                     left_out.append(SkippedItem(sanitize_line(tool.name, MAX_TOOL_NAME_CHARACTERS), fault))
                     continue
                 description = sanitize_line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
-                name = _unique_name(f"{self.entry.name}__{_UNFIT.sub('_', tool.name)}", tools)
+                name = unique_name(f"{self.entry.name}__{_UNFIT.sub('_', tool.name)}", tools, MAX_NAME_CHARACTERS)
                 tools[name] = self._tool(name, description, tool.input_schema, tool.name)
             cursor = page.next_cursor
             if not cursor:
@@ -406,14 +406,6 @@ def _exclusion_reason(entry: McpServerConfig, name: str, schema: Mapping[str, An
     if not _is_schema_small(schema):
         return f"its schema has more than {MAX_SCHEMA_CHARACTERS:,} characters or more than {MAX_SCHEMA_DEPTH} levels"
     return ""
-
-
-def _unique_name(name: str, taken: Mapping[str, object]) -> str:
-    found, number = name[:MAX_NAME_CHARACTERS], 1
-    while found in taken:
-        number += 1
-        found = f"{name[: MAX_NAME_CHARACTERS - len(str(number)) - 1]}_{number}"
-    return found
 
 
 def _is_schema_small(schema: Mapping[str, Any]) -> bool:
