@@ -374,9 +374,7 @@ def _create_components(
     suggestions, feed = Suggestions(requests, turns), Feed()
     mcp_sources: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
     toolbox = Toolbox(PluginTools(plugins), *mcp_sources)
-    titles = Titles(requests, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
-    turns.at_end.append(lambda turn, usage, finish_reason: titles.schedule_if_needed(turn))
     ChatMarkNotifier(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
     # These counters are separate from RateLimit's: client addresses could fill a common table, and all further
@@ -402,7 +400,8 @@ def _create_components(
         toolbox=toolbox,
         mcp=mcp,
     )
-    compaction = Compaction(chat)
+    titles, compaction = Titles(chat), Compaction(chat)
+    turns.at_end.append(lambda turn, usage, finish_reason: titles.schedule_if_needed(turn))
     turns.at_end.append(lambda turn, usage, finish_reason: compaction.schedule_if_needed(turn))
     leases = shared.leases = LeaseKeeper(store, turns)
     leases.at_orphan.append(chat.relay.ended)

@@ -12,7 +12,8 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event
-from notso.web.chat import titles
+from notso.web.chat import submit, titles
+from notso.web.chat.suggestions import IdleRequests
 from notso.web.chat.titles import REQUEST, parse_title
 
 Start = Callable[..., Any]
@@ -118,15 +119,15 @@ def test_new_turn_stops_all_title_generations(start: Start, monkeypatch: pytest.
     running: list[Stoppable] = []
     ended = threading.Event()
 
-    async def endless(requests: Any, request: Any, seconds: float, started: Callable[[Any], None]) -> str | None:
+    async def endless(requests: Any, request: Any, seconds: float) -> str | None:
         running.append(Stoppable())
-        started(running[-1])
+        requests._running.add(running[-1])
         while not ended.is_set():
             await asyncio.sleep(0.01)
         return None
 
     monkeypatch.setattr(titles, "AFTER_SECONDS", 0.0)
-    monkeypatch.setattr(titles, "generate_text", endless)
+    monkeypatch.setattr(IdleRequests, "generate", endless)
     server = start(ScriptedEngine(script)).ready()
     server.client.post("/settings", data={"titles": "on"})
     asked = server.ask("Tell me about cats")
@@ -142,7 +143,7 @@ def test_new_turn_stops_all_title_generations(start: Start, monkeypatch: pytest.
 
 def test_title_prompt_is_not_built_on_the_event_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     on_loop: list[bool] = []
-    build = titles.prompt_messages
+    build = submit.prompt_messages
 
     def recorded(*arguments: Any, **options: Any) -> Any:
         with contextlib.suppress(RuntimeError):
@@ -152,9 +153,9 @@ def test_title_prompt_is_not_built_on_the_event_loop(start: Start, monkeypatch: 
         on_loop.append(False)
         return build(*arguments, **options)
 
-    monkeypatch.setattr(titles, "prompt_messages", recorded)
+    monkeypatch.setattr(submit, "prompt_messages", recorded)
     server = start(ScriptedEngine(script)).ready()
     server.client.post("/settings", data={"titles": "on"})
     asked = server.ask("Tell me about cats")
     server.wait(lambda: name_of(server, asked.chat_id) == "A Chat About Cats")
-    assert on_loop == [False]
+    assert on_loop and not any(on_loop)

@@ -16,7 +16,7 @@ from typing import Literal
 from notso.web.chat.chat_view import read_branch
 from notso.web.chat.services import ChatServices, engine_and_registry
 from notso.web.chat.submit import new_summary, summary_request
-from notso.web.chat.suggestions import generate_text
+from notso.web.chat.suggestions import IdleRequests
 from notso.web.engine.model_names import resolve_model_choice
 from notso.web.engine.port import (
     ChatEngine,
@@ -27,7 +27,6 @@ from notso.web.engine.port import (
     WhenFull,
     dropped_parts,
 )
-from notso.web.engine.running import RunningRequest
 from notso.web.store.protocol import NewMessage, StoredMessage, TurnAccepted
 from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
@@ -174,9 +173,8 @@ class Compaction:
 
     def __init__(self, services: ChatServices) -> None:
         self._services = services
-        self._running: set[RunningRequest] = set()
+        self._requests = IdleRequests(services.shared.requests, services.turns)
         self._tasks: set[asyncio.Task[None]] = set()
-        services.turns.at_start.append(lambda turn: self._cancel())
 
     def schedule_if_needed(self, turn: Turn) -> None:
         """Schedule a summary if the turn's chat is long. The summary is skipped if compaction is not automatic."""
@@ -192,34 +190,20 @@ class Compaction:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _cancel(self) -> None:
-        for running in list(self._running):
-            running.stop()
-
     async def _compact(self, turn: Turn) -> None:
         services, owner, last = self._services, turn.request.options.owner, turn.message
-        started_requests: list[RunningRequest] = []
-
-        def on_start(running: RunningRequest) -> None:
-            started_requests.append(running)
-            self._running.add(running)
-
         with contextlib.suppress(NotsoError, Problem):
             view = await read_branch(services, owner, last.chat_id, last.id)
             if view.settings.compaction != "automatic":
                 return
-            if not await services.suggestions.wait_until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
+            if not await self._requests.wait_until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
                 return
             choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
-            request = await summary_request(services, owner, view, choice)
-            request = replace(request, options=replace(request.options, priority="background"))
-            try:
-                text = await generate_text(services.shared.requests, request, PATIENCE_SECONDS, on_start)
-            finally:
-                self._running.difference_update(started_requests)
-            if not text or not text.strip():
+            request = await summary_request(services, owner, view, choice, priority="background")
+            text = (await self._requests.generate(request, PATIENCE_SECONDS) or "").strip()
+            if not text:
                 return
-            summary = replace(new_summary(view.chat), content=text.strip(), state="done", generation_id=None)
+            summary = replace(new_summary(view.chat), content=text, state="done", generation_id=None)
             stored = await services.shared.store.add_message(owner, NewMessage(summary, last.id, new_id()))
             if isinstance(stored, TurnAccepted):  # otherwise the chat has continued or was deleted
                 services.feed.announce(owner, last.chat_id, "")

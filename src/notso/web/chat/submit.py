@@ -28,7 +28,16 @@ from notso.web.engine.model_names import (
     model_id,
     resolve_model_choice,
 )
-from notso.web.engine.port import ContextLengthError, Message, ModelError, Request, RequestOptions, SamplingParams
+from notso.web.engine.port import (
+    ContextLengthError,
+    Message,
+    ModelError,
+    Priority,
+    Request,
+    RequestOptions,
+    SamplingParams,
+    WhenFull,
+)
 from notso.web.engine.running import PreparedRequest, RunningRequest, prepare, submissions_for
 from notso.web.store.protocol import (
     AnswerTrace,
@@ -684,22 +693,42 @@ async def _build_parts(
     return tuple(parts)
 
 
-async def summary_request(services: ChatServices, owner: str, view: ChatView, choice: ModelChoice) -> Request:
+async def follow_up_request(
+    services: ChatServices,
+    owner: str,
+    view: ChatView,
+    choice: ModelChoice,
+    text: str,
+    params: SamplingParams,
+    *,
+    priority: Priority = "background",
+    when_full: WhenFull = "stop",
+) -> Request:
+    """Return a request that asks for something about a chat, such as a title, in a message after the branch."""
     documents = await load_branch_documents(services, owner, view, choice)
-    messages = (*await _build_messages(view, documents), Message("user", SUMMARY_REQUEST))
+    messages = (*await _build_messages(view, documents), Message("user", text))
     options = RequestOptions(
         # Thinking and tools are as in the chat, so that the chat's cached prompt can be reused.
         thinking=view.chat.thinking,
         tools=services.toolbox.definitions(view.settings.tool_names),
         tool_choice="none",
         date=view.chat.prompt_date,
+        priority=priority,
         owner=owner,
         conversation=view.first_id,
-        when_full="drop_oldest",
+        when_full=when_full,
         adapter=choice.adapter,
     )
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0)
     return Request(messages, params, documents.options(messages, options), choice.model)
+
+
+async def summary_request(
+    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, *, priority: Priority = "interactive"
+) -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0)
+    return await follow_up_request(
+        services, owner, view, choice, SUMMARY_REQUEST, params, priority=priority, when_full="drop_oldest"
+    )
 
 
 async def _prepare_and_reserve(

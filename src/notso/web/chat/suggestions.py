@@ -1,20 +1,15 @@
-"""Suggested follow-up questions, generated while the engine is idle and canceled when a chat turn starts."""
+"""Suggested follow-up questions, and requests in general that run while the engine is idle."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 
-from notso.web.engine.model_names import DEFAULT_MODEL, ModelChoice
-from notso.web.engine.port import Message, Request, RequestOptions, Tool
+from notso.web.engine.port import Request
 from notso.web.engine.running import RunningRequest, RunningRequests, submissions_for
-from notso.web.store.protocol import Chat, StoredMessage
-from notso.web.turns.chat_settings import ChatSettings
-from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
-from notso.web.turns.prompt import prompt_messages
+from notso.web.store.protocol import StoredMessage
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError
 
@@ -30,15 +25,14 @@ MAX_REMEMBERED = 64
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
 
 
-class Suggestions:
-    """Generates suggestions for one chat at a time. Runs on the event loop."""
+class IdleRequests:
+    """Requests that run while the engine is idle. A new chat turn stops them. Use on the event loop only."""
 
     def __init__(self, requests: RunningRequests, turns: Turns) -> None:
         self._requests = requests
         self._turns = turns
-        self._running: RunningRequest | None = None
-        self._cached: OrderedDict[tuple[str, int], list[str]] = OrderedDict()
-        turns.at_start.append(lambda turn: self.cancel())
+        self._running: set[RunningRequest] = set()
+        turns.at_start.append(lambda turn: self.stop())
 
     @property
     def is_idle(self) -> bool:
@@ -54,77 +48,53 @@ class Suggestions:
             await asyncio.sleep(POLL_SECONDS)
         return False
 
-    def cancel(self) -> None:
-        if self._running is not None:
-            self._running.stop()
-            self._running = None
+    def stop(self) -> None:
+        for running in list(self._running):
+            running.stop()
 
-    async def suggest(
-        self,
-        owner: str,
-        chat: Chat,
-        line: Sequence[StoredMessage],
-        settings: ChatSettings,
-        tools: list[Tool] | None = None,
-        conversation: str | None = None,
-        choice: ModelChoice = DEFAULT_MODEL,
-        documents: PromptDocuments = NO_DOCUMENTS,
-    ) -> list[str]:
-        """Return follow-up questions for a branch, or an empty list, for example if the engine is busy."""
+    async def generate(self, request: Request, seconds: float) -> str | None:
+        """Return the whole answer, or None if it is stopped, fails or takes longer than `seconds`."""
+        running = self._requests.open(request.options.owner, counts=False)
+        self._running.add(running)
+        text, finished = "", False
+        try:
+            async with asyncio.timeout(seconds):
+                await running.begin(submissions_for(request), model=request.model)
+                async for _, events in running.events():
+                    text += "".join(event.text for event in events if event.kind == "text")
+                    finished = finished or any(event.finish_reason in ("stop", "length") for event in events)
+        except (TimeoutError, NotsoError):
+            return None
+        finally:
+            running.close()
+            self._running.discard(running)
+        return text if finished else None
+
+
+class Suggestions:
+    """Generates suggestions for one chat at a time. Runs on the event loop."""
+
+    def __init__(self, requests: RunningRequests, turns: Turns) -> None:
+        self._requests = IdleRequests(requests, turns)
+        self._cached: OrderedDict[tuple[str, int], list[str]] = OrderedDict()
+
+    async def suggest(self, answer: StoredMessage, build_request: Callable[[], Awaitable[Request]]) -> list[str]:
+        """Return questions that could follow an answer, or an empty list, for example if the engine is busy."""
         # The key includes the text, because an edited or continued answer keeps its id.
-        key = line[-1].id, hash(line[-1].content)
-        if not settings.suggestions:
-            return []
+        key = answer.id, hash(answer.content)
         if key in self._cached:
             return self._cached[key]
-        if not self.is_idle:
+        if not self._requests.is_idle:
             return []
-        messages = await asyncio.to_thread(
-            prompt_messages,
-            line,
-            settings.system_prompt,
-            keep_thinking=settings.keep_thinking,
-            documents=documents,
-        )
-        # The tools cannot be called. They are included so that the prompt begins like the chat's cached prompt.
-        text = await self._generate(owner, chat, messages, settings, tools, conversation, choice, documents)
+        request = await build_request()
+        self._requests.stop()
+        text = await self._requests.generate(request, WAIT_SECONDS)
         if text is None:
             return []
         self._cached[key] = parse_questions(text)
         if len(self._cached) > MAX_REMEMBERED:
             self._cached.popitem(last=False)
         return self._cached[key]
-
-    async def _generate(
-        self,
-        owner: str,
-        chat: Chat,
-        messages: tuple[Message, ...],
-        settings: ChatSettings,
-        tools: list[Tool] | None,
-        conversation: str | None,
-        choice: ModelChoice,
-        documents: PromptDocuments,
-    ) -> str | None:
-        self.cancel()
-        params = replace(settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
-        options = RequestOptions(
-            thinking=chat.thinking,  # as in the chat, so that the chat's cached prompt can be reused
-            tools=tools,
-            tool_choice="none",
-            date=chat.prompt_date,
-            priority="background",
-            owner=owner,
-            conversation=conversation,
-            adapter=choice.adapter,
-        )
-        messages = (*messages, Message("user", REQUEST))
-        request = Request(messages, params, documents.options(messages, options), choice.model)
-
-        def on_start(running: RunningRequest) -> None:
-            self._running = running
-
-        return await generate_text(self._requests, request, WAIT_SECONDS, on_start)
 
 
 def parse_questions(text: str) -> list[str]:
@@ -134,26 +104,3 @@ def parse_questions(text: str) -> list[str]:
         if question.endswith("?") and 4 <= len(question) <= MAX_CHARACTERS and question not in found:
             found.append(question)
     return found[:MAX_SUGGESTIONS] if len(found) >= MIN_SUGGESTIONS else []
-
-
-async def generate_text(
-    requests: RunningRequests, request: Request, seconds: float, on_start: Callable[[RunningRequest], None]
-) -> str | None:
-    """Return the whole answer, or None if it is stopped, fails or takes longer than `seconds`.
-
-    on_start: called with the running request, so that the caller can stop it.
-    """
-    running = requests.open(request.options.owner, counts=False)
-    on_start(running)
-    text, finished = "", False
-    try:
-        async with asyncio.timeout(seconds):
-            await running.begin(submissions_for(request), model=request.model)
-            async for _, events in running.events():
-                text += "".join(event.text for event in events if event.kind == "text")
-                finished = finished or any(event.finish_reason in ("stop", "length") for event in events)
-    except (TimeoutError, NotsoError):
-        return None
-    finally:
-        running.close()
-    return text if finished else None

@@ -115,12 +115,6 @@ def text_size(line: Sequence[StoredMessage]) -> int:
     )
 
 
-def cache_conversation_id(line: Sequence[StoredMessage]) -> str | None:
-    """Return the conversation id for the engine's cache, which is the id of the first message."""
-    # Clearing a chat deletes its messages, so the engine treats later messages as a new conversation.
-    return line[0].id if line else None
-
-
 def _is_usable_summary(message: StoredMessage) -> bool:
     return message.kind == "summary" and message.state == "done" and bool(message.content)
 

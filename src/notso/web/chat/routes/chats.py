@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, get_args
 from urllib.parse import urlencode
 
@@ -24,7 +25,8 @@ from notso.web.chat.chat_view import (
     read_turn,
 )
 from notso.web.chat.services import ChatServices, Services, engine_and_registry
-from notso.web.chat.submit import MAX_TITLE_CHARACTERS, add_summary, load_branch_documents
+from notso.web.chat.submit import MAX_TITLE_CHARACTERS, add_summary, follow_up_request
+from notso.web.chat.suggestions import MAX_TOKENS, REQUEST
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
     Owner,
@@ -341,20 +343,20 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
 async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     # A missing branch is not an error: the chat may have been deleted or continued in the meantime.
     view = await read_branch_if_any(services, owner, chat_id, last_shown_id(request))
-    if view is None:
+    if view is None or not view.line or not view.settings.suggestions:
         return Response(status_code=204)
-    chat, settings, line = view.chat, view.settings, view.line
-    if not line or line[-1].role != "assistant" or line[-1].state != "done" or line[-1].kind != "turn":
+    last = view.line[-1]
+    if last.role != "assistant" or last.state != "done" or last.kind != "turn":
         return Response(status_code=204)
-    tools = services.toolbox.definitions(settings.tool_names)
-    engine, choice = await engine_if_loaded(*engine_and_registry(services), settings.model)
+    engine, choice = await engine_if_loaded(*engine_and_registry(services), view.settings.model)
     if engine is None:  # do not load a model only for suggestions
         return Response(status_code=204)
-    documents = await load_branch_documents(services, owner, view, choice)
-    found = await services.suggestions.suggest(owner, chat, line, settings, tools, view.first_id, choice, documents)
+    params = replace(view.settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
+    build_request = partial(follow_up_request, services, owner, view, choice, REQUEST, params)
+    found = await services.suggestions.suggest(last, build_request)
     if not found:
         return Response(status_code=204)
-    return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat, last_id=line[-1].id)
+    return await services.pages.respond(request, "_suggestions.html", found=found, chat=view.chat, last_id=last.id)
 
 
 def _highlight(snippet: str) -> Markup:
