@@ -43,6 +43,7 @@ from notso.web.store.protocol import (
     AnswerTrace,
     Attachment,
     Chat,
+    MessageKind,
     NewMessage,
     NewTurn,
     Orphan,
@@ -380,22 +381,20 @@ async def fork(
             tool_uses=prefix.tool_uses,
         )
         new = NewMessage(answer, message.parent_id, key, forked)
-        request, offer = await build_request(services, owner, view, choice)
-        request = make_replayable(request, new.assistant_message.generation_id)
-        keep = view.settings.keep_thinking
-        await _require_same_prompt(
-            services, replay_request(run, request, message, keep_thinking=keep), text_size(view.line)
+        request, _ = await build_request(services, owner, view, choice)
+        request = make_replayable(request, answer.generation_id)
+        request = replay_request(run, request, message, keep_thinking=view.settings.keep_thinking)
+        await _require_same_prompt(services, request, text_size(view.line))
+        return await _store_and_start(
+            services,
+            owner,
+            view,
+            answer,
+            running,
+            lambda: services.shared.store.add_message(owner, new),
+            forked,
+            choice=choice,
         )
-        with services.turns.expecting(new.assistant_message.generation_id or ""):
-            add = services.shared.store.add_message
-            accepted = _require_accepted(await _store_once_unlocked(services, owner, lambda: add(owner, new)))
-            if accepted.repeated:
-                running.close()
-                return accepted, view
-            answer = accepted.assistant_message
-            turn = Turn(answer, request, offer, keep, omitted_messages=view.left_out, model=trace.model, trace=forked)
-            services.turns.start(turn, running)
-    return accepted, view
 
 
 async def _require_same_prompt(services: ChatServices, request: Request, size: int) -> None:
@@ -409,30 +408,29 @@ async def _require_same_prompt(services: ChatServices, request: Request, size: i
 
 async def add_summary(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
     """Append a summary that replaces the messages before it in prompts."""
-    chat, settings, line = view.chat, view.settings, view.line
+    settings, line = view.settings, view.line
     has_text = view.above > 0 or any(message.content for message in line[1:])
     if not line or line[-1].kind == "summary" or not has_text:
         raise Problem(400, words["error_nothing_to_summarize"])
-    assistant_message = new_summary(chat)
+    assistant_message = new_summary(view.chat)
     trace = AnswerTrace((), settings.model)
     new = NewMessage(assistant_message, line[-1].id, _idempotency_key(fields) if "key" in fields else new_id(), trace)
-    with _admit(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
+    with _admit(services, owner) as running:
         choice = await resolve_model_choice(*engine_and_registry(services), settings.model)
         await services.toolbox.ready(settings.tool_names)
         request = make_replayable(await summary_request(services, owner, view, choice), assistant_message.generation_id)
         prepared = await _prepare_and_reserve(services, running, request, view)
-        accepted = _require_accepted(
-            await _store_once_unlocked(services, owner, lambda: services.shared.store.add_message(owner, new))
+        return await _store_and_start(
+            services,
+            owner,
+            view,
+            assistant_message,
+            running,
+            lambda: services.shared.store.add_message(owner, new),
+            trace,
+            choice=choice,
+            prepared=prepared,
         )
-        if accepted.repeated:
-            running.close()
-            return accepted, view
-        view = view.with_accepted(accepted) or await read_branch(services, owner, chat.id, accepted.user_message.id)
-        request = make_replayable(await summary_request(services, owner, view, choice), assistant_message.generation_id)
-        answer = accepted.assistant_message
-        turn = Turn(answer, request, omitted_messages=view.left_out, model=settings.model, trace=trace)
-        services.turns.start(turn, running, prepared)
-    return accepted, view
 
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
@@ -529,13 +527,14 @@ async def _store_and_start(
             question = accepted.user_message
             view = view.with_accepted(accepted) or await read_branch(services, owner, question.chat_id, question.id)
             view = _with_settings(view, trace.own)
+            answer = accepted.assistant_message
             await services.toolbox.ready(view.settings.tool_names)
-            request, offer = await build_request(services, owner, view, choice)
+            request, offer = await build_request(services, owner, view, choice, answer.kind)
             if not parts:
-                request = make_replayable(request, accepted.assistant_message.generation_id)
-            in_reasoning = bool(accepted.assistant_message.reasoning) and not accepted.assistant_message.content
+                request = make_replayable(request, answer.generation_id)
+            in_reasoning = bool(answer.reasoning) and not answer.content
             turn = Turn(
-                accepted.assistant_message,
+                answer,
                 request,
                 offer,
                 view.settings.keep_thinking,
@@ -606,11 +605,7 @@ async def _build_resumed_turn(services: ChatServices, owner: str, message: Store
     view = _with_settings(view, trace.own)
     choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
     await services.toolbox.ready(view.settings.tool_names)
-    offer: ToolOffer | None = None
-    if message.kind == "summary":
-        request = await summary_request(services, owner, view, choice)
-    else:
-        request, offer = await build_request(services, owner, view, choice)
+    request, offer = await build_request(services, owner, view, choice, message.kind)
     request = make_replayable(request, message.generation_id)
     parts: tuple[DocumentPart, ...] = ()
     if trace.every and not trace.runs:  # a question about every part of a document starts over, with the same seeds
@@ -658,9 +653,11 @@ async def _build_messages(view: ChatView, documents: PromptDocuments) -> tuple[M
 
 
 async def build_request(
-    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice
+    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, kind: MessageKind = "turn"
 ) -> tuple[Request, ToolOffer | None]:
-    """Return the request for an answer to the branch, and the tools offered in it."""
+    """Return the request for an answer to the branch or a summary of it, and the tools offered in it."""
+    if kind == "summary":
+        return await summary_request(services, owner, view, choice), None
     chat, settings = view.chat, view.settings
     offer = await build_tool_offer(services, owner, view)
     documents = await load_branch_documents(services, owner, view, choice)

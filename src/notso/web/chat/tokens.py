@@ -14,7 +14,7 @@ from typing import Any
 
 from notso.web.chat.chat_view import read_branch
 from notso.web.chat.services import ChatServices, engine_and_registry
-from notso.web.chat.submit import build_request, summary_request
+from notso.web.chat.submit import build_request
 from notso.web.engine.model_names import resolve_model_choice
 from notso.web.engine.port import ChatEngine, ModelError, Replay, Request, TokenLogprob
 from notso.web.engine.running import submissions_for
@@ -59,10 +59,7 @@ async def load_run_requests(
     if engine is None:
         raise Problem(503, words["error_stopping"])
     await services.toolbox.ready(view.settings.tool_names)
-    if message.kind == "summary":
-        request = await summary_request(services, owner, view, choice)
-    else:
-        request, _ = await build_request(services, owner, view, choice)
+    request, _ = await build_request(services, owner, view, choice, message.kind)
     keep_thinking = view.settings.keep_thinking
     return engine, [replay_request(run, request, message, keep_thinking=keep_thinking) for run in trace.runs]
 
