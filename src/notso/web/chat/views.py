@@ -10,14 +10,14 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request, Response
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import ChatView, ShownView
+from notso.web.chat.chat_view import ChatView, ShownView, read_shown, read_turn
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
 from notso.web.engine.model_names import model_facts
 from notso.web.engine.port import thinking_set_by
 from notso.web.store.documents import Library, StoredDocument
-from notso.web.store.protocol import Chat, ChatDefaults, ShownMessage, StoredMessage
+from notso.web.store.protocol import Chat, ChatDefaults, ShownMessage, StoredMessage, TurnAccepted
 from notso.web.turns.chat_settings import merge_settings
 from notso.web.turns.status_line import TurnStats, stats_from_message
 from notso.web.values.errors import Problem, StorageError
@@ -111,6 +111,29 @@ async def render_turns(
     )
 
 
+async def render_branch(
+    request: Request,
+    services: ChatServices,
+    owner: str,
+    chat_id: str,
+    *,
+    through: str | None = None,
+    toast: dict[str, str] | None = None,
+) -> Response:
+    """Announce a change of a chat, and render the branch that contains `through` (None: the chosen branch)."""
+    view = await read_shown(services, owner, chat_id, through=through, first=oldest_shown_id(request))
+    return await render_turns(request, services, owner, announce(request, services, owner, view), toast=toast)
+
+
+async def render_new_turn(
+    request: Request, services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted
+) -> Response:
+    """Announce a new turn, and render its branch."""
+    view = announce(request, services, owner, view)
+    shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
+    return await render_turns(request, services, owner, replace(shown, revision=view.revision))
+
+
 async def render_turn(
     request: Request,
     services: ChatServices,
@@ -135,6 +158,24 @@ async def render_turn(
         raw_user_messages=raw,
         path=await services.html_cache.path(owner, shown, user_messages=not raw),
         finished=finished,
+    )
+
+
+async def render_page(
+    request: Request,
+    services: ChatServices,
+    owner: str,
+    name: str,
+    status: int = 200,
+    *,
+    chat: Chat | None = None,
+    **context: Any,
+) -> Response:
+    """Render the template `name` with the sidebar or, for htmx, only the fragment called `_name`."""
+    if is_fragment(request):
+        return await services.pages.respond(request, f"_{name}", status, chat=chat, **context)
+    return await services.pages.respond(
+        request, name, status, **await sidebar_context(services, owner, chat), **context
     )
 
 

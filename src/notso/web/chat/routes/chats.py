@@ -17,26 +17,22 @@ from fastapi import APIRouter, Request, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import (
-    read_branch,
-    read_branch_if_any,
-    read_shown,
-    read_shown_if_any,
-    read_turn,
-)
+from notso.web.chat.chat_view import read_branch, read_branch_if_any, read_shown_if_any
 from notso.web.chat.services import ChatServices, Services, engine_and_registry
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, add_summary, follow_up_request
 from notso.web.chat.suggestions import MAX_TOKENS, REQUEST
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
     Owner,
-    announce,
     done_response,
     find_chat,
     last_shown_id,
     list_context,
     oldest_shown_id,
     redirect_to,
+    render_branch,
+    render_new_turn,
+    render_page,
     render_turns,
     request_tab,
     sidebar_context,
@@ -191,17 +187,17 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
     found = await services.shared.store.search(owner, query, limit + 1)
     shown = found[:limit]
     more = min(limit + 4 * MAX_HITS, MOST_HITS) if len(found) > limit and limit < MOST_HITS else 0
-    results: dict[str, Any] = {
-        "groups": _group_by_chat(shown),
-        "query": query,
-        "more_hits": more,
-        "cut": len(found) > limit and not more,
-        "similar": any(hit.similar for hit in shown),
-    }
-    if is_fragment(request):
-        return await services.pages.respond(request, "_search_results.html", **results)
-    sidebar = await sidebar_context(services, owner)
-    return await services.pages.respond(request, "search.html", **sidebar, **results)
+    return await render_page(
+        request,
+        services,
+        owner,
+        "search.html",
+        groups=_group_by_chat(shown),
+        query=query,
+        more_hits=more,
+        cut=len(found) > limit and not more,
+        similar=any(hit.similar for hit in shown),
+    )
 
 
 def _group_by_chat(hits: list[SearchHit]) -> list[dict[str, Any]]:
@@ -307,9 +303,8 @@ async def clear(request: Request, services: Services, owner: Owner, chat_id: str
     trash_id = await services.shared.store.trash_messages(owner, chat.id, reset=reset)
     if trash_id is None:
         raise Problem(404, words["error_unknown_chat"])
-    view = announce(request, services, owner, await read_shown(services, owner, chat_id))
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
-    return await render_turns(request, services, owner, view, toast=toast)
+    return await render_branch(request, services, owner, chat_id, toast=toast)
 
 
 @router.post("/undo/{trash_id}", dependencies=[GUARDED])
@@ -334,9 +329,7 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
     fields = await read_form(request)
     view = await read_branch(services, owner, chat_id, last_shown_id(request, fields))
     accepted, view = await add_summary(services, owner, view, fields)
-    view = announce(request, services, owner, view)
-    shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
-    return await render_turns(request, services, owner, replace(shown, revision=view.revision))
+    return await render_new_turn(request, services, owner, view, accepted)
 
 
 @router.get("/chats/{chat_id}/suggestions", dependencies=[GUARDED])

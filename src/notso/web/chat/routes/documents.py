@@ -19,7 +19,7 @@ from notso.documents.values import Document, UnreadableError, unreadable
 from notso.web.chat.library import display_name, is_unparsed
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, find_project, sidebar_context
+from notso.web.chat.views import Owner, find_chat, find_project, render_page, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.documents import DEFAULT_LIBRARY, Library, StoredDocument
@@ -88,9 +88,7 @@ async def library_page(
         "hits": await services.shared.store.documents.search(owner, q, SHOWN_HITS) if q.strip() else [],
         "asking": (await find_chat(services, owner, chat)).id if chat else "",
     }
-    if is_fragment(request):
-        return await services.pages.respond(request, "_documents.html", **context)
-    return await services.pages.respond(request, "documents.html", **await sidebar_context(services, owner), **context)
+    return await render_page(request, services, owner, "documents.html", **context)
 
 
 async def documents_context(services: ChatServices, owner: str, project: Library | None = None) -> dict[str, Any]:

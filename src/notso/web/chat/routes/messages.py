@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
 
-from notso.web.chat.chat_view import ChatView, read_branch, read_shown, read_turn
-from notso.web.chat.services import ChatServices, Services, engine_and_registry
+from notso.web.chat.chat_view import read_branch, read_shown
+from notso.web.chat.services import Services, engine_and_registry
 from notso.web.chat.submit import (
     continue_answer,
     copy_branch,
@@ -22,21 +21,20 @@ from notso.web.chat.submit import (
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
     Owner,
-    announce,
     find_chat,
     find_message,
     last_shown_id,
-    oldest_shown_id,
     redirect_to,
+    render_branch,
+    render_new_turn,
+    render_page,
     render_turn,
-    render_turns,
     request_tab,
-    sidebar_context,
 )
 from notso.web.edge.access import GUARDED, USES_MODEL
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import available_model_names
-from notso.web.store.protocol import Rating, TurnAccepted
+from notso.web.store.protocol import Rating
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id, new_id
 from notso.web.values.wording import words
@@ -87,15 +85,14 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
         if message.role == "user":
             view = await read_branch(services, owner, chat_id, message.parent_id or "")
             accepted, view = await submit_question(services, owner, view, fields, instead_of=message)
-            return await _with_turn(request, services, owner, view, accepted)
+            return await render_new_turn(request, services, owner, view, accepted)
         content = fields.get("text", "").strip("\n")
         if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
             raise Problem(400, words["error_empty"] if not content.strip() else words["error_answer_too_long"])
         through = last_shown_id(request, fields)
         if not await services.shared.store.edit_message(owner, chat_id, message.id, content, through=through):
             raise Problem(409, words["error_running"])
-        shown = await read_shown(services, owner, chat_id, first=oldest_shown_id(request))
-    return await render_turns(request, services, owner, announce(request, services, owner, shown))
+        return await render_branch(request, services, owner, chat_id)
 
 
 @router.post("/regenerate", dependencies=[USES_MODEL])
@@ -104,7 +101,7 @@ async def regenerate(request: Request, services: Services, owner: Owner, chat_id
     message = await find_message(services, owner, chat_id, message_id)
     view = await read_branch(services, owner, chat_id, message.parent_id or "")
     accepted, view = await regenerate_answer(services, owner, view, message, fields)
-    return await _with_turn(request, services, owner, view, accepted)
+    return await render_new_turn(request, services, owner, view, accepted)
 
 
 @router.post("/continue", dependencies=[USES_MODEL])
@@ -123,7 +120,7 @@ async def continue_message(
     view = await read_branch(services, owner, chat_id, message.parent_id or "")
     through, hurry = last_shown_id(request, fields), fields.get("mode") == "answer"
     accepted, view = await continue_answer(services, owner, view, message, through=through, hurry=hurry)
-    return await _with_turn(request, services, owner, view, accepted)
+    return await render_new_turn(request, services, owner, view, accepted)
 
 
 @router.post("/choose", dependencies=[GUARDED])
@@ -131,8 +128,7 @@ async def choose(request: Request, services: Services, owner: Owner, chat_id: st
     await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     await services.shared.store.choose(owner, chat_id, message.id)
-    view = await read_shown(services, owner, chat_id, through=message.id, first=oldest_shown_id(request))
-    return await render_turns(request, services, owner, announce(request, services, owner, view))
+    return await render_branch(request, services, owner, chat_id, through=message.id)
 
 
 @router.get("/again", dependencies=[GUARDED])
@@ -141,16 +137,17 @@ async def regenerate_form(
 ) -> Response:
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
-    shown: dict[str, Any] = {
-        "message": message,
-        "models": await available_model_names(*engine_and_registry(services)),
-        "settings": await load_settings(services, owner, chat),
-        "key": new_id(),
-    }
-    if is_fragment(request):
-        return await services.pages.respond(request, "_again.html", chat=chat, **shown)
-    sidebar = await sidebar_context(services, owner, chat)
-    return await services.pages.respond(request, "again.html", **sidebar, **shown)
+    return await render_page(
+        request,
+        services,
+        owner,
+        "again.html",
+        chat=chat,
+        message=message,
+        models=await available_model_names(*engine_and_registry(services)),
+        settings=await load_settings(services, owner, chat),
+        key=new_id(),
+    )
 
 
 @router.post("/rate", dependencies=[GUARDED])
@@ -163,10 +160,7 @@ async def rate(request: Request, services: Services, owner: Owner, chat_id: str,
         raise Problem(400, words["error_form"])
     if not await services.shared.store.rate_message(owner, chat_id, message.id, rating):
         raise Problem(400, words["error_form"])
-    view = await read_shown(
-        services, owner, chat_id, through=last_shown_id(request, fields), first=oldest_shown_id(request)
-    )
-    return await render_turns(request, services, owner, announce(request, services, owner, view))
+    return await render_branch(request, services, owner, chat_id, through=last_shown_id(request, fields))
 
 
 @router.post("/delete", dependencies=[GUARDED])
@@ -177,11 +171,8 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
     trash_id = await services.shared.store.trash_message(owner, chat_id, message.id)
     if trash_id is None:
         raise Problem(409, words["error_running"])
-    view = announce(
-        request, services, owner, await read_shown(services, owner, chat_id, first=oldest_shown_id(request))
-    )
     toast = {"text": words["toast_message_deleted"], "undo_url": f"/undo/{trash_id}"}
-    return await render_turns(request, services, owner, view, toast=toast)
+    return await render_branch(request, services, owner, chat_id, toast=toast)
 
 
 @router.post("/branch", dependencies=[GUARDED])
@@ -208,13 +199,4 @@ async def unsummarize(request: Request, services: Services, owner: Owner, chat_i
     through = last_shown_id(request, fields)
     if not await services.shared.store.remove_summary(owner, chat_id, message.id, through=through):
         raise Problem(409, words["error_running"])
-    shown = await read_shown(services, owner, chat_id, first=oldest_shown_id(request))
-    return await render_turns(request, services, owner, announce(request, services, owner, shown))
-
-
-async def _with_turn(
-    request: Request, services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted
-) -> Response:
-    view = announce(request, services, owner, view)
-    shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
-    return await render_turns(request, services, owner, replace(shown, revision=view.revision))
+    return await render_branch(request, services, owner, chat_id)

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse
 from notso.smollm3 import official_files
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, sidebar_context
+from notso.web.chat.views import Owner, redirect_to, sidebar_context
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.downloads import create_switch_callback
@@ -91,9 +91,7 @@ async def switch_model(request: Request, services: Services) -> Response:
     host.switch(register_installed(host, registry, chosen))
     chat = fields.get("chat", "")
     address = f"/chats/{chat}" if is_id(chat) else "/" if "chat" in fields else "/models"
-    if is_fragment(request):
-        return Response(status_code=204, headers={"HX-Redirect": address})
-    return RedirectResponse(address, 303)
+    return redirect_to(request, address)
 
 
 async def models_response(request: Request, services: ChatServices) -> Response:

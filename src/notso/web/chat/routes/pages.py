@@ -46,7 +46,7 @@ from notso.web.edge.access import GUARDED, PUBLIC, USES_MODEL
 from notso.web.edge.assets import FOREVER, accepts_gzip
 from notso.web.edge.forms import read_form
 from notso.web.edge.limits import CountedStream
-from notso.web.store.protocol import MOST_SHOWN, Chat, ShownMessage, StoredMessage
+from notso.web.store.protocol import MOST_SHOWN, Chat, StoredMessage
 from notso.web.turns.chat_settings import updated_settings
 from notso.web.turns.sse import feed_events, finished_log, merge_streams, parse_last_event_id, turn_events
 from notso.web.turns.turn_log import TurnLog
@@ -260,7 +260,8 @@ async def status(request: Request, services: Services, owner: Owner, chat: str =
 
 @router.get("/status/details", dependencies=[GUARDED])
 async def status_details(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    path = await _path_if_any(services, owner, chat)
+    view = await read_shown_if_any(services, owner, chat)
+    path = view.path if view is not None else []
     context = status_context(services) | details_context(services, path)
     return await services.pages.respond(request, "_status_watch.html", **context, delay_ms=1000 if path else 3000)
 
@@ -271,11 +272,6 @@ async def _mark_read(services: ChatServices, owner: str, chat: Chat) -> None:
     with contextlib.suppress(StorageError):  # show the chat even if its unread mark cannot be removed
         await services.shared.store.update_chat(owner, chat.id, unread=False)
         services.feed.announce(owner, chat.id, "", turns=False)
-
-
-async def _path_if_any(services: ChatServices, owner: str, chat_id: str) -> list[ShownMessage]:
-    view = await read_shown_if_any(services, owner, chat_id)
-    return view.path if view is not None else []
 
 
 async def _save_thinking(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:

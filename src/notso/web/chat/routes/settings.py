@@ -26,7 +26,7 @@ from notso.web.chat.views import (
     find_chat,
     find_own_project,
     last_shown_id,
-    sidebar_context,
+    render_page,
 )
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
@@ -179,12 +179,14 @@ async def _show(
     model_sampling = {} if info is None else info.sampling
     is_default = chat is None and project is None
     own_defaults = form_defaults(ChatSettings() if is_default else merge_settings(base.defaults), model_sampling)
-    return await services.pages.respond(
+    return await render_page(
         request,
-        "_settings.html" if is_fragment(request) else "settings.html",
+        services,
+        owner,
+        "settings.html",
         400 if problems else 200,
+        chat=chat,
         part=is_fragment(request),
-        **({"chat": chat} if is_fragment(request) else await sidebar_context(services, owner, chat)),
         project=project,
         values=values | dict(typed or {}),
         models=await available_model_names(*engine_and_registry(services)),

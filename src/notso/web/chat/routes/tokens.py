@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
-from notso.web.chat.chat_view import read_branch, read_turn
+from notso.web.chat.chat_view import read_branch
 from notso.web.chat.services import Services
 from notso.web.chat.submit import fork
-from notso.web.chat.templates import is_fragment
 from notso.web.chat.tokens import (
     SHOWN_TOKENS,
     alternatives,
@@ -23,15 +22,7 @@ from notso.web.chat.tokens import (
     resolve_run,
     token_texts,
 )
-from notso.web.chat.views import (
-    Owner,
-    announce,
-    find_chat,
-    find_message,
-    oldest_shown_id,
-    render_turns,
-    sidebar_context,
-)
+from notso.web.chat.views import Owner, find_chat, find_message, render_new_turn, render_page
 from notso.web.edge.access import GUARDED, USES_MODEL
 from notso.web.edge.forms import read_form
 from notso.web.values.errors import Problem
@@ -81,10 +72,7 @@ async def show_tokens(
     written = trace.runs[number].ids[at] if at is not None else None
     shown |= {"texts": texts, "alternatives": others, "written": written, "shown_tokens": SHOWN_TOKENS}
     shown |= {"message": message, "key": new_id()}
-    if is_fragment(request):
-        return await services.pages.respond(request, "_tokens.html", chat=chat, **shown)
-    sidebar = await sidebar_context(services, owner, chat)
-    return await services.pages.respond(request, "tokens.html", **sidebar, **shown)
+    return await render_page(request, services, owner, "tokens.html", chat=chat, **shown)
 
 
 @router.post("/fork", dependencies=[USES_MODEL])
@@ -105,9 +93,7 @@ async def fork_message(request: Request, services: Services, owner: Owner, chat_
         replacement = (token,)
     view = await read_branch(services, owner, chat_id, message.parent_id or "")
     accepted, view = await fork(services, owner, view, message, trace, (number, place), replacement, fields)
-    view = announce(request, services, owner, view)
-    shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
-    return await render_turns(request, services, owner, replace(shown, revision=view.revision))
+    return await render_new_turn(request, services, owner, view, accepted)
 
 
 @router.get("/receipt", dependencies=[GUARDED])

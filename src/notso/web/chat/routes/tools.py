@@ -15,7 +15,7 @@ from notso.plugins.process import START_SECONDS, PluginProcess
 from notso.web.chat.services import ChatServices, Services, engine_and_registry
 from notso.web.chat.submit import allowed_digests, load_settings, with_tools
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation, sidebar_context
+from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation, render_page
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import engine_if_loaded
@@ -164,10 +164,12 @@ async def show_tools(request: Request, services: Services, owner: Owner, chat: N
             costs = await asyncio.to_thread(_costs, engine, services.toolbox.all(), chosen, thinking, day)
         except ModelError:
             costs = None  # the engine is shutting down, or its template does not support tools
-    return await services.pages.respond(
+    return await render_page(
         request,
-        "_tools.html" if is_fragment(request) else "tools.html",
-        **({"chat": chat} if is_fragment(request) else await sidebar_context(services, owner, chat)),
+        services,
+        owner,
+        "tools.html",
+        chat=chat,
         tools=services.toolbox.all(),
         chosen={tool.name for tool in chosen},
         allowed=allowed_digests(chat),
