@@ -117,10 +117,10 @@ def code_block(code: str, info: str, *, deadline: Deadline, color: bool) -> str:
         body = escape(code)
     long = code.count("\n") > MAX_UNFOLDED_LINES
     tools = _button("copy-code", _WORDS["code_copy"]) + _button("wrap-code", _WORDS["code_wrap"])
-    tools += (
-        _button("preview-code", _WORDS["code_preview"]) if info.split()[:1] in (["html"], ["svg"], ["mermaid"]) else ""
-    )
-    tools += _button("whole-code", _WORDS["code_whole"]) if long else ""
+    if info.split()[:1] in (["html"], ["svg"], ["mermaid"]):
+        tools += _button("preview-code", _WORDS["code_preview"])
+    if long:
+        tools += _button("whole-code", _WORDS["code_whole"])
     label = f'<div class="code-label"><span>{escape(_label(info, language))}</span>{tools}</div>'
     return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'
 

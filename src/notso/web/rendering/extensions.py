@@ -40,14 +40,6 @@ def enable_inline_marks(parser: MarkdownIt) -> None:
     parser.core.ruler.after("inline", "boxes", _task_list_boxes)
 
 
-def quotation_html(label: str) -> str:
-    return f'<span class="quote">{escape(label)}</span>'
-
-
-def footnote_mark_html(label: str) -> str:
-    return f"<sup>{escape(label)}</sup>"
-
-
 def _bare_url(state: StateInline, silent: bool) -> bool:
     # markdown-it's rule for text stops at the colon of https://...; at that point, the scheme is in `state.pending`.
     if state.src[state.pos] != ":" or state.linkLevel > 0:

@@ -23,26 +23,14 @@ _HTML = nh3.ALLOWED_TAGS | {
     *("form", "fieldset", "legend", "progress", "meter", "dialog", "picture", "font", "u", "output", "datalist"),
 }
 _ATTRIBUTES = {
-    *(
-        "class",
-        "id",
-        "style",
-        "width",
-        "height",
-        "align",
-        "valign",
-        "color",
-        "bgcolor",
-        "border",
-        "cellpadding",
-        "type",
-    ),
-    *("value", "placeholder", "checked", "disabled", "for", "name", "open", "min", "max", "rows", "cols", "colspan"),
-    *("rowspan", "src", "alt", "title", "lang", "dir", "role", "viewBox", "xmlns", "d", "fill", "stroke", "points"),
-    *("stroke-width", "stroke-linecap", "stroke-linejoin", "stroke-dasharray", "opacity", "fill-opacity", "fill-rule"),
-    *("transform", "x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "rx", "ry", "dx", "dy", "offset", "stop-color"),
-    *("stop-opacity", "gradientUnits", "gradientTransform", "font-size", "font-family", "font-weight", "text-anchor"),
-    *("dominant-baseline", "clip-path", "preserveAspectRatio", "href", "stroke-opacity", "letter-spacing"),
+    *("class", "id", "style", "width", "height", "align", "valign", "color", "bgcolor", "border", "cellpadding"),
+    *("type", "value", "placeholder", "checked", "disabled", "for", "name", "open", "min", "max", "rows", "cols"),
+    *("colspan", "rowspan", "src", "alt", "title", "lang", "dir", "role", "viewBox", "xmlns", "d", "fill", "stroke"),
+    *("points", "stroke-width", "stroke-linecap", "stroke-linejoin", "stroke-dasharray", "opacity", "fill-opacity"),
+    *("fill-rule", "transform", "x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "rx", "ry", "dx", "dy", "offset"),
+    *("stop-color", "stop-opacity", "gradientUnits", "gradientTransform", "font-size", "font-family", "font-weight"),
+    *("text-anchor", "dominant-baseline", "clip-path", "preserveAspectRatio", "href", "stroke-opacity"),
+    *("letter-spacing",),
 }
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from html.parser import HTMLParser
 
@@ -27,14 +26,7 @@ from markdown_it.utils import EnvType, OptionsDict
 
 from notso.web.rendering.budget import Budget, Deadline, OverBudgetError
 from notso.web.rendering.code import TOKEN_CLASSES, code_block
-from notso.web.rendering.extensions import (
-    ALERTS,
-    alert_title,
-    enable_extensions,
-    enable_inline_marks,
-    footnote_mark_html,
-    quotation_html,
-)
+from notso.web.rendering.extensions import ALERTS, alert_title, enable_extensions, enable_inline_marks
 from notso.web.rendering.math import MAX_FORMULA_CHARACTERS, enable_math, formula_html
 from notso.web.values.wording import words
 
@@ -107,14 +99,6 @@ _LINE_END = re.compile(r"\r\n?")
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Lines [start, end) of a top-level block."""
-
-    start: int
-    end: int
-
-
 class _LongParagraphError(Exception):
     pass
 
@@ -153,10 +137,10 @@ class _Renderer(RendererHTML):
         return formula_html(tokens[idx].content, tokens[idx].info)
 
     def note(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return footnote_mark_html(tokens[idx].content)
+        return f"<sup>{escape(tokens[idx].content)}</sup>"
 
     def quotation(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return quotation_html(tokens[idx].content)
+        return f'<span class="quote">{escape(tokens[idx].content)}</span>'
 
     def plain(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return render_plain(tokens[idx].content)
@@ -257,7 +241,7 @@ def render_markdown(text: str, *, budget: Budget | None = None) -> str:
             blocks = top_level_blocks(text, deadline)
         for block in blocks:
             done = block.start
-            html += render_block("".join(lines[block.start : block.end]), budget)
+            html += render_block("".join(lines[block]), budget)
     except OverBudgetError:
         return html + render_unformatted("".join(lines[done:]), budget)
     return html
@@ -288,9 +272,7 @@ def render_unformatted(text: str, budget: Budget) -> str:
     return (f"<p><em>{escape(note)}</em></p>\n" if note else "") + render_plain(text)
 
 
-def top_level_blocks(text: str, deadline: Deadline) -> list[Block]:
-    """Locate the top-level blocks. Raises OverBudgetError."""
+def top_level_blocks(text: str, deadline: Deadline) -> list[slice]:
+    """Return the lines of each top-level block. Raises OverBudgetError."""
     tokens = _BLOCKS_ONLY.parse(text, {"deadline": deadline})
-    return [
-        Block(token.map[0], token.map[1]) for token in tokens if token.level == 0 and token.map and token.nesting >= 0
-    ]
+    return [slice(*token.map) for token in tokens if token.level == 0 and token.map and token.nesting >= 0]

@@ -18,6 +18,7 @@ MAX_FORMULA_CHARACTERS = 2_000
 MAX_INLINE_CHARACTERS = 1_000  # limits the search for a closing delimiter after each opening one
 
 _MARKS = {"$$": "$$", "\\[": "\\]"}
+_INLINE_MARKS = _MARKS | {"\\(": "\\)"}
 # Environments that are display formulas even without dollar signs around them.
 _ENVIRONMENT = re.compile(r"\\begin\{((?:align|alignat|equation|gather|CD)\*?)\}")
 _IS_TEX = re.compile(r"[\\^_={}]")
@@ -58,11 +59,7 @@ def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         lines.append(body)
         line += 1
     tex = "\n".join(lines)
-    is_formula = bool(found) and not after.strip() and bool(tex.strip()) and len(tex) <= MAX_FORMULA_CHARACTERS
-    token = state.push("formula" if is_formula else "plain", "", 0)
-    token.content = tex if is_formula else state.getLines(start, line, state.blkIndent, False)
-    token.map = [start, line]
-    state.line = line
+    _push_block(state, start, line, tex, is_closed=bool(found) and not after.strip() and bool(tex.strip()))
     return True
 
 
@@ -76,12 +73,16 @@ def _environment(state: StateBlock, start: int, end: int, name: str, silent: boo
         if closing in lines[-1]:
             break
     tex = "\n".join(lines)
-    is_formula = tex.endswith(closing) and len(tex) <= MAX_FORMULA_CHARACTERS
-    token = state.push("formula" if is_formula else "plain", "", 0)
-    token.content = tex if is_formula else state.getLines(start, line, state.blkIndent, False)
-    token.map = [start, line]
-    state.line = line
+    _push_block(state, start, line, tex, is_closed=tex.endswith(closing))
     return True
+
+
+def _push_block(state: StateBlock, start: int, end: int, tex: str, *, is_closed: bool) -> None:
+    is_formula = is_closed and len(tex) <= MAX_FORMULA_CHARACTERS
+    token = state.push("formula" if is_formula else "plain", "", 0)
+    token.content = tex if is_formula else state.getLines(start, end, state.blkIndent, False)
+    token.map = [start, end]
+    state.line = end
 
 
 def _line(state: StateBlock, line: int) -> str:
@@ -91,8 +92,8 @@ def _line(state: StateBlock, line: int) -> str:
 def _inline(state: StateInline, silent: bool) -> bool:
     source, start = state.src, state.pos
     mark = source[start : start + 2]
-    if mark in ("\\(", "\\[", "$$"):
-        closing, kind = {"\\(": "\\)", "\\[": "\\]", "$$": "$$"}[mark], "inline" if mark == "\\(" else "display"
+    if mark in _INLINE_MARKS:
+        closing, kind = _INLINE_MARKS[mark], "display" if mark in _MARKS else "inline"
         first = start + 2
         last = source.find(closing, first, first + MAX_INLINE_CHARACTERS)
     elif source[start] == "$":

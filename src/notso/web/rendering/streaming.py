@@ -71,7 +71,7 @@ class StreamingMarkdown:
         for block, following in pairwise(blocks):
             if done and tick.has_passed:
                 break
-            text = "".join(lines[block.start : block.end])
+            text = "".join(lines[block])
             try:
                 html += render_block(text, self._budget)
             except OverBudgetError:
