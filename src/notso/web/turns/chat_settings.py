@@ -114,7 +114,7 @@ def is_changed(name: str, form: Mapping[str, str]) -> bool:
 
 def form_digests(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:
     """Return the value of the form field `was`: digests of the initial values."""
-    shown = [(name, value) for name, value in values.items()]
+    shown = list(values.items())
     # A choice without a value shows its default.
     shown += [(name, defaults[name]) for name in CHOICES if not values[name]]
     return " ".join(_digest(name, value) for name, value in shown)

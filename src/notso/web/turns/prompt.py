@@ -44,14 +44,12 @@ def _tool_round_messages(message: StoredMessage, keep_thinking: bool) -> Iterato
     for _, group in groupby(message.tool_uses, key=lambda use: use.round):
         uses = list(group)
         end, reasoning_end = _end(uses[-1]), uses[-1].reasoning_at
-        text, reasoning = (
-            message.content[start:end].lstrip("\n"),
-            message.reasoning[reasoning_start:reasoning_end].lstrip("\n"),
-        )
+        text = message.content[start:end].lstrip("\n")
+        reasoning = message.reasoning[reasoning_start:reasoning_end].lstrip("\n")
         calls = tuple(ToolCall(use.id, use.name, use.arguments) for use in uses)
         yield replace(_to_assistant_message(text, reasoning, keep_thinking), tool_calls=calls)
         for use in uses:
-            yield Message("tool", _result(use), tool_call_id=use.id)
+            yield Message("tool", use.result if use.is_final else NO_RESULT, tool_call_id=use.id)
         start, reasoning_start = end, reasoning_end
 
 
@@ -69,10 +67,6 @@ def _last_part(message: StoredMessage) -> tuple[str, str]:
 
 def _end(last: ToolUse) -> int:
     return max(last.content_at, last.round_end)
-
-
-def _result(use: ToolUse) -> str:
-    return use.result if use.is_final else NO_RESULT
 
 
 SUMMARY_HEADING = "Summary of the conversation so far:"
@@ -120,8 +114,5 @@ def _is_usable_summary(message: StoredMessage) -> bool:
 
 
 def _is_omitted(message: StoredMessage, after: StoredMessage) -> bool:
-    return _is_empty_failure(after if message.role == "user" else message)
-
-
-def _is_empty_failure(message: StoredMessage) -> bool:
-    return message.role == "assistant" and message.state == "failed" and not message.content
+    answer = after if message.role == "user" else message
+    return answer.role == "assistant" and answer.state == "failed" and not answer.content

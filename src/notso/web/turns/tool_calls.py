@@ -109,15 +109,13 @@ class ToolCalls:
 
     def abandon(self) -> list[ToolUse]:
         """Interrupt and return the calls without a result."""
-        interrupted = [replace(use, state="interrupted") for use in self.uses if not use.is_final]
-        by_id = {use.id: use for use in interrupted}
-        self.uses = [by_id.get(use.id, use) for use in self.uses]
-        return interrupted
+        pending_ids = {use.id for use in self.uses if not use.is_final}
+        self.uses = [replace(use, state="interrupted") if use.id in pending_ids else use for use in self.uses]
+        return [use for use in self.uses if use.id in pending_ids]
 
     def permit(self, call_id: str, permission: Permission) -> bool:
         """Answer the call's permission request. Return False if it is not pending."""
-        waiting = self._answer is not None and not self._answer.done()
-        if self.asking is None or self.asking.id != call_id or self._answer is None or not waiting:
+        if self.asking is None or self.asking.id != call_id or self._answer is None or self._answer.done():
             return False
         self._answer.set_result(permission)
         return True
@@ -131,28 +129,23 @@ class ToolCalls:
         return True
 
     async def _finalize(self) -> None:
-        in_round = 0
-        for at, use in enumerate(self.uses):
-            if use.is_final:
-                continue
-            in_round += 1
-            if in_round > MAX_CALLS or self._round == MAX_ROUNDS:
+        pending = [(at, use) for at, use in enumerate(self.uses) if not use.is_final]
+        for number, (at, use) in enumerate(pending):
+            if number >= MAX_CALLS or self._round == MAX_ROUNDS:
                 await self._update_call(at, replace(use, state="failed", result=words["tool_says_too_many"]))
-                continue
-            await self._run_call(at, use)
+            else:
+                await self._run_call(at, use)
 
     async def _run_call(self, at: int, use: ToolUse) -> None:
         tools = self._offer.tools if self._offer is not None else ()
         tool = next((tool for tool in tools if tool.name == use.name), None)
         if tool is None or self._offer is None:
             names = ", ".join(tool.name for tool in tools) or words["tool_says_none"]
-            await self._update_call(
-                at, replace(use, state="failed", result=words["tool_says_unknown"].format(names=names))
-            )
+            result = words["tool_says_unknown"].format(names=names)
+            await self._update_call(at, replace(use, state="failed", result=result))
             return
-        is_repeated = (
-            use.id in self._interrupted_ids and tool.origin != ""
-        )  # the interrupted call may have had an effect
+        # The interrupted call may have had an effect.
+        is_repeated = use.id in self._interrupted_ids and tool.origin != ""
         if tool.always_asks or is_repeated or tool.digest not in self._offer.granted:
             refusal = await self._request_permission(at, use, self._offer, tool)
             if refusal:

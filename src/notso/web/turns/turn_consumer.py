@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -291,7 +292,7 @@ class TurnConsumer:
         )
 
     async def _consume_events(self, running: RunningRequest, submit: Submitter, model: str | None) -> None:
-        try:
+        with self._recording_end("request"), contextlib.closing(running):
             saving = asyncio.create_task(self._save_partial()) if self._recorder is not None else None
             await running.begin(submit, model=model)
             if saving is not None:
@@ -307,15 +308,6 @@ class TurnConsumer:
                         await self._save_partial()
                     events = events[first:]
                 self.consume(events)
-        except NotsoError as error:
-            self._failure = error
-        except Exception as error:
-            logger.exception("the engine failed on a request")
-            self._failure = error
-        finally:
-            running.close()
-            self._ended = True
-            self._wake.set()
 
     async def _consume_parts(self, parts: Sequence[DocumentPart]) -> None:
         answered = 0
@@ -324,9 +316,8 @@ class TurnConsumer:
             running.name = self.turn.id
             self._part_requests.append(running)
 
-        try:
-            answer = answer_parts(self._requests, parts, opened, lambda: self.turn.cancelled)
-            async for event in answer:
+        with self._recording_end("part"):
+            async for event in answer_parts(self._requests, parts, opened, lambda: self.turn.cancelled):
                 self.consume([event])
                 if event.kind == "text" and answered < len(parts):  # a text event contains the whole answer to a part
                     answered += 1
@@ -334,10 +325,15 @@ class TurnConsumer:
                     if trace is not None and answered > trace.parts:
                         self.turn.trace = replace(trace, parts=answered, tries=1)
                         await self._save_partial()
+
+    @contextlib.contextmanager
+    def _recording_end(self, what: str) -> Iterator[None]:
+        try:
+            yield
         except NotsoError as error:
             self._failure = error
         except Exception as error:
-            logger.exception("the engine failed on a part")
+            logger.exception("the engine failed on a %s", what)
             self._failure = error
         finally:
             self._ended = True
@@ -531,7 +527,7 @@ def _segments_of(message: StoredMessage) -> list[Segment]:
 
 
 def _merge_segments(segments: list[Segment]) -> Iterator[Segment]:
-    for (is_call, channel), group in groupby(segments, key=lambda segment: _kind(segment)):
+    for (is_call, channel), group in groupby(segments, key=_kind):
         if is_call:
             yield from group
         elif text := "".join(segment[1] for segment in group if not isinstance(segment, ToolUse)):

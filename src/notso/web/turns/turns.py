@@ -80,7 +80,7 @@ class Turns:
     @property
     def known(self) -> frozenset[str]:
         """Generation ids of unfinished turns, and of those that are about to start."""
-        return frozenset(self._consumers) | frozenset(self._expected)
+        return self.generations | self._expected.keys()
 
     def start(self, turn: Turn, running: RunningRequest, prepared: PreparedRequest | None = None) -> None:
         """Start a stored turn; `running` is its admitted request."""
