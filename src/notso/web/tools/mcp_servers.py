@@ -136,20 +136,6 @@ class McpServer:
         for each in late:
             each.cancel()
 
-    async def call(self, tool: ChatTool | str, arguments: Mapping[str, Any], ask: Ask | None = None) -> str:
-        """Call a tool (as listed, or by its name on the server) and return the result.
-
-        Raises ToolError if the call fails, if the server cannot be restarted, or if the listed tool has changed.
-        """
-        name = tool if isinstance(tool, str) else tool.remote_name
-
-        async def called(client: Client) -> str:
-            if isinstance(tool, ChatTool) and all(each.digest != tool.digest for each in self.tools):
-                raise ToolError(CHANGED)
-            return _text_of(await client.call_tool(name, dict(arguments)))
-
-        return await self._request("call", called, ask)
-
     async def _request(
         self, operation: str, send: Callable[[Client], Awaitable[T]], ask: Ask | None = None, *, is_retry: bool = False
     ) -> T:
@@ -322,7 +308,12 @@ class McpServer:
 
     def _tool(self, name: str, description: str, schema: Mapping[str, Any], remote_name: str) -> ChatTool:
         async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
-            return await self.call(tool, arguments, context.ask)
+            async def call(client: Client) -> str:
+                if all(each.digest != tool.digest for each in self.tools):  # the server has been restarted
+                    raise ToolError(CHANGED)
+                return _text_of(await client.call_tool(remote_name, dict(arguments)))
+
+            return await self._request("call", call, context.ask)
 
         tool = ChatTool(name, description, schema, run, self.entry.title, CALL_SECONDS, remote_name)
         return tool
