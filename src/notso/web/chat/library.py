@@ -246,7 +246,3 @@ def display_name(name: str) -> str:
         extension = ""
     stem = sanitize_line(name.removesuffix(extension), MAX_NAME_CHARACTERS - len(extension))
     return f"{stem}{extension}" or "document"
-
-
-def is_unparsed(document: StoredDocument) -> bool:
-    return document.state in ("queued", "parsing")

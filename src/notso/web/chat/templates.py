@@ -25,7 +25,6 @@ from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.documents.values import unreadable
-from notso.plugins.process import Plugins
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets, accepts_gzip
 from notso.web.edge.base_path import BasePathExtension, base_path
@@ -126,8 +125,7 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 class Pages:
     """Renders whole pages, and fragments for htmx. Template names of fragments start with an underscore."""
 
-    def __init__(self, assets: Assets, renderer: FairQueue, view: CommandView | None = None) -> None:
-        view = view or CommandView(Plugins())
+    def __init__(self, assets: Assets, renderer: FairQueue, view: CommandView) -> None:
         self._renderer = renderer
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATE_DIRECTORY),

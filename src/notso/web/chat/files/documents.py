@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from notso.text_file import NotTextError, decode_text, utf8_stream
 
@@ -168,7 +168,7 @@ def _parse_values(read: Callable[[int], str]) -> Iterator[JsonDocument]:
 class _JsonText:
     def __init__(self, read: Callable[[int], str]) -> None:
         self._read = read
-        self._decoder = json.JSONDecoder(object_pairs_hook=_unique_object, parse_constant=_refuse_constant)
+        self._decoder = json.JSONDecoder(object_pairs_hook=_unique_object, parse_constant=refuse_constant)
         self._text = ""
         self._at = self._before = 0
         self._ended = False
@@ -230,5 +230,6 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refuse_constant(name: str) -> float:
+def refuse_constant(name: str) -> NoReturn:
+    """Reject NaN and Infinity, as the argument `parse_constant` of JSON decoders."""
     raise ValueError(f"{name} is not JSON")

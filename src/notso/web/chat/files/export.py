@@ -64,7 +64,8 @@ def conversation(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documen
         return None
     messages = _prompt(snapshot, shown[: last + 1], documents_of)
     thinking = any(message.reasoning_content for message in messages)
-    return {"messages": [_to_row(each, thinking) for each in messages], "chat_template_kwargs": _options(thinking)}
+    rows = [_to_row(each, thinking) for each in messages]
+    return {"messages": rows, "chat_template_kwargs": {"enable_thinking": thinking}}
 
 
 def preference_rows(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Iterator[Row]:
@@ -95,10 +96,8 @@ def preference_rows(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_docu
             pair = [answer_messages(each, keep_thinking=True) for each in (chosen, rejected)]
             thinking = any(message.reasoning_content for message in (*before, *pair[0], *pair[1]))
             rows = [[_to_row(each, thinking) for each in part] for part in (before, *pair)]
-            yield {
-                **dict(zip(("prompt", "chosen", "rejected"), rows, strict=True)),
-                "chat_template_kwargs": _options(thinking),
-            }
+            pairs = zip(("prompt", "chosen", "rejected"), rows, strict=True)
+            yield {**dict(pairs), "chat_template_kwargs": {"enable_thinking": thinking}}
 
 
 def _is_finished(message: StoredMessage) -> bool:
@@ -116,10 +115,6 @@ def _is_good(message: StoredMessage) -> bool:
 def _prompt(snapshot: ChatSnapshot, line: Line, documents_of: DocumentsOf) -> tuple[Message, ...]:
     settings = merge_settings(snapshot.base.defaults, snapshot.chat.settings)
     return prompt_messages(line, settings.system_prompt, keep_thinking=True, documents=documents_of(line))
-
-
-def _options(thinking: bool) -> Row:
-    return {"enable_thinking": thinking}
 
 
 def _to_row(message: Message, thinking: bool) -> Row:
@@ -150,11 +145,8 @@ FORMAT_VERSION = 3  # version 1 had no tool calls, version 2 no models and no ar
 
 _UNFIT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
-
 JSON_HEAD = f'{{\n "format": "{FORMAT_NAME}",\n "version": {FORMAT_VERSION},\n "chats": ['.encode()
 JSON_TAIL = b"]\n}\n"
-
-
 CHAT_TAIL = b"\n ]\n}"
 MARKDOWN_TAIL = b"\n"
 
@@ -176,25 +168,17 @@ def markdown_head(chat: Chat) -> bytes:
 def markdown_messages(messages: Iterable[StoredMessage]) -> bytes:
     parts = [""]
     for message in messages:
-        if message.kind == "summary":
-            name = words["summary"]
-        else:
-            name = words["you"] if message.role == "user" else words["assistant"]
-        text = [f"## {name}"]
-        file = words["attachment"]
-        text += [
-            f"{file}: {each.name}" + ("" if each.document else f"\n\n{_fenced(each.text)}")
-            for each in message.attachments
-        ]
-        cited = (
-            [markdown_with_citations(message)]
-            if message.citations and not message.tool_uses
-            else split_at_tool_calls(message)
-        )
-        for part, use in zip_longest(cited, message.tool_uses):
-            text += [part] if part else []
-            text += [_tool_use(use)] if use is not None else []
-        parts += text
+        name = "summary" if message.kind == "summary" else "you" if message.role == "user" else "assistant"
+        parts.append(f"## {words[name]}")
+        for each in message.attachments:
+            text = "" if each.document else f"\n\n{_fenced(each.text)}"
+            parts.append(f"{words['attachment']}: {each.name}{text}")
+        texts = split_at_tool_calls(message)
+        if message.citations and not message.tool_uses:
+            texts = [markdown_with_citations(message)]
+        for part, use in zip_longest(texts, message.tool_uses):
+            parts += [part] if part else []
+            parts += [_tool_use(use)] if use is not None else []
     return "\n\n".join(parts).encode()
 
 

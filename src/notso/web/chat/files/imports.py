@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, ValidationError
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
+from notso.web.chat.files.documents import refuse_constant
 from notso.web.chat.files.export import FORMAT_VERSION
 from notso.web.chat.files.import_process import Entry, entries
 from notso.web.chat.files.other_programs import MAX_MESSAGES
@@ -75,7 +76,7 @@ def _require_object(text: str) -> str:
         check_shape(text.encode(), ARGUMENTS_LIMITS)
     except JsonShapeError as error:
         raise ValueError(str(error)) from None
-    if not isinstance(json.loads(text, parse_constant=_refuse_constant), dict):
+    if not isinstance(json.loads(text, parse_constant=refuse_constant), dict):
         raise ValueError("not a JSON object")
     return text
 
@@ -408,10 +409,6 @@ def _extend_answer(answer: StoredMessage, message: _AssistantMessage) -> StoredM
         generation_id=answer.generation_id or new_generation_id(),
         tool_uses=(*answer.tool_uses, *calls),
     )
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _check_text(data: Any) -> None:

@@ -38,19 +38,12 @@ class MessageNode:
     rank: int = 0  # position among siblings
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """Messages in our export format, parents before children, and the root of the shown branch."""
-
-    messages: list[JSON]
-    chosen_root: str | None
-
-
-def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
+def build_tree(nodes: Sequence[MessageNode], current: str | None) -> tuple[list[JSON], str | None]:
     """Link messages to their nearest shown ancestors and select the branch that ends in `current`.
 
-    A message with an unknown parent becomes a root. Consecutive answers are merged unless the path branches between
-    them or the result exceeds a limit. Raises ImportFormatError for duplicate ids and cycles.
+    Returns the messages in our export format, parents before children, and the root of that branch. A message with an
+    unknown parent becomes a root. Consecutive answers are merged unless the path branches between them or the result
+    exceeds a limit. Raises ImportFormatError for duplicate ids and cycles.
     """
     by_id = {node.id: node for node in nodes}
     if len(by_id) != len(nodes):
@@ -78,7 +71,7 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> Tree:
         stack += _in_order(below.get(node.id, ()))
     if len(shown) != len(nodes):
         raise ImportFormatError("import_invalid", place="messages", reason="they form a cycle")
-    return Tree(list(messages.values()), _mark_chosen(messages, shown.get(current or "")))
+    return list(messages.values()), _mark_chosen(messages, shown.get(current or ""))
 
 
 def _in_order(siblings: Sequence[MessageNode]) -> list[MessageNode]:
@@ -135,7 +128,6 @@ MAX_SYSTEM_PROMPT = 20_000
 OWN_FORMAT = "notso-chats"
 
 Kind = Literal["own", "openai"]
-State = Literal["done", "interrupted", "failed"]
 
 DETAILS, END_OF_DETAILS = '<details type="', "</details>"
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
@@ -333,8 +325,9 @@ def _build_chat(
     pinned: Any = False,
     archived: Any = False,
 ) -> JSON:
-    tree = build_tree([reader.finish_node(node) for node in nodes], current if isinstance(current, str) else None)
-    times = [message["created_ms"] for message in tree.messages if message["created_ms"]]
+    finished = [reader.finish_node(node) for node in nodes]
+    messages, chosen_root = build_tree(finished, current if isinstance(current, str) else None)
+    times = [message["created_ms"] for message in messages if message["created_ms"]]
     created = created_ms or min(times, default=0)
     if len(system) > MAX_SYSTEM_PROMPT:
         reader.left_out["texts"] += 1
@@ -347,9 +340,9 @@ def _build_chat(
         "pinned": pinned is True,
         "archived": archived is True,
         "settings": {"system_prompt": system} if system.strip() else {},
-        "chosen_root": tree.chosen_root,
+        "chosen_root": chosen_root,
         "source": source[:MAX_NAME],
-        "messages": tree.messages,
+        "messages": messages,
     }
 
 

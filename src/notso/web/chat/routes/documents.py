@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, RedirectResponse
 from notso.documents.citations import MAX_QUOTE_CHARACTERS, revision_of
 from notso.documents.passages import page_at
 from notso.documents.reading import DocumentReader
-from notso.documents.values import Document, UnreadableError, unreadable
-from notso.web.chat.library import display_name, is_unparsed
+from notso.documents.values import UnreadableError, unreadable
+from notso.web.chat.library import display_name
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, find_chat, find_project, render_page, sidebar_context
@@ -50,15 +50,14 @@ async def read_attachment(
         return _problem(problem.status, problem.sentence)
     text = document.text
     if len(text) > MAX_ATTACHMENT_BYTES or len(text.encode()) > MAX_ATTACHMENT_BYTES:
-        return _problem(422, words["attach_too_long"].format(characters=number(len(document.text))))
-    return JSONResponse({"text": text, "facts": _describe_parsed(document), "warnings": list(document.warnings)})
+        return _problem(422, words["attach_too_long"].format(characters=number(len(text))))
+    facts = _describe(document.kind, len(text), len(document.pages))
+    return JSONResponse({"text": text, "facts": facts, "warnings": list(document.warnings)})
 
 
-def _describe_parsed(document: Document) -> str:
-    facts: dict[str, Any] = {"kind": document.kind, "characters": number(len(document.text))}
-    if len(document.pages) == 1:
-        return words["attach_facts"].format(**facts)
-    return words["attach_facts_pages"].format(**facts, pages=number(len(document.pages)))
+def _describe(kind: str, characters: int, pages: int) -> str:
+    facts = {"kind": kind, "characters": number(characters), "pages": number(pages)}
+    return (words["attach_facts"] if pages == 1 else words["attach_facts_pages"]).format(**facts)
 
 
 def _problem(status: int, sentence: str) -> JSONResponse:
@@ -102,7 +101,7 @@ async def documents_context(services: ChatServices, owner: str, project: Library
         "readable_count": len(found),
         "project": project,
         "rights": {each.id: each.rights for each in libraries},
-        "polling": any(map(is_unparsed, documents)),
+        "polling": any(each.state in ("queued", "parsing") for each in documents),
         "most": MAX_ATTACHMENTS,
         "facts": {each.id: describe_document(each) for each in documents},
     }
@@ -242,10 +241,7 @@ async def load_chosen_documents(services: ChatServices, owner: str, ids: Sequenc
 
 
 def describe_document(document: StoredDocument) -> str:
-    if document.state != "ready":
-        return ""
-    facts = {"kind": document.kind, "characters": number(document.characters), "pages": number(document.pages)}
-    return words["attach_facts" if document.pages == 1 else "attach_facts_pages"].format(**facts)
+    return _describe(document.kind, document.characters, document.pages) if document.state == "ready" else ""
 
 
 def _state(document: StoredDocument) -> dict[str, str]:
