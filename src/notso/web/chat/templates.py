@@ -151,6 +151,9 @@ class Pages:
             numeric_settings=[(each.name, "numeric" if each.kind is int else "decimal") for each in NUMERIC],
             setting_choices=CHOICES,
             always_asking={tool.name for tool in BUILT_IN_TOOLS if tool.always_asks},
+            composer_errors=_error_attributes("target:#composer-problem swap:innerHTML"),
+            models_errors=_error_attributes("target:#models-problem swap:innerHTML"),
+            no_errors=_error_attributes("swap:none"),
         )
         self._environment.filters.update(
             answer_html=self.answer_html,
@@ -265,6 +268,11 @@ def tool_duration(milliseconds: float) -> str:
     if milliseconds < 100:
         return words["tool_duration_short"].format(milliseconds=max(1, round(milliseconds)))
     return words["tool_duration"].format(seconds=number(milliseconds / 1000, 1))
+
+
+def _error_attributes(swap: str) -> Markup:
+    # Returns the attributes with which htmx shows an error response in `swap` instead of the response's own place.
+    return Markup('hx-status:4xx="{0}" hx-status:5xx="{0}"').format(swap)
 
 
 def _icons(assets: Assets) -> Callable[[str], Markup]:
