@@ -210,12 +210,12 @@ def poked(
         servers.start()
         try:
             await servers.ready()
-            tool = Toolbox(servers).find("far__poke")
-            assert tool is not None, servers.failures()
+            tools = Toolbox(servers).chosen(["far__poke"])
+            assert tools, servers.failures()
             if lose:
                 place.lost.add("s1")
                 place.tool |= becomes or {}
-            return await use(tool, "{}", replace(NOWHERE, ask=ask)), servers.failures()
+            return await use(tools[0], "{}", replace(NOWHERE, ask=ask)), servers.failures()
         finally:
             await servers.close()
 
