@@ -66,12 +66,11 @@ CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # since prot
 Incoming = SessionMessage | Exception
 """Item of a stream from which the `mcp` library reads."""
 
+Streams = tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]
 
-class McpStdioTransport:
-    """Transport for `mcp.Client`: an asynchronous context manager that runs the MCP server's process.
 
-    On exit, the process group is killed. Raises OSError if the process cannot be started.
-    """
+class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
+    """Connection to a server, for `mcp.Client`."""
 
     def __init__(self, entry: McpServerConfig) -> None:
         self.fault = ""  # description of the limit that the server exceeded, if any
@@ -81,7 +80,34 @@ class McpStdioTransport:
         self._entry = entry
         self._open_requests = 0
 
-    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]:
+    def _accept_incoming(self, message: JSONRPCMessage) -> bool:
+        # Reduce lists of tools, and return whether to pass the message on to the library. Notifications of progress,
+        # log records and changed lists are not used.
+        if isinstance(message, JSONRPCRequest):
+            if self._open_requests == MAX_OPEN_REQUESTS:
+                return False
+            self._open_requests += 1
+        elif isinstance(message, JSONRPCResponse):
+            self.left_out += sanitize_tool_list(message.result)
+        if isinstance(message, JSONRPCResponse | JSONRPCError):
+            self.unanswered.discard(str(message.id))
+        return not isinstance(message, JSONRPCNotification)
+
+    def _prepare_outgoing(self, message: JSONRPCMessage) -> None:
+        if isinstance(message, JSONRPCResponse | JSONRPCError):
+            self._open_requests -= 1
+        elif isinstance(message, JSONRPCRequest) and message.method in MAY_ASK:
+            self.unanswered.add(str(message.id))
+        remove_url_elicitation(message)
+
+
+class McpStdioTransport(McpTransport):
+    """Runs the MCP server's process. On exit, the process group is killed.
+
+    Raises OSError if the process cannot be started.
+    """
+
+    async def __aenter__(self) -> Streams:
         entry = self._entry
         env = get_default_environment() | entry.env
         try:
@@ -156,8 +182,7 @@ class McpStdioTransport:
         return not self.fault
 
     def _parse_message(self, line: bytearray) -> JSONRPCMessage | None:
-        # Returns None for messages to ignore: invalid messages, notifications, and requests beyond the limit. Sets
-        # `fault` if the message has too many parts.
+        # Returns None for a message to ignore. Sets `fault` if the message has too many parts.
         if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_ITEMS:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts"
             return None
@@ -165,17 +190,7 @@ class McpStdioTransport:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
             return None
-        if isinstance(message, JSONRPCNotification):
-            return None  # notifications of progress, log records and changed lists are not used
-        if isinstance(message, JSONRPCRequest):
-            if self._open_requests == MAX_OPEN_REQUESTS:
-                return None
-            self._open_requests += 1
-        if isinstance(message, JSONRPCResponse):
-            self.left_out += sanitize_tool_list(message.result)
-        if isinstance(message, JSONRPCResponse | JSONRPCError):
-            self.unanswered.discard(str(message.id))
-        return message
+        return message if self._accept_incoming(message) else None
 
     async def _send(
         self, outgoing: MemoryObjectReceiveStream[SessionMessage], incoming: MemoryObjectSendStream[Incoming]
@@ -184,11 +199,7 @@ class McpStdioTransport:
         try:
             with outgoing:
                 async for each in outgoing:
-                    if isinstance(each.message, JSONRPCResponse | JSONRPCError):
-                        self._open_requests -= 1
-                    elif isinstance(each.message, JSONRPCRequest) and each.message.method in MAY_ASK:
-                        self.unanswered.add(str(each.message.id))
-                    remove_url_elicitation(each.message)
+                    self._prepare_outgoing(each.message)
                     stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     async with asyncio.timeout(WRITE_SECONDS):
                         await stdin.drain()
@@ -288,25 +299,20 @@ NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
 """Status codes with which a server that supports only SSE may reject the first message."""
 
 
-class McpHttpTransport:
-    """Transport for `mcp.Client`: an asynchronous context manager that holds a session with a server at a URL.
+class McpHttpTransport(McpTransport):
+    """Holds a session with a server at a URL.
 
     When the session has expired or the server exceeds a limit, `fault` is the reason, and `ended` is set: a new session
     is needed. `refused`: whether the server rejected streamable HTTP.
     """
 
     def __init__(self, entry: McpServerConfig, *, sse: bool = False) -> None:
-        self.fault = ""
+        super().__init__(entry)
         self.refused = False
         self.sse = sse
-        self.ended = asyncio.Event()
-        self.left_out: list[SkippedItem] = []
-        self._entry = entry
-        self.unanswered: set[str] = set()
         self._stack = contextlib.AsyncExitStack()
-        self._open_requests = 0
 
-    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]:
+    async def __aenter__(self) -> Streams:
         client = httpx2.AsyncClient(
             headers=self._entry.headers | {"accept-encoding": "identity"},
             # An SSE stream has no read timeout, because nothing is sent between requests.
@@ -351,7 +357,7 @@ class McpHttpTransport:
     ) -> None:
         with incoming, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for each in http_reader:
-                if isinstance(each, SessionMessage) and self._should_forward(each):
+                if isinstance(each, SessionMessage) and self._accept_incoming(each.message):
                     await incoming.send(each)
         if self.sse:
             self.ended.set()
@@ -362,24 +368,8 @@ class McpHttpTransport:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async with outgoing, http_writer:
                 async for each in outgoing:
-                    if isinstance(each.message, JSONRPCResponse | JSONRPCError):
-                        self._open_requests -= 1
-                    elif isinstance(each.message, JSONRPCRequest) and each.message.method in MAY_ASK:
-                        self.unanswered.add(str(each.message.id))
-                    remove_url_elicitation(each.message)
+                    self._prepare_outgoing(each.message)
                     await http_writer.send(each)
-
-    def _should_forward(self, each: SessionMessage) -> bool:
-        # Reduce lists of tools, and return whether to pass the message on to the library.
-        if isinstance(each.message, JSONRPCRequest):
-            if self._open_requests == MAX_OPEN_REQUESTS:
-                return False
-            self._open_requests += 1
-        elif isinstance(each.message, JSONRPCResponse):
-            self.left_out += sanitize_tool_list(each.message.result)
-        if isinstance(each.message, JSONRPCResponse | JSONRPCError):
-            self.unanswered.discard(str(each.message.id))
-        return not isinstance(each.message, JSONRPCNotification)
 
 
 class _LimitedTransport(httpx2.AsyncHTTPTransport):

@@ -48,7 +48,13 @@ from notso.web.tools.mcp_offers import (
     unique_command,
     usage_of,
 )
-from notso.web.tools.mcp_process import MAX_TOOL_NAME_CHARACTERS, SESSION_LOST, McpHttpTransport, McpStdioTransport
+from notso.web.tools.mcp_process import (
+    MAX_TOOL_NAME_CHARACTERS,
+    SESSION_LOST,
+    McpHttpTransport,
+    McpStdioTransport,
+    McpTransport,
+)
 from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import sanitize_line
 
@@ -92,7 +98,7 @@ class McpServer:
         self.left_out: tuple[SkippedItem, ...] = ()
         self.failure = ""
         self._client: Client | None = None
-        self._transport: McpHttpTransport | McpStdioTransport | None = None
+        self._transport: McpTransport | None = None
         self._task: asyncio.Task[None] | None = None
         self._stop_requested = asyncio.Event()
         self._starting = asyncio.Lock()
@@ -211,7 +217,7 @@ class McpServer:
             if not started.done():
                 started.cancel()
 
-    def _transports(self) -> Iterator[McpHttpTransport | McpStdioTransport]:
+    def _transports(self) -> Iterator[McpTransport]:
         if not self.entry.url:
             yield McpStdioTransport(self.entry)
             return
@@ -220,10 +226,7 @@ class McpServer:
         yield McpHttpTransport(self.entry, sse=True)
 
     async def _connect(
-        self,
-        transport: McpHttpTransport | McpStdioTransport,
-        started: asyncio.Future[None],
-        stop_requested: asyncio.Event,
+        self, transport: McpTransport, started: asyncio.Future[None], stop_requested: asyncio.Event
     ) -> None:
         async with Client(transport, elicitation_callback=self._elicit) as client:
             self.tools = await self._list_tools(client, transport)
@@ -235,9 +238,7 @@ class McpServer:
             if transport.ended.is_set():
                 self.failure = transport.fault or "it has exited"
 
-    async def _list_tools(
-        self, client: Client, transport: McpHttpTransport | McpStdioTransport
-    ) -> tuple[ChatTool, ...]:
+    async def _list_tools(self, client: Client, transport: McpTransport) -> tuple[ChatTool, ...]:
         tools: dict[str, ChatTool] = {}
         left_out: list[SkippedItem] = []
         transport.left_out.clear()
@@ -380,7 +381,7 @@ async def _wait_for_any(*events: asyncio.Event) -> None:
             each.cancel()
 
 
-def _may_support_sse(entry: McpServerConfig, transport: McpHttpTransport | McpStdioTransport) -> bool:
+def _may_support_sse(entry: McpServerConfig, transport: McpTransport) -> bool:
     return (
         isinstance(transport, McpHttpTransport)
         and not transport.sse
