@@ -106,11 +106,8 @@ async def build_tool_offer(services: ChatServices, owner: str, view: ChatView) -
     if view.above:
         above = await services.shared.store.earlier_attachments(owner, chat.id, view.line[0].id)
         attachments = (*above, *attachments)
-
-    grant = partial(_grant, services, owner, chat.id)
-    return ToolOffer(
-        tools, ToolContext(owner, chat.id, services.shared.store, attachments), allowed_digests(chat), grant
-    )
+    context = ToolContext(owner, chat.id, services.shared.store, attachments)
+    return ToolOffer(tools, context, allowed_digests(chat), partial(_grant, services, owner, chat.id))
 
 
 def allowed_digests(chat: Chat | None) -> set[str]:
@@ -194,17 +191,9 @@ async def submit_question(
             original = instead_of.id if instead_of is not None else None
             turn = NewTurn(user_message, answer, _idempotency_key(fields), original, last, trace)
             new = chat if is_new else None
+            store = partial(services.shared.store.add_turn, owner, turn, new)
             accepted, view = await _store_and_start(
-                services,
-                owner,
-                view,
-                turn.assistant_message,
-                running,
-                lambda: services.shared.store.add_turn(owner, turn, new),
-                trace,
-                choice=choice,
-                prepared=prepared,
-                parts=parts,
+                services, owner, view, answer, running, store, trace, choice, prepared, parts
             )
         if accepted.repeated and accepted.user_message.content != text:
             # The response to the first request was lost, and the user edited the text before sending it again.
@@ -267,17 +256,8 @@ async def regenerate_answer(
         new = NewMessage(answer, message.parent_id, key, trace)
         request, _ = await build_request(services, owner, view, choice)
         prepared = await _prepare_and_reserve(services, running, make_replayable(request, answer.generation_id), view)
-        return await _store_and_start(
-            services,
-            owner,
-            view,
-            new.assistant_message,
-            running,
-            lambda: services.shared.store.add_message(owner, new),
-            trace,
-            choice=choice,
-            prepared=prepared,
-        )
+        store = partial(services.shared.store.add_message, owner, new)
+        return await _store_and_start(services, owner, view, answer, running, store, trace, choice, prepared)
 
 
 def _version_settings(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
@@ -304,10 +284,10 @@ async def continue_answer(
     hurry: bool = False,
 ) -> Submitted:
     """Continue an answer on the branch that contains `through`. hurry: end its reasoning first."""
-    assistant_message = replace(_new_message(view.chat), id=message.id)
-    generation_id = assistant_message.generation_id or ""
+    store, answer = services.shared.store, replace(_new_message(view.chat), id=message.id)
+    generation_id = answer.generation_id or ""
     with _admit(services, owner) as running:
-        stored = await services.shared.store.trace(owner, message.id)
+        stored = await store.trace(owner, message.id)
         own = stored.own if stored is not None else None
         model, choice, name = await _continuing_model(services, message, view.settings.model)
         view = _with_settings(view, own)
@@ -317,19 +297,9 @@ async def continue_answer(
             request = continuation_request(request, message, keep_thinking=view.settings.keep_thinking)
             prepared = await _prepare_and_reserve(services, running, make_replayable(request, generation_id), view)
         trace = AnswerTrace((), model, own=own, hurry=hurry)
-        return await _store_and_start(
-            services,
-            owner,
-            view,
-            assistant_message,
-            running,
-            lambda: services.shared.store.resume_message(
-                owner, view.chat.id, message.id, generation_id, through=through, trace=trace, model=name
-            ),
-            trace,
-            choice=choice,
-            prepared=prepared,
-        )
+        ids = view.chat.id, message.id, generation_id
+        resume = partial(store.resume_message, owner, *ids, through=through, trace=trace, model=name)
+        return await _store_and_start(services, owner, view, answer, running, resume, trace, choice, prepared)
 
 
 async def _continuing_model(
@@ -385,16 +355,8 @@ async def fork(
         request = make_replayable(request, answer.generation_id)
         request = replay_request(run, request, message, keep_thinking=view.settings.keep_thinking)
         await _require_same_prompt(services, request, text_size(view.line))
-        return await _store_and_start(
-            services,
-            owner,
-            view,
-            answer,
-            running,
-            lambda: services.shared.store.add_message(owner, new),
-            forked,
-            choice=choice,
-        )
+        store = partial(services.shared.store.add_message, owner, new)
+        return await _store_and_start(services, owner, view, answer, running, store, forked, choice)
 
 
 async def _require_same_prompt(services: ChatServices, request: Request, size: int) -> None:
@@ -412,25 +374,16 @@ async def add_summary(services: ChatServices, owner: str, view: ChatView, fields
     has_text = view.above > 0 or any(message.content for message in line[1:])
     if not line or line[-1].kind == "summary" or not has_text:
         raise Problem(400, words["error_nothing_to_summarize"])
-    assistant_message = new_summary(view.chat)
+    summary = new_summary(view.chat)
     trace = AnswerTrace((), settings.model)
-    new = NewMessage(assistant_message, line[-1].id, _idempotency_key(fields) if "key" in fields else new_id(), trace)
+    new = NewMessage(summary, line[-1].id, _idempotency_key(fields) if "key" in fields else new_id(), trace)
     with _admit(services, owner) as running:
         choice = await resolve_model_choice(*engine_and_registry(services), settings.model)
         await services.toolbox.ready(settings.tool_names)
-        request = make_replayable(await summary_request(services, owner, view, choice), assistant_message.generation_id)
+        request = make_replayable(await summary_request(services, owner, view, choice), summary.generation_id)
         prepared = await _prepare_and_reserve(services, running, request, view)
-        return await _store_and_start(
-            services,
-            owner,
-            view,
-            assistant_message,
-            running,
-            lambda: services.shared.store.add_message(owner, new),
-            trace,
-            choice=choice,
-            prepared=prepared,
-        )
+        store = partial(services.shared.store.add_message, owner, new)
+        return await _store_and_start(services, owner, view, summary, running, store, trace, choice, prepared)
 
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
@@ -513,7 +466,6 @@ async def _store_and_start(
     running: RunningRequest,
     store: StoreCall,
     trace: AnswerTrace,
-    *,
     choice: ModelChoice,
     prepared: PreparedRequest | None = None,
     parts: tuple[DocumentPart, ...] = (),
@@ -643,12 +595,9 @@ async def load_branch_documents(
 
 async def _build_messages(view: ChatView, documents: PromptDocuments) -> tuple[Message, ...]:
     settings = view.settings
+    keep = settings.keep_thinking
     return await asyncio.to_thread(
-        prompt_messages,
-        view.line,
-        settings.system_prompt,
-        keep_thinking=settings.keep_thinking,
-        documents=documents,
+        prompt_messages, view.line, settings.system_prompt, keep_thinking=keep, documents=documents
     )
 
 

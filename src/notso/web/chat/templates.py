@@ -290,17 +290,15 @@ def iso_day(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000).date().isoformat()
 
 
-def human_size(count_bytes: int) -> str:
+def human_size(size: float) -> str:
     # Returns text such as '1.92 GB'.
-    size = float(count_bytes)
-    *smaller, largest = UNITS.get(language.get(), UNITS["en"])
-    for unit in smaller:
-        if size < 999.5:  # 999.5 would round to 1000
-            return isolate_direction(
-                f"{size:.0f} {unit}" if unit == smaller[0] else f"{localize_number(f'{size:.3g}')} {unit}"
-            )
+    units = list(UNITS.get(language.get(), UNITS["en"]))
+    if size < 999.5:  # 999.5 would round to 1000
+        return isolate_direction(f"{size:.0f} {units[0]}")
+    while size >= 999.5 and len(units) > 1:
         size /= 1000
-    return isolate_direction(f"{localize_number(f'{size:.3g}')} {largest}")
+        del units[0]
+    return isolate_direction(f"{localize_number(f'{size:.3g}')} {units[0]}")
 
 
 def human_duration(seconds: float) -> str:

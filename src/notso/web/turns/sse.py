@@ -224,27 +224,20 @@ def update_html(message_id: str, update: Update) -> str:
     parts = [SNAPSHOT_MARK] if update.snapshot else []
     for name, channel in update.channels.items():
         target = f"#msg-{message_id}-{name}"
-        if update.snapshot or channel.append:
-            parts.append(
-                _partial(
-                    f"{target}-closed",
-                    "innerHTML" if update.snapshot else "beforeend",
-                    translate_labels(channel.append),
-                )
-            )
+        is_new = update.snapshot or bool(channel.append)
+        if is_new:
+            swap = "innerHTML" if update.snapshot else "beforeend"
+            parts.append(_partial(f"{target}-closed", swap, translate_labels(channel.append)))
         if channel.tail is not None:
             # After a block is closed, the tail is a different block. Morphing would keep elements of the old block.
-            is_replaced = update.snapshot or channel.append
-            parts.append(
-                _partial(f"{target}-tail", "innerHTML" if is_replaced else "innerMorph", translate_labels(channel.tail))
-            )
+            swap = "innerHTML" if is_new else "innerMorph"
+            parts.append(_partial(f"{target}-tail", swap, translate_labels(channel.tail)))
     for card_id, card in update.cards.items():
         parts.append(_partial(f"#call-{card_id}-state", "innerHTML", card.state))
         parts.append(_partial(f"#call-{card_id}-result", "innerHTML", card.result))
     status = update.status
-    parts.append(
-        _partial("#status-label", "innerHTML", f'<span data-phase="{status.phase}">{escape(status.label)}</span>')
-    )
+    label = f'<span data-phase="{status.phase}">{escape(status.label)}</span>'
+    parts.append(_partial("#status-label", "innerHTML", label))
     if status.reasoning_label:
         parts.append(_partial(f"#msg-{message_id}-reasoning-label", "textContent", escape(status.reasoning_label)))
     parts.append(_partial(f"#msg-{message_id}-progress", "textContent", escape(status.detail)))

@@ -22,6 +22,10 @@ from notso.web.chat.files.documents import ImportFormatError, JsonDocument, omit
 JSON = dict[str, Any]
 
 
+_STORED = ("id", "role", "content", "reasoning", "created_ms", "model", "state", "note", "attachments")
+"""Fields of a node that messages in our export format have, too."""
+
+
 @dataclass(slots=True)
 class MessageNode:
     id: str
@@ -66,7 +70,7 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> tuple[list[
             _append(messages[above], node)
             shown[node.id], continues[node.id] = above, True
         else:
-            messages[node.id] = _message(node, above)
+            messages[node.id] = {"parent_id": above} | {name: getattr(node, name) for name in _STORED}
             shown[node.id], continues[node.id] = node.id, True
         stack += _in_order(below.get(node.id, ()))
     if len(shown) != len(nodes):
@@ -76,21 +80,6 @@ def build_tree(nodes: Sequence[MessageNode], current: str | None) -> tuple[list[
 
 def _in_order(siblings: Sequence[MessageNode]) -> list[MessageNode]:
     return sorted(siblings, key=lambda node: node.rank, reverse=True)  # the stack reverses the order
-
-
-def _message(node: MessageNode, parent: str | None) -> JSON:
-    return {
-        "id": node.id,
-        "parent_id": parent,
-        "role": node.role,
-        "content": node.content,
-        "reasoning": node.reasoning,
-        "created_ms": node.created_ms,
-        "model": node.model,
-        "state": node.state,
-        "note": node.note,
-        "attachments": node.attachments,
-    }
 
 
 def _can_append(message: JSON, node: MessageNode) -> bool:
