@@ -117,7 +117,7 @@ def test_share_link_ends_when_revoked_expired_or_chat_deleted(server: Any, monke
     assert [server.client.get(each).status_code for each in (first, second, third)] == [200, 200, 404]
     now = time.time_ns()
     with monkeypatch.context() as later:
-        later.setattr("notso.web.chat.routes.sharing._now_ms", lambda: now // 1_000_000 + 2 * 86_400_000)
+        later.setattr("notso.web.chat.routes.sharing.current_ms", lambda: now // 1_000_000 + 2 * 86_400_000)
         assert [server.client.get(each).status_code for each in (first, second)] == [404, 200]
     server.client.post(f"/chats/{asked.chat_id}/delete", data={"current": asked.chat_id})
     gone = server.client.get(second)

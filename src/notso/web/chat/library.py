@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -22,6 +21,7 @@ from notso.web.engine.host import EngineHost
 from notso.web.store.documents import EVERYONE, MAX_DOCUMENTS_OF_OWNER, DocumentStore, StoredDocument
 from notso.web.store.protocol import ChatStore
 from notso.web.values.child_work import child_work
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import NotsoError, StorageFullError
 from notso.web.values.visible_text import sanitize_line
 
@@ -104,7 +104,7 @@ class LibraryWorker:
             del self._images[key]
 
     async def _parse_one(self) -> bool:
-        claimed = await self._store.documents.claim(time.time_ns() // 1_000_000)
+        claimed = await self._store.documents.claim(current_ms())
         if claimed is None:
             return False
         document, data = claimed

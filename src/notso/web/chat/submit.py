@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -67,6 +66,7 @@ from notso.web.turns.prompt import SUMMARY_REQUEST, continuation_request, prompt
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import NUMBERS_OF_A_LOG, TurnLog
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import Problem, QuotaError, StorageError, is_thread_shortage
 from notso.web.values.ids import is_id, new_generation_id, new_id
 from notso.web.values.request_id import request_id
@@ -387,12 +387,12 @@ async def add_summary(services: ChatServices, owner: str, view: ChatView, fields
 
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
-    now = _now_ms()
+    now = current_ms()
     return Chat(new_id(), derive_title(first_text), thinking, date.today(), now, now)
 
 
 def copy_branch(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[StoredMessage]]:
-    now, ids = _now_ms(), {message.id: new_id() for message in line}
+    now, ids = current_ms(), {message.id: new_id() for message in line}
     title = words["branch_title"].format(title=chat.title)[:MAX_TITLE_CHARACTERS]
     new = replace(
         chat,
@@ -747,7 +747,7 @@ def _idempotency_key(fields: dict[str, str]) -> str:
 
 
 def _create_message(chat: Chat, role: Role, text: str) -> StoredMessage:
-    return StoredMessage(new_id(), chat.id, role, text, "", "done", _now_ms())
+    return StoredMessage(new_id(), chat.id, role, text, "", "done", current_ms())
 
 
 def new_summary(chat: Chat) -> StoredMessage:
@@ -765,10 +765,6 @@ def _model_name(services: ChatServices, choice: ModelChoice) -> str:
     if not name and (info := host.info if served is host.default else served.info) is not None:
         name = model_id(info)
     return (f"{name}:{choice.adapter}" if choice.adapter else name)[:MAX_MODEL_NAME_CHARACTERS]
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _check_text(text: str, limit: int, *, may_be_empty: bool) -> None:

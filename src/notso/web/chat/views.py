@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
@@ -20,6 +19,7 @@ from notso.web.store.documents import Library, StoredDocument
 from notso.web.store.protocol import Chat, ChatDefaults, ShownMessage, StoredMessage, TurnAccepted
 from notso.web.turns.chat_settings import merge_settings
 from notso.web.turns.status_line import TurnStats, stats_from_message
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.wording import words
@@ -222,7 +222,7 @@ def announce(request: Request, services: ChatServices, owner: str, view: View) -
 
 
 def _just_ended(path: list[ShownMessage]) -> bool:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = current_ms()
     # An answer may end before its page connects to the stream. Treat it like an answer that ended while it was shown.
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from notso.web.store.protocol import Attachment, Memory, SearchHit
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.fetch import FETCH
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import ToolError
 from notso.web.values.ids import new_id
 from notso.web.values.visible_text import sanitize_line
@@ -66,7 +66,7 @@ async def _remember(arguments: Mapping[str, Any], context: ToolContext) -> str:
     memories = await context.store.memories(context.owner)
     if any(each.text == text for each in memories):
         return "this is remembered already"
-    entry = Memory(new_id(), text, time.time_ns() // 1_000_000)
+    entry = Memory(new_id(), text, current_ms())
     if not await context.store.save_memory(context.owner, entry):
         raise ToolError("the memory is full: the user has to delete entries first")
     return "remembered, for this and other chats"

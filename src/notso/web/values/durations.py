@@ -1,8 +1,9 @@
-"""Durations such as `30s`, `5m`, `1h30m` and `-1`."""
+"""Durations such as `30s`, `5m`, `1h30m` and `-1`, and the current time."""
 
 from __future__ import annotations
 
 import re
+import time
 
 MAX_SECONDS = 10.0 * 365 * 24 * 3600
 """Longer durations count as unlimited, because system timers do not accept them."""
@@ -25,3 +26,8 @@ def parse_duration(text: str) -> float | None:
         seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(match[2]))
         seconds = -seconds if match[1] else seconds
     return -1.0 if seconds > MAX_SECONDS else seconds
+
+
+def current_ms() -> int:
+    """Return the Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000

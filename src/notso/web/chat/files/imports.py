@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ from notso.web.store.protocol import (
     ToolUse,
 )
 from notso.web.turns.chat_settings import form_values, updated_settings
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import Problem
 from notso.web.values.ids import new_generation_id, new_id, new_tool_use_id
 from notso.web.values.strict_fields import StrictFields, limit_entries
@@ -259,7 +259,7 @@ def _validate_own_chat(value: Any, at: int, derive_title: TitleOf) -> ImportedCh
 
 
 def _to_stored_chat(source: _Chat) -> ImportedChat:
-    now = time.time_ns() // 1_000_000
+    now = current_ms()
     new_ids: dict[str, str] = {}
     for message in source.messages:
         if message.id in new_ids:
@@ -336,7 +336,7 @@ def _to_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
 
 def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
     source = _validate(_OpenAIList, value)
-    now = time.time_ns() // 1_000_000
+    now = current_ms()
     instructions = [each for each in source.messages if isinstance(each, _PromptMessage)]
     system = "\n\n".join(each.content for each in instructions if each.role != "user")
     settings, problems = updated_settings({}, {"system_prompt": system})

@@ -10,7 +10,6 @@ import hashlib
 import html
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from notso.web.chat.files.documents import ImportFormatError, JsonDocument, omitted_kind
+from notso.web.values.durations import current_ms
 
 JSON = dict[str, Any]
 
@@ -323,7 +323,7 @@ def _build_chat(
         system = system[:MAX_SYSTEM_PROMPT]
     return {
         "title": " ".join(reader.text(title).split())[:MAX_NAME],
-        "prompt_date": datetime.fromtimestamp((created or _now_ms()) / 1000, UTC).date().isoformat(),
+        "prompt_date": datetime.fromtimestamp((created or current_ms()) / 1000, UTC).date().isoformat(),
         "created_ms": created,
         "updated_ms": updated_ms or max(times, default=created),
         "pinned": pinned is True,
@@ -727,8 +727,4 @@ def _to_ms(value: Any, *, per_unit: int = 1000) -> int:
         return 0
     else:
         value *= per_unit
-    return max(0, min(round(value), _now_ms())) if abs(value) < 1e18 else 0
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return max(0, min(round(value), current_ms())) if abs(value) < 1e18 else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import UTC, datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
@@ -17,6 +16,7 @@ from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.issued_keys import MAX_NAME_CHARACTERS, digest_of, is_name, new_key, owner_of_key
 from notso.web.sign_in.users import remove_user, revoke_key_of, user_named
 from notso.web.store.access import AuditEntry
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import Problem, SettingsError
 from notso.web.values.wording import words
 
@@ -52,7 +52,7 @@ async def create_key(request: Request, services: Services, owner: Owner) -> Resp
 async def revoke_key(request: Request, services: Services, owner: Owner) -> Response:
     accounts = _accounts(services)
     name = (await read_form(request)).get("name", "")
-    if await accounts.store.revoke_key(name, time.time_ns() // 1_000_000, by=owner) is None:
+    if await accounts.store.revoke_key(name, current_ms(), by=owner) is None:
         raise Problem(404, words["error_unknown_page"])
     return RedirectResponse("/operator", 303)
 

@@ -7,7 +7,6 @@ prompts include by default.
 from __future__ import annotations
 
 import re
-import time
 from typing import cast
 
 from fastapi import APIRouter, Request, Response
@@ -19,6 +18,7 @@ from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import MAX_MEMORIES, MAX_MEMORY_CHARACTERS, Memory, PromptKind, SavedPrompt
 from notso.web.tools.built_in import MAX_MEMORY_ENTRY
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id, new_id
 from notso.web.values.slash_commands import commands_of
@@ -47,7 +47,7 @@ async def save_memory(request: Request, services: Services, owner: Owner) -> Res
     elif not 1 <= len(text) <= MAX_MEMORY_ENTRY:
         return await _memory_page(request, services, owner, words["error_title"].format(limit=MAX_MEMORY_ENTRY), typed)
     else:
-        entry = Memory(entry_id or new_id(), text, time.time_ns() // 1_000_000)
+        entry = Memory(entry_id or new_id(), text, current_ms())
         if not await services.shared.store.save_memory(owner, entry):
             limits = {"limit": MAX_MEMORIES, "characters": number(MAX_MEMORY_CHARACTERS)}
             return await _memory_page(request, services, owner, words["error_memory"].format(**limits), typed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import time
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from notso.web.edge.base_path import base_path
 from notso.web.edge.forms import read_form
 from notso.web.rendering.mathml import convert_formulas
 from notso.web.store.protocol import MOST_SHOWN, Chat, ShareLink
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
@@ -43,7 +43,7 @@ async def add_link(request: Request, services: Services, owner: Owner, chat_id: 
     view = await read_shown(services, owner, chat_id)
     if days not in map(str, DAYS) or chat.temporary or not view.path:
         raise Problem(400, words["error_form"])
-    secret, now = secrets.token_urlsafe(SECRET_BYTES), _now_ms()
+    secret, now = secrets.token_urlsafe(SECRET_BYTES), current_ms()
     share = ShareLink(_digest(secret), owner, chat.id, view.path[-1].message.id, now, now + int(days) * DAY_MS)
     if not await services.shared.store.add_share(owner, share):
         raise Problem(404, words["error_unknown_chat"])
@@ -68,7 +68,7 @@ async def show_shared(request: Request, services: Services, secret: str, first: 
     the last part of its first messages.
     """
     store = services.shared.store
-    share = await store.shared(_digest(secret), _now_ms()) if len(secret) < 100 else None
+    share = await store.shared(_digest(secret), current_ms()) if len(secret) < 100 else None
     if share is None:
         raise Problem(404, words["share_gone"])
     last = await store.shown_message(share.owner, share.chat_id, share.message_id)
@@ -86,7 +86,7 @@ async def show_shared(request: Request, services: Services, secret: str, first: 
 
 
 async def _page(request: Request, services: ChatServices, owner: str, chat: Chat, *, link: str = "") -> Response:
-    shares = await services.shared.store.shares(owner, chat.id, _now_ms())
+    shares = await services.shared.store.shares(owner, chat.id, current_ms())
     rows = [
         {"id": each.id, "made": _format_time(each.created_ms), "expires": _format_time(each.expires_ms)}
         for each in shares
@@ -101,7 +101,3 @@ def _format_time(milliseconds: int) -> str:
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
