@@ -185,9 +185,13 @@ def oldest_shown_id(request: Request) -> str | None:
     return first if is_id(first) else None
 
 
+def parse_count(text: str, default: int) -> int:
+    return int(text) if text.isdecimal() and len(text) < 9 else default
+
+
 async def list_context(services: ChatServices, owner: str, chat: Chat | None, count: str = "") -> dict[str, Any]:
     """Return the sidebar's chats with their marks, and how many chats other than `chat` need attention."""
-    limit = min(max(int(count), LISTED_CHATS), MOST_LISTED) if count.isdecimal() and len(count) < 9 else LISTED_CHATS
+    limit = min(max(parse_count(count, LISTED_CHATS), LISTED_CHATS), MOST_LISTED)
     found = await services.shared.store.chat_list(owner, limit)
     libraries = await services.shared.store.documents.libraries(owner)
     marks: dict[str, str] = {each.id: "unread" for each in found.chats if each.unread} | dict(services.turns.marks)

@@ -144,8 +144,6 @@ async def use(tool: ChatTool, arguments: str, context: ToolContext) -> ToolResul
         async with asyncio.timeout(tool.seconds) as clock:
             ask = context.ask and _with_suspended_timeout(context.ask, clock)
             text = await tool.run(parsed, replace(context, ask=ask))
-    except ToolError as error:
-        return outcome("failed", f"error: {error}")
     except TimeoutError:
         return outcome("failed", f"error: {tool.name} did not respond within {tool.seconds:g} s")
     except NotsoError as error:

@@ -162,12 +162,10 @@ def _numeric(parameter: Parameter, page: OnPage) -> Callable[[str], float | int 
         if text.lower() == NO_LIMIT:
             return NO_LIMIT
         digits = text.removeprefix("-").replace(",", "")
-        if len(digits) > 20 or not digits.isascii() or not digits.isdecimal():
+        is_integer = len(digits) <= 20 and digits.isascii() and digits.isdecimal()
+        if not is_integer or not low <= int(text.replace(",", "")) <= high:
             raise ValueError(words["refused_integer"].format(low=number(low), high=number(high)))
-        value = int(text.replace(",", ""))
-        if not low <= value <= high:
-            raise ValueError(words["refused_integer"].format(low=number(low), high=number(high)))
-        return value
+        return int(text.replace(",", ""))
 
     return read_integer if parameter.kind is int else read_number
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from notso.documents.citations import QUOTE_FIRST, replace_newlines, revision_of
-from notso.documents.passages import Passage
 from notso.web.store.documents import DocumentText
 from notso.web.store.protocol import Attachment
 from notso.web.turns.documents import PASSAGES_FOLLOW, prepend_attachments
@@ -77,10 +76,8 @@ def _head(name: str, document: DocumentText, chosen: Sequence[int], *, as_attach
 
 
 def _passage_texts(document: DocumentText, chosen: Sequence[int]) -> list[str]:
-    def text_of(passage: Passage) -> str:
-        return document.text[passage.start : passage.end]
-
-    return [text_of(document.passages[each]) for each in chosen]
+    passages = [document.passages[each] for each in chosen]
+    return [document.text[each.start : each.end] for each in passages]
 
 
 def _sentences(passage: str) -> Iterator[str]:

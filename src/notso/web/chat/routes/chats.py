@@ -29,6 +29,7 @@ from notso.web.chat.views import (
     last_shown_id,
     list_context,
     oldest_shown_id,
+    parse_count,
     redirect_to,
     render_branch,
     render_new_turn,
@@ -71,10 +72,9 @@ async def show_archive(
     """Show a page of the list of all chats."""
     # After a redirect, `did`, `count` and `undo` describe the last action.
     toast = None
-    if did in ACTIONS and count.isdecimal() and len(count) < 9:
-        toast = {"text": words[ACTIONS[did]].format(count=int(count)), "undo_url": ""}
-        if is_generation_id(undo):
-            toast["undo_url"] = f"/archive/undo/{undo}"
+    if did in ACTIONS and (number := parse_count(count, -1)) >= 0:
+        undo_url = f"/archive/undo/{undo}" if is_generation_id(undo) else ""
+        toast = {"text": words[ACTIONS[did]].format(count=number), "undo_url": undo_url}
     return await _page(request, services, owner, _Place(page, sort, q), toast=toast)
 
 
@@ -146,7 +146,7 @@ async def _page(
     problem: str = "",
     toast: dict[str, Any] | None = None,
 ) -> Response:
-    number = int(place.page) if place.page.isdecimal() and len(place.page) < 9 else 0
+    number = parse_count(place.page, 0)
     order: ChatOrder = place.sort if place.sort in ORDERS else "-used"  # type: ignore[assignment]
     title = place.title.strip()[:MAX_FILTER_CHARACTERS]
     found, has_more = await services.shared.store.chat_rows(
@@ -183,7 +183,7 @@ async def list_chats(
 @router.get("/search", dependencies=[GUARDED])
 async def search(request: Request, services: Services, owner: Owner, q: str = "", count: str = "") -> Response:
     query = q[:MAX_QUERY_CHARACTERS]
-    limit = min(int(count), MOST_HITS) if count.isdecimal() and len(count) < 9 else MAX_HITS
+    limit = min(parse_count(count, MAX_HITS), MOST_HITS)
     found = await services.shared.store.search(owner, query, limit + 1)
     shown = found[:limit]
     more = min(limit + 4 * MAX_HITS, MOST_HITS) if len(found) > limit and limit < MOST_HITS else 0

@@ -12,11 +12,11 @@ from starlette.responses import RedirectResponse
 from notso.smollm3 import official_files
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, redirect_to, sidebar_context
+from notso.web.chat.views import Owner, redirect_to, sidebar_context, status_context
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.downloads import create_switch_callback
-from notso.web.engine.model_names import model_facts, register_installed
+from notso.web.engine.model_names import register_installed
 from notso.web.engine.models import Inventory, adapter_files, resolve_within, scan_models
 from notso.web.engine.port import AdapterSource
 from notso.web.values.errors import NotsoError, Problem
@@ -104,14 +104,10 @@ async def _context(services: ChatServices) -> dict[str, Any]:
     folder = services.shared.settings.adapter_dir
     files = await asyncio.to_thread(adapter_files, folder)
     inventory = await _inventory(services)  # the last await, so that the state read below is consistent
-    engine, download = services.shared.engine, services.downloads.current
+    engine = services.shared.engine
     loaded = engine.engine.adapters.infos if engine.engine is not None else {}
     in_use = {Path(each.path).name for each in loaded.values()}
-    return {
-        "engine_state": engine.state,
-        "failure": engine.failure,
-        "facts": model_facts(engine),
-        "download": download,
+    return status_context(services) | {
         "inventory": inventory,
         "can_switch": services.shared.model_registry is not None,
         "loaded_paths": {served.path for served in engine.loaded()},
@@ -121,7 +117,6 @@ async def _context(services: ChatServices) -> dict[str, Any]:
         "busy": services.turns.unfinished,
         "loading_paths": {served.path for served in engine.models() if served.state == "loading"},
         "return_to": None,
-        "polling": engine.is_loading or (download is not None and download.active),
     }
 
 
