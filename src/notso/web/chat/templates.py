@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -118,7 +118,12 @@ MIN_PACKED_BYTES = 1024
 
 PACKING_LEVEL = 5
 BRIEF_CHARACTERS = 80
-T = TypeVar("T")
+ERROR_SWAPS = {
+    "composer_errors": "target:#composer-problem swap:innerHTML",
+    "models_errors": "target:#models-problem swap:innerHTML",
+    "no_errors": "swap:none",
+}
+"""Template variable -> where htmx shows an error response, in place of the element's own target."""
 TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 
 
@@ -136,6 +141,7 @@ class Pages:
             extensions=[BasePathExtension],
         )
         self._environment.globals.update(
+            {name: Markup(f'hx-status:4xx="{swap}" hx-status:5xx="{swap}"') for name, swap in ERROR_SWAPS.items()},
             words=words,
             root=base_path.get,
             asset=assets.url,
@@ -151,9 +157,6 @@ class Pages:
             numeric_settings=[(each.name, "numeric" if each.kind is int else "decimal") for each in NUMERIC],
             setting_choices=CHOICES,
             always_asking={tool.name for tool in BUILT_IN_TOOLS if tool.always_asks},
-            composer_errors=_error_attributes("target:#composer-problem swap:innerHTML"),
-            models_errors=_error_attributes("target:#models-problem swap:innerHTML"),
-            no_errors=_error_attributes("swap:none"),
         )
         self._environment.filters.update(
             answer_html=self.answer_html,
@@ -268,11 +271,6 @@ def tool_duration(milliseconds: float) -> str:
     if milliseconds < 100:
         return words["tool_duration_short"].format(milliseconds=max(1, round(milliseconds)))
     return words["tool_duration"].format(seconds=number(milliseconds / 1000, 1))
-
-
-def _error_attributes(swap: str) -> Markup:
-    # Returns the attributes with which htmx shows an error response in `swap` instead of the response's own place.
-    return Markup('hx-status:4xx="{0}" hx-status:5xx="{0}"').format(swap)
 
 
 def _icons(assets: Assets) -> Callable[[str], Markup]:
