@@ -19,6 +19,7 @@ from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.web.store.protocol import Attachment, StoredMessage
+from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.prompt import prompt_messages
 
 CHATS = 20_000 if LONG else 150
@@ -42,7 +43,7 @@ def chat(chance: Random) -> list[Any]:
     if chance.random() < 0.3:
         files = tuple(Attachment(fuzz._text(chance), fuzz._text(chance)) for _ in range(chance.randint(1, 3)))
         asked = StoredMessage("m", "c", "user", fuzz._text(chance), "", "done", 0, attachments=files)
-        messages += prompt_messages([asked], fuzz._text(chance))[-1:]
+        messages += prompt_messages([asked], ChatSettings(fuzz._text(chance)))[-1:]
     return messages
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from notso.web.store.protocol import Attachment, MessageState, StoredMessage, ToolUse
+from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.prompt import SUMMARY_HEADING, prompt_messages
 
 
@@ -13,7 +14,7 @@ def stored(role: str, content: str, state: MessageState = "done") -> StoredMessa
 
 
 def read(*line: StoredMessage, system_prompt: str = "") -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in prompt_messages(line, system_prompt)]
+    return [(message.role, message.content) for message in prompt_messages(line, ChatSettings(system_prompt))]
 
 
 def test_question_whose_answer_failed_empty_is_left_out() -> None:
@@ -49,7 +50,7 @@ def test_stopped_answers_are_kept_unless_empty() -> None:
 
 
 def test_reasoning_is_left_out_of_prompt() -> None:
-    messages = prompt_messages([stored("user", "a"), stored("assistant", "b"), stored("user", "c")])
+    messages = prompt_messages([stored("user", "a"), stored("assistant", "b"), stored("user", "c")], ChatSettings())
     assert all(message.reasoning_content is None for message in messages)
 
 

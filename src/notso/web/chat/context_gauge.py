@@ -78,12 +78,10 @@ def measure_context(
     documents: PromptDocuments = NO_DOCUMENTS,
 ) -> ContextGauge:
     """Measure the context usage of a branch followed by a draft. Blocking. Raises ModelError."""
-
     offers_summary = settings.compaction == "ask"
 
     def prompt(last: StoredMessage, documents: PromptDocuments = documents) -> tuple[Message, ...]:
-        keep_thinking = settings.keep_thinking
-        return prompt_messages([*line, last], settings.system_prompt, keep_thinking=keep_thinking, documents=documents)
+        return prompt_messages([*line, last], settings, documents)
 
     messages = prompt(draft)
     options = documents.options(messages, options)
@@ -128,6 +126,8 @@ def measure_context(
         "attachments": no_text - no_draft + in_documents,
         "draft": used - no_text,
     }
+    roles = [each.role for each in messages]
+    dropped = dropped_parts(engine.info.template_drops, roles, messages[0].content, bool(options.tools))
     return ContextGauge(
         used,
         engine.info.context_of(options),
@@ -137,14 +137,7 @@ def measure_context(
         estimate.seconds,
         settings.when_full,
         offers_summary,
-        tuple(
-            dropped_parts(
-                engine.info.template_drops,
-                [each.role for each in messages],
-                messages[0].content,
-                bool(options.tools),
-            )
-        ),
+        tuple(dropped),
     )
 
 
@@ -156,9 +149,7 @@ def speculative_prefill(
     options: RequestOptions,
     documents: PromptDocuments = NO_DOCUMENTS,
 ) -> None:
-    messages = prompt_messages(
-        [*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking, documents=documents
-    )
+    messages = prompt_messages([*line, draft], settings, documents)
     # A draft that cannot be processed causes an error when it is sent, not while it is typed.
     with contextlib.suppress(ModelError):
         engine.speculative_prefill(messages, settings.sampling, documents.options(messages, options))

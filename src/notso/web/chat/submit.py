@@ -593,14 +593,6 @@ async def load_branch_documents(
     return await prompt_documents(store, owner, view.chat.prompt_date, line, above, engine, view.base.project)
 
 
-async def _build_messages(view: ChatView, documents: PromptDocuments) -> tuple[Message, ...]:
-    settings = view.settings
-    keep = settings.keep_thinking
-    return await asyncio.to_thread(
-        prompt_messages, view.line, settings.system_prompt, keep_thinking=keep, documents=documents
-    )
-
-
 async def build_request(
     services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, kind: MessageKind = "turn"
 ) -> tuple[Request, ToolOffer | None]:
@@ -610,7 +602,7 @@ async def build_request(
     chat, settings = view.chat, view.settings
     offer = await build_tool_offer(services, owner, view)
     documents = await load_branch_documents(services, owner, view, choice)
-    messages = await _build_messages(view, documents)
+    messages = await asyncio.to_thread(prompt_messages, view.line, view.settings, documents)
     options = RequestOptions(
         thinking=chat.thinking,
         tools=offer.definitions if offer is not None else None,
@@ -652,7 +644,7 @@ async def follow_up_request(
 ) -> Request:
     """Return a request that asks for something about a chat, such as a title, in a message after the branch."""
     documents = await load_branch_documents(services, owner, view, choice)
-    messages = (*await _build_messages(view, documents), Message("user", text))
+    messages = (*await asyncio.to_thread(prompt_messages, view.line, view.settings, documents), Message("user", text))
     options = RequestOptions(
         # Thinking and tools are as in the chat, so that the chat's cached prompt can be reused.
         thinking=view.chat.thinking,

@@ -11,6 +11,7 @@ from itertools import groupby, zip_longest
 
 from notso.web.engine.port import Message, Request, ToolCall
 from notso.web.store.protocol import StoredMessage, ToolUse
+from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
 
 NO_RESULT = "error: the call was interrupted, there is no result"
@@ -77,15 +78,11 @@ SUMMARY_REQUEST = (
 
 
 def prompt_messages(
-    line: Sequence[StoredMessage],
-    system_prompt: str = "",
-    *,
-    keep_thinking: bool = False,
-    documents: PromptDocuments = NO_DOCUMENTS,
+    line: Sequence[StoredMessage], settings: ChatSettings, documents: PromptDocuments = NO_DOCUMENTS
 ) -> tuple[Message, ...]:
     """Return the system prompt, the newest summary and the messages after it, with documents inserted."""
     summary = next((at for at in reversed(range(len(line))) if _is_usable_summary(line[at])), None)
-    system = [each for each in (documents.instructions, system_prompt.strip()) if each]
+    system = [each for each in (documents.instructions, settings.system_prompt.strip()) if each]
     if summary is not None:
         system.append(f"{SUMMARY_HEADING}\n{line[summary].content}")
         line = line[summary + 1 :]
@@ -99,7 +96,7 @@ def prompt_messages(
         if message.role == "user":
             messages.append(Message("user", documents.user_text(message, is_last=message.id == last)))
         elif not message.active:
-            messages += answer_messages(message, keep_thinking=keep_thinking)
+            messages += answer_messages(message, keep_thinking=settings.keep_thinking)
     return documents.with_head(messages)
 
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -113,8 +113,8 @@ def _is_good(message: StoredMessage) -> bool:
 
 
 def _prompt(snapshot: ChatSnapshot, line: Line, documents_of: DocumentsOf) -> tuple[Message, ...]:
-    settings = merge_settings(snapshot.base.defaults, snapshot.chat.settings)
-    return prompt_messages(line, settings.system_prompt, keep_thinking=True, documents=documents_of(line))
+    settings = replace(merge_settings(snapshot.base.defaults, snapshot.chat.settings), keep_thinking=True)
+    return prompt_messages(line, settings, documents_of(line))
 
 
 def _to_row(message: Message, thinking: bool) -> Row:
