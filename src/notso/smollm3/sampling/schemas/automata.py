@@ -90,6 +90,18 @@ Node: TypeAlias = Chars | Sequence | Choice | Repeat | LookaheadNode | Assertion
 ANYTHING = Repeat(Chars(((0, LAST),)), 0, None)
 
 
+def walk(node: Node) -> Iterator[Node]:
+    """Yield a node and all nodes within it."""
+    pending = [node]
+    while pending:
+        yield (each := pending.pop())
+        match each:
+            case Sequence(parts) | Choice(parts):
+                pending += parts
+            case Repeat(body) | LookaheadNode(body):
+                pending.append(body)
+
+
 def plain_pattern(node: Node, write: Callable[[Ranges], str]) -> str | None:
     """Return a pattern for texts that begin with a match of `node`, or None if `node` has assertions other than a final
     `$`, or classes that `write` cannot express."""
@@ -198,16 +210,13 @@ class _Automaton:
 
     def _map_leaves(self, formula: int, change: Callable[[int], int]) -> int:
         self._count_steps()
+        kind, *inner = self._formulas[formula]
         with self._deeper():
-            return self._map_parts(formula, change)
-
-    def _map_parts(self, formula: int, change: Callable[[int], int]) -> int:
-        kind = self._formulas[formula][0]
-        if kind in ("and", "or"):
-            return self._combine(kind, [self._map_leaves(each, change) for each in self._formulas[formula][1]])  # type: ignore[attr-defined]
-        if kind == "not":
-            return self._negate(self._map_leaves(self._formulas[formula][1], change))  # type: ignore[arg-type]
-        return change(formula)
+            if kind in ("and", "or"):
+                return self._combine(kind, [self._map_leaves(each, change) for each in inner[0]])  # type: ignore[attr-defined]
+            if kind == "not":
+                return self._negate(self._map_leaves(inner[0], change))  # type: ignore[arg-type]
+            return change(formula)
 
     def _expand_place(self, place: int, previous: int, entered: frozenset[int]) -> int:
         self._count_steps()
@@ -240,8 +249,7 @@ class _Automaton:
                 once = then(self._position_formula(body, self._position_formula(again, rest)), entered | {place})  # type: ignore[arg-type]
                 return once if least else self._combine("or", [once, then(rest)])  # type: ignore[arg-type]
             case LookaheadNode(body, is_negated):
-                anything = self._position_formula(Repeat(Chars(((0, LAST),)), 0, None), None)
-                found = then(self._position_formula(body, anything))
+                found = then(self._position_formula(body, self._position_formula(ANYTHING, None)))
                 return self._combine("and", [self._negate(found) if is_negated else found, then(rest)])  # type: ignore[arg-type]
             case Assertion(kind):
                 return self._combine("and", [self._expand_assertion(kind, previous), then(rest)])  # type: ignore[arg-type]
@@ -252,8 +260,7 @@ class _Automaton:
             return _TRUE if previous == _START else _FALSE
         if kind == "$":
             return self._id(("end",))
-        anything = self._position_formula(Repeat(Chars(((0, LAST),)), 0, None), None)
-        word_follows = self._id(("chars", WORD, anything))
+        word_follows = self._id(("chars", WORD, self._position_formula(ANYTHING, None)))
         is_edge = self._negate(word_follows) if previous == _AFTER_WORD else word_follows
         return is_edge if kind == "b" else self._negate(is_edge)
 
@@ -295,17 +302,9 @@ def pattern_without_lookaheads(root: Node, write: Callable[[Ranges], str]) -> st
 
     Raises TooLargeError.
     """
-    states, accepting = _states(root)
-    names = {state: number for number, state in enumerate(states)}
-    moves: list[dict[int, list[tuple[int, int]]]] = [{} for _ in names]
-    for state, out in states.items():
-        for first, last, target in out:
-            moves[names[state]].setdefault(names[target], []).append((first, last))
-    live = _live_states(moves, {names[state] for state in accepting})
-    if 0 not in live:
-        return None
-    classes = _equivalent_states(moves, {names[state] for state in accepting}, live)
-    return _expression(moves, {names[state] for state in accepting}, live, classes, write)
+    moves, accepting = _states(root)
+    live = _live_states(moves, accepting)
+    return _expression(moves, accepting, _equivalent_states(moves, accepting, live), write) if 0 in live else None
 
 
 def shortest_text(root: Node) -> str | None:
@@ -330,8 +329,7 @@ def shortest_text(root: Node) -> str | None:
         ranges = zip(borders, [*borders[1:], LAST + 1], strict=True)
         found = (next((p for p in range(first, min(end, first + 40)) if _is_plain(p)), None) for first, end in ranges)
         for point in sorted((each for each in found if each is not None), key=_preference):
-            is_word = any(low <= point <= high for low, high in WORD)
-            target = automaton.state_after(expanded, point), _AFTER_WORD if is_word else _AFTER_OTHER
+            target = automaton.state_after(expanded, point), _kind_of(point)
             if target[0] != _FALSE and target not in texts:
                 texts[target] = texts[state] + chr(point)
                 pending.append(target)
@@ -343,9 +341,12 @@ def is_whole_match(root: Node, text: str) -> bool:
     automaton = _Automaton(root, MAX_SEARCH_STEPS)
     expanded = automaton.expand(automaton.start, _START)
     for point in map(ord, text):
-        previous = _AFTER_WORD if any(low <= point <= high for low, high in WORD) else _AFTER_OTHER
-        expanded = automaton.expand(automaton.state_after(expanded, point), previous)
+        expanded = automaton.expand(automaton.state_after(expanded, point), _kind_of(point))
     return automaton.ends(expanded)
+
+
+def _kind_of(point: int) -> int:
+    return _AFTER_WORD if any(first <= point <= last for first, last in WORD) else _AFTER_OTHER
 
 
 def _preference(point: int) -> tuple[bool, bool, int]:
@@ -356,63 +357,52 @@ def _is_plain(point: int) -> bool:
     return chr(point).isprintable() and chr(point) not in '"\\'
 
 
-_State: TypeAlias = tuple[int, int]
+_Moves: TypeAlias = list[dict[int, list[tuple[int, int]]]]
+"""For each state: the states that can follow, and the characters that lead to them. State 0 is the start."""
 
 
-def _states(root: Node) -> tuple[dict[_State, list[tuple[int, int, _State]]], set[_State]]:
+def _states(root: Node) -> tuple[_Moves, set[int]]:
+    # Also returns the accepting states.
     automaton = _Automaton(root, MAX_STEPS)
     has_edges = _has_edges(root)
-    start = automaton.start, _START
-    states: dict[_State, list[tuple[int, int, _State]]] = {}
-    accepting: set[_State] = set()
-    pending = [start]
-    seen = {start}
-    while pending:
-        state = pending.pop(0)
-        if len(states) >= MAX_STATES:
+    states = [(automaton.start, _START)]
+    numbers = {states[0]: 0}
+    moves: _Moves = []
+    accepting: set[int] = set()
+    for number, state in enumerate(states):  # grows in the meantime
+        if number >= MAX_STATES:
             raise TooLargeError
         expanded = automaton.expand(*state)
         if automaton.ends(expanded):
-            accepting.add(state)
+            accepting.add(number)
         boundaries = automaton.boundaries(expanded)
         if has_edges:
             boundaries |= {edge for first, last in WORD for edge in (first, last + 1)}
         borders = sorted(edge for edge in boundaries if edge <= LAST)
-        out: list[tuple[int, int, _State]] = []
+        out: dict[int, list[tuple[int, int]]] = {}
         for first, following in zip(borders, [*borders[1:], LAST + 1], strict=True):
             formula = automaton.state_after(expanded, first)
             if formula == _FALSE:
                 continue
-            is_word = has_edges and any(low <= first <= high for low, high in WORD)
-            target = formula, _AFTER_WORD if is_word else _AFTER_OTHER
-            if target not in seen:
-                seen.add(target)
-                pending.append(target)
-            out.append((first, following - 1, target))
-        states[state] = out
-    return states, accepting
+            target = formula, _kind_of(first) if has_edges else _AFTER_OTHER
+            if target not in numbers:
+                numbers[target] = len(states)
+                states.append(target)
+            out.setdefault(numbers[target], []).append((first, following - 1))
+        moves.append(out)
+    return moves, accepting
 
 
 def _has_edges(node: Node) -> bool:
-    pending, count = [node], 0
-    while pending:
-        each = pending.pop()
-        count += 1
-        if count > MAX_NODES:
+    for count, each in enumerate(walk(node)):
+        if count >= MAX_NODES:
             raise TooLargeError
-        match each:
-            case Assertion("b" | "B"):
-                return True
-            case Sequence(parts):
-                pending += parts
-            case Choice(options):
-                pending += options
-            case Repeat(body) | LookaheadNode(body):
-                pending.append(body)
+        if isinstance(each, Assertion) and each.kind in "bB":
+            return True
     return False
 
 
-def _live_states(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int]) -> set[int]:
+def _live_states(moves: _Moves, accepting: set[int]) -> set[int]:
     sources: dict[int, set[int]] = {}
     for state, out in enumerate(moves):
         for target in out:
@@ -426,24 +416,28 @@ def _live_states(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[i
     return live
 
 
-def _equivalent_states(
-    moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int], live: set[int]
-) -> dict[int, int]:
-    group = {state: int(state in accepting) for state in live}
+def _equivalent_states(moves: _Moves, accepting: set[int], live: set[int]) -> dict[int, int]:
+    # Returns, for each live state, the first equivalent one.
+    group = {state: int(state in accepting) for state in sorted(live)}
     while True:
         kinds: dict[tuple[object, ...], int] = {}
         refined = {}
-        for state in sorted(live):
-            reached: dict[int, list[tuple[int, int]]] = {}
-            for target, ranges in moves[state].items():
-                if target in live:
-                    reached.setdefault(group[target], []).extend(ranges)
-            key = group[state], frozenset((target, _merge_ranges(ranges)) for target, ranges in reached.items())
+        for state in group:
+            key = group[state], frozenset(_moves_to_groups(moves[state], group).items())
             refined[state] = kinds.setdefault(key, len(kinds))
         if len(kinds) == len(set(group.values())):
             firsts: dict[int, int] = {}
-            return {state: firsts.setdefault(refined[state], state) for state in sorted(live)}
+            return {state: firsts.setdefault(kind, state) for state, kind in refined.items()}
         group = refined
+
+
+def _moves_to_groups(moves: dict[int, list[tuple[int, int]]], group: dict[int, int]) -> dict[int, Ranges]:
+    # Leaves out states without a group.
+    reached: dict[int, list[tuple[int, int]]] = {}
+    for target, ranges in moves.items():
+        if target in group:
+            reached.setdefault(group[target], []).extend(ranges)
+    return {target: _merge_ranges(ranges) for target, ranges in reached.items()}
 
 
 def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -457,20 +451,12 @@ def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _expression(
-    moves: list[dict[int, list[tuple[int, int]]]],
-    accepting: set[int],
-    live: set[int],
-    classes: dict[int, int],
-    write: Callable[[Ranges], str],
+    moves: _Moves, accepting: set[int], classes: dict[int, int], write: Callable[[Ranges], str]
 ) -> str | None:
     start, end = -1, -2
     paths: dict[int, dict[int, str]] = {start: {classes[0]: ""}, end: {}}
     for state in sorted(set(classes.values())):
-        reached: dict[int, list[tuple[int, int]]] = {}
-        for target, ranges in moves[state].items():
-            if target in live:
-                reached.setdefault(classes[target], []).extend(ranges)
-        written = {target: write(_merge_ranges(ranges)) for target, ranges in reached.items()}
+        written = {target: write(ranges) for target, ranges in _moves_to_groups(moves[state], classes).items()}
         paths[state] = {target: text for target, text in written.items() if text}
         if state in accepting:
             paths[state][end] = ""
