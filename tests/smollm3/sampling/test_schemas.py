@@ -224,6 +224,7 @@ def test_keywords_without_effect_are_reported() -> None:
         ({"type": "array", "uniqueItems": True, "items": {"enum": list(range(400))}}, "uniqueItems"),
         ({"unevaluatedProperties": False, "allOf": [{"anyOf": [{}, {"properties": {}}]}] * 30}, "cases|combinations"),
         ({"unevaluatedProperties": False, "$ref": "#"}, "circular"),
+        ({"anyOf": [{"contains": {"unevaluatedProperties": False, "$ref": "#"}}]}, "circular|nested"),
         (
             {"properties": {"a": {"oneOf": [{"not": {"$ref": "#"}}, {"not": {"$ref": "#"}}]}}},
             "is not supported for this schema",
@@ -276,6 +277,16 @@ def test_hostile_schemas_are_refused(grammars: GrammarCompiler, schema: dict[str
 def test_invalid_schemas_are_refused(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         grammars.matcher([grammar_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
+
+
+def test_pointers_do_not_grow_while_branches_are_rewritten() -> None:
+    name = "x" * 100_000
+    tracemalloc.start()
+    with pytest.raises(InvalidRequestError):
+        enforced_schema({"anyOf": [{"properties": {name: {"unevaluatedProperties": False, "$ref": "#"}}}]}, "grammar")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 * len(name)
 
 
 def test_required_contained_items_are_limited_before_they_are_listed() -> None:

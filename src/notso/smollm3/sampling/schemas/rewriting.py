@@ -237,8 +237,8 @@ MAX_DEPTH = 32
 MAX_STEPS = 100_000
 """Maximum steps of rewriting and comparing, which take about a second on a slow machine."""
 
-SHOWN_PATTERN = 200
-"""Maximum characters of a pattern in an error message."""
+SHOWN_CHARACTERS = 200
+"""Maximum characters of a pattern in an error message, and of the pointer before a branch (see `_evaluated`)."""
 
 MAX_OPTIONS = 64
 """Maximum alternatives of one keyword."""
@@ -396,7 +396,7 @@ class SchemaRewriter:
             self._count_steps(AUTOMATON_STEPS)
 
     def _pattern_refusal(self, pattern: str, path: str, error: PatternError) -> InvalidRequestError:
-        shown = pattern if len(pattern) <= SHOWN_PATTERN else f"{pattern[:SHOWN_PATTERN]}..."
+        shown = pattern if len(pattern) <= SHOWN_CHARACTERS else f"{pattern[:SHOWN_CHARACTERS]}..."
         return self._refusal(f"{path} {error}: {shown}")
 
     def _checked(self, value: Any, is_valid: bool, path: str) -> Any:
@@ -460,7 +460,7 @@ class SchemaRewriter:
             case "contains":
                 return self._contains(schema, inner(value), pointer)
             case "unevaluatedProperties":
-                return self._unevaluated(schema, inner(value), path)
+                return self._unevaluated(schema, inner(value), path, depth)
             case "unevaluatedItems":
                 if {"allOf", "anyOf", "oneOf", "$ref", "if", "not", "contains"} & schema.keys():
                     raise self._refusal(
@@ -549,12 +549,12 @@ class SchemaRewriter:
         self._count_steps(least)
         return True if least <= 0 else array_containing(item, least)
 
-    def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str) -> Schema:
+    def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str, depth: int) -> Schema:
         if "additionalProperties" in schema:
             return True
         if rest is True:
             return {"additionalProperties": True}
-        branches = self._limited_cases(self._evaluated(schema, path, 1), path)
+        branches = self._limited_cases(self._evaluated(schema, path, depth, is_own=True), path)
         closed = (
             (
                 {} if _ANY_NAME in names.get("patternProperties", {}) else {**names, "additionalProperties": rest},
@@ -571,7 +571,9 @@ class SchemaRewriter:
             raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")
         return cases
 
-    def _evaluated(self, schema: Any, path: str, depth: int) -> Iterator[_Case]:
+    def _evaluated(self, schema: Any, path: str, depth: int, *, is_own: bool = False) -> Iterator[_Case]:
+        # is_own: `schema` is the one with the keyword at `path`, not a part of it. A branch is also rewritten, with the
+        # keywords of this kind within it, so the depth continues there, and pointers are cut, which would grow with it.
         self._count_steps()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} has a circular reference, or is nested too deeply")
@@ -583,13 +585,13 @@ class SchemaRewriter:
                 if keyword == "patternProperties":
                     declared = [self._pattern(name, f"{path}/{name}") for name in declared]
                 own[keyword].update(dict.fromkeys(declared, True))
-            elif keyword in ("additionalProperties", "unevaluatedProperties") and depth > 1:
+            elif keyword in ("additionalProperties", "unevaluatedProperties") and not is_own:
                 own["patternProperties"][_ANY_NAME] = True
             elif keyword == "allOf":
                 parts += (self._limited_cases(self._evaluated(each, path, depth + 1), path) for each in _as_list(value))
             elif keyword in ("anyOf", "oneOf"):
                 cases = (
-                    (names, all_of([self._schema(each, path, depth), constraint]))
+                    (names, all_of([self._schema(each, path[:SHOWN_CHARACTERS], depth), constraint]))
                     for each in _as_list(value)
                     for names, constraint in self._evaluated(each, path, depth + 1)
                 )
