@@ -224,6 +224,13 @@ def test_keywords_without_effect_are_reported() -> None:
         ({"type": "array", "uniqueItems": True, "items": {"enum": list(range(400))}}, "uniqueItems"),
         ({"unevaluatedProperties": False, "allOf": [{"anyOf": [{}, {"properties": {}}]}] * 30}, "cases|combinations"),
         ({"unevaluatedProperties": False, "$ref": "#"}, "circular"),
+        (
+            {
+                "properties": {f"p{n}": {"unevaluatedProperties": False, "$ref": "#/$defs/long"} for n in range(200)},
+                "$defs": {"long": {"anyOf": [dict.fromkeys(map(str, range(10_000)), 0)]}},
+            },
+            "too long to be enforced",
+        ),
         ({"anyOf": [{"contains": {"unevaluatedProperties": False, "$ref": "#"}}]}, "circular|nested"),
         (
             {"properties": {"a": {"oneOf": [{"not": {"$ref": "#"}}, {"not": {"$ref": "#"}}]}}},

@@ -237,6 +237,9 @@ MAX_DEPTH = 32
 MAX_STEPS = 100_000
 """Maximum steps of rewriting and comparing, which take about a second on a slow machine."""
 
+KEYWORDS_PER_STEP = 8
+"""Number of keywords that are read in the time of a step. References can lead to a long schema repeatedly."""
+
 SHOWN_CHARACTERS = 200
 """Maximum characters of a pattern in an error message, and of the pointer before a branch (see `_evaluated`)."""
 
@@ -308,6 +311,7 @@ class SchemaRewriter:
             return schema
         if not isinstance(schema, dict):
             raise self._refusal(f"{pointer or 'the schema'} must be a schema: an object or a boolean")
+        self._count_steps(len(schema) // KEYWORDS_PER_STEP)
         if depth > MAX_DEPTH:
             raise self._refusal(f"{pointer} is nested more than {MAX_DEPTH} levels deep")
         if self._is_old and "$ref" in schema:
