@@ -32,6 +32,7 @@ from notso.smollm3.sampling.schemas.automata import (
     pattern_without_lookaheads,
     plain_pattern,
     shortest_text,
+    walk,
 )
 
 MAX_NESTED = 64
@@ -46,7 +47,6 @@ _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
 _UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
 """Control characters that JSON writes only as numeric escapes, and DEL, which the library does not support."""
-_UNWRITABLE_TEXT = r"\x{0}-\x{7}\x{b}\x{e}-\x{1f}\x{7f}"
 _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _DIGITS = frozenset("0123456789")
@@ -70,7 +70,7 @@ class PatternError(ValueError):
     """The pattern is invalid or not supported. The message is a predicate that follows the name of the pattern."""
 
 
-class _NotUnicodeError(Exception):
+class _NotUnicodeError(PatternError):
     """The pattern is not valid with the flag `u`."""
 
 
@@ -130,15 +130,10 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
     None if none is found in bounded time. Large upper bounds of repetitions are ignored."""
     parts: list[Node] = [Repeat(Chars(((0, LAST),)), min(least, MAX_SHORTEST), None)]
     try:
-        for pattern in patterns:
-            reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
-            reader.read()
-            if reader.is_opaque:
-                return None
-            parts.append(_relax_bounds(reader.search_node))
+        parts += (_relax_bounds(_parse_converted(pattern).search_node) for pattern in patterns)
         lookaheads = (LookaheadNode(Sequence((part, Assertion("$"))), is_negated=False) for part in parts)
         return shortest_text(Sequence((*lookaheads, ANYTHING)))
-    except (PatternError, _NotUnicodeError, TooLargeError):
+    except (PatternError, TooLargeError):
         return None
 
 
@@ -147,24 +142,17 @@ def complement(pattern: str) -> str | None:
     """Return a pattern for the texts that do not match `pattern`, or None if none is found in bounded time. Both
     patterns are in the library's dialect."""
     try:
-        reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
-        reader.read()
-        return (
-            None
-            if reader.is_opaque
-            else _compile_without_lookaheads(Sequence((LookaheadNode(reader.whole_search_node, True), ANYTHING)))
-        )
-    except (PatternError, _NotUnicodeError):
+        lookahead = LookaheadNode(_parse_converted(pattern).whole_search_node, is_negated=True)
+        return _compile_without_lookaheads(Sequence((lookahead, ANYTHING)))
+    except PatternError:
         return None
 
 
 def matches(pattern: str, text: str) -> bool:
     """Return whether `text` matches `pattern`, in the library's dialect; False if unknown."""
     try:
-        reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
-        reader.read()
-        return not reader.is_opaque and is_whole_match(reader.search_node, text)
-    except (PatternError, _NotUnicodeError, TooLargeError):
+        return is_whole_match(_parse_converted(pattern).search_node, text)
+    except (PatternError, TooLargeError):
         return False
 
 
@@ -173,15 +161,12 @@ def exclude_texts(pattern: str, texts: tuple[str, ...]) -> str | None:
     """Return a pattern for the texts that match `pattern`, except `texts`, or None if none is found in bounded time.
     Both patterns are in the library's dialect."""
     try:
-        lookaheads: list[Node] = []
-        for each, is_negated in ((_literal_pattern(texts), True), (pattern, False)):
-            reader = _Reader(each.replace("\\x{", "\\u{"), is_unicode=True)
-            reader.read()
-            if reader.is_opaque:
-                return None
-            lookaheads.append(LookaheadNode(reader.whole_search_node, is_negated))
+        lookaheads = (
+            LookaheadNode(_parse_converted(each).whole_search_node, is_negated)
+            for each, is_negated in ((_literal_pattern(texts), True), (pattern, False))
+        )
         return _compile_without_lookaheads(Sequence((*lookaheads, ANYTHING)))
-    except (PatternError, _NotUnicodeError):
+    except PatternError:
         return None
 
 
@@ -192,11 +177,22 @@ def _literal_pattern(texts: Iterable[str]) -> str:
 
 def _parse(pattern: str) -> _Reader:
     try:
-        reader = _Reader(pattern, is_unicode=True)
-        reader.read()
+        return _read(pattern, is_unicode=True)
     except _NotUnicodeError:
-        reader = _Reader(pattern, is_unicode=False)
-        reader.read()
+        return _read(pattern, is_unicode=False)
+
+
+def _parse_converted(pattern: str) -> _Reader:
+    # Parses a pattern in the library's dialect. Raises PatternError if only the library knows the members of a class.
+    reader = _read(pattern.replace("\\x{", "\\u{"), is_unicode=True)
+    if reader.is_opaque:
+        raise PatternError("has a Unicode property")
+    return reader
+
+
+def _read(pattern: str, *, is_unicode: bool) -> _Reader:
+    reader = _Reader(pattern, is_unicode=is_unicode)
+    reader.read()
     return reader
 
 
@@ -263,8 +259,8 @@ def _class_pattern(characters: _Set) -> str:
     # every escape, including those of quotes and backslashes.
     ranges, properties = characters.ranges, "".join(characters.properties)
     if properties:
-        text = "".join(_range(*each) for each in ranges)
-        return f"[[{'^' if characters.is_negated else ''}{text}{properties}]&&[^{_UNWRITABLE_TEXT}]]"
+        text, unwritable = ("".join(_range(*each) for each in some) for some in (ranges, _UNWRITABLE))
+        return f"[[{'^' if characters.is_negated else ''}{text}{properties}]&&[^{unwritable}]]"
     writable = _writable(_complement(ranges) if characters.is_negated else ranges)
     if len(writable) == 1 and writable[0][0] == writable[0][1] and chr(writable[0][0]) in _LETTERS | _DIGITS:
         return chr(writable[0][0])
@@ -289,22 +285,6 @@ def _repetition(quantifier: str) -> tuple[int, int | None]:
         return _REPETITIONS[quantifier]
     least, comma, most = quantifier[1:-1].partition(",")
     return int(least), int(most) if most else None if comma else int(least)
-
-
-def _has_anchor(node: Node) -> bool:
-    pending = [node]
-    while pending:
-        each = pending.pop()
-        match each:
-            case Assertion("^" | "$"):
-                return True
-            case Sequence(parts):
-                pending += parts
-            case Choice(options):
-                pending += options
-            case Repeat(body):
-                pending.append(body)
-    return False
 
 
 class _Reader:
@@ -356,7 +336,8 @@ class _Reader:
                 parts.pop(0)
             while parts and parts[-1] == Assertion("$"):
                 parts.pop()
-            if any(map(_has_anchor, parts)):
+            nodes = itertools.chain.from_iterable(map(walk, parts))
+            if any(isinstance(node, Assertion) and node.kind in "^$" for node in nodes):
                 self.automaton_part = self.automaton_part or "^ or $ in the middle"
 
     # The text
@@ -388,9 +369,6 @@ class _Reader:
     def _mark_unsupported(self, what: str) -> None:
         self._refused = self._refused or f"has {what}, which is not supported"
 
-    def _reject_unwritable(self) -> None:
-        self._refused = self._refused or "has control characters, which cannot be generated"
-
     # The grammar
 
     def _alternatives(self, depth: int) -> _Part:
@@ -410,18 +388,14 @@ class _Reader:
         return _Part("".join(text for text, _ in parts), Sequence(tuple(node for _, node in parts)))
 
     def _term(self, depth: int) -> _Part:
-        start = self._at
-        if self._peek() in "^$":
+        if self._peek() in "^$" or self._peek(2) in (r"\b", r"\B"):
+            if self._accept("\\"):
+                self.automaton_part = self.automaton_part or "a word boundary"
+            kind = self._peek()
             self._at += 1
             if self._quantifier() is not None:
                 raise self._syntax_error("nothing to repeat")
-            return _Part(self._pattern[start], Assertion(self._pattern[start]))
-        if self._peek(2) in (r"\b", r"\B"):
-            self._at += 2
-            self.automaton_part = self.automaton_part or "a word boundary"
-            if self._quantifier() is not None:
-                raise self._syntax_error("nothing to repeat")
-            return _Part("", Assertion(self._pattern[self._at - 1]))
+            return _Part(kind if kind in "^$" else "", Assertion(kind))
         if self._accept("("):
             atom: _Part | _Set = self._group(depth + 1)
         else:
@@ -540,7 +514,7 @@ class _Reader:
         if not characters.properties:
             ranges = _complement(characters.ranges) if characters.is_negated else characters.ranges
             if ranges and not _writable(ranges) and ranges[0][0] < 0x80:
-                self._reject_unwritable()
+                self._refused = self._refused or "has control characters, which cannot be generated"
         return _class_pattern(characters)
 
     # Escapes and classes
@@ -713,6 +687,7 @@ class _Reader:
         if self._peek() == "k" and self._all_groups[1]:
             raise self._syntax_error("invalid escape")
         found = self._class_escape(in_class=True)
-        alone = found.ranges[0][0] if len(found.ranges) == 1 and not found.is_negated else -1
-        is_one = alone >= 0 and found.ranges[0][1] == alone and not found.properties
-        return alone if is_one else found
+        match found:
+            case _Set(((first, last),), (), False) if first == last:
+                return first
+        return found

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urldefrag, urljoin
 
 from notso.smollm3.errors import InvalidRequestError
@@ -49,6 +49,8 @@ from notso.smollm3.sampling.schemas.simplifying import (
     ObjectCloser,
     Simplifier,
 )
+
+T = TypeVar("T")
 
 _OLD_DRAFTS = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
 _DATA = frozenset(("const", "enum", "default", "example", "examples"))
@@ -269,7 +271,7 @@ class SchemaRewriter:
         self._is_old = is_old_draft(document)
         self._references = References(document, param)
         self._names: dict[int, str] = {}
-        self._pending: list[tuple[str, Any, str]] = []
+        self._pending: dict[str, tuple[Any, str]] = {}  # targets of references by name, with the pointers to them
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._count_steps)
         self._declared: dict[int, dict[str, Schema]] = {}  # by id(): rewritten `properties` outside conditions
@@ -283,15 +285,14 @@ class SchemaRewriter:
         """Return the schema, and its definitions by name (NAME in `#/$defs/NAME`)."""
         schema = self._schema(self._document, "", 1)
         while self._pending:
-            self._define(self._pending[-1])
+            self._define(next(reversed(self._pending)))
         closed, definitions = ObjectCloser(
             self._definitions, self._declared, self._negation, self._overlap_error, self._count_steps
         ).closed(schema)
         return Simplifier(definitions, self._count_steps).simplified(closed)
 
-    def _define(self, pending: tuple[str, Any, str]) -> None:
-        self._pending.remove(pending)
-        name, target, pointer = pending
+    def _define(self, name: str) -> None:
+        target, pointer = self._pending.pop(name)
         conditions, self._conditions = self._conditions, 0
         self._definitions[name] = self._schema(target, pointer, 1)
         self._conditions = conditions
@@ -299,10 +300,8 @@ class SchemaRewriter:
     def _definition(self, reference: str) -> Schema | None:
         # Returns the target of a rewritten reference, or None while the target is being rewritten.
         name = reference.rpartition("/")[2]
-        for pending in self._pending:
-            if pending[0] == name:
-                self._define(pending)
-                break
+        if name in self._pending:
+            self._define(name)
         return self._definitions.get(name)
 
     def _schema(self, schema: Any, pointer: str, depth: int) -> Schema:
@@ -333,7 +332,9 @@ class SchemaRewriter:
                 else:
                     rewritten.update(constraints)
             elif keyword in REWRITTEN:
-                conjuncts.append(self._rewrite_in_context(schema, keyword, value, pointer, depth))
+                self._conditions += keyword in _CONDITIONAL
+                conjuncts.append(self._rewrite_keyword(schema, keyword, value, pointer, depth))
+                self._conditions -= keyword in _CONDITIONAL
             elif keyword in REFUSED:
                 raise self._refusal(f"the schema's keyword {path} is not supported")
             elif keyword not in ANNOTATIONS and keyword not in SILENT:
@@ -356,7 +357,8 @@ class SchemaRewriter:
             case "required":
                 is_valid = _is_name_list(value)
             case "pattern":
-                return self._patterns(value, path)
+                first, *others = self._convert_pattern(library_patterns, value, path)
+                return {"pattern": first, **({"allOf": [{"pattern": each} for each in others]} if others else {})}
             case "const":
                 is_valid = True
             case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):
@@ -379,29 +381,16 @@ class SchemaRewriter:
                 )
         return {keyword: self._checked(value, is_valid, path)}
 
-    def _pattern(self, value: Any, path: str) -> str:
+    def _convert_pattern(self, convert: Callable[[str], T], value: Any, path: str) -> T:
+        pattern: str = self._checked(value, isinstance(value, str), path)
         try:
-            self._spend_on_pattern(self._checked(value, isinstance(value, str), path))
-            return library_pattern(value)
+            if pattern not in self._automata and has_lookaround(pattern):
+                self._automata.add(pattern)
+                self._count_steps(AUTOMATON_STEPS)
+            return convert(pattern)
         except PatternError as error:
-            raise self._pattern_refusal(value, path, error) from None
-
-    def _patterns(self, value: Any, path: str) -> dict[str, Any]:
-        try:
-            self._spend_on_pattern(self._checked(value, isinstance(value, str), path))
-            first, *others = library_patterns(value)
-        except PatternError as error:
-            raise self._pattern_refusal(value, path, error) from None
-        return {"pattern": first, **({"allOf": [{"pattern": each} for each in others]} if others else {})}
-
-    def _spend_on_pattern(self, pattern: str) -> None:
-        if pattern not in self._automata and has_lookaround(pattern):
-            self._automata.add(pattern)
-            self._count_steps(AUTOMATON_STEPS)
-
-    def _pattern_refusal(self, pattern: str, path: str, error: PatternError) -> InvalidRequestError:
-        shown = pattern if len(pattern) <= SHOWN_CHARACTERS else f"{pattern[:SHOWN_CHARACTERS]}..."
-        return self._refusal(f"{path} {error}: {shown}")
+            shown = pattern if len(pattern) <= SHOWN_CHARACTERS else f"{pattern[:SHOWN_CHARACTERS]}..."
+            raise self._refusal(f"{path} {error}: {shown}") from None
 
     def _checked(self, value: Any, is_valid: bool, path: str) -> Any:
         if not is_valid:
@@ -428,20 +417,12 @@ class SchemaRewriter:
         if keyword == "patternProperties":
             patterns: dict[str, list[Schema]] = {}
             for name, each in schemas.items():
-                patterns.setdefault(self._pattern(name, path), []).append(each)  # two patterns may become equal
+                pattern = self._convert_pattern(library_pattern, name, path)
+                patterns.setdefault(pattern, []).append(each)  # two patterns may become equal
             schemas = {name: all_of(each) for name, each in patterns.items()}
         elif not self._conditions:
             self._declared[id(schemas)] = schemas
         return {keyword: schemas}
-
-    def _rewrite_in_context(self, schema: dict[str, Any], keyword: str, value: Any, pointer: str, depth: int) -> Schema:
-        if keyword in _CONDITIONAL:
-            self._conditions += 1
-            try:
-                return self._rewrite_keyword(schema, keyword, value, pointer, depth)
-            finally:
-                self._conditions -= 1
-        return self._rewrite_keyword(schema, keyword, value, pointer, depth)
 
     def _rewrite_keyword(self, schema: dict[str, Any], keyword: str, value: Any, pointer: str, depth: int) -> Schema:
         path = f"{pointer}/{keyword}"
@@ -479,7 +460,7 @@ class SchemaRewriter:
         name = self._names.get(id(target))
         if name is None:
             name = self._names[id(target)] = f"d{len(self._names)}"
-            self._pending.append((name, target, f"{pointer}/$ref"))
+            self._pending[name] = target, f"{pointer}/$ref"
         return {"$ref": f"#/$defs/{name}"}
 
     def _format(self, value: Any) -> dict[str, Any]:
@@ -587,7 +568,7 @@ class SchemaRewriter:
             if keyword in NAMED:
                 declared = _as_list(value)
                 if keyword == "patternProperties":
-                    declared = [self._pattern(name, f"{path}/{name}") for name in declared]
+                    declared = [self._convert_pattern(library_pattern, name, f"{path}/{name}") for name in declared]
                 own[keyword].update(dict.fromkeys(declared, True))
             elif keyword in ("additionalProperties", "unevaluatedProperties") and not is_own:
                 own["patternProperties"][_ANY_NAME] = True
