@@ -142,7 +142,7 @@ def test_random_grammars_do_not_fail_mid_answer() -> None:
     for _ in range(240):
         source = _grammar(drawn)
         try:
-            lark = gbnf_to_lark(source, "grammar")
+            lark = gbnf_to_lark(source)
         except InvalidRequestError:
             continue
         limits = llguidance.LLParserLimits(max_items_in_row=MAX_ROW_ITEMS, verbose_errors=False)

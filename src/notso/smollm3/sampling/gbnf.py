@@ -35,9 +35,9 @@ _NEVER = re.compile(r"\{0+(?:,0+)?\}")
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]": "]", "-": "-", "^": "^", "/": "/"}
 
 
-def gbnf_to_lark(source: str, param: str) -> str:
+def gbnf_to_lark(source: str) -> str:
     """Translate to Lark. Raises InvalidRequestError if the grammar is invalid."""
-    return _GbnfTranslator(source, param).lark()
+    return _GbnfTranslator(source).lark()
 
 
 @dataclass(eq=False, slots=True)
@@ -51,9 +51,8 @@ class _Node:
 
 
 class _GbnfTranslator:
-    def __init__(self, source: str, param: str) -> None:
+    def __init__(self, source: str) -> None:
         self._source = source
-        self._param = param
         self._tokens: list[tuple[str, str, int]] = []
         at = 0
         while at < len(source):
@@ -90,13 +89,13 @@ class _GbnfTranslator:
             self._skip_lines()
         for name in (*self._rules, "root"):
             if name not in bodies:
-                raise self._grammar_error(f"rule {name[:80]} is not defined")
+                raise _grammar_error(f"rule {name[:80]} is not defined")
         self._mark_terminating()
         if not bodies["root"].can_end:
-            raise self._grammar_error("it matches no text: root never ends")
-        lines = [f"start: {self._rule_name('root')}"]
+            raise _grammar_error("it matches no text: root never ends")
+        start = f"start: {self._rule_name('root')}"
         rules = (f"{self._rule_name(name)}: {_node_to_lark(body)}" for name, body in bodies.items() if body.can_end)
-        return "\n".join((*lines, *rules))
+        return "\n".join((start, *rules))
 
     def _register_node(self, node: _Node) -> _Node:
         for part in node.parts:
@@ -172,7 +171,6 @@ class _GbnfTranslator:
 
     def _parse_part(self, kind: str, text: str, at: int, depth: int) -> _Node:
         if kind == "name":
-            self._rule_name(text)
             node = _Node("name", text=self._rule_name(text))
             self._uses.setdefault(text, []).append(node)
             return node
@@ -221,10 +219,11 @@ class _GbnfTranslator:
 
     def _syntax_error(self, at: int, what: str) -> InvalidRequestError:
         line = self._source.count("\n", 0, at) + 1
-        return self._grammar_error(f"line {line}: {what}")
+        return _grammar_error(f"line {line}: {what}")
 
-    def _grammar_error(self, why: str) -> InvalidRequestError:
-        return InvalidRequestError(f"the grammar is refused: {why}", param=self._param)
+
+def _grammar_error(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the grammar is refused: {why}", param="grammar")
 
 
 def _is_optional(node: _Node) -> bool:

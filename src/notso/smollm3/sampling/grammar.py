@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ class Matcher:
         *,
         is_json: bool = False,
         tags: Sequence[int] = (),
-        limit: Callable[[], TokenLimit] | None = None,
+        limit: Callable[[], TokenLimit],
     ) -> None:
         # is_json: the answer is JSON or tool calls. In other answers, a call begins with one of `tags`.
         # limit: creates the TokenLimit.
@@ -155,26 +155,21 @@ class Matcher:
 
     def distance(self, most: int) -> int | None:
         """Return the length of the shortest ending found, or None if none of up to `most` tokens was found."""
-        limit = self._token_limit()
-        return None if limit is None else limit.distance(self._matcher, most, self._state)
+        return self._token_limit().distance(self._matcher, most, self._state)
 
     @property
     def least_estimate(self) -> float:
-        limit = self._token_limit()
-        return 0.0 if limit is None else limit.least_estimate
+        return self._token_limit().least_estimate
 
     def permits(self, token: int, left: int) -> bool:
-        limit = self._token_limit()
-        if limit is None or (token in self._ends and self.may_end):
-            return True
-        return limit.permits(self._matcher, token, left, self._state)
+        is_end = token in self._ends and self.may_end
+        return is_end or self._token_limit().permits(self._matcher, token, left, self._state)
 
     def remaining_choices(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
         return None if self._limit is None else self._limit.remaining_choices(token, left)
 
-    def _token_limit(self) -> TokenLimit | None:
-        if self._limit is None and self._make_limit is not None:
-            self._limit = self._make_limit()
+    def _token_limit(self) -> TokenLimit:
+        self._limit = self._limit or self._make_limit()
         return self._limit
 
     def _require_no_error(self) -> None:
@@ -332,29 +327,29 @@ def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
     return spelling
 
 
-def grammar_part(grammar: Grammar, param: str = "grammar") -> Part:
+def grammar_part(grammar: Grammar) -> Part:
     """Return the grammar of a request as a Part. Raises InvalidRequestError."""
     most = MAX_CHARACTERS if grammar.kind == "json_schema" else MAX_GRAMMAR_CHARACTERS
     if len(grammar.source) > most:
-        raise InvalidRequestError(f"the grammar is longer than {most:,} characters", param=param)
+        raise InvalidRequestError(f"the grammar is longer than {most:,} characters", param="grammar")
     try:
         grammar.source.encode()
     except UnicodeEncodeError:
-        raise InvalidRequestError("the grammar is not valid Unicode", param=param) from None
+        raise InvalidRequestError("the grammar is not valid Unicode", param="grammar") from None
     if grammar.kind == "json_object":
         return schema_part({"type": "object"})
     if grammar.kind == "json_schema":
-        return schema_part(checked_schema(grammar.source, param).schema)
+        return schema_part(checked_schema(grammar.source).schema)
     if grammar.kind == "regex":
-        return _regex_part(grammar.source, param)
+        return _regex_part(grammar.source)
     if grammar.kind == "gbnf":
-        return {"lark_grammar": gbnf_to_lark(grammar.source, param)}
+        return {"lark_grammar": gbnf_to_lark(grammar.source)}
     if grammar.kind == "choice":
-        return _choice_part(grammar.source, param)
-    return {"lark_grammar": _checked_lark(grammar.source, param)}
+        return _choice_part(grammar.source)
+    return {"lark_grammar": _checked_lark(grammar.source)}
 
 
-def _regex_part(source: str, param: str) -> Part:
+def _regex_part(source: str) -> Part:
     import llguidance
 
     try:
@@ -362,28 +357,28 @@ def _regex_part(source: str, param: str) -> Part:
             source = library_pattern(f"^(?:{source})$").removeprefix("^").removesuffix("$")
     except PatternError as error:
         if _LOOK_AROUND.search(source):
-            raise InvalidRequestError(f"the regular expression {error}: {_shorten(source)}", param=param) from None
+            raise InvalidRequestError(f"the regular expression {error}: {_shorten(source)}", param="grammar") from None
         # llguidance may support syntax that is invalid in ECMA-262, so it gets the pattern unchanged.
     return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
 
-def _checked_lark(source: str, param: str) -> str:
+def _checked_lark(source: str) -> str:
     # The number of intersected terminals is limited as in schema patterns. %json would bypass the checks of schemas.
     bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:
-        raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param=param)
+        raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param="grammar")
     if "%json" in bare:
-        raise InvalidRequestError("%json is not supported in a grammar: send the schema itself", param=param)
+        raise InvalidRequestError("%json is not supported in a grammar: send the schema itself", param="grammar")
     return source
 
 
-def _choice_part(source: str, param: str) -> Part:
+def _choice_part(source: str) -> Part:
     try:
         texts = json.loads(source)
     except (ValueError, RecursionError):
         texts = None
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise InvalidRequestError("choices must be a list of nonempty texts", param=param)
+        raise InvalidRequestError("choices must be a list of nonempty texts", param="grammar")
     literals = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
     return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(literals)}"}
 
@@ -425,23 +420,13 @@ def _shorten(text: str) -> str:
 
 def _run_with_large_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
     # Only one such thread runs at a time, so that large grammars occupy at most one core.
-    future: Future[llguidance.LLMatcher] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(make())
-        except BaseException as error:
-            future.set_exception(error)
-
-    with _DEEP:
+    with _DEEP, ThreadPoolExecutor(1, "grammar") as pool:
         previous_size = threading.stack_size(DEEP_STACK_BYTES)
         try:
-            thread = threading.Thread(target=run, name="grammar")
-            thread.start()
+            future = pool.submit(make)  # starts the thread
         finally:
             threading.stack_size(previous_size)
-        thread.join()
-    return future.result()
+        return future.result()
 
 
 def _schema_to_json(schema: object) -> str:

@@ -57,28 +57,28 @@ def ignored_keywords(source: str) -> tuple[str, ...]:
 
     Raises InvalidRequestError if the schema cannot be enforced.
     """
-    return checked_schema(source, "grammar").ignored
+    return checked_schema(source).ignored
 
 
-def checked_schema(source: str, param: str) -> EnforcedSchema:
-    """Parse a schema and rewrite it in supported keywords. Raises InvalidRequestError with `param`."""
+def checked_schema(source: str) -> EnforcedSchema:
+    """Parse a request's schema and rewrite it in supported keywords. Raises InvalidRequestError."""
     if len(source) > MAX_CHARACTERS:
-        raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param=param)
+        raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param="grammar")
     if len(source) <= CACHED_CHARACTERS:
-        return _read_cached(source, param)
+        return _read_cached(source)
     with _LARGE:
-        return _read(source, param)
+        return _read(source)
 
 
-def _read(source: str, param: str) -> EnforcedSchema:
+def _read(source: str) -> EnforcedSchema:
     try:
         schema = json.loads(source, parse_constant=_refuse_constant, parse_float=_finite)
         source.encode()
         if "\\u" in source:  # escapes can stand for lone surrogates, which error messages and headers cannot contain
             json.dumps(schema, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"the schema is not JSON: {error}", param=param) from None
-    return enforced_schema(schema, param)
+        raise InvalidRequestError(f"the schema is not JSON: {error}", param="grammar") from None
+    return enforced_schema(schema, "grammar")
 
 
 _read_cached = lru_cache(maxsize=CACHED_SCHEMAS)(_read)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from notso.smollm3.sampling.schemas.patterns import any_character_except, complement
+from notso.smollm3.sampling.schemas.patterns import any_character_except, complement, has_unwritable_characters
 
 Schema: TypeAlias = bool | dict[str, Any]
 
@@ -343,12 +342,3 @@ def _suffix_pattern(strings: Sequence[str]) -> str:
 
 def _escaped(letter: str) -> str:
     return letter if letter.isalnum() else f"\\u{{{ord(letter):x}}}"
-
-
-_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-
-
-def has_unwritable_characters(text: str) -> bool:
-    """Return whether the text has control characters that the grammar cannot express."""
-    # The library would omit them: it supports neither numeric escapes nor DEL, which JSON does not escape.
-    return _UNWRITABLE.search(text) is not None

@@ -11,6 +11,7 @@ usually with automata (see automata.py). In this folder, "the library" is llguid
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -47,6 +48,7 @@ _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
 _UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
 """Control characters that JSON writes only as numeric escapes, and DEL, which the library does not support."""
+_UNWRITABLE_CHARACTER = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in _UNWRITABLE)}]")
 _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _DIGITS = frozenset("0123456789")
@@ -236,6 +238,11 @@ def _compile_without_lookaheads(node: Node) -> str:
 def _class_text(ranges: Ranges) -> str:
     text = _class_pattern(_Set(ranges))
     return "" if text == _NOTHING else text
+
+
+def has_unwritable_characters(text: str) -> bool:
+    """Return whether the text has control characters that the grammar cannot express."""
+    return _UNWRITABLE_CHARACTER.search(text) is not None
 
 
 def any_character_except(letters: Iterable[str]) -> str:

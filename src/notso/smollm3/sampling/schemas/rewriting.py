@@ -27,11 +27,11 @@ from notso.smollm3.sampling.schemas.negation import (
     all_of,
     all_types_except,
     any_of,
-    has_unwritable_characters,
 )
 from notso.smollm3.sampling.schemas.patterns import (
     PatternError,
     has_lookaround,
+    has_unwritable_characters,
     library_pattern,
     library_patterns,
 )
