@@ -242,11 +242,8 @@ class ShortestEndingSearch:
                 yield from self._child_nodes(node, b"\xff[%d]" % tag, [tag])
         allowed = (np.frombuffer(bits, np.uint8)[self._byte_ids >> 3] >> (self._byte_ids & 7)) & 1
         allowed_bytes = [self._bytes[index] for index in np.flatnonzero(allowed)]
-        ends = [byte for byte in allowed_bytes if byte == _QUOTE or (byte in _CLOSING and not place.in_string)]
-        if place.in_string and _QUOTE not in allowed_bytes:
-            ends = []
-        elif not place.in_string:
-            ends = [byte for byte in ends if byte != _QUOTE]
+        closing = (_QUOTE,) if place.in_string else _CLOSING
+        ends = [byte for byte in allowed_bytes if byte in closing]
         if ends:
             others = [byte for byte in allowed_bytes if byte not in ends][:FEW_OTHERS]
         elif not place.in_string and place.run and _COMMA in allowed_bytes:
@@ -280,13 +277,14 @@ class ShortestEndingSearch:
 
     def _finish_string(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
         stored = memory.ends.get(kind, b"")
-        if stored and (next_node := self._node_after(node, stored)) is not None:
-            return [next_node]
-        if stored is not None:
-            memory.ends[kind] = next((text for text in texts if self._node_after(node, text) is not None), None)
-        end = memory.ends[kind]
-        next_node = None if end is None else self._node_after(node, end)
-        return [] if next_node is None else [next_node]
+        if stored is None:
+            return []
+        for text in (stored, *texts) if stored else texts:
+            if (next_node := self._node_after(node, text)) is not None:
+                memory.ends[kind] = text
+                return [next_node]
+        memory.ends[kind] = None
+        return []
 
     def _byte_classes(self, node: _Node, allowed_bytes: list[int]) -> tuple[int, ...]:
         # Returns one byte of each class. Bytes are in the same class if the same tokens are allowed after them. If

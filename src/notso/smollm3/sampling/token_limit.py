@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -85,18 +85,20 @@ class GrammarExtent:
 
 def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
     """Estimate the length of answers that follow an llguidance grammar, in linear time."""
-    names: dict[bytes, None] = {}
-    strings: dict[tuple[tuple[str, ...], int], None] = {}
-    formats: dict[str, None] = {}
-    orders: list[dict[bytes, int]] = []
-    total = Extent()
-    for part in parts:
-        if "json_schema" in part:
-            each = _SchemaExtents(part["json_schema"], names, strings, formats, orders).extent
-        else:
-            each = _text_grammar_extent(str(part.get("lark_grammar", "")), is_call=len(parts) > 1)
-        total = Extent(*(one + other for one, other in zip(total, each, strict=True)))
-    return GrammarExtent(total, tuple(names), tuple(strings), tuple(formats), tuple(orders))
+    schemas = _SchemaExtents()
+    extents = [
+        schemas.extent_of(part["json_schema"])
+        if "json_schema" in part
+        else _text_grammar_extent(str(part.get("lark_grammar", "")), is_call=len(parts) > 1)
+        for part in parts
+    ]
+    return GrammarExtent(
+        _sum(extents), tuple(schemas.names), tuple(schemas.strings), tuple(schemas.formats), tuple(schemas.orders)
+    )
+
+
+def _sum(extents: Iterable[Extent]) -> Extent:
+    return Extent(*map(sum, zip(*extents, strict=True)))
 
 
 def _text_grammar_extent(source: str, is_call: bool) -> Extent:
@@ -124,22 +126,20 @@ def _value_tokens(value: object) -> float:
 
 
 class _SchemaExtents:
-    def __init__(
-        self,
-        document: dict[str, Any],
-        names: dict[bytes, None],
-        strings: dict[tuple[tuple[str, ...], int], None],
-        formats: dict[str, None],
-        orders: list[dict[bytes, int]],
-    ) -> None:
-        self._strings, self._formats = strings, formats
-        self._orders = orders
+    # Collects the names, strings, formats and orders of several documents.
+
+    def __init__(self) -> None:
+        self.names: dict[bytes, None] = {}
+        self.strings: dict[tuple[tuple[str, ...], int], None] = {}
+        self.formats: dict[str, None] = {}
+        self.orders: list[dict[bytes, int]] = []
+        self._depth = 0
+
+    def extent_of(self, document: dict[str, Any]) -> Extent:
         self._sizes: dict[str, float] = {}
         self._definitions = document.get("$defs", {})
         self._extents: dict[int, Extent | None] = {}
-        self._depth = 0
-        self._names = names
-        self.extent = self._schema_extent(document)
+        return self._schema_extent(document)
 
     def _schema_extent(self, schema: Any) -> Extent:
         if not isinstance(schema, dict):
@@ -166,7 +166,7 @@ class _SchemaExtents:
                 parts.append(Extent(least, max(max(each.jump, each.least) for each in options), most))
         if "$ref" in schema:
             parts.append(self._schema_extent(self._definitions.get(str(schema["$ref"]).rpartition("/")[2], True)))
-        return Extent(*map(sum, zip(*parts, strict=True)))
+        return _sum(parts)
 
     def _own_extent(self, schema: dict[str, Any]) -> Extent:
         if "const" in schema or "enum" in schema:
@@ -208,19 +208,19 @@ class _SchemaExtents:
             parts.append(pending.pop())
             pending += (each for each in parts[-1].get("allOf", ()) if isinstance(each, dict))
         patterns = tuple(str(each["pattern"]) for each in parts if "pattern" in each)
-        if (patterns or schema.get("minLength")) and len(self._strings) < MAX_STRINGS:
-            self._strings.setdefault((patterns, schema.get("minLength", 0)))
+        if (patterns or schema.get("minLength")) and len(self.strings) < MAX_STRINGS:
+            self.strings.setdefault((patterns, schema.get("minLength", 0)))
         if schema.get("format") in _FORMAT_TEXTS:
-            self._formats.setdefault(schema["format"])
+            self.formats.setdefault(schema["format"])
 
     def _object_extent(self, schema: dict[str, Any]) -> Extent:
         required = set(schema.get("required", ()))
         member_texts = [_member_text(name) for name in (*schema.get("properties", ()), *schema.get("required", ()))]
-        if required and len(self._orders) < MAX_ORDERS:
-            self._orders.append({name: number for number, name in reversed(list(enumerate(member_texts[:MAX_NAMES])))})
+        if required and len(self.orders) < MAX_ORDERS:
+            self.orders.append({name: number for number, name in reversed(list(enumerate(member_texts[:MAX_NAMES])))})
         for name in schema.get("required", ()):
-            if len(self._names) < MAX_NAMES:
-                self._names.setdefault(_member_text(name))
+            if len(self.names) < MAX_NAMES:
+                self.names.setdefault(_member_text(name))
         least, jump, most = 2.0, 0.0, 0.0
         for name, value in schema.get("properties", {}).items():
             extent, name_tokens = self._schema_extent(value), len(name) / BYTES_PER_TOKEN + 4
