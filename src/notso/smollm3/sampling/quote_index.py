@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -155,24 +156,14 @@ class QuoteIndex:
 
     def narrow_interval(self, interval: Interval, text: bytes) -> Interval:
         """Return the places of an interval at which the quotation continues with `text`."""
-        content, starts, depth = self.content, self.starts, interval.depth
-        low, high, size = interval.low, interval.high, len(text)
-        while low < high:
-            middle = (low + high) // 2
-            at = int(starts[middle]) + depth
-            if content[at : at + size] < text:
-                low = middle + 1
-            else:
-                high = middle
-        first, high = low, interval.high
-        while low < high:
-            middle = (low + high) // 2
-            at = int(starts[middle]) + depth
-            if content[at : at + size] <= text:
-                low = middle + 1
-            else:
-                high = middle
-        return Interval(first, low, depth + size)
+
+        def following(start: np.int32) -> bytes:
+            at = int(start) + interval.depth
+            return self.content[at : at + len(text)]
+
+        low = bisect_left(self.starts, text, interval.low, interval.high, key=following)
+        high = bisect_right(self.starts, text, low, interval.high, key=following)
+        return Interval(low, high, interval.depth + len(text))
 
     def matching_tokens(self, interval: Interval, texts: TokenTexts, among: npt.NDArray[np.intp]) -> Flags:
         """Return, as a mask (n,), which of the tokens `among` can continue a quotation at `interval`."""

@@ -17,8 +17,6 @@ PROGRAM = "from notso.smollm3.sampling.quote_index_child import main; main()"
 MIB = 1 << 20
 LIMITS = Limits(cpu_s=120, memory_bytes=4096 * MIB, wall_s=600, answer_bytes=512 * MIB)
 
-_TYPES = (np.int32, np.uint16, np.uint16, np.int32)
-
 
 def compute_places(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
     """Return the positions where quotations can start and end, memory-mapped. Raises ConfinedWorkError."""

@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -176,10 +176,6 @@ class QuotedFields:
         self._field: QuotedField | None = None
         self._is_empty = True
 
-    @property
-    def is_quoting(self) -> bool:
-        return self._open is not None
-
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
         """Return the mask (V,) of the tokens in `allowed` that the sources permit."""
         if self._open is None:
@@ -207,26 +203,24 @@ class QuotedFields:
             self._open = Quotation(field.index, self._vocabulary)
 
     def _field_at(self, path: Path) -> QuotedField | None:
-        for part in self._schema.parts_at(path):
-            if (field := self._fields.get(id(part))) is not None:
-                return field
-        return None
+        parts = self._schema.parts_at(path)
+        return next((self._fields[id(part)] for part in parts if id(part) in self._fields), None)
 
     @cached_property
     def _closers(self) -> Ids:
-        return self._matching_tokens(lambda text: _CLOSER.fullmatch(text) is not None)
+        return self._matching_tokens(_CLOSER.fullmatch)
 
     @cached_property
     def _opening(self) -> Ids:
-        return self._matching_tokens(lambda text: _OPENING_WITH_TEXT.search(text) is not None)
+        return self._matching_tokens(_OPENING_WITH_TEXT.search)
 
     @cached_property
     def _values_within(self) -> Ids:
-        return self._matching_tokens(lambda text: _VALUE_WITHIN.search(text) is not None)
+        return self._matching_tokens(_VALUE_WITHIN.search)
 
-    def _matching_tokens(self, matches: Any) -> Ids:
+    def _matching_tokens(self, match: Callable[[bytes], object]) -> Ids:
         quoting = ((text, each) for text, each in self._vocabulary.ids.items() if b'"' in text)
-        return np.array([each for text, each in quoting if matches(text)], np.intp)
+        return np.array([each for text, each in quoting if match(text)], np.intp)
 
 
 def quoted_fields(

@@ -33,7 +33,7 @@ from notso.smollm3.sampling.quote_index import (
 from notso.smollm3.sampling.quote_index_child import compute_places
 from notso.smollm3.sampling.quote_index_files import QuoteIndexFiles
 from notso.smollm3.sampling.sampler import Floats
-from notso.smollm3.sampling.structured_output import StructuredOutput
+from notso.smollm3.sampling.structured_output import StructuredOutput, mask_except
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import QuoteSource
 from notso.system.confinement import ConfinedWorkError
@@ -215,15 +215,16 @@ class QuotedOutput(StructuredOutput):
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         if self._open is not None and not in_reasoning:
-            return _mask_except(logits, self._allowed(self._open, logits))
+            return mask_except(logits, self._allowed(self._open, logits))
         restricted = logits if self._inner is None else self._inner.restrict(logits, in_reasoning)
         if in_reasoning or self._in_call:
             return restricted
         if OPEN.search(self._tail):
+            index = self._openable_source(self._tail)
             allowed = (
-                self._start_quotation().allowed_tokens(restricted)
-                if self._can_open_quotation(self._tail)
-                else np.zeros(0, np.intp)
+                np.zeros(0, np.intp)
+                if index is None
+                else Quotation(index, self._vocabulary, b" ").allowed_tokens(restricted)
             )
             allowed_logits = restricted[allowed]
             restricted = restricted.copy()
@@ -235,8 +236,7 @@ class QuotedOutput(StructuredOutput):
         return restricted
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        is_unchecked = self._inner is None or self._open is not None
-        return is_unchecked or (self._inner is not None and self._inner.permits(token, in_reasoning, left))
+        return self._inner is None or self._open is not None or self._inner.permits(token, in_reasoning, left)
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
         return logits if self._inner is None else self._inner.narrow(logits, token, left)
@@ -279,27 +279,23 @@ class QuotedOutput(StructuredOutput):
 
     def _track_marks(self, text: bytes) -> None:
         if OPEN.search(self._tail) and text.startswith(b" "):
-            if self._can_open_quotation(self._tail):
-                self._open = self._start_quotation()
+            if (index := self._openable_source(self._tail)) is not None:
+                self._open = Quotation(index, self._vocabulary, b" ")
                 self._open.consume(text)
             self._tail = b""
             return
         self._tail = (self._tail + text)[-MARK_BYTES:]
-        if self._can_open_quotation(self._tail, b" ") and self._tail.endswith(b" "):
-            self._open, self._tail = self._start_quotation(self._tail[:-1], b""), b""
+        if self._tail.endswith(b" ") and (index := self._openable_source(self._tail[:-1])) is not None:
+            self._open, self._tail = Quotation(index, self._vocabulary), b""
 
-    def _can_open_quotation(self, tail: bytes, suffix: bytes = b"") -> bool:
-        found = OPEN.search(tail.removesuffix(suffix))
+    def _openable_source(self, tail: bytes) -> QuoteIndex | None:
+        # Returns the source of the quotation that a space after `tail` would start, or None.
+        found = OPEN.search(tail)
         number = int(found[1]) if found else 0
-        return 0 < number <= len(self._indices) and bool(self._index(number).whole.high) and self._left >= MIN_REMAINING
-
-    def _start_quotation(self, tail: bytes | None = None, lead: bytes = b" ") -> Quotation:
-        found = OPEN.search(self._tail if tail is None else tail)
-        index = self._index(int(found[1]) if found else 1)
-        return Quotation(index, self._vocabulary, lead)
-
-    def _index(self, number: int) -> QuoteIndex:
-        return self._indices[number - 1]
+        if not 0 < number <= len(self._indices) or self._left < MIN_REMAINING:
+            return None
+        index = self._indices[number - 1]
+        return index if index.whole.high else None
 
     def _mark_completing_tokens(self) -> list[int]:
         # Returns the tokens that would complete `[[N: `, except those that end with it and would start a quotation.
@@ -308,7 +304,7 @@ class QuotedOutput(StructuredOutput):
             for each in (self._vocabulary.marking if b"[" in self._tail else ())
             if (found := OPEN_WITHIN.search(written := self._tail + self._vocabulary.texts[each]))
             and found.end() > len(self._tail)
-            and not (found.end() == len(written) and self._can_open_quotation(written, b" "))
+            and not (found.end() == len(written) and self._openable_source(written[:-1]) is not None)
         ]
 
 
@@ -404,11 +400,3 @@ def _top_tokens(logits: Floats, count: int) -> Ids:
 
 def _key(text: bytes) -> int:
     return int.from_bytes(text.ljust(7, b"\0"), "big") << 8 | len(text)
-
-
-def _mask_except(logits: Floats, ids: Ids) -> Floats:
-    restricted = np.full_like(logits, -np.inf)
-    restricted[ids] = logits[ids]
-    if not np.isfinite(restricted[ids]).any():  # other constraints mask all `ids`
-        restricted[ids] = 0
-    return restricted

@@ -134,11 +134,7 @@ class StructuredOutput:
         if ids is None:
             logits[token] = -np.inf
             return logits
-        narrowed = np.full_like(logits, -np.inf)
-        narrowed[ids] = logits[ids]
-        if not np.isfinite(narrowed).any():  # other constraints mask all `ids`
-            narrowed[ids] = 0
-        return narrowed
+        return mask_except(logits, ids)
 
     def _least_tokens(self, most: int) -> int | None:
         if self._least is None and self._matcher is not None:
@@ -163,6 +159,15 @@ class StructuredOutput:
             if self._fields is not None:
                 self._fields.consume(self._text_of(token))
         return first
+
+
+def mask_except(logits: Floats, ids: npt.NDArray[np.intp]) -> Floats:
+    """Return logits (V,) in which all tokens except `ids` are masked."""
+    restricted = np.full_like(logits, -np.inf)
+    restricted[ids] = logits[ids]
+    if not np.isfinite(restricted[ids]).any():  # other constraints mask all `ids`
+        restricted[ids] = 0
+    return restricted
 
 
 class StructuredCalls(StructuredOutput):
@@ -397,14 +402,12 @@ def _arguments_parts(tools: Sequence[Tool], strict: Collection[str] | None = Non
     return [
         {
             "name": f"arguments_{number}",
-            **arguments_part(_parameters(tool) if strict is None or _name(tool) in strict else {}, _name(tool)),
+            **arguments_part(
+                _function(tool).get("parameters") if strict is None or _name(tool) in strict else {}, _name(tool)
+            ),
         }
         for number, tool in enumerate(tools)
     ]
-
-
-def _parameters(tool: Tool) -> object:
-    return _function(tool).get("parameters")
 
 
 def _function(tool: Tool) -> Mapping[str, Any]:
