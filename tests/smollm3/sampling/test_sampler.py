@@ -350,13 +350,6 @@ def test_logit_bias_beyond_the_vocabulary_is_refused() -> None:
     assert Sampler(params, 1, vocab_size=11).sample(np.zeros(11, dtype=np.float32), [], 0) in range(11)
 
 
-def test_is_plain_argmax_requires_unmodified_greedy_sampling() -> None:
-    assert Sampler(SamplingParams(temperature=0), 1).is_plain_argmax
-    assert not Sampler(SamplingParams(), 1).is_plain_argmax
-    assert not Sampler(SamplingParams(temperature=0, logit_bias={1: 1.0}), 1).is_plain_argmax
-    assert not Sampler(SamplingParams(temperature=0, presence_penalty=0.1), 1).is_plain_argmax
-
-
 @settings(max_examples=100)
 @given(values=LOGITS)
 def test_log_probabilities_match_float64_log_softmax(values: list[float]) -> None:

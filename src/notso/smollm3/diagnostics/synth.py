@@ -169,9 +169,6 @@ def _add_config(writer: GGUFWriter, shape: SyntheticShape, formats: str) -> None
     writer.add("smollm3.vocab_size", shape.vocab, "uint32")
 
 
-_SCALAR_KEYS = {"bos_token_id": "uint32", "eos_token_id": "uint32", "padding_token_id": "uint32"}
-
-
 def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str | None) -> dict[str, tuple[Any, str]]:
     metadata = _tokenizer_metadata(source)
     tokens = gguf_list(metadata, "tokenizer.ggml.tokens", str)
@@ -196,9 +193,9 @@ def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str
     }
     if (pipeline := metadata.get(PIPELINE_KEY)) is not None:
         entries[PIPELINE_KEY] = (pipeline, "string")
-    for name, type_name in _SCALAR_KEYS.items():
+    for name in ("bos_token_id", "eos_token_id", "padding_token_id"):
         if (value := metadata.get(f"tokenizer.ggml.{name}")) is not None:
-            entries[f"tokenizer.ggml.{name}"] = (value, type_name)
+            entries[f"tokenizer.ggml.{name}"] = (value, "uint32")
     text = template if template is not None else metadata.get("tokenizer.chat_template")
     if text is None:
         text = _open_demo().metadata.get("tokenizer.chat_template")

@@ -306,10 +306,6 @@ class Sampler:
         if vocab_size is not None:
             self._check_bias(vocab_size)
 
-    @property
-    def is_plain_argmax(self) -> bool:
-        return self.greedy and not self._has_penalties and not len(self._bias_ids)
-
     def sample(self, logits: Floats, history: Sequence[int] | NDArray[np.integer], position: int) -> int:
         """Return the token for `position` from float32 logits (V,); ties go to the lowest id, -inf masks a token.
 

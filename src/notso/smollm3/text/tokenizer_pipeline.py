@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,8 @@ _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
 SHRINKS = 8
 
 
-def _byte_level(prefix_space: bool = False, expression: bool = False) -> dict[str, Any]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": prefix_space,
-        "trim_offsets": True,
-        "use_regex": expression,
-    }
+def _byte_level(expression: bool = False) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": expression}
 
 
 def _split(expression: str) -> dict[str, Any]:
@@ -122,9 +117,7 @@ class TokenizerPipeline:
         known = next((name for name, each in _NAMED if each == self._canonical_form()), NO_NAME)
         found = {"tokenizer.ggml.pre": known}
         if self.normalizer is not None or known not in PRE_TOKENIZERS or not self.ignore_merges:
-            parts = (self.normalizer, self.pre_tokenizer, self.ignore_merges)
-            names = ("normalizer", "pre_tokenizer", "ignore_merges")
-            found[PIPELINE_KEY] = json.dumps(dict(zip(names, parts, strict=True)), sort_keys=True, ensure_ascii=False)
+            found[PIPELINE_KEY] = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
         return found
 
     def encoder(self, ordinary: dict[str, int], merges: list[Any], merges_name: str) -> tokenizers.Tokenizer:
@@ -197,9 +190,8 @@ def _check_added(added: Any, normalizer: Any) -> None:
         for flag in ("single_word", "lstrip", "rstrip"):
             if token.get(flag):
                 raise ModelFileError(f"added token {quoted(token.get('content'))}: {flag} is not supported")
-        if token.get("normalized") and normalizer is not None and not str(token.get("content")).isascii():
-            raise ModelFileError(f"added token {quoted(token.get('content'))}: normalized is not supported")
-        if token.get("normalized") and "Lowercase" in json.dumps(normalizer):
+        is_changed = normalizer is not None and not str(token.get("content")).isascii()
+        if token.get("normalized") and (is_changed or "Lowercase" in json.dumps(normalizer)):
             raise ModelFileError(f"added token {quoted(token.get('content'))}: normalized is not supported")
 
 

@@ -230,8 +230,7 @@ def _parse_tool_call(call: Any) -> ToolCall:
 
 def split(rows: Sequence[TrainingRow], holdout: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """Split into training rows and rows held out at random."""
-    count = round(len(rows) * holdout) if len(rows) >= LEAST_TO_HOLD_OUT else 0
-    count = max(count, 1) if holdout and len(rows) >= LEAST_TO_HOLD_OUT else count
+    count = max(round(len(rows) * holdout), 1) if holdout and len(rows) >= LEAST_TO_HOLD_OUT else 0
     chosen = set(random.Random(seed).sample(range(len(rows)), count))
     return [row for at, row in enumerate(rows) if at not in chosen], [rows[at] for at in sorted(chosen)]
 

@@ -4,6 +4,6 @@ A peer runs in a separate process, under any Python interpreter in which it is i
 measurements. Peers are not required to run or test this project.
 """
 
-from notso.smollm3.diagnostics.peers.process import MODEL_VARIABLE, PEERS, PYTHON_VARIABLE, PeerProcess, Task
+from notso.smollm3.diagnostics.peers.process import PeerProcess, Task
 
-__all__ = ["MODEL_VARIABLE", "PEERS", "PYTHON_VARIABLE", "PeerProcess", "Task"]
+__all__ = ["PeerProcess", "Task"]

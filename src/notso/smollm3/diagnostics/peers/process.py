@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from notso.smollm3.errors import EngineError, InvalidRequestError
@@ -100,7 +99,7 @@ class PeerProcess:
     def __enter__(self) -> PeerProcess:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _best_time(self, task: Task, configuration: int) -> float:
