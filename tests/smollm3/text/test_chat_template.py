@@ -48,7 +48,6 @@ def plain_jinja(
     thinking: bool = True,
     tools: Sequence[str] = (),
     day: date = DAY,
-    add_generation_prompt: bool = True,
 ) -> str:
     """Render the template with plain Jinja2."""
     months = "January February March April May June July August September October November December".split()  # noqa: SIM905
@@ -61,7 +60,7 @@ def plain_jinja(
     return _compiled(source).render(
         messages=messages,
         enable_thinking=thinking,
-        add_generation_prompt=add_generation_prompt,
+        add_generation_prompt=True,
         strftime_now=strftime_now,
         **variables,
     )
@@ -110,7 +109,6 @@ def conversations() -> Iterator[tuple[list[Message], dict[str, Any]]]:
                     "thinking": thinking,
                     "tools": chance.choice([None, [], [WEATHER], [WEATHER, CLOCK]]),
                     "date": DAY + timedelta(days=chance.randrange(2000)),
-                    "add_generation_prompt": chance.random() < 0.8,
                 }
                 yield messages, options
 
@@ -125,7 +123,6 @@ def test_prompts_match_plain_jinja(template_source: str, small_tokenizer: Tokeni
             options["thinking"],
             [json.dumps(tool, ensure_ascii=False) for tool in options["tools"] or ()],
             options["date"],
-            options["add_generation_prompt"],
         )
         assert template.render(messages, **options) == expected
         runs = template.runs(messages, **options)

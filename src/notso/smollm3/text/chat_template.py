@@ -113,7 +113,7 @@ class ChatTemplate:
             or text in source
             or text in named.values()
         ]
-        return cls(source, specials, **named, known=KNOWN_TEMPLATES.keys())
+        return cls(source, specials, **named)
 
     def _check_output(self) -> None:
         specials = frozenset(self._specials)
@@ -121,7 +121,7 @@ class ChatTemplate:
         first = [Message("user", question)]
         later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
         batch = [
-            _Conversation(messages, None, thinking, True).variables(str)
+            _Conversation(messages, None, thinking).variables(str)
             for messages in (first, later)
             for thinking in (True, False)
         ]
@@ -140,9 +140,9 @@ class ChatTemplate:
         system = Message("system", "/system_override")
         later = [Message("user", "a"), Message("assistant", "b"), Message("system", mark), Message("user", "c")]
         tool: Tool = {"type": "function", "function": {"name": mark}}
-        conversations = {LATER_SYSTEM: _Conversation(later, None, True, True)}
+        conversations = {LATER_SYSTEM: _Conversation(later, None, True)}
         if "xml_tools" in self.source:
-            conversations[OVERRIDDEN_TOOLS] = _Conversation([system, Message("user", "a")], [tool], True, True)
+            conversations[OVERRIDDEN_TOOLS] = _Conversation([system, Message("user", "a")], [tool], True)
         dropped = []
         for name, conversation in conversations.items():
             try:
@@ -159,7 +159,6 @@ class ChatTemplate:
         thinking: bool = True,
         tools: Sequence[Tool] | None = None,
         date: date | None = None,
-        add_generation_prompt: bool = True,
     ) -> str:
         """Return the template's output.
 
@@ -168,10 +167,7 @@ class ChatTemplate:
         """
         # Past reasoning is omitted unless a message has keep_reasoning and thinking is on. Tools are passed to the
         # template as JSON texts in `xml_tools`.
-        runs = self.runs(
-            messages, thinking=thinking, tools=tools, date=date, add_generation_prompt=add_generation_prompt
-        )
-        return "".join(run.text for run in runs)
+        return "".join(run.text for run in self.runs(messages, thinking=thinking, tools=tools, date=date))
 
     def runs(
         self,
@@ -180,9 +176,8 @@ class ChatTemplate:
         thinking: bool = True,
         tools: Sequence[Tool] | None = None,
         date: date | None = None,
-        add_generation_prompt: bool = True,
     ) -> list[Run]:
-        conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
+        conversation = _Conversation(messages, tools, thinking)
         return self._render_runs(conversation, date, check=False)[0]
 
     def encode(
@@ -193,12 +188,11 @@ class ChatTemplate:
         thinking: bool = True,
         tools: Sequence[Tool] | None = None,
         date: date | None = None,
-        add_generation_prompt: bool = True,
         most_tokens: int | None = None,
     ) -> list[int]:
         """Return token ids. Raises the errors of `render`, EngineError if content yields special tokens, and
         ContextLengthError if there are far more than `most_tokens` ids."""
-        conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
+        conversation = _Conversation(messages, tools, thinking)
         runs, skeleton = self._render_runs(conversation, date)
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
@@ -254,9 +248,7 @@ def _token_text(metadata: Mapping[str, Any], key: str, tokenizer: Tokenizer) -> 
 
 
 class _Conversation:
-    def __init__(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, thinking: bool, add_generation_prompt: bool
-    ) -> None:
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Tool] | None, thinking: bool) -> None:
         if not messages:
             raise InvalidRequestError("there is no message to answer", param="messages")
         if not all(isinstance(message, Message) for message in messages):
@@ -269,7 +261,6 @@ class _Conversation:
         self.roles, self.first = [message.role for message in messages], messages[0].content
         self.tools = [_tool_json(tool) for tool in tools or ()]
         self.thinking = bool(thinking)
-        self.add_generation_prompt = bool(add_generation_prompt)
 
     def variables(self, content: Callable[[str], str]) -> dict[str, Any]:
         variables: dict[str, Any] = {
@@ -278,7 +269,7 @@ class _Conversation:
                 for role, pieces in self.turns
             ],
             "enable_thinking": self.thinking,
-            "add_generation_prompt": self.add_generation_prompt,
+            "add_generation_prompt": True,
         }
         if self.tools:
             variables["xml_tools"] = [content(tool) for tool in self.tools]
