@@ -22,7 +22,7 @@ from notso.smollm3.sampling.schemas.json_schema import (
     checked_schema,
     enforced_schema,
 )
-from notso.smollm3.sampling.schemas.patterns import PatternError, has_lookaround, library_pattern
+from notso.smollm3.sampling.schemas.patterns import PatternError, has_lookaround, library_pattern, shorten
 from notso.smollm3.sampling.shortest_end import ShortestEndingSearch
 from notso.smollm3.sampling.token_limit import MAX_DIGITS, JsonState, Pieces, TokenLimit, grammar_extent, number_digits
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -60,9 +60,6 @@ JSON_STYLE = {
 _DEEP = threading.Lock()
 MAX_COMPILED, MAX_COMPILED_CHARACTERS = 8, 100_000
 """Maximum number and length of cached grammars."""
-
-SHOWN_CHARACTERS = 200
-"""Maximum characters of a regular expression or a schema in an error message."""
 
 MAX_PLACES = 200
 """Maximum parts of a schema that are tested to find the one that no value satisfies."""
@@ -265,7 +262,7 @@ class GrammarCompiler:
                 part, pointer = inner, pointer + suffix
                 places = _subschemas(part, shared)
         shown = json.dumps({name: each for name, each in part.items() if name not in shared}, ensure_ascii=False)
-        return f"no value satisfies {pointer or 'the schema'}: {_shorten(shown)}"
+        return f"no value satisfies {pointer or 'the schema'}: {shorten(shown)}"
 
     def _limit(self, parts: Sequence[Part], tags: Sequence[int]) -> TokenLimit:
         with self._lock:
@@ -357,7 +354,7 @@ def _regex_part(source: str) -> Part:
             source = library_pattern(f"^(?:{source})$").removeprefix("^").removesuffix("$")
     except PatternError as error:
         if _LOOK_AROUND.search(source):
-            raise InvalidRequestError(f"the regular expression {error}: {_shorten(source)}", param="grammar") from None
+            raise InvalidRequestError(f"the regular expression {error}: {shorten(source)}", param="grammar") from None
         # llguidance may support syntax that is invalid in ECMA-262, so it gets the pattern unchanged.
     return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
@@ -412,10 +409,6 @@ def _subschemas(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[
     for pointer, each in (named | listed | {"/items": schema.get("items")}).items():
         if isinstance(each, dict):
             yield pointer, each
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _run_with_large_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:

@@ -135,7 +135,6 @@ def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
     """Return, for each `history[: i + 1]`, the length of the suffix that it shares with `history` (last: 0)."""
     # The Z algorithm, applied to the reversed history, in linear time.
     tokens = list(history)[::-1]
-    lengths = np.zeros(len(tokens), np.int64)
     found = [0] * len(tokens)
     left = right = 0  # [left, right) repeats the beginning
     for at in range(1, len(tokens)):
@@ -145,8 +144,7 @@ def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
         found[at] = length
         if at + length > right:
             left, right = at, at + length
-    lengths[:] = found[::-1]
-    return lengths
+    return np.array(found[::-1], np.int64)
 
 
 CACHED_SETS = 64  # cached sets of breakers; finding the tokens of a set takes milliseconds
@@ -429,7 +427,7 @@ class Sampler:
                 break
         if top_k and len(ids) > top_k:
             listed_weights = weights[ids]
-            ids = ids[listed_weights >= np.partition(listed_weights, len(ids) - top_k)[len(ids) - top_k]]
+            ids = ids[listed_weights >= np.partition(listed_weights, -top_k)[-top_k]]
         return ids
 
     def _filter_candidates(self, ids: Indices, weights: Floats, least: float, most: float) -> tuple[Indices, Doubles]:
@@ -502,7 +500,7 @@ def likeliest(values: Floats, count: int) -> list[int]:
         return []
     # The maxima of at least `count` chunks reach the floor, so at least `count` values do, and rarely many more.
     maxima = np.maximum.reduceat(values, np.arange(0, len(values), _MAXIMA_OF))
-    floor = np.partition(maxima, len(maxima) - count)[len(maxima) - count] if count <= len(maxima) else -np.inf
+    floor = np.partition(maxima, -count)[-count] if count <= len(maxima) else -np.inf
     ids = np.flatnonzero(values >= floor)
     return [int(token) for token in ids[np.lexsort((ids, -values[ids]))][:count]]
 
@@ -520,8 +518,7 @@ def apply_filters(weights: Floats, params: SamplingParams, chance: float) -> tup
     ids = np.flatnonzero(weights)
     if 0 < params.top_k < len(ids):
         remaining = weights[ids]
-        least = np.partition(remaining, len(ids) - params.top_k)[len(ids) - params.top_k]
-        listed = ids[remaining >= least]
+        listed = ids[remaining >= np.partition(remaining, -params.top_k)[-params.top_k]]
         ids = np.sort(ranked(listed, weights[listed])[: params.top_k])
     if params.typical_p < 1.0:
         ids = _typical(ids, weights[ids], params.typical_p)

@@ -87,14 +87,11 @@ class Vocabulary:
         # The dict is built on each access, because it takes ten megabytes and is needed only at construction.
         return {token: index for index, token in enumerate(self.tokens) if token not in self._not_ordinary}
 
-    def check_id(self, token: int) -> int:
-        """Return the id if it is valid. Raises InvalidRequestError."""
+    def token_bytes(self, token: int) -> bytes:
+        """Return a token's bytes. Raises InvalidRequestError for an invalid id."""
         if not 0 <= token < len(self.tokens):
             raise InvalidRequestError(f"token id {token} is outside 0..{len(self.tokens) - 1}", param="tokens")
-        return token
-
-    def token_bytes(self, token: int) -> bytes:
-        text = self.tokens[self.check_id(token)]
+        text = self.tokens[token]
         if text not in self._not_ordinary:
             return text.translate(_BYTE_OF_CHARACTER).encode("latin-1")
         return text.encode()

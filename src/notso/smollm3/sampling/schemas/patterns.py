@@ -68,6 +68,15 @@ _CLASSES: dict[str, Ranges] = {
 }
 
 
+SHOWN_CHARACTERS = 200
+"""Maximum characters of a pattern or a schema in an error message."""
+
+
+def shorten(text: str) -> str:
+    """Shorten a text for an error message."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
 class PatternError(ValueError):
     """The pattern is invalid or not supported. The message is a predicate that follows the name of the pattern."""
 

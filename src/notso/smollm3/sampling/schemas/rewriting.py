@@ -29,11 +29,13 @@ from notso.smollm3.sampling.schemas.negation import (
     any_of,
 )
 from notso.smollm3.sampling.schemas.patterns import (
+    SHOWN_CHARACTERS,
     PatternError,
     has_lookaround,
     has_unwritable_characters,
     library_pattern,
     library_patterns,
+    shorten,
 )
 from notso.smollm3.sampling.schemas.simplifying import (
     ANNOTATIONS,
@@ -242,9 +244,6 @@ MAX_STEPS = 100_000
 KEYWORDS_PER_STEP = 8
 """Number of keywords that are read in the time of a step. References can lead to a long schema repeatedly."""
 
-SHOWN_CHARACTERS = 200
-"""Maximum characters of a pattern in an error message, and of the pointer before a branch (see `_evaluated`)."""
-
 MAX_OPTIONS = 64
 """Maximum alternatives of one keyword."""
 
@@ -389,8 +388,7 @@ class SchemaRewriter:
                 self._count_steps(AUTOMATON_STEPS)
             return convert(pattern)
         except PatternError as error:
-            shown = pattern if len(pattern) <= SHOWN_CHARACTERS else f"{pattern[:SHOWN_CHARACTERS]}..."
-            raise self._refusal(f"{path} {error}: {shown}") from None
+            raise self._refusal(f"{path} {error}: {shorten(pattern)}") from None
 
     def _checked(self, value: Any, is_valid: bool, path: str) -> Any:
         if not is_valid:
