@@ -152,7 +152,8 @@ class Matcher:
 
     def distance(self, most: int) -> int | None:
         """Return the length of the shortest ending found, or None if none of up to `most` tokens was found."""
-        return self._token_limit().distance(self._matcher, most, self._state)
+        limit = self._token_limit()
+        return limit.distance(self._matcher, most, self._state)
 
     @property
     def least_estimate(self) -> float:
