@@ -156,13 +156,14 @@ class ShortestEndingSearch:
         memory: SearchMemory | None = None,
         earlier_ending: bytes = b"",
     ) -> tuple[list[int] | None, int]:
-        """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the steps taken.
-
-        in_string, escaped: whether the text ends inside a JSON string, and after a backslash. tags: control tokens of
-        the grammar. names: `"NAME":` of required members. orders: for each object, positions of members by name.
-        texts: ends of strings, shortest first. memory: results of earlier searches in this grammar. earlier_ending: its
-        suffixes are tried first.
-        """
+        """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the steps taken."""
+        # in_string, escaped: whether the text ends inside a JSON string, and after a backslash.
+        # tags: control tokens of the grammar.
+        # names: `"NAME":` of required members.
+        # orders: for each object, positions of members by name.
+        # texts: ends of strings, shortest first.
+        # memory: results of earlier searches in this grammar.
+        # earlier_ending: its suffixes are tried first.
         memory = SearchMemory() if memory is None else memory
         ticket = itertools.count()
         start = _Node(matcher.deep_copy(), b"", [0], Place(in_string, escaped), 0)

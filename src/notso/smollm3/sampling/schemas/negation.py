@@ -185,11 +185,10 @@ class Negation:
     def exclusions(
         self, options: Sequence[Schema], *, is_exact: bool, common: Schema = True, closings: Sequence[Schema] = ()
     ) -> list[list[Schema]] | None:
-        """Return, for each option of a `oneOf`, schemas that exclude overlapping options; None if that is impossible.
-
-        is_exact: every value that matches exactly one option must remain allowed. common: a schema that all values
-        must match as well. closings: for each option, a schema that its values must match as well.
-        """
+        """Return, for each option of a `oneOf`, schemas that exclude overlapping options; None if impossible."""
+        # is_exact: every value that matches exactly one option must remain allowed.
+        # common: a schema that all values must match as well.
+        # closings: for each option, a schema that its values must match as well.
         found: list[list[Schema]] = []
         for number, option in enumerate(options):
             closing = closings[number] if closings else True
