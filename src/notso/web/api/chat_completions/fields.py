@@ -407,10 +407,6 @@ class ChatRequest(ApiRequest):
     hides_reasoning: bool = False  # leave the reasoning out of the response
 
     @property
-    def messages(self) -> tuple[Message, ...]:
-        return tuple(each for each in self.prompts[0] if isinstance(each, Message))
-
-    @property
     def reasoning_mode(self) -> str:
         """Return `think` or `no_think`. A /think or /no_think in the system prompt overrides the request."""
         first = self.messages[0]

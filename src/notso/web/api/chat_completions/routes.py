@@ -30,10 +30,10 @@ from notso.web.api.shared.completion import (
     timings,
 )
 from notso.web.api.shared.given_documents import read_openai_request
-from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream, number_events
+from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import EventStream, Owner, read_body, respond, sse_events
+from notso.web.api.shared.serving import Owner, read_body, reread_stream, respond
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -85,14 +85,7 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
     if not _NUMBER.fullmatch(requested if last is None else last):
         raise invalid_field("from", "from must be an event number, 0 or more")
     start = int(requested) if last is None else int(last) + 1
-    services.reread_streams.opened(owner)
-    if isinstance(stream, RemoteAnswer):
-        events = stream.events(start, PING)
-    else:
-        events = number_events(
-            sse_events(stream.running, stream.serializer.fresh_copy()), start, stream.serializer.ping
-        )
-    return EventStream(events, lambda: services.reread_streams.closed(owner))
+    return reread_stream(services, owner, stream, start)
 
 
 @router.delete("/v1/stream", dependencies=[GUARDED])

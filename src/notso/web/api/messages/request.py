@@ -216,10 +216,6 @@ class MessageRequest(ApiRequest):
     applied: Applied = ()  # edits that had an effect
     documents: RequestDocuments = field(default_factory=RequestDocuments)
 
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        return tuple(each for each in self.prompts[0] if isinstance(each, Message))
-
     def apply_edits(self, engine: ChatEngine) -> MessageRequest:
         """Apply the context edits. Raises the errors of `count_tokens`."""
         if self.management is None or not self.management.edits:

@@ -18,12 +18,11 @@ from notso.web.api.messages.request import (
     parse_message_request,
     to_citation,
 )
-from notso.web.api.shared.api_request import find_dropped_parts, ignored_headers
 from notso.web.api.shared.completion import new_id, parse_arguments
 from notso.web.api.shared.given_documents import Files, read_body_with_files
 from notso.web.api.shared.serializer import named_event
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, as_api_error, respond, run_prompt_work, serving
+from notso.web.api.shared.serving import Owner, as_api_error, count_prompt_tokens, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -50,19 +49,12 @@ async def count_tokens(request: Request, services: Services) -> Response:
     """Count the prompt's tokens."""
     keep_volatile = services.shared.settings.keep_volatile
     api_request = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
-    async with serving(services, api_request.model) as model:
-        dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
-        try:
-            count = await run_prompt_work(
-                request, lambda: model.engine.count_tokens(api_request.messages, api_request.options)
-            )
-        except Exception as error:
-            raise as_api_error(error, api_request.names) from error
+    count, headers = await count_prompt_tokens(request, services, api_request)
     body: dict[str, Any] = {"input_tokens": count}
     if api_request.management is not None:
         cleared = sum(each["cleared_input_tokens"] for each in api_request.applied)
         body["context_management"] = {"original_input_tokens": count + cleared}
-    return JSONResponse(body, headers=await run_prompt_work(request, lambda: ignored_headers(api_request, dropped)))
+    return JSONResponse(body, headers=headers)
 
 
 async def _read(

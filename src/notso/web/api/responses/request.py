@@ -186,10 +186,6 @@ class ResponseRequest(ApiRequest):
     search: FileSearch | None = None
     echoed: Mapping[str, Any]  # fields repeated in the response
 
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        return tuple(each for each in self.prompts[0] if isinstance(each, Message))
-
     def continue_from(self, earlier: Sequence[Message]) -> ResponseRequest:
         return replace_conversation(self, (*earlier, *self.conversation))
 

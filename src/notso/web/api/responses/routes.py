@@ -30,16 +30,16 @@ from notso.web.api.responses.request import (
     parse_response_request,
 )
 from notso.web.api.responses.stream import ResponseSerializer
-from notso.web.api.shared.api_request import IGNORED, find_dropped_parts, ignored_headers
+from notso.web.api.shared.api_request import IGNORED
 from notso.web.api.shared.background import created_ms, queued_body, resumed_response
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.receipts import ReceiptSerializer
-from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream, number_events
-from notso.web.api.shared.serializer import PING, large_response, whole_response
+from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
+from notso.web.api.shared.serializer import large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import EventStream, Owner, as_api_error, respond, run_prompt_work, serving, sse_events
+from notso.web.api.shared.serving import Owner, as_api_error, count_prompt_tokens, reread_stream, respond
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -65,19 +65,11 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
         raise invalid_field("starting_after", "starting_after must be an event number, and requires stream=true")
     running = _find_running(services, owner, response_id)
     if streams == "true":
-        if running is None:
-            if (remote_answer := await services.resumable_streams.remote_answers.find(owner, response_id)) is not None:
-                services.reread_streams.opened(owner)
-                events = remote_answer.events(0 if start is None else int(start) + 1, PING)
-                return EventStream(events, lambda: services.reread_streams.closed(owner))
+        stream = running or await services.resumable_streams.remote_answers.find(owner, response_id)
+        if stream is None:
             await get_response(services, owner, response_id, "response_id")
             raise unsupported_field("stream", "the events of this response are no longer available; use stream=false")
-        services.reread_streams.opened(owner)
-        fresh_copy = running.serializer.fresh_copy()
-        events = number_events(
-            sse_events(running.running, fresh_copy), 0 if start is None else int(start) + 1, fresh_copy.ping
-        )
-        return EventStream(events, lambda: services.reread_streams.closed(owner))
+        return reread_stream(services, owner, stream, 0 if start is None else int(start) + 1)
     if running is not None:
         if running.finished:  # wait until it is stored
             await asyncio.shield(running.follow_task)
@@ -229,15 +221,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 async def input_tokens(request: Request, services: Services, owner: Owner) -> Response:
     """Count the prompt's tokens."""
     api_request = await _read(request, services, owner, parse_input_token_request)
-    async with serving(services, api_request.model) as model:
-        dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
-        try:
-            count = await run_prompt_work(
-                request, lambda: model.engine.count_tokens(api_request.messages, api_request.options)
-            )
-        except Exception as error:
-            raise as_api_error(error, api_request.names) from error
-    headers = await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
+    count, headers = await count_prompt_tokens(request, services, api_request)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -22,11 +22,10 @@ from notso.web.api.shared.given_documents import (
 )
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import as_api_error, read_body, run_prompt_work, serving
+from notso.web.api.shared.serving import as_api_error, count_prompt_tokens, read_body, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 
 router = APIRouter()
-F = TypeVar("F", bound=Fields)
 
 MAX_TOKENS = 1 << 18
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # from the model's tokenizer_config.json
@@ -143,7 +142,7 @@ async def tokenizer_info(services: Services) -> Response:
 @router.post("/detokenize", dependencies=[GUARDED])
 async def detokenize(request: Request, services: Services) -> Response:
     """Return the text of token ids, including control tokens, as llama-server's `content` and vLLM's `prompt`."""
-    fields = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
+    fields = await read_body(request, lambda body: read_fields(DetokenizeFields, body, DETOKENIZE_NOTES))
     async with serving(services) as model:
         engine = model.engine
 
@@ -162,16 +161,8 @@ async def detokenize(request: Request, services: Services) -> Response:
 async def input_tokens(request: Request, services: Services) -> Response:
     """Count the prompt tokens of a chat completion."""
     api_request = await read_openai_request(request, parse_chat_request)
-    async with serving(services, api_request.model) as model:
-        engine = model.engine
-        dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
-
-        def work() -> Response:
-            count = engine.count_tokens(api_request.messages, api_request.options)
-            body = {"object": "response.input_tokens", "input_tokens": count}
-            return JSONResponse(body, headers=ignored_headers(api_request, dropped))
-
-        return await _off_loop(request, work)
+    count, headers = await count_prompt_tokens(request, services, api_request)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 
 
 @router.post("/apply-template", dependencies=[GUARDED])
@@ -197,10 +188,6 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
         return piece.decode()
     except UnicodeDecodeError:
         return list(piece)
-
-
-def _reader(kind: type[F], notes: Notes) -> Callable[[Mapping[str, Any]], F]:
-    return lambda body: read_fields(kind, body, notes)
 
 
 async def _off_loop(request: Request, work: Callable[[], Response]) -> Response:

@@ -61,6 +61,11 @@ class ApiRequest:
                 )
 
     @property
+    def messages(self) -> tuple[Message, ...]:
+        """Messages of the first prompt; requests with messages have no others."""
+        return tuple(each for each in self.prompts[0] if isinstance(each, Message))
+
+    @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
         return ((prompt, params) for prompt in self.prompts for params in self.params)
 

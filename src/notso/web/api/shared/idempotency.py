@@ -27,7 +27,7 @@ from notso.web.api.shared.resumable import (
     claim_name,
 )
 from notso.web.api.shared.services import ApiServices
-from notso.web.api.shared.serving import INCOMPLETE
+from notso.web.api.shared.serving import INCOMPLETE, wait_for_disconnect
 from notso.web.edge.access import KeyRing
 from notso.web.edge.errors import ApiError, api_error_of, is_api
 from notso.web.edge.forms import multipart_boundary
@@ -212,7 +212,7 @@ def _make_receive(message: Message) -> Receive:
 
 async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Callable[[], bool]) -> None:
     number = 0
-    disconnect = asyncio.create_task(_wait_for_disconnect(receive))
+    disconnect = asyncio.create_task(wait_for_disconnect(receive))
     try:
         while not disconnect.done():
             for entry in log.sse_events[number:]:
@@ -235,11 +235,6 @@ async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Ca
                 change.cancel()
     finally:
         disconnect.cancel()
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _copy(answer: RemoteAnswer, log: AnswerLog) -> None:

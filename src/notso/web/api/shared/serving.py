@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
@@ -25,8 +25,9 @@ from notso.web.api.request_fields.sampling_fields import MAX_CHOICES
 from notso.web.api.shared.api_request import ApiRequest, Prompt, check_work, find_dropped_parts, ignored_headers
 from notso.web.api.shared.background import resumed_response, with_replay
 from notso.web.api.shared.receipts import ReceiptSerializer, requested_receipt, with_seed_and_token_ids
-from notso.web.api.shared.resumable import TokenRecord, number_events
+from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream, TokenRecord, number_events
 from notso.web.api.shared.serializer import (
+    PING,
     PING_SECONDS,
     Serializer,
     generation_events,
@@ -182,21 +183,6 @@ async def respond(
 
     A disconnect stops the generation, except for background requests and those with X-Conversation-Id.
     """
-    headers: dict[str, str] = {}
-    response = await _response(request, services, owner, api_request, serializer_of, headers)
-    response.headers.update(headers)
-    return response
-
-
-async def _response(
-    request: Request,
-    services: ApiServices,
-    owner: str,
-    api_request: ApiRequest,
-    serializer_of: Callable[[ModelInfo], Serializer],
-    headers: dict[str, str],
-) -> Response:
-    # Adds the response's headers to `headers`.
     host, choice = services.shared.engine, await resolve_model_choice(services, api_request.model)
     choices, n, conversation = len(list(api_request.choices)), len(api_request.params), conversation_name(request)
     receipt_form = requested_receipt(request)
@@ -245,18 +231,19 @@ async def _response(
             serializer = ReceiptSerializer(serializer, engine, submissions, receipt_form)
         submit = Submissions(submissions)
 
-        async def begin() -> None:
-            # Rejects invalid requests now, because the status code cannot change after the first byte.
+        async def begin() -> dict[str, str]:
+            # Returns the response's headers. Rejects invalid requests now, because the status code cannot change after
+            # the first byte.
             await running.begin(submit, lambda work: run_prompt_work(request, work))
             # After `begin`, because the engine's errors name the field of an invalid schema. `run_prompt_work` fails if
             # its queue is full; in this function, an error still closes `running`.
-            headers.update(await run_prompt_work(request, lambda: ignored_headers(api_request, dropped)))
+            return await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
 
         if conversation is None:
-            await begin()
+            headers = await begin()
         else:
             async with services.resumable_streams.claim_conversation(owner, conversation, serializer.id):
-                await begin()
+                headers = await begin()
                 record = TokenRecord(submissions[0].options.replay) if survives_restart else None
                 fresh_copy = serializer.fresh_copy()
                 stream = services.resumable_streams.follow(owner, conversation, running, fresh_copy, record)
@@ -269,18 +256,25 @@ async def _response(
             raise as_api_error(error, api_request.names) from error
         raise
     events = sse_events(running, serializer, request.scope)
+    response: Response
     try:
-        if conversation is not None:
-            if api_request.stream:
-                return EventStream(number_events(events, 0, serializer.ping), lambda: None)
-            if api_request.background:
-                return JSONResponse(serializer.body())
-            return await respond_whole(running, serializer)
-        if api_request.stream:
-            return EventStream(events, running.close)
-        return await _respond_unless_disconnected(request, running, serializer)
+        if conversation is None and api_request.stream:
+            response = EventStream(events, running.close)
+        elif conversation is None:
+            try:
+                response = await _unless_disconnected(request, respond_whole(running, serializer))
+            finally:
+                running.close()
+        elif api_request.stream:
+            response = EventStream(number_events(events, 0, serializer.ping), lambda: None)
+        elif api_request.background:
+            response = JSONResponse(serializer.body())
+        else:
+            response = await respond_whole(running, serializer)
     except Exception as error:
         raise as_api_error(error, api_request.names) from error
+    response.headers.update(headers)
+    return response
 
 
 async def _check_prompts(request: Request, api_request: ApiRequest, engine: ChatEngine) -> None:
@@ -327,6 +321,17 @@ async def sse_events(
         yield await serialize_failure(serializer, as_api_error(error))
 
 
+def reread_stream(services: ApiServices, owner: str, stream: ResumableStream | RemoteAnswer, start: int) -> Response:
+    """Stream the events of an answer from number `start`. Raises Problem (429) if the owner resumes too many."""
+    services.reread_streams.opened(owner)
+    if isinstance(stream, RemoteAnswer):
+        events = stream.events(start, PING)
+    else:
+        fresh_copy = stream.serializer.fresh_copy()
+        events = number_events(sse_events(stream.running, fresh_copy), start, fresh_copy.ping)
+    return EventStream(events, lambda: services.reread_streams.closed(owner))
+
+
 async def respond_whole(running: RunningRequest, serializer: Serializer) -> Response:
     """Return the whole response. Raises the error of the generation."""
     async for item in generation_events(running):
@@ -357,18 +362,34 @@ def _admit(services: ApiServices, owner: str, choices: int) -> RunningRequest:
     raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
 
 
-async def _respond_unless_disconnected(request: Request, running: RunningRequest, serializer: Serializer) -> Response:
-    work = asyncio.create_task(respond_whole(running, serializer))
-    disconnect = asyncio.create_task(_wait_for_disconnect(request))
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    # Returns the result of `work`, or cancels it and raises ApiError (499) if the client disconnects.
+    task = asyncio.create_task(work)
+    disconnect = asyncio.create_task(wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ApiError(499, "client_left", "the client disconnected")
-        return work.result()
+        return task.result()
     finally:
-        for task in (work, disconnect):
-            task.cancel()
-        running.close()
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
+
+
+async def count_prompt_tokens(
+    request: Request, services: ApiServices, api_request: ApiRequest
+) -> tuple[int, dict[str, str]]:
+    """Return the number of tokens of a conversation's prompt, and the response's headers. Raises ApiError."""
+    async with serving(services, api_request.model) as model:
+        dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
+        try:
+            count = await run_prompt_work(
+                request, lambda: model.engine.count_tokens(api_request.messages, api_request.options)
+            )
+        except Exception as error:
+            raise as_api_error(error, api_request.names) from error
+    return count, await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
 
 
 async def generate_choices(
@@ -378,36 +399,26 @@ async def generate_choices(
 
     A disconnect stops the generation. Raises ApiError.
     """
-    work = asyncio.create_task(_generate_in_groups(request, services, owner, api_request))
-    disconnect = asyncio.create_task(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ApiError(499, "client_left", "the client disconnected")
-        return work.result()
+        return await _unless_disconnected(request, _generate_in_groups(request, services, owner, api_request))
     except Exception as error:
         raise as_api_error(error, api_request.names) from error
-    finally:
-        for task in (work, disconnect):
-            task.cancel()
-        await asyncio.gather(work, disconnect, return_exceptions=True)
 
 
 async def _generate_in_groups(
     request: Request, services: ApiServices, owner: str, api_request: ApiRequest
 ) -> tuple[ModelInfo, list[list[Event]]]:
-    choice = await resolve_model_choice(services, api_request.model)
     priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
-    options = replace(api_request.options, owner=owner, priority=priority, adapter=choice.adapter)
-    submissions = [Submission(prompt, params, options) for prompt, params in api_request.choices]
     results: list[list[Event]] = []
     async with serving(services, api_request.model) as model:
+        options = replace(api_request.options, owner=owner, priority=priority, adapter=model.choice.adapter)
+        submissions = [Submission(prompt, params, options) for prompt, params in api_request.choices]
         await _check_prompts(request, api_request, model.engine)
         while len(results) < len(submissions):
             group = submissions[len(results) : len(results) + model.info.max_num_seqs]
             running = _admit(services, owner, len(group))
             try:
-                await _load_engine(running, choice)
+                await _load_engine(running, model.choice)
                 await running.begin(Submissions(tuple(group)), lambda work: run_prompt_work(request, work))
                 events: list[list[Event]] = [[] for _ in group]
                 async for item in generation_events(running):
@@ -422,8 +433,8 @@ async def _generate_in_groups(
         return model.info, results
 
 
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
