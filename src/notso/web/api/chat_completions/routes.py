@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -31,7 +31,7 @@ from notso.web.api.shared.completion import (
 )
 from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
-from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
+from notso.web.api.shared.serializer import DONE, Serializer, data_event, progress_body
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body, reread_stream, respond
 from notso.web.edge.access import GUARDED
@@ -118,10 +118,8 @@ async def _find_stream(request: Request, services: ApiServices, owner: str) -> R
     return stream
 
 
-class ChatSerializer:
+class ChatSerializer(Serializer):
     """Writes chunks, then [DONE]. The last chunk of each choice has its finish reason."""
-
-    ping = PING
 
     def __init__(self, api_request: ChatRequest, completion: Completion) -> None:
         self._request = api_request
@@ -159,15 +157,10 @@ class ChatSerializer:
             remaining_logprobs = logprobs_body(event.logprobs, ()) if event.logprobs else None
             yield data_event(chunk(number, {}, choice.reason, remaining_logprobs, timings=report))
 
-    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
-
     def closing_events(self) -> Iterator[bytes]:
         if self._request.include_usage:
             yield data_event(self._completion.usage_chunk(self._choices))
         yield DONE
-
-    def failure(self, error: ApiError) -> bytes:
-        return data_event(error.body)
 
     def body(self) -> dict[str, Any]:
         return self._completion.body(self._choices, self._request.reasoning_mode)

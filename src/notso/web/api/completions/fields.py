@@ -47,11 +47,10 @@ from notso.web.api.shared.completion import (
     timings,
     usage_body,
 )
-from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
+from notso.web.api.shared.serializer import DONE, Serializer, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
-from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
@@ -207,10 +206,8 @@ def _check_ids(name: str, ids: list[object]) -> None:
             raise invalid_field(f"{name}.{index}", f"{name}.{index} must be a token id, like the others in the list")
 
 
-class TextSerializer:
+class TextSerializer(Serializer):
     """Writes chunks, then [DONE]. The last chunk of each choice has its finish reason."""
-
-    ping = PING
 
     def __init__(self, api_request: TextRequest, completion: Completion) -> None:
         self._request = api_request
@@ -250,15 +247,10 @@ class TextSerializer:
             remaining_logprobs = legacy_logprobs(event.logprobs, written) if event.logprobs else None
             yield self._sse_event(number, "", choice.reason, remaining_logprobs, timings=timings([choice]))
 
-    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
-
     def closing_events(self) -> Iterator[bytes]:
         if self._request.include_usage:
             yield data_event(self._head() | {"choices": [], "usage": self._usage()})
         yield DONE
-
-    def failure(self, error: ApiError) -> bytes:
-        return data_event(error.body)
 
     def body(self) -> dict[str, Any]:
         return self._head() | {

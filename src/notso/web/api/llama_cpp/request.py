@@ -51,11 +51,11 @@ from notso.web.api.request_fields.sampling_fields import (
 )
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.completion import Choice, LiveTimings, logprob_entry, new_choice, new_id, timings
-from notso.web.api.shared.serializer import PING, data_event, progress_body
+from notso.web.api.shared.serializer import Serializer, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
-from notso.web.edge.errors import ApiError, api_error_of
+from notso.web.edge.errors import api_error_of
 from notso.web.engine.model_names import model_id
 
 SHOWN_RANDOM_SEED = 0xFFFFFFFF
@@ -313,10 +313,8 @@ NO_SLOT = -1
 """Value of `id_slot` in all responses, because requests are not assigned to slots."""
 
 
-class NativeSerializer:
+class NativeSerializer(Serializer):
     """Writes an event for each piece of text, and one with `stop: true` at the end of each choice; no end marker."""
-
-    ping = PING
 
     def __init__(self, api_request: NativeRequest, info: ModelInfo) -> None:
         self._request = api_request
@@ -332,9 +330,6 @@ class NativeSerializer:
         other.id = self.id
         return other
 
-    def initial_events(self) -> Iterator[bytes]:
-        yield from ()
-
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
         so_far = self._live_timings[number].feed(event) if self._live_timings is not None else None
@@ -349,14 +344,6 @@ class NativeSerializer:
         if event.kind == "end":
             self._stopped_by[number] = event.stop
             yield data_event(self._final(number) | {"content": "", "tokens": []})
-
-    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
-
-    def closing_events(self) -> Iterator[bytes]:
-        yield from ()
-
-    def failure(self, error: ApiError) -> bytes:
-        return data_event(error.body)
 
     def body(self) -> Any:
         whole = [self._select_fields(self._final(number)) for number in range(len(self._choices))]

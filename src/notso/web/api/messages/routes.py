@@ -20,7 +20,7 @@ from notso.web.api.messages.request import (
 )
 from notso.web.api.shared.completion import new_id, parse_arguments
 from notso.web.api.shared.given_documents import Files, read_body_with_files
-from notso.web.api.shared.serializer import named_event
+from notso.web.api.shared.serializer import PRELIMINARY_KINDS, Serializer, named_event
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, as_api_error, count_prompt_tokens, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
@@ -79,11 +79,8 @@ STOP_REASONS: dict[FinishReason, str] = {
 CONTEXT_END = "model_context_window_exceeded"
 """Stop reason of an answer that fills the context before it reaches `max_tokens`."""
 
-PRELIMINARY_KINDS = ("queued", "trimmed", "error")
-"""Kinds of events that do not start the message."""
 
-
-class MessageSerializer:
+class MessageSerializer(Serializer):
     """Writes message_start, blocks, message_delta and message_stop."""
 
     ping = named_event("ping", {"type": "ping"})
@@ -103,11 +100,8 @@ class MessageSerializer:
     def fresh_copy(self) -> MessageSerializer:
         return MessageSerializer(self._request, self._model, self.id)
 
-    def initial_events(self) -> Iterator[bytes]:
-        # message_start contains the number of cached tokens, so it is sent only after the first event that reports it.
-        return iter(())
-
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
+        # message_start contains the number of cached tokens, so it is sent only after the first event that reports it.
         if event.kind not in PRELIMINARY_KINDS and not self._is_started:
             self._is_started = True
             if event.progress is not None:
@@ -140,7 +134,8 @@ class MessageSerializer:
                 reason: FinishReason = event.finish_reason or "stop"
                 self._stop = event.stop if reason == "stop" else None
                 self._reason = "stop_sequence" if self._stop is not None else STOP_REASONS[reason]
-                if reason == "length" and self._completion_tokens < (self._request.params[0].max_tokens or 0):
+                written, limit = self._usage_body()["output_tokens"], self._request.params[0].max_tokens
+                if reason == "length" and written < (limit or 0):
                     self._reason = CONTEXT_END
 
     def _write_text(self, text: str) -> Iterator[bytes]:
@@ -163,8 +158,6 @@ class MessageSerializer:
                 text = text.lstrip()
             if text:
                 yield from self._write_text(text)
-
-    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing_events(self) -> Iterator[bytes]:
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
@@ -220,10 +213,6 @@ class MessageSerializer:
 
     def _sse_event(self, name: str, **fields: Any) -> bytes:
         return named_event(name, {"type": name, **fields})
-
-    @property
-    def _completion_tokens(self) -> int:
-        return self._usage.completion_tokens if self._usage is not None else 0
 
     def _usage_body(self) -> dict[str, Any]:
         usage = self._usage or Usage(0, 0)

@@ -42,7 +42,7 @@ from notso.web.api.shared.completion import (
     server_version,
 )
 from notso.web.api.shared.embedding import Embeddings, compute_embeddings
-from notso.web.api.shared.serializer import as_json, large_response
+from notso.web.api.shared.serializer import Serializer, as_json, large_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import CONVERSATION, Owner, read_body, resolve_model_choice, respond, serving
 from notso.web.edge.access import GUARDED, caller_of
@@ -55,7 +55,7 @@ NANOSECONDS_PER_MILLISECOND = 1_000_000
 MEDIA_TYPE = "application/x-ndjson"
 
 
-class OllamaSerializer:
+class OllamaSerializer(Serializer):
     def __init__(self, api_request: OllamaRequest, model: str) -> None:
         self._request = api_request
         self._model = model
@@ -72,9 +72,6 @@ class OllamaSerializer:
         copy.id, copy._created, copy.ping = self.id, self._created, self.ping
         return copy
 
-    def initial_events(self) -> Iterator[bytes]:
-        return iter(())
-
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         self._choice.add(event)
         logprobs = {"logprobs": logprob_entries(event.logprobs)} if event.logprobs else {}
@@ -88,8 +85,6 @@ class OllamaSerializer:
             case "tool_call" if event.tool_call is not None:
                 self._calls.append(_call(len(self._calls), event.tool_call))
                 yield self._line(self._piece(calls=self._calls[-1:]))
-
-    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing_events(self) -> Iterator[bytes]:
         # The last line contains the token counts, and the log probabilities of tokens after the last visible text.

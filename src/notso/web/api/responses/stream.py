@@ -11,20 +11,15 @@ from notso.documents.citations import MarkedQuoteParser, QuotedSpan
 from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
 from notso.web.api.responses.request import ResponseRequest, item_id, to_annotation
 from notso.web.api.shared.completion import logprob_entries
-from notso.web.api.shared.serializer import PING, named_event
+from notso.web.api.shared.serializer import PRELIMINARY_KINDS, Serializer, named_event
 from notso.web.edge.errors import ApiError
 
 SaveResponse = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 """Function that stores a finished response and the conversation that a later response may continue."""
 
-PRELIMINARY_KINDS = ("queued", "trimmed", "error")
-"""Kinds of events that may precede processing."""
 
-
-class ResponseSerializer:
+class ResponseSerializer(Serializer):
     """Writes the events from response.created to response.completed, .incomplete or .failed."""
-
-    ping = PING
 
     def __init__(self, api_request: ResponseRequest, model: str, id: str, save: SaveResponse, created: int) -> None:
         self.id = id

@@ -18,6 +18,12 @@ from notso.web.values.json_steps import json_bytes, json_steps
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients split lines at these, contrary to the standard
 
 
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+PRELIMINARY_KINDS = ("queued", "trimmed", "error")
+"""Kinds of events that may precede processing."""
+
+
 class Serializer(Protocol):
     """Converts events to one API's format: frames of a stream, or a whole body. Deterministic."""
 
@@ -25,21 +31,25 @@ class Serializer(Protocol):
     # the same frames from the same events.
 
     id: str  # of the response
-    ping: bytes  # frame sent after PING_SECONDS without another frame
+    ping: bytes = PING  # frame sent after PING_SECONDS without another frame
 
     def fresh_copy(self) -> Serializer: ...  # returns a copy in its initial state, without events
 
-    def initial_events(self) -> Iterable[bytes]: ...
+    def initial_events(self) -> Iterable[bytes]:
+        return ()
 
     def feed(self, number: int, event: Event) -> Iterable[bytes]:
         """Return an event's frames. Raises `event.error` if set."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         """Prepare for the closing frames, for example by storing the response with the fields `added`."""
+        return  # a method without statements would be abstract
 
-    def closing_events(self) -> Iterable[bytes]: ...
+    def closing_events(self) -> Iterable[bytes]:
+        return ()
 
-    def failure(self, error: ApiError) -> bytes: ...
+    def failure(self, error: ApiError) -> bytes:
+        return data_event(error.body)
 
     def body(self) -> Any:
         """Return the JSON body. Slow with log probabilities."""
@@ -91,12 +101,6 @@ def data_event(value: Any, *, is_whole: bool = False) -> bytes:
 
 def named_event(name: str, value: Any, *, is_whole: bool = False) -> bytes:
     return b"event: " + name.encode() + b"\n" + data_event(value, is_whole=is_whole)
-
-
-PING = b": ping\n\n"
-
-
-DONE = b"data: [DONE]\n\n"
 
 
 def progress_body(progress: Progress) -> dict[str, Any]:
