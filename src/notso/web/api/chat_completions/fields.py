@@ -400,9 +400,6 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ApiRequest):
-    include_usage: bool = False
-    return_progress: bool = False
-    timings_per_token: bool = False
     raw_thinking: bool = False  # include the reasoning in the content, within tags
     hides_reasoning: bool = False  # leave the reasoning out of the response
 

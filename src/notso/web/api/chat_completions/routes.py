@@ -22,7 +22,6 @@ from notso.web.api.request_fields.fields import (
 from notso.web.api.shared.background import created_ms, resumed_response
 from notso.web.api.shared.completion import (
     Completion,
-    LiveTimings,
     fingerprint,
     logprobs_body,
     new_choice,
@@ -130,10 +129,10 @@ class ChatSerializer(Serializer):
                 raw_thinking=api_request.raw_thinking,
                 hides_reasoning=api_request.hides_reasoning,
                 logprobs=self._has_logprobs,
+                live_timings=api_request.timings_per_token,
             )
             for _ in range(len(list(api_request.choices)))
         ]
-        self._live_timings = [LiveTimings() for _ in self._choices] if api_request.timings_per_token else None
         self.id = completion.id
 
     def fresh_copy(self) -> ChatSerializer:
@@ -145,8 +144,7 @@ class ChatSerializer(Serializer):
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice, chunk = self._choices[number], self._chunk
-        so_far = self._live_timings[number].feed(event) if self._live_timings is not None else None
-        more = {"timings": so_far} if so_far else {}
+        more = choice.timings_so_far(event)
         delta = choice.add(event)
         if delta is not None:
             yield data_event(chunk(number, delta, None, self._logprobs(event), **more))

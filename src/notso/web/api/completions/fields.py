@@ -28,17 +28,17 @@ from notso.web.api.request_fields.sampling_fields import (
     MAX_PROMPTS,
     WITHIN_SAMPLING,
     GrammarFields,
+    TokenIds,
     Whole,
     check_stream_options,
     get_by_alias,
     read_grammar,
     to_sampling_params,
 )
-from notso.web.api.shared.api_request import ApiRequest, Prompt
+from notso.web.api.shared.api_request import ApiRequest, to_prompts
 from notso.web.api.shared.completion import (
     Choice,
     Completion,
-    LiveTimings,
     count_characters,
     fingerprint,
     legacy_logprobs,
@@ -56,11 +56,6 @@ from notso.web.engine.model_names import model_id
 MAX_SCORED = 1_000_000
 """Maximum prompt log probabilities per request. Each character or id of the prompts is counted as a token."""
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
-
-
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=MAX_PROMPT_IDS, fail_fast=True)
-]
 
 
 class TextFields(GrammarFields):
@@ -107,9 +102,6 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 class TextRequest(ApiRequest):
     texts: tuple[str, ...] = ()  # text of each prompt; '' for token ids until `decode_prompts` decodes them
     echo: bool = False
-    include_usage: bool = False
-    return_progress: bool = False
-    timings_per_token: bool = False
 
 
 def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
@@ -117,7 +109,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     _check_prompts(body.get("prompt"))
     fields = read_fields(TextFields, body, TEXT_NOTES | WITHIN_SAMPLING)
     check_stream_options(fields)
-    prompts = _prompts(fields.prompt)
+    prompts = to_prompts(fields.prompt)
     if not all(prompts):
         raise invalid_field("prompt", "prompt is empty", "empty_prompt")
     scored = fields.logprobs if fields.echo else None
@@ -161,25 +153,13 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
 def decode_prompts(api_request: TextRequest, detokenize: Callable[[Sequence[int]], str]) -> TextRequest:
     """Decode prompts given as token ids. Raises ApiError (400) for invalid ids."""
     try:
-        texts = tuple(prompt if isinstance(prompt, str) else detokenize(_ids(prompt)) for prompt in api_request.prompts)
+        texts = tuple(
+            prompt if isinstance(prompt, str) else detokenize([each for each in prompt if isinstance(each, int)])
+            for prompt in api_request.prompts
+        )
     except InvalidRequestError as error:
         raise invalid_field("prompt", str(error)) from None
     return replace(api_request, texts=texts)
-
-
-def _ids(prompt: Prompt) -> list[int]:
-    return [token for token in prompt if isinstance(token, int)]
-
-
-def _prompts(prompts: str | list[str] | list[int] | list[list[int]]) -> tuple[str | tuple[int, ...], ...]:
-    if isinstance(prompts, str):
-        return (prompts,)
-    ids = tuple(each for each in prompts if isinstance(each, int))
-    return (ids,) if ids else tuple(each if isinstance(each, str) else tuple(each) for each in _exclude_ids(prompts))
-
-
-def _exclude_ids(prompts: list[str] | list[int] | list[list[int]]) -> Iterator[str | list[int]]:
-    return (each for each in prompts if not isinstance(each, int))
 
 
 def _check_prompts(prompts: object) -> None:
@@ -216,8 +196,10 @@ class TextSerializer(Serializer):
         texts = api_request.texts if api_request.echo else ("",) * len(api_request.texts)
         self._echoed_texts = [text for text in texts for _ in api_request.params]
         self._prompts: list[list[TokenLogprob]] = [[] for _ in self._echoed_texts]
-        self._choices = [new_choice(logprobs=self._has_logprobs) for _ in self._echoed_texts]
-        self._live_timings = [LiveTimings() for _ in self._choices] if api_request.timings_per_token else None
+        self._choices = [
+            new_choice(logprobs=self._has_logprobs, live_timings=api_request.timings_per_token)
+            for _ in self._echoed_texts
+        ]
         self.id = completion.id
 
     def fresh_copy(self) -> TextSerializer:
@@ -230,8 +212,7 @@ class TextSerializer(Serializer):
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
-        so_far = self._live_timings[number].feed(event) if self._live_timings is not None else None
-        more = {"timings": so_far} if so_far else {}
+        more = choice.timings_so_far(event)
         if event.kind == "prompt":
             scores = legacy_logprobs(event.logprobs, count_characters(self._prompts[number]))
             self._prompts[number] += event.logprobs

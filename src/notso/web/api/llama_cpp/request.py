@@ -50,7 +50,7 @@ from notso.web.api.request_fields.sampling_fields import (
     to_sampling_params,
 )
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.completion import Choice, LiveTimings, logprob_entry, new_choice, new_id, timings
+from notso.web.api.shared.completion import Choice, logprob_entry, new_choice, new_id, timings
 from notso.web.api.shared.serializer import Serializer, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, run_prompt_work, serving
@@ -202,8 +202,6 @@ class NativeRequest(ApiRequest):
     is_list: bool = False  # respond with a list
     return_tokens: bool = False
     response_fields: tuple[str, ...] = ()
-    return_progress: bool = False
-    timings_per_token: bool = False
 
 
 def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
@@ -320,9 +318,8 @@ class NativeSerializer(Serializer):
         self._request = api_request
         self._info = info
         self._params = [params for _ in api_request.prompts for params in api_request.params]
-        self._choices = [new_choice(logprobs=True) for _ in self._params]
+        self._choices = [new_choice(logprobs=True, live_timings=api_request.timings_per_token) for _ in self._params]
         self._stopped_by: list[str | None] = [None for _ in self._params]
-        self._live_timings = [LiveTimings() for _ in self._params] if api_request.timings_per_token else None
         self.id = new_id("cmpl")
 
     def fresh_copy(self) -> NativeSerializer:
@@ -332,8 +329,7 @@ class NativeSerializer(Serializer):
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
-        so_far = self._live_timings[number].feed(event) if self._live_timings is not None else None
-        more: dict[str, Any] = {"timings": so_far} if so_far else {}
+        more = choice.timings_so_far(event)
         delta = choice.add(event)
         if delta is not None and "content" in delta:
             if self._request.n_probs:

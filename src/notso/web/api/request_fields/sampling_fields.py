@@ -335,19 +335,14 @@ def _wrap_seed(seed: int) -> int:
 
 
 MAX_MESSAGES = 2048
-
-
 MAX_TOOLS = 128
-
-
 MAX_PROMPTS = 64
-
-
 MAX_PROMPT_IDS = 1 << 18
-
-
 MAX_GRAMMAR_CHOICES = 1_000
 
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=MAX_PROMPT_IDS, fail_fast=True)
+]
 Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_GRAMMAR_CHOICES, fail_fast=True)]
 Schema = dict[str, Any] | Text
 """A JSON schema, as an object or as text."""

@@ -26,8 +26,8 @@ from notso.web.api.request_fields.fields import (
     read_fields,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS, Whole, to_prompt_limit
-from notso.web.api.shared.api_request import Prompt, ignored_headers
+from notso.web.api.request_fields.sampling_fields import TokenIds, Whole, to_prompt_limit
+from notso.web.api.shared.api_request import ignored_headers, to_prompts
 from notso.web.api.shared.embedding import (
     EMBEDDING_OPTIONS,
     MAX_INPUTS,
@@ -42,14 +42,11 @@ from notso.web.api.shared.serving import Owner, read_body
 from notso.web.edge.access import GUARDED
 from notso.web.engine.model_names import model_id
 
-Ids = Annotated[
-    list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=MAX_PROMPT_IDS, fail_fast=True)
-]
 Inputs = (
     Text
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
-    | Ids
-    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    | TokenIds
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 )
 UNIT_LENGTH = "embeddings have Euclidean length 1"
 
@@ -135,13 +132,7 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
         raise invalid_field("input", "input must be a string, a list of token ids, or a list of either")
     if fields.input is not None and fields.content is not None:
         raise invalid_field("content", "only one of input and content is allowed")
-    prompts: tuple[Prompt, ...] = (
-        (value,)
-        if isinstance(value, str)
-        else (tuple(value),)
-        if isinstance(value[0], int)
-        else tuple(each if isinstance(each, str) else tuple(each) for each in value)
-    )
+    prompts = to_prompts(value)
     if not all(prompts):
         raise invalid_field(name, f"{name} contains an empty string", "empty_prompt")
     api_request = EmbeddingRequest(

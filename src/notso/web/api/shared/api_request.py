@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote
 
 from notso.smollm3 import (
@@ -34,6 +34,9 @@ class ApiRequest:
     params: tuple[SamplingParams, ...]
     options: RequestOptions
     stream: bool = False
+    include_usage: bool = False  # end the stream with a chunk of token counts
+    return_progress: bool = False  # stream the progress of the prompt
+    timings_per_token: bool = False  # add the timings so far to each chunk
     fresh: bool = False  # do not use cached prompts
     store: bool = False  # store the answer, so that the client can retrieve and continue it
     background: bool = False  # generate without a connection; the client polls by id
@@ -68,6 +71,15 @@ class ApiRequest:
     @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
         return ((prompt, params) for prompt in self.prompts for params in self.params)
+
+
+def to_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Return the prompts in a text, a list of token ids, or a list of either."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value[0], int):
+        return (tuple(value),)
+    return tuple(each if isinstance(each, str) else tuple(each) for each in value)
 
 
 IGNORED = "x-notso-ignored"

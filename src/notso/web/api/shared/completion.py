@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -84,6 +84,7 @@ class Choice:
     in_raw_reasoning: bool = False
     content_logprobs: list[TokenLogprob] | None = None  # None if not requested
     reasoning_logprobs: list[TokenLogprob] | None = None
+    live_timings: LiveTimings | None = None  # None if not requested
 
     def add(self, event: Event) -> dict[str, Any] | None:
         """Apply an event; return its delta for the stream, if any. Raises `event.error` if set."""
@@ -124,6 +125,11 @@ class Choice:
                 if tail := self._close_reasoning():
                     return self._append_text(tail)
         return None
+
+    def timings_so_far(self, event: Event) -> dict[str, Any]:
+        """Return the field `timings` of the event's chunk, if requested."""
+        so_far = self.live_timings.feed(event) if self.live_timings is not None else None
+        return {} if so_far is None else {"timings": so_far}
 
     @property
     def reason(self) -> str:
@@ -168,8 +174,10 @@ class Choice:
         return CLOSE_REASONING if was_open else ""
 
 
-def new_choice(*, raw_thinking: bool = False, hides_reasoning: bool = False, logprobs: bool = False) -> Choice:
-    choice = Choice(raw_thinking, hides_reasoning=hides_reasoning)
+def new_choice(
+    *, raw_thinking: bool = False, hides_reasoning: bool = False, logprobs: bool = False, live_timings: bool = False
+) -> Choice:
+    choice = Choice(raw_thinking, hides_reasoning=hides_reasoning, live_timings=LiveTimings() if live_timings else None)
     if logprobs:
         choice.content_logprobs, choice.reasoning_logprobs = [], []
     return choice
@@ -234,7 +242,7 @@ def new_id(kind: str, separator: str = "-") -> str:
     return f"{kind}{separator}{secrets.token_hex(12)}"
 
 
-@lru_cache(maxsize=8)
+@cache
 def server_version() -> str:
     try:
         return version("notso-smollm3-bot")

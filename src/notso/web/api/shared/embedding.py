@@ -66,8 +66,9 @@ async def compute_embeddings(
 def _truncate_prompts(prompts: Sequence[Prompt], engine: ChatEngine) -> tuple[Prompt, ...]:
     max_tokens = engine.info.context_tokens
     # A token has at least one byte, so a text with at most `max_tokens` bytes always fits.
-    long = (isinstance(prompt, str) and len(prompt.encode(errors="replace")) > max_tokens for prompt in prompts)
     return tuple(
-        tuple(engine.tokenize(str(prompt))[:max_tokens]) if is_long else prompt
-        for prompt, is_long in zip(prompts, long, strict=True)
+        tuple(engine.tokenize(prompt)[:max_tokens])
+        if isinstance(prompt, str) and len(prompt.encode(errors="replace")) > max_tokens
+        else prompt
+        for prompt in prompts
     )
