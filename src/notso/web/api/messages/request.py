@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
-from typing import Any, TypeVar
+from typing import Any
 
 from notso.documents.citations import QuotedSpan, replace_newlines
 from notso.smollm3 import FixedPrefix, Message, RequestOptions, Tool, ToolCall, ToolChoice
@@ -195,8 +195,6 @@ def strip_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
     return system, ()
 
 
-F = TypeVar("F", bound=CountFields)
-
 NAMES = {
     **sampling_names("anthropic"),
     "thinking_budget": "thinking.budget_tokens",
@@ -242,9 +240,7 @@ def parse_message_request(
     # A max_tokens of 0 fills the prompt cache without generating. For this, the engine has `prompt_only`.
     chosen = {"max_tokens": fields.max_tokens or None, "thinking_budget": budget}
     params = create_sampling_params(NAMES, read_parameters(fields, "anthropic") | chosen)
-    return _request(
-        fields, files, keep_volatile, params=(params,), stream=bool(fields.stream), hints=_find_hints(fields, body)
-    )
+    return _request(fields, body, files, keep_volatile, params=(params,), stream=bool(fields.stream))
 
 
 def parse_count_request(
@@ -252,9 +248,7 @@ def parse_count_request(
 ) -> MessageRequest:
     """Validate a count request. Raises ApiError (400) naming the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
-    return _request(
-        fields, files, keep_volatile, params=(create_sampling_params(NAMES, {}),), hints=_find_hints(fields, body)
-    )
+    return _request(fields, body, files, keep_volatile, params=(create_sampling_params(NAMES, {}),))
 
 
 def _thread_refusal() -> ApiError:
@@ -268,7 +262,9 @@ def _thread_refusal() -> ApiError:
     )
 
 
-def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any) -> MessageRequest:
+def _request(
+    fields: CountFields, body: Mapping[str, Any], files: Files, keep_volatile: bool, **more: Any
+) -> MessageRequest:
     full_system = _text(fields.system or "")
     system, ignored = (full_system, ()) if keep_volatile else strip_volatile_lines(full_system)
     documents = RequestDocuments()
@@ -299,6 +295,7 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
             )
         ),
         ignored=ignored,
+        hints=_find_hints(fields, body),
         **more,
     )
 
@@ -332,9 +329,8 @@ def _budget(fields: CountFields) -> int | None:
 
 def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHint, ...]:
     hints = (*find_hints(fields, body), *_left_out(fields))
-    if fields.output_config is None or fields.output_config.effort is None:
-        return hints
-    if isinstance(fields.thinking, ThinkingAdaptive):
+    has_effort = fields.output_config is not None and fields.output_config.effort is not None
+    if not has_effort or isinstance(fields.thinking, ThinkingAdaptive):
         return hints
     return (*hints, RequestHint("output_config.effort", "output_config.effort", False))  # `_budget` ignores it
 
@@ -423,25 +419,19 @@ def _conversation(
     kept_turns = management.kept_thinking_turns
     kept_from = -1 if kept_turns is None else turn_starts[max(0, len(turn_starts) - kept_turns)]
     for at, turn in enumerate(fields.messages):
-        yield from _turn(turn, documents, files, pins, keeps_reasoning=at > kept_from)
+        match turn:
+            case SystemTurn():
+                yield Message("system", _text(turn.content))
+            case AssistantTurn():
+                yield _assistant_message(turn, documents, keeps_reasoning=at > kept_from)
+            case UserTurn():
+                yield from _user_message(turn, documents, files, pins)
 
 
 def _starts_turn(turn: AnyTurn) -> bool:
     if not isinstance(turn, UserTurn):
         return False
     return isinstance(turn.content, str) or not any(isinstance(block, ToolResultBlock) for block in turn.content)
-
-
-def _turn(
-    turn: AnyTurn, documents: RequestDocuments, files: Files, pins: PinnedPrefix, *, keeps_reasoning: bool
-) -> Iterator[Message]:
-    match turn:
-        case SystemTurn():
-            yield Message("system", _text(turn.content))
-        case AssistantTurn():
-            yield _assistant_message(turn, documents, keeps_reasoning)
-        case UserTurn():
-            yield from _user_message(turn, documents, files, pins)
 
 
 def _user_message(turn: UserTurn, documents: RequestDocuments, files: Files, pins: PinnedPrefix) -> Iterator[Message]:
@@ -463,7 +453,7 @@ def _user_message(turn: UserTurn, documents: RequestDocuments, files: Files, pin
             yield message
 
 
-def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, keeps_reasoning: bool) -> Message:
+def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, *, keeps_reasoning: bool) -> Message:
     # Reasoning stays in the prompt until the next turn starts, or longer with the edit `clear_thinking`.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)

@@ -317,14 +317,12 @@ SHOW_NOTES: Notes = {
     "verbose": inert("no effect"),
 }
 
-WITHIN_ANSWER: Notes = OPTION_NOTES
-"""Notes on nested fields."""
-
 WITHIN_CHAT: Notes = OPTION_NOTES | {
     "thinking": works("in messages: earlier reasoning, which is left out of the prompt"),
     "tool_name": inert("in tool messages: no effect, because the tool call contains the name"),
     "images": refused("the model reads text only"),
 }
+"""Notes on nested fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,38 +330,32 @@ class OllamaRequest(ApiRequest):
     only_loads: bool = False  # load or unload the model without answering
     returns_context: bool = False  # return the conversation as `context`
     is_chat: bool = True  # answer as /api/chat does, not as /api/generate does
-    requested_name: str | None = None  # model name as the client spells it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaEmbedding(EmbeddingRequest):
-    requested_name: str | None = None  # model name as the client spells it
-
-
-def parse_embed(body: Mapping[str, Any]) -> OllamaEmbedding:
+def parse_embed(body: Mapping[str, Any]) -> EmbeddingRequest:
     """Validate POST /api/embed. Raises ApiError (400) naming the field."""
-    fields = read_fields(EmbedFields, body, EMBED_NOTES | WITHIN_ANSWER)
+    fields = read_fields(EmbedFields, body, EMBED_NOTES | OPTION_NOTES)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input or []
     api_request = _embedding(fields, body, [text for text in texts if text or len(texts) > 1])
     return replace(api_request, dimensions=fields.dimensions, truncate=fields.truncate is not False)
 
 
-def parse_embedding(body: Mapping[str, Any]) -> OllamaEmbedding:
+def parse_embedding(body: Mapping[str, Any]) -> EmbeddingRequest:
     """Validate POST /api/embeddings. Raises ApiError (400) naming the field."""
-    fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES | WITHIN_ANSWER)
+    fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES | OPTION_NOTES)
     return _embedding(fields, body, [fields.prompt] if fields.prompt else [])
 
 
-def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], texts: list[str]) -> OllamaEmbedding:
+def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], texts: list[str]) -> EmbeddingRequest:
     if not all(texts):
         raise invalid_field("input", "input contains an empty string", "empty_prompt")
-    return OllamaEmbedding(
+    return EmbeddingRequest(
+        model=fields.model,
         prompts=tuple(texts),
         params=ONE_TOKEN,
         options=EMBEDDING_OPTIONS,
         names={"messages": "input", "prompt": "input"},
         hints=find_hints(fields, body),
-        requested_name=fields.model,
         truncate=True,
     )
 
@@ -378,7 +370,7 @@ def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
 
 def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
     """Validate POST /api/generate. Raises ApiError (400) naming the field."""
-    fields = read_fields(GenerateFields, body, GENERATE_NOTES | WITHIN_ANSWER)
+    fields = read_fields(GenerateFields, body, GENERATE_NOTES | OPTION_NOTES)
     prompt = fields.prompt or ""
     if not prompt:
         return _request(fields, body, ())
@@ -446,6 +438,7 @@ def _request(
     if fields.top_logprobs and not fields.logprobs:
         raise invalid_field("top_logprobs", "top_logprobs requires logprobs: true")
     return OllamaRequest(
+        model=fields.model,
         prompts=(prompt,),
         params=(to_sampling_params(options, budget),),
         names=PARAMS | {"response_format": "format"} | ({"messages": "prompt"} if is_raw else {}),
@@ -458,7 +451,6 @@ def _request(
         ),
         stream=fields.stream is not False,
         only_loads=not prompt,
-        requested_name=fields.model,
         is_chat=isinstance(fields, OllamaChatFields),
         keep_alive_s=_seconds(fields.keep_alive),
         hints=find_hints(fields, body),

@@ -20,7 +20,6 @@ from starlette.responses import JSONResponse, Response
 from notso.smollm3 import Event, Message, ModelInfo, ToolCall
 from notso.web.api.ollama.fields import (
     SHOW_NOTES,
-    OllamaEmbedding,
     OllamaRequest,
     ShowFields,
     encode_context,
@@ -41,7 +40,7 @@ from notso.web.api.shared.completion import (
     parse_arguments,
     server_version,
 )
-from notso.web.api.shared.embedding import Embeddings, compute_embeddings
+from notso.web.api.shared.embedding import EmbeddingRequest, Embeddings, compute_embeddings
 from notso.web.api.shared.serializer import Serializer, as_json, large_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import CONVERSATION, Owner, read_body, resolve_model_choice, respond, serving
@@ -99,11 +98,8 @@ class OllamaSerializer(Serializer):
         whole = self._piece(text=choice.content, thinking=choice.reasoning, calls=self._calls)
         return whole | ({"logprobs": logprob_entries(logprobs)} if logprobs else {}) | self._end()
 
-    def loaded(self) -> dict[str, Any]:
-        return self._piece() | {"done": True, "done_reason": "load"}
-
-    def unloaded(self) -> dict[str, Any]:
-        return self._piece() | {"done": True, "done_reason": "unload"}
+    def empty_body(self, reason: str) -> dict[str, Any]:
+        return self._piece() | {"done": True, "done_reason": reason}
 
     def _piece(self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         extra = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
@@ -189,6 +185,7 @@ API_VERSION = "0.13.0"
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
 NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
+_FILE_DETAILS = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]}
 IGNORED_FORMATS = frozenset({"F32"})  # norms have this format even in quantized files
 
 
@@ -254,8 +251,7 @@ async def show(request: Request, services: Services) -> Response:
     if info is None:  # never loaded: only its name and file are known
         model_info: dict[str, Any] = {"general.architecture": FAMILY, "general.basename": served.name}
         about = {"license": "", "modelfile": f"FROM {with_tag(served.name)}\n", "parameters": "", "template": ""}
-        details = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]}
-        return JSONResponse(about | {"details": details, "model_info": model_info, "capabilities": CAPABILITIES})
+        return JSONResponse(about | {"details": _FILE_DETAILS, "model_info": model_info, "capabilities": CAPABILITIES})
     return JSONResponse(
         {
             "license": info.license,
@@ -299,22 +295,12 @@ def _installed_entry(installed: InstalledModel) -> dict[str, Any]:
         "modified_at": timestamp(datetime.fromtimestamp(status.st_mtime, UTC)),
         "size": model.size_bytes,
         "digest": digest,
-        "details": {
-            "parent_model": "",
-            "format": "gguf",
-            "family": FAMILY,
-            "families": [FAMILY],
-            "quantization_level": model.quantization or "unknown",
-        },
+        "details": _FILE_DETAILS | {"quantization_level": model.quantization or "unknown"},
     }
 
 
 def _details(info: ModelInfo) -> dict[str, Any]:
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": FAMILY,
-        "families": [FAMILY],
+    return _FILE_DETAILS | {
         "parameter_size": _format_parameter_count(info.parameter_count),
         "quantization_level": _main_format(info.quantization),
         "context_length": info.context_tokens,
@@ -351,28 +337,25 @@ router = APIRouter()
 @router.post("/api/chat", dependencies=[GUARDED])
 async def chat(request: Request, services: Services, owner: Owner) -> Response:
     """Generate the next chat message, in Ollama's format. Disconnecting stops it, unless Idempotency-Key was sent."""
-    api_request = await _read(request, parse_chat)
-    return await _answer(request, services, owner, api_request)
+    return await _answer(request, services, owner, parse_chat)
 
 
 @router.post("/api/generate", dependencies=[GUARDED])
 async def generate(request: Request, services: Services, owner: Owner) -> Response:
     """Create a completion of a prompt, in Ollama's format. Disconnecting stops it, unless Idempotency-Key was sent."""
-    api_request = await _read(request, parse_generate)
-    return await _answer(request, services, owner, api_request)
+    return await _answer(request, services, owner, parse_generate)
 
 
-async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaRequest]) -> OllamaRequest:
+async def _answer(
+    request: Request, services: ApiServices, owner: str, parse: Callable[[Mapping[str, Any]], OllamaRequest]
+) -> Response:
     if CONVERSATION in request.headers:
         raise unsupported_field(
             CONVERSATION, "X-Conversation-Id is not supported here, because a stream of JSON lines cannot be resumed"
         )
-    return await read_body(request, parse, of_any_type=True)
-
-
-async def _answer(request: Request, services: ApiServices, owner: str, api_request: OllamaRequest) -> Response:
-    host = services.shared.engine
-    api_request = replace(api_request, model=resolve_ollama_name(api_request.requested_name, host.default.info))
+    api_request, host = await read_body(request, parse, of_any_type=True), services.shared.engine
+    requested_name = api_request.model
+    api_request = replace(api_request, model=resolve_ollama_name(requested_name, host.default.info))
     # Other users share the model, so only operators control how long it stays loaded.
     if api_request.keep_alive_s is not None and not caller_of(request).is_operator:
         if (api_request.only_loads and api_request.keep_alive_s == 0) or services.shared.settings.strict_fields:
@@ -383,19 +366,20 @@ async def _answer(request: Request, services: ApiServices, owner: str, api_reque
         served = host.model(choice.model)
         if api_request.keep_alive_s == 0:  # unload: must not load the model first
             host.keep(served, 0)
-            name = api_request.requested_name or served.name
-            return JSONResponse(OllamaSerializer(api_request, name).unloaded(), headers=ignored_headers(api_request))
-        async with serving(services, api_request.model) as model:
-            if api_request.keep_alive_s is not None:
-                host.keep(served, api_request.keep_alive_s)
-            name = api_request.requested_name or listed_name(model.info)
-            return JSONResponse(OllamaSerializer(api_request, name).loaded(), headers=ignored_headers(api_request))
+            name, reason = requested_name or served.name, "unload"
+        else:
+            async with serving(services, api_request.model) as model:
+                if api_request.keep_alive_s is not None:
+                    host.keep(served, api_request.keep_alive_s)
+                name, reason = requested_name or listed_name(model.info), "load"
+        body = OllamaSerializer(api_request, name).empty_body(reason)
+        return JSONResponse(body, headers=ignored_headers(api_request))
     response = await respond(
         request,
         services,
         owner,
         api_request,
-        lambda info: OllamaSerializer(api_request, api_request.requested_name or listed_name(info)),
+        lambda info: OllamaSerializer(api_request, requested_name or listed_name(info)),
     )
     if api_request.stream:
         response.headers["content-type"] = MEDIA_TYPE
@@ -426,12 +410,11 @@ async def embed_one(request: Request, services: Services, owner: Owner) -> Respo
 
 
 async def _embeddings(
-    request: Request, services: ApiServices, owner: str, api_request: OllamaEmbedding
+    request: Request, services: ApiServices, owner: str, api_request: EmbeddingRequest
 ) -> tuple[Embeddings, str]:
-    model = resolve_ollama_name(api_request.requested_name, services.shared.engine.default.info)
-    api_request = replace(api_request, model=model)
-    found = await compute_embeddings(request, services, owner, api_request)
-    return found, api_request.requested_name or listed_name(found.info)
+    model = resolve_ollama_name(api_request.model, services.shared.engine.default.info)
+    found = await compute_embeddings(request, services, owner, replace(api_request, model=model))
+    return found, api_request.model or listed_name(found.info)
 
 
 @router.post("/api/pull", dependencies=[GUARDED])

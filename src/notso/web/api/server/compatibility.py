@@ -77,7 +77,7 @@ ENDPOINTS = (
     Endpoint("POST /v1/messages", "Anthropic", MessageFields, MESSAGE_NOTES, WITHIN_MESSAGE),
     Endpoint("POST /v1/messages/count_tokens", "Anthropic", CountFields, COUNT_NOTES, {}),
     Endpoint("POST /api/chat", "Ollama", ollama.OllamaChatFields, ollama.CHAT_NOTES, ollama.WITHIN_CHAT),
-    Endpoint("POST /api/generate", "Ollama", ollama.GenerateFields, ollama.GENERATE_NOTES, ollama.WITHIN_ANSWER),
+    Endpoint("POST /api/generate", "Ollama", ollama.GenerateFields, ollama.GENERATE_NOTES, ollama.OPTION_NOTES),
     Endpoint("POST /api/show", "Ollama", ollama.ShowFields, ollama.SHOW_NOTES, {}),
     Endpoint("POST /api/embed", "Ollama", ollama.EmbedFields, ollama.EMBED_NOTES, ollama.OPTION_NOTES),
     Endpoint("POST /api/embeddings", "Ollama", ollama.EmbeddingFields, ollama.EMBEDDING_NOTES, ollama.OPTION_NOTES),
