@@ -157,8 +157,6 @@ NAMES = {
 }
 """Engine parameter -> API field."""
 
-SCHEMA = "text.format.schema"
-
 Functions = dict[str, tuple[FunctionTool, NamespaceTool | None]]
 """Functions and their namespaces, by the functions' names in the prompt."""
 
@@ -231,7 +229,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         ),
         stream=bool(fields.stream),
         conversation=conversation,
-        items=_items(typed["input"]),
+        items=tuple(typed["input"]) if items else ({"type": "message", "role": "user", "content": fields.input},),
         references=references,
         namespaces={name: namespace.name for name, (_, namespace) in functions.items() if namespace is not None},
         instructions=fields.instructions,
@@ -277,17 +275,17 @@ def _add_item_type(item: Any, stored: Mapping[str, Item]) -> Any:
     return stored[id] if isinstance(id, str) and id in stored else {**item, "type": "item_reference"}
 
 
-def _items(value: str | list[Item]) -> tuple[Item, ...]:
-    return ({"type": "message", "role": "user", "content": value},) if isinstance(value, str) else tuple(value)
-
-
 def _messages(items: Sequence[FullItem]) -> Iterator[Message]:
     # Adjacent reasoning, text and calls of the assistant form one message.
     for by_assistant, run in groupby(items, _is_assistant):
         if by_assistant:
             yield _assistant_message(list(run))
-        else:
-            yield from map(_message, run)
+            continue
+        for item in run:
+            if isinstance(item, CallOutputItem):
+                yield Message("tool", _text(item.output), tool_call_id=item.call_id)
+            elif isinstance(item, MessageItem):
+                yield Message("user" if item.role == "user" else "system", _text(item.content))
 
 
 def _is_assistant(item: FullItem) -> bool:
@@ -297,20 +295,12 @@ def _is_assistant(item: FullItem) -> bool:
 def _assistant_message(items: Sequence[FullItem]) -> Message:
     reasoning = [part.text for item in items if isinstance(item, ReasoningItem) for part in item.content or ()]
     texts = [_text(item.content) for item in items if isinstance(item, MessageItem)]
-    calls = tuple(_call(item) for item in items if isinstance(item, CallItem))
+    calls = tuple(
+        ToolCall(item.call_id, qualified_name(item.name, item.namespace), item.arguments)
+        for item in items
+        if isinstance(item, CallItem)
+    )
     return Message("assistant", "\n".join(texts), "\n".join(reasoning) or None, calls)
-
-
-def _call(item: CallItem) -> ToolCall:
-    return ToolCall(item.call_id, qualified_name(item.name, item.namespace), item.arguments)
-
-
-def _message(item: FullItem) -> Message:
-    if isinstance(item, CallOutputItem):
-        return Message("tool", _text(item.output), tool_call_id=item.call_id)
-    if isinstance(item, MessageItem):
-        return Message("user" if item.role == "user" else "system", _text(item.content))
-    return _assistant_message([item])
 
 
 def _text(content: ItemContent | Parts) -> str:
@@ -362,7 +352,7 @@ def _allowed_names(fields: InputTokenFields, functions: Iterable[str]) -> list[s
     return [name for name in functions if name in names]
 
 
-def _search(fields: InputTokenFields) -> FileSearch | None:
+def _search(fields: ResponseFields) -> FileSearch | None:
     tools = [each for each in fields.tools or () if isinstance(each, FileSearchTool)]
     if len(tools) > 1:
         raise invalid_field("tools", "tools has more than one file_search; list all vector stores in one")
@@ -372,7 +362,7 @@ def _search(fields: InputTokenFields) -> FileSearch | None:
     )
     if not tools or is_excluded or choice == "none":
         return None
-    return FileSearch(tools[0], SEARCH_RESULTS in (getattr(fields, "include", None) or ()))
+    return FileSearch(tools[0], SEARCH_RESULTS in (fields.include or ()))
 
 
 def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
@@ -402,7 +392,7 @@ def _grammar(fields: ResponseFields) -> Grammar | None:
         case ObjectFormat():
             return Grammar("json_object")
         case SchemaFormat(schema_=schema):
-            return schema_grammar(SCHEMA, schema)
+            return schema_grammar(NAMES["response_format"], schema)
     return None
 
 

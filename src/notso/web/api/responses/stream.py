@@ -120,7 +120,7 @@ class ResponseSerializer(Serializer):
         for step in ("in_progress", "searching", "completed"):
             yield self._item_event(f"response.file_search_call.{step}")
         self._item["results"] = [dict(each) for each in search.results] if search.shows_results else None
-        yield from self._finish_item("completed")
+        yield from self._finish_item()
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         # Runs before the last event is sent, so that a client can retrieve the response when it receives that event.
@@ -198,10 +198,11 @@ class ResponseSerializer(Serializer):
     def _close_item(self) -> Iterator[bytes]:
         if not self._is_open:
             return
-        is_call, self._is_open = self._is_call, False
-        if is_call:
-            yield from self._close_call()
-            yield from self._finish_item("incomplete" if self._status == "incomplete" else "completed")
+        self._is_open = False
+        if self._item["type"] == "function_call":
+            fields = {"arguments": self._item["arguments"], "name": self._item["name"]}
+            yield self._item_event("response.function_call_arguments.done", **fields)
+            yield from self._finish_item()
             return
         part, text = self._part, self._part["text"]
         if self._item["type"] == "reasoning":
@@ -210,7 +211,7 @@ class ResponseSerializer(Serializer):
             part["logprobs"], self._logprobs = logprob_entries(self._logprobs), []
             yield self._item_event("response.output_text.done", content_index=0, text=text, logprobs=part["logprobs"])
         yield self._item_event("response.content_part.done", content_index=0, part=part)
-        yield from self._finish_item("incomplete" if self._status == "incomplete" else "completed")
+        yield from self._finish_item()
 
     @property
     def _is_call(self) -> bool:
@@ -232,16 +233,12 @@ class ResponseSerializer(Serializer):
             return {"name": qualified_name}
         return {"name": qualified_name.removeprefix(f"{namespace}."), "namespace": namespace}
 
-    def _close_call(self) -> Iterator[bytes]:
-        fields = {"arguments": self._item["arguments"], "name": self._item["name"]}
-        yield self._item_event("response.function_call_arguments.done", **fields)
-
     def _begin(self, item: dict[str, Any]) -> None:
         id = item_id(self.id, item["type"], len(self._output))
         self._output.append({"id": id, "status": "in_progress", **item})
 
-    def _finish_item(self, status: str) -> Iterator[bytes]:
-        self._item["status"] = status
+    def _finish_item(self) -> Iterator[bytes]:
+        self._item["status"] = "incomplete" if self._status == "incomplete" else "completed"
         yield self._sse_event("response.output_item.done", output_index=self._index, item=self._item)
 
     @property

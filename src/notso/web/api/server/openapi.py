@@ -202,6 +202,8 @@ COMPONENTS: dict[str, Any] = {
             }
         ]
     },
+    "Error": {"error": {"message": "string", "type": "string", "param?": "string?", "code?": "string?"}},
+    "OllamaError": {"error": "string"},
 }
 
 REFUSED = frozenset(
@@ -214,13 +216,12 @@ REFUSED = frozenset(
 """Operations that always return an error."""
 
 STREAMED = {
-    **{f"POST {prefix}/{name}": "text/event-stream" for prefix in ("", "/v1") for name in ("chat/completions",)},
     **dict.fromkeys(
-        ("POST /v1/completions", "POST /completion", "POST /completions", "POST /v1/messages", "GET /v1/stream"),
-        "text/event-stream",
-    ),
-    **dict.fromkeys(
-        ("POST /v1/responses", "POST /responses", "GET /v1/responses/{response_id}"),
+        (
+            *("POST /chat/completions", "POST /v1/chat/completions", "POST /v1/completions", "POST /completion"),
+            *("POST /completions", "POST /v1/messages", "POST /v1/responses", "POST /responses"),
+            *("GET /v1/responses/{response_id}", "GET /v1/stream"),
+        ),
         "text/event-stream",
     ),
     **dict.fromkeys(("POST /api/chat", "POST /api/generate"), "application/x-ndjson"),
@@ -350,10 +351,6 @@ _BODIES: dict[str, Any] = {
 """Schemas of the JSON responses, in the notation described above."""
 
 
-def components() -> dict[str, Any]:
-    return {name: schema_of(spec) for name, spec in COMPONENTS.items()}
-
-
 def responses_of(operation: str) -> dict[str, Any]:
     """Return the successful responses of an operation such as "POST /v1/messages"; none if it is in REFUSED."""
     if operation in REFUSED:
@@ -425,7 +422,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         "info": {"title": "notso-smollm3-bot", "version": server_version()},
         "paths": paths,
         "components": {
-            "schemas": definitions | components() | {"Error": _ERROR, "OllamaError": _OLLAMA_ERROR},
+            "schemas": definitions | {name: schema_of(spec) for name, spec in COMPONENTS.items()},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -468,25 +465,6 @@ def _operation(method: str, path: str, route: APIRoute, body: str | None) -> dic
         ]
     return operation
 
-
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-
-_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 
 reference_router = APIRouter()
 
