@@ -7,13 +7,15 @@ may change with every release; the path contains its version.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Any, TypeVar, cast
+from functools import partial, wraps
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response, StreamingResponse
@@ -169,15 +171,12 @@ class FrontEndSession:
             yield self._line(stream, known=[number for number in read if number in self._answers])
             while stream is self._stream:
                 stream.changed.clear()
-                line = self._line(stream)
-                yield line
+                yield self._line(stream)
                 if self._front_ends.services.shared.stopping and not self._open_count:
                     return
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
                         await stream.changed.wait()
-                except TimeoutError:
-                    continue
         finally:
             if stream is self._stream:
                 self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, self._front_ends.remove, self)
@@ -216,12 +215,8 @@ class FrontEndSession:
         answer.running.close()
         asyncio.get_running_loop().call_later(SESSION_SECONDS, self._answers.pop, number, None)
         if self._front_ends.services.shared.stopping and last.finish_reason == "cancelled" and not answer.stopped:
-            return [
-                *events[:-1],
-                Event(
-                    "error", error=EngineError(Sentence("the engine stopped during this response", "engine_stopped"))
-                ),
-            ]
+            error = EngineError(Sentence("the engine stopped during this response", "engine_stopped"))
+            return [*events[:-1], Event("error", error=error)]
         return events
 
     def _drop(self, number: int) -> None:
@@ -268,22 +263,23 @@ class FrontEndSessions:
         session.end()
         self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
 
-    async def load(self, running: RunningRequest) -> ChatEngine:
-        """Return the default engine for a request. Raises ModelError."""
-        engine = await running.load()
-        if engine is None:
-            raise EngineError(STOPPING)
-        return engine
+    @asynccontextmanager
+    async def loaded_engine(self) -> AsyncIterator[ChatEngine]:
+        """Keep the default engine loaded inside the context. Raises ModelError."""
+        running = self.services.shared.requests.open("", counts=False)
+        try:
+            engine = await running.load()
+            if engine is None:
+                raise EngineError(STOPPING)
+            yield engine
+        finally:
+            running.close()
 
     async def prepare(self, request: EngineRequest, off_loop: OffLoop) -> str:
         """Render a prompt; return the key for submitting it within PREPARED_SECONDS."""
-        running = self.services.shared.requests.open("", counts=False)
-        try:
-            engine = await self.load(running)
-            begun: list[Callable[[], Generation]] = []
+        begun: list[Callable[[], Generation]] = []
+        async with self.loaded_engine() as engine:
             await off_loop(lambda: begun.append(engine.prepare(request.prompt, request.params, request.options)))
-        finally:
-            running.close()
         name = secrets.token_hex(16)
         while len(self._prepared) >= MAX_PREPARED:
             del self._prepared[next(iter(self._prepared))]
@@ -312,6 +308,7 @@ logger = logging.getLogger("notso.web.api")
 router = APIRouter(prefix=WIRE_PATH)
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def mount(app: FastAPI, services: ApiServices) -> None:
@@ -327,78 +324,78 @@ def front_ends(request: Request) -> FrontEndSessions:
 FrontEnds = Annotated[FrontEndSessions, Depends(front_ends)]
 
 
+def _with_error_bodies(route: Callable[P, Awaitable[Response]]) -> Callable[P, Awaitable[Response]]:
+    # Engine errors are sent in the body with status 200. Another status means that the request was not understood, for
+    # example because the servers' protocols differ.
+    @wraps(route)
+    async def respond(*args: P.args, **kwargs: P.kwargs) -> Response:
+        try:
+            return await route(*args, **kwargs)
+        except NotsoError as error:
+            return _error_response(error)
+        except Problem as problem:
+            return _error_response(EngineError(problem.sentence))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return _error_response(EngineError("the front end sent an invalid request"), 400)
+        except Exception:
+            logger.exception("a front end's request failed")
+            return _error_response(EngineError(Sentence("the engine failed; see its log", "engine_failed")))
+
+    return respond
+
+
 @router.post("/events", dependencies=[FRONT_ENDS_ONLY])
+@_with_error_bodies
 async def events(request: Request, sessions: FrontEnds) -> Response:
     """Stream all events of the front end's answers, and the engine's status, as JSON lines."""
-
-    async def answer() -> Response:
-        message = await _read(request, sessions, _ResumeMessage)
-        session = sessions.session(message.session)
-        session.steer(message.stop, message.answer_now)
-        lines = session.lines(message.read, message.pending, message.up_to)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
-
-    return await _respond(answer)
+    message = await _read(request, sessions, _ResumeMessage)
+    session = sessions.session(message.session)
+    session.steer(message.stop, message.answer_now)
+    lines = session.lines(message.read, message.pending, message.up_to)
+    return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
 @router.post("/submit", dependencies=[FRONT_ENDS_ONLY])
+@_with_error_bodies
 async def submit(request: Request, sessions: FrontEnds) -> Response:
     """Start an answer. /events streams its events."""
-
-    async def answer() -> Response:
-        message = await _read(request, sessions, _SubmitMessage)
-        off_loop, session = _off_loop(request, sessions), sessions.existing_session(message.session)
-        await session.begin(message.number, message.request, message.prepared, off_loop)
-        return _result_response(True)
-
-    return await _respond(answer)
+    message = await _read(request, sessions, _SubmitMessage)
+    off_loop, session = _off_loop(request, sessions), sessions.existing_session(message.session)
+    await session.begin(message.number, message.request, message.prepared, off_loop)
+    return _json({"result": True})
 
 
 @router.post("/prepare", dependencies=[FRONT_ENDS_ONLY])
+@_with_error_bodies
 async def prepare(request: Request, sessions: FrontEnds) -> Response:
     """Render a prompt for a later submission."""
-
-    async def answer() -> Response:
-        return _result_response(
-            await sessions.prepare(await _read(request, sessions, _parse_request), _off_loop(request, sessions))
-        )
-
-    return await _respond(answer)
+    engine_request = await _read(request, sessions, _parse_request)
+    return _json({"result": await sessions.prepare(engine_request, _off_loop(request, sessions))})
 
 
 @router.post("/steer", dependencies=[FRONT_ENDS_ONLY])
+@_with_error_bodies
 async def steer(request: Request, sessions: FrontEnds) -> Response:
     """Stop answers, or end their reasoning."""
-
-    async def answer() -> Response:
-        message = await _read(request, sessions, _SteerMessage)
-        sessions.existing_session(message.session).steer(message.stop, message.answer_now)
-        return _result_response(True)
-
-    return await _respond(answer)
+    message = await _read(request, sessions, _SteerMessage)
+    sessions.existing_session(message.session).steer(message.stop, message.answer_now)
+    return _json({"result": True})
 
 
 @router.post("/call", dependencies=[FRONT_ENDS_ONLY])
+@_with_error_bodies
 async def call(request: Request, sessions: FrontEnds) -> Response:
     """Call a method of the engine."""
-
-    async def answer() -> Response:
-        name, arguments = await _read(request, sessions, _parse_call)
-        running = sessions.services.shared.requests.open("", counts=False)
-        try:
-            engine = await sessions.load(running)
-            if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
-                await sessions.services.shared.engine.clear_cache(**arguments)
-                return _result_response(None)
-            if name == "forget_reading":
-                await sessions.services.shared.engine.forget_reading(arguments["scope"], arguments["name"])
-                return _result_response(None)
-            work = partial(_call_method, engine, name, arguments)
-            return await sessions.services.shared.large_work.run(work, len(await request.body()), "")
-        finally:
-            running.close()
-
-    return await _respond(answer)
+    name, arguments = await _read(request, sessions, _parse_call)
+    async with sessions.loaded_engine() as engine:
+        if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
+            await sessions.services.shared.engine.clear_cache(**arguments)
+            return _json({"result": None})
+        if name == "forget_reading":
+            await sessions.services.shared.engine.forget_reading(arguments["scope"], arguments["name"])
+            return _json({"result": None})
+        work = partial(_call_method, engine, name, arguments)
+        return await sessions.services.shared.large_work.run(work, len(await request.body()), "")
 
 
 def _call_method(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Response:
@@ -456,25 +453,9 @@ def _off_loop(request: Request, sessions: FrontEndSessions) -> OffLoop:
     return off_loop
 
 
-def _result_response(result: Any) -> Response:
-    return _json({"result": result})
+def _error_response(error: NotsoError, status: int = 200) -> Response:
+    return _json({"error": error_to_wire(error)}, status)
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:
     return Response(json.dumps(body), status, media_type="application/json")
-
-
-async def _respond(answer: Callable[[], Awaitable[Response]]) -> Response:
-    # Engine errors are sent in the body with status 200. Another status means that the request was not understood, for
-    # example because the servers' protocols differ.
-    try:
-        return await answer()
-    except NotsoError as error:
-        return _json({"error": error_to_wire(error)})
-    except Problem as problem:
-        return _json({"error": error_to_wire(EngineError(problem.sentence))})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return _json({"error": error_to_wire(EngineError("the front end sent an invalid request"))}, 400)
-    except Exception:
-        logger.exception("a front end's request failed")
-        return _json({"error": error_to_wire(EngineError(Sentence("the engine failed; see its log", "engine_failed")))})
