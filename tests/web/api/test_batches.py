@@ -328,7 +328,7 @@ def test_batch_requests_have_background_priority(start: Start) -> None:
 
 
 def test_batch_retries_requests_when_queue_is_full(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notso.web.api.batches.runner.LONGEST_RETRY_SECONDS", 0)
+    monkeypatch.setattr("notso.web.api.shared.background.LONGEST_RETRY_SECONDS", 0)
     server = start(ScriptedEngine(echo), max_waiting_turns=1).ready()
     client = client_of(server)
     batch = ended(server, client, begun(client, jsonl([entry(number) for number in range(30)])))

@@ -177,7 +177,7 @@ def test_polled_response_restarts_when_model_differs(start: Start, left: Path) -
 
 def test_a_response_keeps_its_creation_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(1_000, 1_000)
-    monkeypatch.setattr(background, "_now_ms", lambda: next(clock))
+    monkeypatch.setattr(background, "current_ms", lambda: next(clock))
     first, other = Request({"type": "http"}), Request({"type": "http"})
     assert background.created_ms(first) == 1_000 < background.created_ms(other)
     assert background.created_ms(first) == 1_000

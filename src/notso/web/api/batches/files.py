@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mimetypes
 import re
-import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from email.message import Message
@@ -26,6 +25,7 @@ from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.edge.forms import multipart_boundary
 from notso.web.store.records import StoredFile
+from notso.web.values.durations import current_ms
 
 router = APIRouter()
 
@@ -42,7 +42,7 @@ async def upload(request: Request, services: Services, owner: Owner) -> Response
     if kind.partition(";")[0].strip().lower() != "multipart/form-data":
         raise ApiError(415, "unsupported_media_type", "the body must be multipart/form-data with a file and a purpose")
     body = await request.body()
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = current_ms()
     work = services.shared.large_work
     default_purpose = DOCUMENT_PURPOSES[0] if is_anthropic(request) else ""
     file, content, ignored = await work.run(lambda: _read_upload(kind, body, now_ms, default_purpose), len(body), owner)

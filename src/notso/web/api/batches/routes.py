@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Annotated, Any, Literal
 
@@ -13,16 +12,16 @@ from starlette.responses import JSONResponse, Response
 
 from notso.web.api.batches.files import expiry_ms
 from notso.web.api.batches.runner import batch_runner
-from notso.web.api.request_fields.fields import Fields, Name, find_hints, invalid_field, read_fields, works
-from notso.web.api.shared.api_request import format_ignored_header
+from notso.web.api.request_fields.fields import Fields, Name, invalid_field, works
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import get_stored_file
 from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, read_body
+from notso.web.api.shared.serving import Owner, read_fields_and_headers
 from notso.web.edge.access import GUARDED, caller_of
 from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredBatch
+from notso.web.values.durations import current_ms
 
 router = APIRouter()
 
@@ -60,8 +59,8 @@ NOTES = {
 @router.post("/v1/batches", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
     """Create a batch from an uploaded file of requests, which run at lower priority than others."""
-    fields, ignored = await read_body(request, _parse_batch)
-    now_ms = time.time_ns() // 1_000_000
+    fields, headers = await read_fields_and_headers(request, BatchFields, NOTES)
+    now_ms = current_ms()
     lifetime = fields.output_expires_after
     if lifetime is not None:
         expiry_ms(lifetime.model_dump(), now_ms, "output_expires_after")
@@ -99,7 +98,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     }
     await services.shared.store.records.add_batch(StoredBatch(batch_id, owner, now_ms, body, plan))
     batch_runner(request).wake()
-    return JSONResponse(body, headers=format_ignored_header(ignored))
+    return JSONResponse(body, headers=headers)
 
 
 @router.get("/v1/batches", dependencies=[GUARDED])
@@ -145,8 +144,3 @@ async def _current_body(services: ApiServices, batch: StoredBatch) -> dict[str, 
     records, counts = services.shared.store.records, batch.body["request_counts"]
     done, failed = [len(await records.lines(batch.plan[name])) for name in ("output_file_id", "error_file_id")]
     return dict(batch.body) | {"request_counts": counts | {"completed": done, "failed": failed}}
-
-
-def _parse_batch(body: Mapping[str, Any]) -> tuple[BatchFields, list[str]]:
-    fields = read_fields(BatchFields, body, NOTES)
-    return fields, [hint.name for hint in find_hints(fields, body)]

@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 
 from notso.smollm3 import NotsoError
 from notso.text_file import NotTextError, decode_text
-from notso.web.api.shared.background import LONGEST_RETRY_SECONDS, RETRY_STATUSES, internal_scope, send_internal
+from notso.web.api.shared.background import internal_scope, send_internal, wait_if_busy
 from notso.web.api.shared.batch_line import read_line
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import BACKGROUND
@@ -26,6 +26,7 @@ from notso.web.edge.access import Caller, KeyRing
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.errors import ApiEdge, ApiError
 from notso.web.store.records import StoredBatch, StoredFile
+from notso.web.values.durations import current_ms
 from notso.web.values.request_id import HEADER
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -84,7 +85,7 @@ class BatchRunner:
                     busy_owners = [owner for owner, _ in self._running.values()]
                     # If no other server shares the store, leases of batches that are not running here belong to earlier
                     # processes, and count as expired.
-                    now_ms = _now_ms() if store.is_shared else 1 << 62
+                    now_ms = current_ms() if store.is_shared else 1 << 62
                     batch = await records.claim_batch(self._holder, busy_owners, now_ms)
                     if batch is None:
                         break
@@ -180,7 +181,7 @@ class _Run:
     async def _renew_lease(self) -> None:
         # Renews the lease until the batch is canceled or expires, or another process has leased it.
         while True:
-            batch = await self._records.renew_batch(self._batch.id, self._holder, _now_ms())
+            batch = await self._records.renew_batch(self._batch.id, self._holder, current_ms())
             self._lost = batch is None
             if batch is not None:
                 self._body = dict(batch.body)
@@ -206,8 +207,7 @@ class _Run:
                 "request_id": headers.get(HEADER.lower(), ""),
                 "body": json.loads(answer or b"{}"),
             }
-            failed = status != 200
-            if not await self._write(number, lines[number], entry.custom_id, response, None, failed=failed):
+            if not await self._write(number, lines[number], entry.custom_id, response=response):
                 self._lost = True
                 return
 
@@ -219,25 +219,23 @@ class _Run:
                 return 401, {}, json.dumps(error.body).encode()
             scope = {**internal_scope(self._app, url, caller), BACKGROUND: True}
             status, headers, answer = await send_internal(self._inner_app, scope, body)
-            if status not in RETRY_STATUSES:
+            if not await wait_if_busy(status, headers):
                 return status, headers, answer
-            wait_s = headers.get("retry-after", "")
-            await asyncio.sleep(min(LONGEST_RETRY_SECONDS, max(1, int(wait_s) if wait_s.isdecimal() else 1)))
 
     async def _write(
         self,
         number: int,
         line: bytes,
         custom_id: str,
-        response: dict[str, Any] | None,
-        error: dict[str, str] | None,
         *,
-        failed: bool,
+        response: dict[str, Any] | None = None,
+        error: dict[str, str] | None = None,
     ) -> bool:
+        has_failed = response is None or response["status_code"] != 200
         name = hashlib.sha256(b"%s %d " % (self._batch.id.encode(), number) + line).hexdigest()[:24]
         entry = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
         content = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
-        file_id = self._batch.plan["error_file_id" if failed else "output_file_id"]
+        file_id = self._batch.plan["error_file_id" if has_failed else "output_file_id"]
         return await self._records.add_line(self._batch.id, self._holder, file_id, number, content)
 
     async def _expire_remaining(self, lines: list[bytes]) -> None:
@@ -246,10 +244,10 @@ class _Run:
         for number, line in enumerate(lines):
             if number not in done:
                 custom_id = read_line(line, ENDPOINTS).custom_id
-                await self._write(number, line, custom_id, None, error, failed=True)
+                await self._write(number, line, custom_id, error=error)
 
     async def _finish(self) -> None:
-        now_ms, plan = _now_ms(), self._batch.plan
+        now_ms, plan = current_ms(), self._batch.plan
         expires_ms = now_ms + 1000 * plan["output_seconds"]
         finished, counts = {}, {}
         for kind, counted in (("output", "completed"), ("error", "failed")):
@@ -314,7 +312,3 @@ def _validate_input(content: bytes, endpoint: str) -> tuple[list[bytes], list[di
 
 def _error(code: str, message: str) -> dict[str, Any]:
     return {"code": code, "message": message, "param": None, "line": None}
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -9,10 +9,10 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from notso.documents.values import MAX_FILE_BYTES, MIB, unreadable
@@ -23,20 +23,17 @@ from notso.web.api.request_fields.fields import (
     Name,
     Notes,
     Text,
-    find_hints,
     hint,
     inert,
     invalid_field,
-    read_fields,
     works,
 )
 from notso.web.api.request_fields.sampling_fields import Whole
-from notso.web.api.shared.api_request import format_ignored_header
 from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, get_stored_file
 from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.serializer import large_response
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, read_body
+from notso.web.api.shared.serving import Owner, read_fields_and_headers
 from notso.web.api.shared.vector_search import (
     MAX_RESULTS,
     RANKING_NOTES,
@@ -66,7 +63,6 @@ STATES: Mapping[str, str] = {
     "ready": "completed",
     "failed": "failed",
 }
-F = TypeVar("F", bound=BaseModel)
 
 
 class ChunkingStrategy(Fields):
@@ -152,7 +148,7 @@ SEARCH_NOTES: Notes = {
 @router.post("/v1/vector_stores", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
     """Create a vector store for searches and `file_search`."""
-    fields, headers = await _read(request, VectorStoreFields, STORE_NOTES)
+    fields, headers = await read_fields_and_headers(request, VectorStoreFields, STORE_NOTES)
     file_ids = list(dict.fromkeys(fields.file_ids or ()))
     for at, file_id in enumerate(file_ids):
         await _file_content(services, owner, file_id, f"file_ids.{at}")
@@ -191,7 +187,7 @@ async def show(services: Services, owner: Owner, store_id: str) -> Response:
 async def change(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
     """Rename a vector store."""
     library = await get_library(services, owner, store_id, rights=("own",))
-    fields, headers = await _read(request, ChangedFields, CHANGED_NOTES)
+    fields, headers = await read_fields_and_headers(request, ChangedFields, CHANGED_NOTES)
     if fields.name is not None:
         changed = await services.shared.store.documents.change_library(owner, library.id, name=_name(fields.name))
         if not changed:
@@ -212,7 +208,7 @@ async def delete(services: Services, owner: Owner, store_id: str) -> Response:
 async def search(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
     """Return the passages that contain words of the query, best first."""
     library = await get_library(services, owner, store_id)
-    fields, headers = await _read(request, SearchFields, SEARCH_NOTES | RANKING_NOTES)
+    fields, headers = await read_fields_and_headers(request, SearchFields, SEARCH_NOTES | RANKING_NOTES)
     queries = [fields.query] if isinstance(fields.query, str) else fields.query
     hits = await search_libraries(
         services, owner, [library], queries, fields.max_num_results or DEFAULT_RESULTS, fields.ranking_options
@@ -229,7 +225,7 @@ async def search(request: Request, services: Services, owner: Owner, store_id: s
 async def add_file(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
     """Add an uploaded file to a vector store. It is parsed in the background."""
     library = await get_library(services, owner, store_id, rights=("own", "add"))
-    fields, headers = await _read(request, VectorStoreFileFields, FILE_NOTES)
+    fields, headers = await read_fields_and_headers(request, VectorStoreFileFields, FILE_NOTES)
     document = await _add(services, owner, library, fields.file_id, "file_id")
     return JSONResponse(_file_object(document, fields.file_id), headers=headers)
 
@@ -270,15 +266,6 @@ async def remove_file(services: Services, owner: Owner, store_id: str, file_id: 
     document = await _document(services, owner, library, file_id)
     await services.shared.store.documents.delete(owner, document.id)
     return JSONResponse({"id": file_id, "object": "vector_store.file.deleted", "deleted": True})
-
-
-async def _read(request: Request, kind: type[F], notes: Notes) -> tuple[F, dict[str, str]]:
-    def read(body: Mapping[str, Any]) -> tuple[F, list[str]]:
-        fields = read_fields(kind, body, notes)
-        return fields, [each.name for each in find_hints(fields, body)]
-
-    fields, ignored = await read_body(request, read)
-    return fields, format_ignored_header(ignored)
 
 
 def _name(name: str | None) -> str:

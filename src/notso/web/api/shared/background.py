@@ -12,13 +12,12 @@ import contextlib
 import json
 import logging
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope
 
 from notso.smollm3 import NotsoError, Replay
 from notso.text_file import decode_text
@@ -31,6 +30,7 @@ from notso.web.engine.running import Submission
 from notso.web.services import SharedServices
 from notso.web.store.protocol import StoredResponse
 from notso.web.store.records import UnfinishedResponse
+from notso.web.values.durations import current_ms
 
 RETRY_STATUSES = frozenset({429, 503})
 LONGEST_RETRY_SECONDS = 30
@@ -61,21 +61,21 @@ async def send_internal_with_retry(app: ASGIApp, scope: Scope, body: bytes) -> t
     """Send an internal request, retrying while the server is busy; return status and body."""
     while True:
         status, headers, answer = await send_internal(app, {**scope, "state": {}}, body)
-        if status not in RETRY_STATUSES:
+        if not await wait_if_busy(status, headers):
             return status, answer
-        wait_s = headers.get("retry-after", "")
-        await asyncio.sleep(min(LONGEST_RETRY_SECONDS, max(1, int(wait_s) if wait_s.isdecimal() else 1)))
+
+
+async def wait_if_busy(status: int, headers: Mapping[str, str]) -> bool:
+    """If a response says that the server is busy, wait until the request can be repeated and return True."""
+    if status not in RETRY_STATUSES:
+        return False
+    wait_s = headers.get("retry-after", "")
+    await asyncio.sleep(min(LONGEST_RETRY_SECONDS, max(1, int(wait_s) if wait_s.isdecimal() else 1)))
+    return True
 
 
 async def send_internal(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, dict[str, str], bytes]:
     status, headers, pieces = 500, dict[str, str](), list[bytes]()
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if messages:
-            return messages.pop()
-        await asyncio.Event().wait()
-        raise AssertionError
 
     async def send(message: Message) -> None:
         nonlocal status, headers
@@ -85,8 +85,21 @@ async def send_internal(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, d
         else:
             pieces.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    await app(scope, receive_once({"type": "http.request", "body": body, "more_body": False}), send)
     return status, headers, b"".join(pieces)
+
+
+def receive_once(message: Message) -> Receive:
+    """Return an ASGI `receive` that returns a message, and never reports a disconnect."""
+    messages = [message]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return receive
 
 
 UNFINISHED = "notso.unfinished"
@@ -176,9 +189,9 @@ class BackgroundResponses:
         while True:
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 if is_shared:
-                    await records.renew_unfinished_responses(self._holder, _now_ms())
+                    await records.renew_unfinished_responses(self._holder, current_ms())
                 # If no other server shares the store, all leases belong to earlier processes and count as expired.
-                until = _now_ms() if is_shared else 1 << 62
+                until = current_ms() if is_shared else 1 << 62
                 while not self._shared.stopping and (unfinished := await self._claim_next(until)):
                     self._own_ids.add(unfinished.id)
                     self._start_task(self._continue_claimed(app, inner_app, unfinished))
@@ -272,8 +285,4 @@ def resumed_response(request: Request) -> UnfinishedResponse | None:
 def created_ms(request: Request) -> int:
     """Return the creation time of the request's response, which is the same at each call and after a restart."""
     unfinished = resumed_response(request)
-    return unfinished.created_ms if unfinished is not None else int(request.scope.setdefault(CREATED, _now_ms()))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return unfinished.created_ms if unfinished is not None else int(request.scope.setdefault(CREATED, current_ms()))

@@ -7,7 +7,6 @@ import binascii
 import hashlib
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from notso.web.edge.access import owner_of
 from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredFile
 from notso.web.values.child_work import child_work
+from notso.web.values.durations import current_ms
 from notso.web.values.visible_text import sanitize_line
 
 R = TypeVar("R", bound=ApiRequest)
@@ -231,7 +231,7 @@ async def get_stored_file(services: ApiServices, owner: str, file_id: str, param
 
 
 def is_expired(file: StoredFile) -> bool:
-    return 0 < file.expires_ms <= time.time_ns() // 1_000_000
+    return 0 < file.expires_ms <= current_ms()
 
 
 async def _read(request: Request, file: RequestFile) -> Document:

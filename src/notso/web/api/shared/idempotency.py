@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.smollm3 import NotsoError
+from notso.web.api.shared.background import receive_once
 from notso.web.api.shared.resumable import (
     PING_SECONDS,
     SILENT_SECONDS,
@@ -32,6 +32,7 @@ from notso.web.edge.access import KeyRing
 from notso.web.edge.errors import ApiError, api_error_of, is_api
 from notso.web.edge.forms import multipart_boundary
 from notso.web.store.records import IdempotentResponse
+from notso.web.values.durations import current_ms
 
 HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
 MAX_STORED_BYTES = 16 * 1024 * 1024
@@ -136,7 +137,7 @@ class IdempotencyMiddleware:
 
     async def _replay(self, recording: _Recording, owner_and_key: tuple[str, str]) -> bool:
         # Returns False if no response is stored yet. Another replica may still be generating it.
-        stored = await self._services.shared.store.records.idempotent_response(*owner_and_key, _now_ms())
+        stored = await self._services.shared.store.records.idempotent_response(*owner_and_key, current_ms())
         if stored is None:
             return False
         if stored.digest != recording.digest:
@@ -165,7 +166,7 @@ class IdempotencyMiddleware:
                 return
             if exchange.is_shared:
                 exchange.publish(claim, recording.log)
-            await self._app(scope, _make_receive(message), self._recording_send(recording))
+            await self._app(scope, receive_once(message), self._recording_send(recording))
             if 200 <= recording.started.get("status", 0) < 300 and not scope.get(INCOMPLETE):
                 await self._store_answer(recording, owner_and_key)
         finally:
@@ -191,23 +192,11 @@ class IdempotencyMiddleware:
             return
         start = json.loads(recording.log.sse_events[0])
         headers = tuple((key, value) for key, value in start["headers"])
-        answer = IdempotentResponse(recording.digest, start["status"], headers, b"".join(recording.body), _now_ms())
+        answer = IdempotentResponse(recording.digest, start["status"], headers, b"".join(recording.body), current_ms())
         try:
             await self._services.shared.store.records.save_idempotent_response(*owner_and_key, answer)
         except NotsoError as error:  # the client still receives the whole response
             _log.warning("a response could not be stored for its idempotency key: %s", error)
-
-
-def _make_receive(message: Message) -> Receive:
-    messages = [message]
-
-    async def receive() -> Message:
-        if messages:
-            return messages.pop()
-        await asyncio.Event().wait()  # never report a disconnect, so that the response is completed
-        raise AssertionError
-
-    return receive
 
 
 async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Callable[[], bool]) -> None:
@@ -274,7 +263,3 @@ def _request_digest(scope: Scope, body: bytes) -> bytes:
 def _key_reused_error() -> ApiError:
     message = "this Idempotency-Key was sent with another request; use a new key for each request"
     return ApiError(422, "idempotency_key_reused", message, param=HEADER)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

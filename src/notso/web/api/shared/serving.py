@@ -16,13 +16,21 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
-from notso.web.api.request_fields.fields import parse_object, reject_hints
+from notso.web.api.request_fields.fields import Notes, find_hints, parse_object, read_fields, reject_hints
 from notso.web.api.request_fields.sampling_fields import MAX_CHOICES
-from notso.web.api.shared.api_request import ApiRequest, Prompt, check_work, find_dropped_parts, ignored_headers
+from notso.web.api.shared.api_request import (
+    ApiRequest,
+    Prompt,
+    check_work,
+    find_dropped_parts,
+    format_ignored_header,
+    ignored_headers,
+)
 from notso.web.api.shared.background import resumed_response, with_replay
 from notso.web.api.shared.receipts import ReceiptSerializer, requested_receipt, with_seed_and_token_ids
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream, TokenRecord, number_events
@@ -54,6 +62,7 @@ logger = logging.getLogger("notso.web.api")
 
 Owner = Annotated[str, Depends(owner_of)]
 T = TypeVar("T")
+F = TypeVar("F", bound=BaseModel)
 
 LONGEST_RETRY_SECONDS = 60
 CONVERSATION = "x-conversation-id"
@@ -86,6 +95,17 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     if shared.settings.strict_fields and isinstance(parsed, ApiRequest):
         reject_hints(parsed.hints)
     return parsed
+
+
+async def read_fields_and_headers(request: Request, kind: type[F], notes: Notes) -> tuple[F, dict[str, str]]:
+    """Read a body without a prompt. Return its fields, and the response header that lists the ignored ones."""
+
+    def parse(body: Mapping[str, Any]) -> tuple[F, list[str]]:
+        fields = read_fields(kind, body, notes)
+        return fields, [each.name for each in find_hints(fields, body)]
+
+    fields, ignored = await read_body(request, parse)
+    return fields, format_ignored_header(ignored)
 
 
 async def run_prompt_work(request: Request, work: Callable[[], T]) -> T:
