@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -165,15 +165,11 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 @router.get("/v1/vector_stores", dependencies=[GUARDED])
 async def stores(request: Request, services: Services, owner: Owner) -> Response:
     """List vector stores, newest first, including those of other users that the caller may read."""
-    documents = Counter[tuple[str, str]]()
-    sizes = Counter[str]()
+    documents = defaultdict[str, list[StoredDocument]](list)
     for each in await services.shared.store.documents.documents(owner):
-        documents[each.library_id, STATES[each.state]] += 1
-        sizes[each.library_id] += each.size
+        documents[each.library_id].append(each)
     found = await services.shared.store.documents.libraries(owner)
-    shown = [
-        _describe_store(each, {s: documents[each.id, s] for s in STATES.values()}, sizes[each.id]) for each in found
-    ]
+    shown = [_describe_store(library, documents[library.id]) for library in found]
     return JSONResponse(paginate(shown, request.query_params))
 
 
@@ -290,20 +286,18 @@ def _numbered_name(name: str, number: int) -> str:
 
 
 async def _store_object(services: ApiServices, owner: str, library: Library) -> dict[str, Any]:
-    documents = await services.shared.store.documents.documents(owner, library.id)
-    return _describe_store(
-        library, Counter(STATES[each.state] for each in documents), sum(each.size for each in documents)
-    )
+    return _describe_store(library, await services.shared.store.documents.documents(owner, library.id))
 
 
-def _describe_store(library: Library, counts: Mapping[str, int], size: int) -> dict[str, Any]:
-    shown = {state: counts.get(state, 0) for state in ("in_progress", "completed", "failed")}
+def _describe_store(library: Library, documents: Sequence[StoredDocument]) -> dict[str, Any]:
+    counts = Counter(STATES[each.state] for each in documents)
+    shown = {state: counts[state] for state in ("in_progress", "completed", "failed")}
     return {
         "id": store_id_of(library.id),
         "object": "vector_store",
         "created_at": library.created_ms // 1000,
         "name": library.name,
-        "usage_bytes": size,
+        "usage_bytes": sum(each.size for each in documents),
         "file_counts": {**shown, "cancelled": 0, "total": sum(shown.values())},
         "status": "in_progress" if shown["in_progress"] else "completed",
         "expires_after": None,

@@ -27,6 +27,7 @@ from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
     EFFORTS,
     MAX_PARTS,
+    STRICT_TOOL,
     Content,
     Effort,
     Fields,
@@ -391,9 +392,7 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "reasoning_details": hint("in assistant messages: earlier reasoning is left out of the prompt"),
     "annotations": hint("in assistant messages: annotations only mark parts of the text", "an empty list"),
     "provider_specific_fields": hint("in assistant messages: only the server that added these fields uses them"),
-    "strict": works(
-        "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
-    ),
+    "strict": STRICT_TOOL,
 }
 """Notes on nested fields."""
 

@@ -27,6 +27,7 @@ from notso.web.api.shared.completion import (
     new_choice,
     new_id,
     timings,
+    usage_body,
 )
 from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
@@ -140,35 +141,39 @@ class ChatSerializer(Serializer):
 
     def initial_events(self) -> Iterator[bytes]:
         for number in range(len(self._choices)):
-            yield data_event(self._chunk(number, {"role": "assistant", "content": "", "refusal": None}))
+            yield self._sse_event(number, {"role": "assistant", "content": "", "refusal": None})
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
-        choice, chunk = self._choices[number], self._chunk
+        choice = self._choices[number]
         more = choice.timings_so_far(event)
         delta = choice.add(event)
         if delta is not None:
-            yield data_event(chunk(number, delta, None, self._logprobs(event), **more))
+            yield self._sse_event(number, delta, None, self._logprobs(event), **more)
         elif event.progress is not None and self._request.return_progress:
-            yield data_event(chunk(number, {}, prompt_progress=progress_body(event.progress)))
+            yield self._sse_event(number, {}, prompt_progress=progress_body(event.progress))
         if event.kind == "end":
             report = timings([choice]) | {"reasoning_mode": self._request.reasoning_mode}
             remaining_logprobs = logprobs_body(event.logprobs, ()) if event.logprobs else None
-            yield data_event(chunk(number, {}, choice.reason, remaining_logprobs, timings=report))
+            yield self._sse_event(number, {}, choice.reason, remaining_logprobs, timings=report)
 
     def closing_events(self) -> Iterator[bytes]:
         if self._request.include_usage:
-            yield data_event(self._completion.usage_chunk(self._choices))
+            yield data_event(self._head() | {"choices": [], "usage": usage_body(self._choices)})
         yield DONE
 
     def body(self) -> dict[str, Any]:
         return self._completion.body(self._choices, self._request.reasoning_mode)
 
-    def _chunk(
+    def _sse_event(
         self, number: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
-    ) -> dict[str, Any]:
+    ) -> bytes:
+        entry = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         # As in OpenAI's streams, `usage` (if requested) is null until the last chunk.
         unknown = {"usage": None} if self._request.include_usage else {}
-        return self._completion.chunk(number, delta, reason, logprobs, **unknown, **more)
+        return data_event(self._head() | {"choices": [entry]} | unknown | more)
+
+    def _head(self) -> dict[str, Any]:
+        return self._completion.head("chat.completion.chunk")
 
     def _logprobs(self, event: Event) -> dict[str, Any] | None:
         if not self._has_logprobs or event.kind not in ("reasoning", "text"):

@@ -314,18 +314,16 @@ NO_SLOT = -1
 class NativeSerializer(Serializer):
     """Writes an event for each piece of text, and one with `stop: true` at the end of each choice; no end marker."""
 
-    def __init__(self, api_request: NativeRequest, info: ModelInfo) -> None:
+    def __init__(self, api_request: NativeRequest, info: ModelInfo, id: str) -> None:
         self._request = api_request
         self._info = info
         self._params = [params for _ in api_request.prompts for params in api_request.params]
         self._choices = [new_choice(logprobs=True, live_timings=api_request.timings_per_token) for _ in self._params]
         self._stopped_by: list[str | None] = [None for _ in self._params]
-        self.id = new_id("cmpl")
+        self.id = id
 
     def fresh_copy(self) -> NativeSerializer:
-        other = NativeSerializer(self._request, self._info)
-        other.id = self.id
-        return other
+        return NativeSerializer(self._request, self._info, self.id)
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
@@ -435,4 +433,6 @@ async def completion(request: Request, services: Services, owner: Owner) -> Resp
     async with serving(services, parsed.model) as model:
         tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize
         api_request = await run_prompt_work(request, lambda: tokenize_request(parsed, tokenize, detokenize))
-    return await respond(request, services, owner, api_request, lambda info: NativeSerializer(api_request, info))
+    return await respond(
+        request, services, owner, api_request, lambda info: NativeSerializer(api_request, info, new_id("cmpl"))
+    )

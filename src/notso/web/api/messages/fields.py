@@ -16,6 +16,7 @@ from notso.web.api.request_fields.fields import (
     DESCRIBES_CALLER,
     EFFORTS,
     MAX_PARTS,
+    STRICT_TOOL,
     Effort,
     Fields,
     Hint,
@@ -602,9 +603,7 @@ WITHIN_MESSAGE: Notes = {
     "compaction": works("in assistant messages: the summary is part of the text"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
     "caller": hint("in tool calls: only the model calls tools", "`direct`"),
-    "strict": works(
-        "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
-    ),
+    "strict": STRICT_TOOL,
     "type": inert("in tools: `custom`", "only your own tools (type custom) can be called"),
     "citations": works(
         "in documents and search results: with `enabled`, the answer quotes them verbatim; every citation is verified"

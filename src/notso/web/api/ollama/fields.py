@@ -490,14 +490,13 @@ def _message(message: OllamaMessage) -> Message:
 
 
 def _seconds(value: KeepAlive | None) -> float | None:
-    if value is None or isinstance(value, (int, float)):
-        seconds = value
-    else:
-        seconds = parse_duration(value)
-        if seconds is None:
-            raise invalid_field(
-                "keep_alive", "keep_alive must be a number of seconds, or a duration such as 30s, 5m or 1h30m"
-            )
-    if seconds is not None and not math.isfinite(seconds):
+    if value is None:
+        return None
+    seconds = parse_duration(value) if isinstance(value, str) else float(value)
+    if seconds is None:
+        raise invalid_field(
+            "keep_alive", "keep_alive must be a number of seconds, or a duration such as 30s, 5m or 1h30m"
+        )
+    if not math.isfinite(seconds):
         raise invalid_field("keep_alive", "keep_alive must be finite")
-    return None if seconds is None else float(seconds)
+    return seconds

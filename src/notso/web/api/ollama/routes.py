@@ -337,24 +337,25 @@ router = APIRouter()
 @router.post("/api/chat", dependencies=[GUARDED])
 async def chat(request: Request, services: Services, owner: Owner) -> Response:
     """Generate the next chat message, in Ollama's format. Disconnecting stops it, unless Idempotency-Key was sent."""
-    return await _answer(request, services, owner, parse_chat)
+    return await _answer(request, services, owner, await _read(request, parse_chat))
 
 
 @router.post("/api/generate", dependencies=[GUARDED])
 async def generate(request: Request, services: Services, owner: Owner) -> Response:
     """Create a completion of a prompt, in Ollama's format. Disconnecting stops it, unless Idempotency-Key was sent."""
-    return await _answer(request, services, owner, parse_generate)
+    return await _answer(request, services, owner, await _read(request, parse_generate))
 
 
-async def _answer(
-    request: Request, services: ApiServices, owner: str, parse: Callable[[Mapping[str, Any]], OllamaRequest]
-) -> Response:
+async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaRequest]) -> OllamaRequest:
     if CONVERSATION in request.headers:
         raise unsupported_field(
             CONVERSATION, "X-Conversation-Id is not supported here, because a stream of JSON lines cannot be resumed"
         )
-    api_request, host = await read_body(request, parse, of_any_type=True), services.shared.engine
-    requested_name = api_request.model
+    return await read_body(request, parse, of_any_type=True)
+
+
+async def _answer(request: Request, services: ApiServices, owner: str, api_request: OllamaRequest) -> Response:
+    host, requested_name = services.shared.engine, api_request.model
     api_request = replace(api_request, model=resolve_ollama_name(requested_name, host.default.info))
     # Other users share the model, so only operators control how long it stays loaded.
     if api_request.keep_alive_s is not None and not caller_of(request).is_operator:

@@ -441,6 +441,9 @@ EFFORTS = (
     "`minimal`, `low`, `medium`, `high`, `xhigh` limit the reasoning to 64, 256, 1,024, 4,096, 16,384 tokens; "
     "`max`: no limit"
 )
+STRICT_TOOL = works(
+    "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
+)
 EFFORT_ADVICE = "use none, minimal, low, medium, high, xhigh or max"
 
 

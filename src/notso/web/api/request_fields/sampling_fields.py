@@ -61,6 +61,7 @@ def to_prompt_limit(truncate_prompt_tokens: int | None) -> int | None:
 
 
 _ORDER = "the order is fixed: penalties, temperature, top_k, typical_p, top_p, min_p, xtc"
+_STOP_OUTPUT = inert("false", "append the stop string in the client; /completion reports it as `stopping_word`")
 MIROSTAT_ADVICE = (
     "it would break reproducibility, because tokens would depend on the probabilities of earlier ones; use min_p, "
     "typical_p or top_p"
@@ -117,10 +118,7 @@ class UnsupportedSamplerFields(Fields):
     spaces_between_special_tokens: Annotated[
         bool | None, hint("control tokens are never returned", "true", done=(True,))
     ] = None
-    include_stop_str_in_output: Annotated[
-        Literal[False] | None,
-        inert("false", "append the stop string in the client; /completion reports it as `stopping_word`"),
-    ] = None
+    include_stop_str_in_output: Annotated[Literal[False] | None, _STOP_OUTPUT] = None
     add_bos_token: Annotated[bool | None, hint("the model has no begin-of-text token")] = None
     ban_eos_token: Annotated[Literal[False] | None, inert("false", "use ignore_eos")] = None
     truncation_length: Annotated[int | None, hint("the server sets the context length (`--context`)")] = None
@@ -131,10 +129,7 @@ class UnsupportedSamplerFields(Fields):
     mirostat_mode: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
     tfs: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
     dynamic_temperature: Annotated[Literal[False] | None, inert("false", "use temperature")] = None
-    no_stop_trim: Annotated[
-        Literal[False] | None,
-        inert("false", "append the stop string in the client; /completion reports it as `stopping_word`"),
-    ] = None
+    no_stop_trim: Annotated[Literal[False] | None, _STOP_OUTPUT] = None
 
     @property
     def prompt_limit(self) -> int | None:

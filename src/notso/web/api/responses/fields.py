@@ -12,6 +12,7 @@ from notso.web.api.request_fields.fields import (
     EFFORT_ADVICE,
     EFFORTS,
     MAX_PARTS,
+    STRICT_TOOL,
     Effort,
     Fields,
     Hint,
@@ -400,9 +401,7 @@ WITHIN_RESPONSE: Notes = {
     "encrypted_content": hint("reasoning is returned unencrypted, in `content`"),
     "annotations": hint("annotations only mark parts of the text", "an empty list"),
     "verbosity": hint("ask for a shorter or longer answer in the instructions", "`medium`", "use low, medium or high"),
-    "strict": works(
-        "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
-    ),
+    "strict": STRICT_TOOL,
     "type": Note(
         "hint",
         "in tools: `function`, `namespace` (a group of functions), or `file_search`, which runs once per response",

@@ -200,9 +200,8 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 
     async def save(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
-        if saved is None or _has_failed(
-            saved
-        ):  # every reader of the stream calls `save`; saving twice would restore a deleted response
+        # Every reader of the stream calls `save`; saving twice would restore a deleted response.
+        if saved is None or _has_failed(saved):
             stored_ms, items = int(1000 * time.time()), normalize_input(api_request.items, body["id"])
             stored = StoredResponse(body["id"], api_request.previous_id, body, conversation, stored_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))

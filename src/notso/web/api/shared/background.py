@@ -25,7 +25,7 @@ from notso.web.api.shared.receipts import with_seed_and_token_ids
 from notso.web.api.shared.resumable import ResumableStream
 from notso.web.edge.access import INTERNAL_CALLER, Caller, KeyRing, caller_of
 from notso.web.edge.access_log import AccessLog
-from notso.web.edge.errors import ApiEdge, ApiError
+from notso.web.edge.errors import ApiEdge
 from notso.web.engine.running import Submission
 from notso.web.services import SharedServices
 from notso.web.store.protocol import StoredResponse
@@ -210,10 +210,9 @@ class BackgroundResponses:
     async def _continue_response(self, app: FastAPI, inner_app: Any, unfinished: UnfinishedResponse) -> None:
         caller = await self._ring.with_current_key(Caller(*json.loads(unfinished.caller)))
         if caller is None:
-            return await self._fail(unfinished, ApiError(500, "server_error", "the key was revoked"))
+            return await self._fail(unfinished, "the key was revoked")
         if unfinished.has_used_all_tries:
-            message = "the server stopped several times during this response"
-            return await self._fail(unfinished, ApiError(500, "server_error", message))
+            return await self._fail(unfinished, "the server stopped several times during this response")
         status, error = await self._repeat_request(app, inner_app, unfinished, caller)
         if error.get("param") == "replay" and not json.loads(unfinished.body).get("stream"):
             # The tokens cannot be replayed, because the model or the version of the numerical code has changed. Clients
@@ -221,7 +220,7 @@ class BackgroundResponses:
             status, error = await self._repeat_request(app, inner_app, replace(unfinished, progress=""), caller)
         if status != 200:
             message = str(error.get("message", "the response could not be continued"))
-            await self._fail(unfinished, ApiError(500, str(error.get("code", "server_error")), message))
+            await self._fail(unfinished, message, str(error.get("code", "server_error")))
         return None
 
     async def _repeat_request(
@@ -232,9 +231,9 @@ class BackgroundResponses:
         status, answer = await send_internal_with_retry(inner_app, scope, unfinished.body.encode())
         return status, json.loads(answer or b"{}").get("error", {}) if status != 200 else {}
 
-    async def _fail(self, unfinished: UnfinishedResponse, error: ApiError) -> None:
-        _log.warning("a response could not be continued: %s", error.message)
-        body = queued_body(unfinished) | {"status": "failed", "error": {"code": error.code, "message": error.message}}
+    async def _fail(self, unfinished: UnfinishedResponse, message: str, code: str = "server_error") -> None:
+        _log.warning("a response could not be continued: %s", message)
+        body = queued_body(unfinished) | {"status": "failed", "error": {"code": code, "message": message}}
         store = self._shared.store
         if not unfinished.conversation:
             failed = StoredResponse(unfinished.id, None, body, (), unfinished.created_ms)

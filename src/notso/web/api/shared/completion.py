@@ -219,15 +219,6 @@ class Completion:
             "timings": timings(choices) | {"reasoning_mode": reasoning_mode},
         }
 
-    def chunk(
-        self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
-    ) -> dict[str, Any]:
-        entry = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self.head("chat.completion.chunk") | {"choices": [entry]} | more
-
-    def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        return self.head("chat.completion.chunk") | {"choices": [], "usage": usage_body(choices)}
-
     def head(self, kind: str) -> dict[str, Any]:
         return {
             "id": self.id,

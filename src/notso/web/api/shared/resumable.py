@@ -325,21 +325,20 @@ class ResumableStreams:
         record: TokenRecord | None = None,
     ) -> ResumableStream:
         """Follow an answer to its end, and drop it at most RESUMABLE_SECONDS later."""
-        log, name = AnswerLog(running.name, serializer.body()) if self._exchange.is_shared else None, running.name
-        stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log, record)
+        key, claim, name = (owner, conversation), claim_name(owner, conversation), running.name
+        log = AnswerLog(name, serializer.body()) if self._exchange.is_shared else None
+        stream = self._streams[key] = ResumableStream(running, serializer, log, record)
         if log is not None:
-            self._exchange.publish(claim_name(owner, conversation), log)
-            self._exchange.send("new answer", name=claim_name(owner, conversation))
-        stream.follow_task.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
+            self._exchange.publish(claim, log)
+            self._exchange.send("new answer", name=claim)
+        stream.follow_task.add_done_callback(lambda _: self._exchange.release(claim))
         loop = asyncio.get_running_loop()  # the timer below holds only ids, so that the answer can be freed earlier
-        stream.follow_task.add_done_callback(
-            lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), name)
-        )
-        for key, each in list(self._streams.items()):
+        stream.follow_task.add_done_callback(lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, key, name))
+        for old_key, each in list(self._streams.items()):
             if len(self._streams) <= MAX_RESUMABLE:
                 break
             if each.finished:
-                del self._streams[key]
+                del self._streams[old_key]
         return stream
 
     def find(self, owner: str, conversation: str) -> ResumableStream | None:
