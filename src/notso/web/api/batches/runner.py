@@ -47,17 +47,17 @@ class BatchRunner:
     """Runs open batches in the background of one server. Use on the event loop."""
 
     def __init__(self, services: ApiServices, ring: KeyRing) -> None:
-        self._services = services
-        self._ring = ring
-        self._holder = secrets.token_hex(16)
+        self.services = services
+        self.ring = ring
+        self.holder = secrets.token_hex(16)
+        self.app: FastAPI | None = None
         self._due = asyncio.Event()
         self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # batch id -> owner and task
         self._stopping: dict[str, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
-        self._app: FastAPI | None = None
 
     def start(self, app: FastAPI) -> None:
-        self._app = app
+        self.app = app
         self._task = asyncio.create_task(self._claim_batches())
 
     async def close(self) -> None:
@@ -77,7 +77,7 @@ class BatchRunner:
         self.wake()
 
     async def _claim_batches(self) -> None:
-        records, store = self._services.shared.store.records, self._services.shared.store
+        records, store = self.services.shared.store.records, self.services.shared.store
         while True:
             self._due.clear()
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
@@ -86,7 +86,7 @@ class BatchRunner:
                     # If no other server shares the store, leases of batches that are not running here belong to earlier
                     # processes, and count as expired.
                     now_ms = current_ms() if store.is_shared else 1 << 62
-                    batch = await records.claim_batch(self._holder, busy_owners, now_ms)
+                    batch = await records.claim_batch(self.holder, busy_owners, now_ms)
                     if batch is None:
                         break
                     task = asyncio.create_task(self._run(batch))
@@ -98,7 +98,7 @@ class BatchRunner:
     async def _run(self, batch: StoredBatch) -> None:
         self._stopping[batch.id] = asyncio.Event()
         try:
-            await _Run(self._services, self._ring, self._holder, batch, self._stopping[batch.id], self._app).run()
+            await _Run(self, batch, self._stopping[batch.id]).run()
             self.wake()
         except NotsoError as error:
             _log.warning("a batch was interrupted and will be continued later: %s", error)
@@ -114,24 +114,14 @@ def batch_runner(request: Request) -> BatchRunner:
 
 
 class _Run:
-    def __init__(
-        self,
-        services: ApiServices,
-        ring: KeyRing,
-        holder: str,
-        batch: StoredBatch,
-        stopping: asyncio.Event,
-        app: FastAPI | None,
-    ) -> None:
-        self._services = services
-        self._records = services.shared.store.records
-        self._ring = ring
-        self._holder = holder
+    def __init__(self, runner: BatchRunner, batch: StoredBatch, stopping: asyncio.Event) -> None:
+        self._runner = runner
+        self._services = runner.services
+        self._records = runner.services.shared.store.records
         self._batch = batch
         self._body = dict(batch.body)
         self._stopping = stopping
-        self._app = app
-        self._inner_app = AccessLog(ApiEdge(services.inner_app))
+        self._inner_app = AccessLog(ApiEdge(runner.services.inner_app))
         self._lost = False  # another process has leased the batch
         self._repeating = asyncio.Lock()
 
@@ -181,7 +171,7 @@ class _Run:
     async def _renew_lease(self) -> None:
         # Renews the lease until the batch is canceled or expires, or another process has leased it.
         while True:
-            batch = await self._records.renew_batch(self._batch.id, self._holder, current_ms())
+            batch = await self._records.renew_batch(self._batch.id, self._runner.holder, current_ms())
             self._lost = batch is None
             if batch is not None:
                 self._body = dict(batch.body)
@@ -213,11 +203,11 @@ class _Run:
 
     async def _send_request(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         while True:
-            caller = await self._ring.with_current_key(Caller(*self._batch.plan["caller"]))
+            caller = await self._runner.ring.with_current_key(Caller(*self._batch.plan["caller"]))
             if caller is None:
                 error = ApiError(401, "invalid_api_key", "the key that created this batch was revoked")
                 return 401, {}, json.dumps(error.body).encode()
-            scope = {**internal_scope(self._app, url, caller), BACKGROUND: True}
+            scope = {**internal_scope(self._runner.app, url, caller), BACKGROUND: True}
             status, headers, answer = await send_internal(self._inner_app, scope, body)
             if not await wait_if_busy(status, headers):
                 return status, headers, answer
@@ -236,7 +226,7 @@ class _Run:
         entry = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
         content = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
         file_id = self._batch.plan["error_file_id" if has_failed else "output_file_id"]
-        return await self._records.add_line(self._batch.id, self._holder, file_id, number, content)
+        return await self._records.add_line(self._batch.id, self._runner.holder, file_id, number, content)
 
     async def _expire_remaining(self, lines: list[bytes]) -> None:
         done = await self._records.lines(self._batch.plan["output_file_id"], self._batch.plan["error_file_id"])

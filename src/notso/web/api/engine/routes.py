@@ -360,7 +360,7 @@ async def events(request: Request, sessions: FrontEnds) -> Response:
 async def submit(request: Request, sessions: FrontEnds) -> Response:
     """Start an answer. /events streams its events."""
     message = await _read(request, sessions, _SubmitMessage)
-    off_loop, session = _off_loop(request, sessions), sessions.existing_session(message.session)
+    session, off_loop = sessions.existing_session(message.session), partial(_off_loop, request, sessions)
     await session.begin(message.number, message.request, message.prepared, off_loop)
     return _json({"result": True})
 
@@ -370,7 +370,7 @@ async def submit(request: Request, sessions: FrontEnds) -> Response:
 async def prepare(request: Request, sessions: FrontEnds) -> Response:
     """Render a prompt for a later submission."""
     engine_request = await _read(request, sessions, _parse_request)
-    return _json({"result": await sessions.prepare(engine_request, _off_loop(request, sessions))})
+    return _json({"result": await sessions.prepare(engine_request, partial(_off_loop, request, sessions))})
 
 
 @router.post("/steer", dependencies=[FRONT_ENDS_ONLY])
@@ -394,8 +394,7 @@ async def call(request: Request, sessions: FrontEnds) -> Response:
         if name == "forget_reading":
             await sessions.services.shared.engine.forget_reading(arguments["scope"], arguments["name"])
             return _json({"result": None})
-        work = partial(_call_method, engine, name, arguments)
-        return await sessions.services.shared.large_work.run(work, len(await request.body()), "")
+        return await _off_loop(request, sessions, partial(_call_method, engine, name, arguments))
 
 
 def _call_method(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Response:
@@ -443,14 +442,11 @@ def _parse_call(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 async def _read(request: Request, sessions: FrontEndSessions, parse: Callable[[dict[str, Any]], T]) -> T:
     body = await request.body()
-    return await sessions.services.shared.large_work.run(lambda: parse(json.loads(body)), len(body), "")
+    return await _off_loop(request, sessions, lambda: parse(json.loads(body)))
 
 
-def _off_loop(request: Request, sessions: FrontEndSessions) -> OffLoop:
-    async def off_loop(work: Callable[[], None]) -> None:
-        await sessions.services.shared.large_work.run(work, len(await request.body()), "")
-
-    return off_loop
+async def _off_loop(request: Request, sessions: FrontEndSessions, work: Callable[[], T]) -> T:
+    return await sessions.services.shared.large_work.run(work, len(await request.body()), "")
 
 
 def _error_response(error: NotsoError, status: int = 200) -> Response:

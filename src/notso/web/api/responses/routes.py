@@ -37,7 +37,7 @@ from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.receipts import ReceiptSerializer
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
-from notso.web.api.shared.serializer import large_response, whole_response
+from notso.web.api.shared.serializer import large_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, as_api_error, count_prompt_tokens, reread_stream, respond
 from notso.web.edge.access import GUARDED
@@ -73,7 +73,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     if running is not None:
         if running.finished:  # wait until it is stored
             await asyncio.shield(running.follow_task)
-        return await whole_response(running.live_serializer, headers)
+        return await large_response(running.live_serializer.body, headers)
     if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
         return await large_response(lambda: remote_answer.log.body, headers)
     if await load_response(services, owner, response_id) is None:
@@ -107,7 +107,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
     if running is not None:
         running.running.stop("client")
         await asyncio.shield(running.follow_task)
-        return await whole_response(running.live_serializer)
+        return await large_response(running.live_serializer.body)
     if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
         remote_answer.stop()
         body = await remote_answer.wait_for_body()

@@ -80,10 +80,6 @@ async def serialize_failure(serializer: Serializer, error: ApiError) -> bytes:
     return await asyncio.to_thread(serializer.failure, error)
 
 
-async def whole_response(serializer: Serializer, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return await large_response(serializer.body, headers)
-
-
 async def large_response(body: Callable[[], Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
     return await asyncio.to_thread(lambda: LargeJSONResponse(body(), headers=headers))
 

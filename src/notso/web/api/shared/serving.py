@@ -39,10 +39,10 @@ from notso.web.api.shared.serializer import (
     PING_SECONDS,
     Serializer,
     generation_events,
+    large_response,
     serialize_closing,
     serialize_event,
     serialize_failure,
-    whole_response,
 )
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import owner_of
@@ -359,7 +359,7 @@ async def respond_whole(running: RunningRequest, serializer: Serializer) -> Resp
             for _ in await serialize_event(serializer, *item):
                 pass
     await serializer.finalize()
-    return await whole_response(serializer)
+    return await large_response(serializer.body)
 
 
 def as_api_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
