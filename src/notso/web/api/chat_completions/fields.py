@@ -404,7 +404,7 @@ class ChatRequest(ApiRequest):
 
     @property
     def reasoning_mode(self) -> str:
-        """Return `think` or `no_think`. A /think or /no_think in the system prompt overrides the request."""
+        """Return `think` or `no_think`, which the system prompt may set."""
         first = self.messages[0]
         fixed = thinking_set_by(first.content) if first.role == "system" else None
         return "think" if (self.options.thinking if fixed is None else fixed) else "no_think"

@@ -156,10 +156,10 @@ class FrontEndSession:
                 answer.running.answer_now()
 
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
-        """Yield lines of new events until a newer connection replaces this one.
+        """Yield new events until a newer connection replaces this one, or a stopping server has no open answer.
 
-        If this server is stopping, end once no answer is open. `read` maps answer numbers to counts of received events;
-        answers in `pending` are being submitted. All other answers up to number `up_to` are stopped.
+        `read` maps answer numbers to counts of received events; answers in `pending` are being submitted. All other
+        answers up to number `up_to` are stopped.
         """
         self._expires.cancel()
         old, self._stream = self._stream, _Stream(sent=dict(read))

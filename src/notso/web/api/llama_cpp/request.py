@@ -192,7 +192,7 @@ TokenBias = tuple[Piece, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest(ApiRequest):
-    """A validated request. `tokenize_request` converts the texts in `pieces` and `biases` to token ids."""
+    """A validated request. `tokenize_request` tokenizes `pieces` and `biases`."""
 
     pieces: tuple[tuple[Piece, ...], ...]
     biases: tuple[TokenBias, ...] = ()
@@ -312,7 +312,7 @@ NO_SLOT = -1
 
 
 class NativeSerializer(Serializer):
-    """Writes an event for each piece of text, and one with `stop: true` at the end of each choice; no end marker."""
+    """Writes an event for each piece of text, and one with `stop: true` per choice; no end marker."""
 
     def __init__(self, api_request: NativeRequest, info: ModelInfo, id: str) -> None:
         self._request = api_request

@@ -129,10 +129,7 @@ Applied = tuple[Mapping[str, Any], ...]
 def apply_edits(
     messages: tuple[Message, ...], management: ContextManagement, count: Count
 ) -> tuple[tuple[Message, ...], Applied]:
-    """Apply edits to a conversation; return the new conversation and the edits that had an effect.
-
-    `count` returns the number of prompt tokens; its errors propagate. The messages' `keep_reasoning` must be set.
-    """
+    """Return the edited conversation, and the edits that had an effect. The errors of `count` propagate."""
     # The caller has applied `clear_thinking` by setting `keep_reasoning`. Here, only the number of saved tokens is
     # computed. Several such edits are reported as one, because only the strictest has an effect.
     applied: list[Mapping[str, Any]] = []

@@ -84,7 +84,7 @@ PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
 
 def find_files(body: Mapping[str, Any]) -> Iterator[RequestFile]:
-    """Yield the PDFs and stored files of a request that has not been validated yet."""
+    """Yield the PDFs and stored files of a request that is not validated yet."""
     turns = body.get("messages")
     for at, turn in enumerate(turns if isinstance(turns, list) else ()):
         content = turn.get("content") if isinstance(turn, dict) else None
@@ -107,7 +107,7 @@ def _files(content: Any, param: str) -> Iterator[RequestFile]:
 
 
 def add_document(documents: RequestDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
-    """Add a document or search result; return its text for the prompt. Raises ApiError (400)."""
+    """Add a document; return its text for the prompt. Raises ApiError (400)."""
     is_quoted = bool(block.citations and block.citations.enabled)
     kind = "search_result" if isinstance(block, SearchResultBlock) else "document"
     facts: dict[str, Any] = {"type": kind, "title": block.title}
@@ -187,7 +187,7 @@ VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
 
 
 def strip_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
-    """Remove a volatile first line from a system prompt. Return the rest, and the name of the line, if any."""
+    """Return a system prompt without a volatile first line, and the line's name, if any."""
     # The rest of the prompt is the same as in earlier requests, so it can be found in the cache.
     for name, line in VOLATILE_LINES.items():
         if found := line.match(system):
@@ -227,10 +227,7 @@ class MessageRequest(ApiRequest):
 def parse_message_request(
     body: Mapping[str, Any], files: Files = NO_FILES, *, keep_volatile: bool = False
 ) -> MessageRequest:
-    """Validate a message request. Raises ApiError (400) naming the field.
-
-    With `keep_volatile`, VOLATILE_LINES stay in the prompt.
-    """
+    """Validate a message request. Raises ApiError (400) naming the field. `keep_volatile`: keep VOLATILE_LINES."""
     if body.get("thread") is not None:
         raise _thread_refusal()
     fields = read_fields(MessageFields, body, MESSAGE_NOTES | WITHIN_MESSAGE)

@@ -391,7 +391,7 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
 
 
 def encode_context(messages: Sequence[Message]) -> list[int]:
-    """Encode a conversation as opaque numbers, which clients send back with the next prompt."""
+    """Encode a conversation as numbers, which clients send with the next prompt."""
     # Each number holds up to three bytes of JSON after a leading byte of 1, which preserves leading zeros.
     entries = [[each.role, each.content] for each in messages]
     data = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()

@@ -162,7 +162,7 @@ LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
 
 
 def resolve_ollama_name(name: str | None, info: ModelInfo | None) -> str | None:
-    """Convert an Ollama name of the default model to its name in the other APIs. Return others unchanged."""
+    """Return the default model's name in the other APIs, or another name unchanged."""
     if name is None:
         return None
     short = name.lower().removesuffix(LATEST)

@@ -37,8 +37,8 @@ _UNFIT = re.compile("[\x00\ud800-\udfff]")
 def parse_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object in linear time.
 
-    Raises ApiError (400) for anything but a JSON object, and for NaN, infinities, integers beyond 64 bits, duplicate
-    keys, text with NUL or lone surrogates, and bodies that exceed LIMITS.
+    Raises ApiError (400) for other bodies, NaN, infinities, integers beyond 64 bits, duplicate keys, text with NUL or
+    lone surrogates, and bodies that exceed LIMITS.
     """
     if body.startswith(_BYTE_ORDER_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
         body = _to_utf8(body)
@@ -209,7 +209,7 @@ refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
 def hint(reason: str, done_text: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
-    """Describe a field that is ignored, except for the values in `done`, which `done_text` describes."""
+    """Describe an ignored field; `done_text` describes the fulfilled values `done`."""
     return Note("hint", done_text, instead, reason, done)
 
 
@@ -372,10 +372,7 @@ class RequestHint:
 
 
 def find_hints(fields: BaseModel, body: Mapping[str, Any]) -> tuple[RequestHint, ...]:
-    """List the ignored fields in order of occurrence, each name once.
-
-    Takes time linear in the size of the body.
-    """
+    """List the ignored fields in order of occurrence, each name once, in linear time."""
     found: dict[str, RequestHint] = {}
     for path, describes_caller in _hints(fields, body):
         name = ".".join(part for part in path if isinstance(part, str))
@@ -454,7 +451,7 @@ def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
 
 
 def check_tool_names(names: Iterable[tuple[str, str]]) -> None:
-    """Raise ApiError (400) if two tools have the same name. Each entry is a field and the name that it contains."""
+    """Raise ApiError (400) if two of the tools' names are equal. Entries are pairs of field and name."""
     fields: dict[str, str] = {}
     for field, name in names:
         if (earlier := fields.setdefault(name, field)) != field:
@@ -464,13 +461,14 @@ def check_tool_names(names: Iterable[tuple[str, str]]) -> None:
 def strict_tool_names(
     strict: Iterable[tuple[str, bool | None]], tools: Sequence[Mapping[str, Any]] | None
 ) -> tuple[str, ...]:
-    """Return the names of the strict tools that are in `tools`: tool_choice may exclude others."""
+    """Return the names of the strict tools that `tools` contains."""
+    # `tool_choice` may exclude others.
     names = {tool["function"]["name"] for tool in tools or ()}
     return tuple(name for name, is_strict in strict if is_strict and name in names)
 
 
 def validate_tool_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
-    """Return the choice that requires tool `name` (None: any tool). Raises ApiError (400) if there is no such tool."""
+    """Require tool `name` (None: any tool). Raises ApiError (400) if there is no such tool."""
     if not names:
         raise invalid_field(param, f"{param} requires a tool call, but no tools are given")
     if name is None:

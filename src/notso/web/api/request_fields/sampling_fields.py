@@ -153,7 +153,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def with_sampling(api: Api) -> Callable[[type[B]], type[B]]:
-    """Add an API's sampling parameters to a body, except those that the body declares itself."""
+    """Add an API's sampling parameters to a body, except those that it declares."""
 
     def extended(body: type[B]) -> type[B]:
         fields = {
@@ -184,7 +184,7 @@ def sampling_names(api: Api, within: str = "") -> dict[str, str]:
 
 
 def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
-    """Return the values in a body, keyed by engine parameter. Raises ApiError (400) if aliases differ."""
+    """Return a body's values by engine parameter. Raises ApiError (400) if aliases differ."""
     values = {name: get_by_alias(fields, *names) for name, each in PARAMETERS.items() if (names := each.names(api))}
     for name, value in values.items():
         if PARAMETERS[name].is_list and value is not None:
@@ -280,7 +280,7 @@ WITHIN_SAMPLING: Notes = {
 def to_sampling_params(
     fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None
 ) -> tuple[SamplingParams, ...]:
-    """Return the parameters of each choice; they differ only in the seed. Raises ApiError (400) naming the field."""
+    """Return the parameters of each choice, which differ only in the seed. Raises ApiError (400)."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
     values = read_parameters(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
     if stops := get_by_alias(fields, "stop", "stopping_strings"):
@@ -302,7 +302,7 @@ def to_sampling_params(
 
 
 def create_sampling_params(names: Mapping[str, str], values: Mapping[str, Any]) -> SamplingParams:
-    """Create engine parameters, ignoring values of None. Raises ApiError (400) with the API's field name."""
+    """Create engine parameters without values of None. Raises ApiError (400) with the API's name."""
     chosen = {name: value for name, value in values.items() if value is not None}
     try:
         return SamplingParams(**chosen, given=tuple(chosen))
@@ -311,7 +311,7 @@ def create_sampling_params(names: Mapping[str, str], values: Mapping[str, Any]) 
 
 
 def get_by_alias(fields: BaseModel, *names: str) -> Any:
-    """Return the value of a field with aliases. Raises ApiError if the aliases have different values."""
+    """Return the value of a field with aliases. Raises ApiError (400) if they differ."""
     found = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in found:
         if value != found[0][1]:
@@ -395,10 +395,7 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 
 
 def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
-    """Return the grammar of the answer, if any, and the name of its field.
-
-    Raises ApiError (400) for several grammars or a schema nested too deeply.
-    """
+    """Return the answer's grammar, if any, and its field. Raises ApiError (400) for several or a deep schema."""
     outputs = fields.structured_outputs
     grammars: dict[str, Grammar | None] = {
         "response_format": format_grammar,

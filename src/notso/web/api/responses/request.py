@@ -97,10 +97,7 @@ def normalize_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]
 async def load_referenced_items(
     references: Sequence[Reference], load: Callable[[str], Awaitable[StoredResponse | None]]
 ) -> dict[str, Item]:
-    """Load referenced items by id.
-
-    Raises the errors of `load`, and ApiError: 404 if unknown, 400 for duplicates or too many.
-    """
+    """Load referenced items by id. Raises ApiError: 404 if unknown, 400 for duplicates or too many."""
     ids = [id for _, id in references]
     responses: dict[str, dict[str, Item]] = {}
     found: dict[str, Item] = {}
@@ -243,7 +240,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
 
 
 def replace_conversation(api_request: ResponseRequest, conversation: tuple[Message, ...]) -> ResponseRequest:
-    """Replace the conversation. Only messages with tool calls after the last user message keep their reasoning."""
+    """Replace the conversation, keeping the reasoning of tool calls after the last user message."""
     last_user = max((at for at, message in enumerate(conversation) if message.role == "user"), default=-1)
     conversation = tuple(
         replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > last_user))
@@ -420,10 +417,7 @@ MAX_QUERY_CHARACTERS = 2_000
 
 
 async def insert_passages(services: ApiServices, owner: str, api_request: ResponseRequest) -> ResponseRequest:
-    """Find passages for the last user message and insert them before its text.
-
-    Raises ApiError (404) for an unknown vector store.
-    """
+    """Insert passages that fit the last user message. Raises ApiError (404) for an unknown vector store."""
     search, messages = api_request.search, api_request.messages
     at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
     if search is None or at < 0:
@@ -459,6 +453,6 @@ async def insert_passages(services: ApiServices, owner: str, api_request: Respon
 
 
 def to_annotation(documents: RequestDocuments, quotation: QuotedSpan, index: int) -> Mapping[str, Any] | None:
-    """Return a quotation as an annotation at character `index` of the text, or None if its passage lacks it."""
+    """Return a quotation as an annotation at character `index`, or None if its passage lacks it."""
     found = documents.find_quotation(quotation.number, quotation.words)
     return None if found is None else {"type": "file_citation", "index": index, **found[0].facts}

@@ -145,7 +145,7 @@ async def load_response(services: ApiServices, owner: str, id: str) -> StoredRes
 
 
 async def get_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
-    """Return a response by id. Raises ApiError: 404 if the id is unknown, 503 if the response is unfinished."""
+    """Return a response. Raises ApiError: 404 if unknown, 503 if unfinished."""
     found = await load_response(services, owner, id)
     if found is None and await services.shared.store.records.unfinished_response(owner, id) is not None:
         message = "this response is not finished: it is being generated, or a server will continue it"

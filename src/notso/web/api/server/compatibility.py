@@ -52,7 +52,7 @@ describes endpoints and responses.
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint: the fields of its body, notes on them, and notes on nested fields (`within`)."""
+    """An endpoint's fields, and notes on them and on nested fields (`within`)."""
 
     path: str
     api: str

@@ -352,7 +352,7 @@ _BODIES: dict[str, Any] = {
 
 
 def responses_of(operation: str) -> dict[str, Any]:
-    """Return the successful responses of an operation such as "POST /v1/messages"; none if it is in REFUSED."""
+    """Return the successful responses of an operation such as "POST /v1/messages"."""
     if operation in REFUSED:
         return {}
     content: dict[str, Any] = {}

@@ -48,7 +48,7 @@ class ApiRequest:
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
-        """If `keep_stream`, return a copy without the hint `store`, which has an effect with X-Conversation-Id."""
+        """Remove the hint `store` if it has an effect with X-Conversation-Id."""
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     def check_prompts(self, count: Callable[[Prompt], int]) -> None:
@@ -65,7 +65,7 @@ class ApiRequest:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Messages of the first prompt; requests with messages have no others."""
+        """The only prompt of a request with messages."""
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     @property
@@ -74,7 +74,7 @@ class ApiRequest:
 
 
 def to_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
-    """Return the prompts in a text, a list of token ids, or a list of either."""
+    """Convert a text, a list of token ids, or a list of either to prompts."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value[0], int):
@@ -90,7 +90,7 @@ MAX_WORK = 64 * 65_536
 
 
 def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool) -> list[str]:
-    """Return the message parts that the chat template drops. If there are any and `strict`, raise ApiError (400)."""
+    """Return the message parts that the chat template drops. If `strict`, raise ApiError (400) for them."""
     found: dict[str, None] = {}
     for prompt in api_request.prompts:
         messages = [each for each in prompt if isinstance(each, Message)] if info.template_drops else []
@@ -116,10 +116,7 @@ def check_work(info: ModelInfo, api_request: ApiRequest) -> None:
 
 
 def ignored_headers(api_request: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
-    """Return the header that lists ignored fields, with special characters percent-encoded.
-
-    Raises InvalidRequestError for an invalid schema.
-    """
+    """Return the header that lists ignored fields. Raises InvalidRequestError for an invalid schema."""
     keywords = (name for source in _enforced_schemas(api_request.options) for name in ignored_keywords(source))
     # The schema keyword QUOTE_OF is enforced, not ignored, if the request has sources to quote.
     keywords = (name for name in keywords if name != QUOTE_OF or not api_request.options.sources)

@@ -66,7 +66,7 @@ async def send_internal_with_retry(app: ASGIApp, scope: Scope, body: bytes) -> t
 
 
 async def wait_if_busy(status: int, headers: Mapping[str, str]) -> bool:
-    """If a response says that the server is busy, wait until the request can be repeated and return True."""
+    """Wait until a request to a busy server can be repeated. Return False if it was not busy."""
     if status not in RETRY_STATUSES:
         return False
     wait_s = headers.get("retry-after", "")
@@ -90,7 +90,7 @@ async def send_internal(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, d
 
 
 def receive_once(message: Message) -> Receive:
-    """Return an ASGI `receive` that returns a message, and never reports a disconnect."""
+    """Return a `receive` with one message and no disconnect."""
     messages = [message]
 
     async def receive() -> Message:
@@ -253,7 +253,7 @@ class BackgroundResponses:
 
 
 def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
-    """Return the body of a response that is waiting to be continued by another process."""
+    """Return the body of a response that another process will continue."""
     return {
         "id": unfinished.id,
         "object": "response",
@@ -267,7 +267,7 @@ def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
 
 
 def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -> Submission:
-    """Return a copy of `submission` that reports token ids, has a seed, and replays the tokens of `unfinished`."""
+    """Return a copy that reports token ids, has a seed, and replays the tokens of `unfinished`."""
     submission = with_seed_and_token_ids(submission, unfinished.seed if unfinished is not None else None)
     if unfinished is None or not unfinished.progress:
         return submission
@@ -282,6 +282,6 @@ def resumed_response(request: Request) -> UnfinishedResponse | None:
 
 
 def created_ms(request: Request) -> int:
-    """Return the creation time of the request's response, which is the same at each call and after a restart."""
+    """Return the creation time of the request's response: the same at each call and after a restart."""
     unfinished = resumed_response(request)
     return unfinished.created_ms if unfinished is not None else int(request.scope.setdefault(CREATED, current_ms()))

@@ -23,7 +23,7 @@ class BatchLine:
 
 
 def read_line(content: bytes, urls: Collection[str]) -> BatchLine:
-    """Parse and check a line. Of the body's fields, only `stream` and `background` are checked. Raises ApiError."""
+    """Parse a line; of the body's fields, check only `stream` and `background`. Raises ApiError."""
     if len(content) > MAX_LINE_BYTES:
         raise line_too_long()
     entry = parse_object(content)

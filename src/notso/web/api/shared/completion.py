@@ -28,10 +28,7 @@ def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def legacy_logprobs(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Return log probabilities in the format of text completions: four parallel lists.
-
-    `offset` is the first token's position in the text, in characters.
-    """
+    """Return log probabilities in the format of text completions. `offset`: the first token's, in characters."""
     listed: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
         # A prompt's first token has no predecessor and thus no probability; the API returns null for it.
@@ -127,7 +124,7 @@ class Choice:
         return None
 
     def timings_so_far(self, event: Event) -> dict[str, Any]:
-        """Return the field `timings` of the event's chunk, if requested."""
+        """Return the event's field `timings`, if requested."""
         so_far = self.live_timings.feed(event) if self.live_timings is not None else None
         return {} if so_far is None else {"timings": so_far}
 
@@ -196,7 +193,7 @@ def logprobs_body(
 
 
 def collect_choice(events: Iterable[Event], **options: bool) -> Choice:
-    """Build a choice from all its events; `options` are those of `new_choice`. Raises the error of an `error` event."""
+    """Build a choice with the options of `new_choice` from all its events. Raises their error."""
     choice = new_choice(**options)
     for event in events:
         choice.add(event)
@@ -316,7 +313,7 @@ class LiveTimings:
         self._started_at = self._first_token_at = 0.0
 
     def feed(self, event: Event) -> dict[str, Any] | None:
-        """Return the `timings` so far for a progress, reasoning or text event, and None for other events."""
+        """Return the `timings` so far for a progress, reasoning or text event, otherwise None."""
         now = time.monotonic()
         self._started_at = self._started_at or now
         if event.progress is not None:

@@ -44,7 +44,7 @@ NO_FILES: Files = {}
 
 @dataclass(frozen=True, slots=True)
 class RequestFile:
-    """A file in the request field `param`: base64 text, or the id of a stored file."""
+    """A file in the field `param`: base64 text or a stored file's id."""
 
     data: str
     name: str
@@ -82,7 +82,7 @@ class RequestDocuments:
         return any(each.is_quoted for each in self._documents)
 
     def add(self, document: RequestDocument, context: str = "") -> str:
-        """Add a document; return its text for the prompt, preceded by `context`. Its default name is `document N`."""
+        """Add a document; return its text for the prompt, preceded by `context`."""
         name = sanitize_line(document.name, MAX_NAME_CHARACTERS) or f"document {len(self._documents) + 1}"
         self._documents.append(replace(document, name=name))
         self._numbers.setdefault(str(document.facts.get("type")), []).append(len(self._documents))
@@ -99,7 +99,7 @@ class RequestDocuments:
         return None if start < 0 else (document, start, start + len(words))
 
     def with_quotation_request(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Append a request for quotations to the last user message, if any document may be quoted."""
+        """If a document may be quoted, ask for quotations in the last user message."""
         at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
         if at < 0 or not self.has_quotable:
             return tuple(messages)
@@ -121,10 +121,7 @@ async def read_body_with_files(
     find_files: Callable[[Mapping[str, Any]], Iterator[RequestFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Parse a body like `read_body`, after parsing the files that `find_files` finds in it.
-
-    Also raises ApiError: 404 if a file is unknown, 400 if it cannot be parsed.
-    """
+    """Parse a body like `read_body`, with its files. Raises ApiError: 404 if unknown, 400 if unreadable."""
     require_json(request)
     files: dict[str, Document] = {}
     body = await request.body()
@@ -146,7 +143,7 @@ async def read_openai_request(request: Request, parse: Callable[[Mapping[str, An
 
 
 def find_openai_files(body: Mapping[str, Any]) -> Iterator[RequestFile]:
-    """Yield the files in the messages of an OpenAI request that has not been validated yet."""
+    """Yield the files in an OpenAI request that is not validated yet."""
     for _, param, file in _file_parts(body):
         yield _to_request_file(file, param)
 

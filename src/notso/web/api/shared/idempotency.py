@@ -60,7 +60,7 @@ class _Recording:
 class IdempotencyMiddleware:
     """Innermost ASGI middleware. Completes requests with Idempotency-Key even if the client disconnects.
 
-    Stores only successful, complete responses; a failed request runs again when repeated.
+    Stores only successful, complete responses.
     """
 
     def __init__(self, app: ASGIApp, services: ApiServices) -> None:

@@ -22,12 +22,8 @@ def paginate(
     default_limit: int = 20,
     max_limit: int = 100,
 ) -> dict[str, Any]:
-    """Return a page of `items` (oldest first) in the API's format.
-
-    `query` may contain `limit` (1 to `max_limit`), `order` (default `desc`), and the item ids `after` and `before`.
-    Anthropic calls these `after_id` (or `page`, with a prefix) and `before_id`. With `before`, the page ends just
-    before that item. Raises ApiError (400) naming the parameter.
-    """
+    """Return a page of `items` (oldest first) in the API's format. Raises ApiError (400)."""
+    # With `before`, the page ends just before that item. Anthropic's names are `before_id`, and `after_id` or `page`.
     limit, order = query.get("limit"), query.get("order")
     if order not in (None, "asc", "desc"):
         raise invalid_field("order", "order must be asc or desc")

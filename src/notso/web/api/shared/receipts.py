@@ -35,7 +35,7 @@ def requested_receipt(request: Request) -> str | None:
 
 
 def with_seed_and_token_ids(submission: Submission, seed: int | None = None) -> Submission:
-    """Return a copy that reports token ids and has a seed: its own, otherwise `seed`, otherwise a random one."""
+    """Return a copy with token ids and a seed: its own, `seed` or a random one."""
     params = submission.params
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63) if seed is None else seed)
@@ -43,7 +43,7 @@ def with_seed_and_token_ids(submission: Submission, seed: int | None = None) -> 
 
 
 class ReceiptSerializer:
-    """Wraps a serializer and adds the receipts of all choices to the last event and the body."""
+    """Adds the receipts of all choices to a serializer's last event and body."""
 
     def __init__(self, inner: Serializer, engine: ChatEngine, submissions: Sequence[Submission], form: str) -> None:
         self.id, self.ping = inner.id, inner.ping

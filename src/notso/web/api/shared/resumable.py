@@ -293,10 +293,7 @@ class ResumableStreams:
 
     @contextlib.asynccontextmanager
     async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
-        """Reserve a conversation for an answer.
-
-        Raises ApiError: 409 if it has a running answer, 429 if too many answers are running.
-        """
+        """Reserve a conversation for an answer. Raises ApiError: 409 if it has one, 429 if too many are running."""
         stream, key = self.find(owner, conversation), (owner, conversation)
         open_id = stream.running.name if stream is not None and not stream.finished else ""
         if running_id := self._claimed.get(key) or open_id:

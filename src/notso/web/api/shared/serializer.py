@@ -42,7 +42,7 @@ class Serializer(Protocol):
         """Return an event's frames. Raises `event.error` if set."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
-        """Prepare for the closing frames, for example by storing the response with the fields `added`."""
+        """Prepare for the closing frames; for example, store the response with the fields `added`."""
         return  # a method without statements would be abstract
 
     def closing_events(self) -> Iterable[bytes]:

@@ -80,11 +80,8 @@ def require_json(request: Request) -> None:
 
 
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
-    """Parse the JSON body. Raises Problem (429) if the queue is full.
-
-    Also raises ApiError: 415 for another content type, 400 if invalid. `of_any_type` skips the content type check. The
-    setting `strict_fields` rejects fields that would have no effect (hints).
-    """
+    """Parse the JSON body. Raises Problem (429) if the queue is full, and ApiError: 415 for another content type
+    (unless `of_any_type`), 400 if invalid, or for hints with the setting `strict_fields`."""
     if not of_any_type:
         require_json(request)
     body = await request.body()
@@ -98,7 +95,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 
 
 async def read_fields_and_headers(request: Request, kind: type[F], notes: Notes) -> tuple[F, dict[str, str]]:
-    """Read a body without a prompt. Return its fields, and the response header that lists the ignored ones."""
+    """Return the fields of a body, and the response header that lists the ignored ones."""
 
     def parse(body: Mapping[str, Any]) -> tuple[F, list[str]]:
         fields = read_fields(kind, body, notes)
@@ -201,7 +198,7 @@ async def respond(
 ) -> Response:
     """Generate a response, whole or streamed. Raises ApiError only before the first byte.
 
-    A disconnect stops the generation, except for background requests and those with X-Conversation-Id.
+    A disconnect stops requests that are not in the background and have no X-Conversation-Id.
     """
     host, choice = services.shared.engine, await resolve_model_choice(services, api_request.model)
     choices, n, conversation = len(list(api_request.choices)), len(api_request.params), conversation_name(request)
@@ -342,7 +339,7 @@ async def sse_events(
 
 
 def reread_stream(services: ApiServices, owner: str, stream: ResumableStream | RemoteAnswer, start: int) -> Response:
-    """Stream the events of an answer from number `start`. Raises Problem (429) if the owner resumes too many."""
+    """Stream an answer's events from number `start`. Raises Problem (429) at the owner's limit."""
     services.reread_streams.opened(owner)
     if isinstance(stream, RemoteAnswer):
         events = stream.events(start, PING)
@@ -400,7 +397,7 @@ async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -
 async def count_prompt_tokens(
     request: Request, services: ApiServices, api_request: ApiRequest
 ) -> tuple[int, dict[str, str]]:
-    """Return the number of tokens of a conversation's prompt, and the response's headers. Raises ApiError."""
+    """Return a conversation's token count, and the response's headers. Raises ApiError."""
     async with serving(services, api_request.model) as model:
         dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
         try:
@@ -415,10 +412,7 @@ async def count_prompt_tokens(
 async def generate_choices(
     request: Request, services: ApiServices, owner: str, api_request: ApiRequest
 ) -> tuple[ModelInfo, list[list[Event]]]:
-    """Generate all choices, up to `max_num_seqs` at a time. Return the model's info and each choice's events.
-
-    A disconnect stops the generation. Raises ApiError.
-    """
+    """Generate all choices, up to `max_num_seqs` at a time, until a disconnect. Raises ApiError."""
     try:
         return await _unless_disconnected(request, _generate_in_groups(request, services, owner, api_request))
     except Exception as error:
@@ -459,7 +453,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 class EventStream(StreamingResponse):
-    """An event stream that calls `at_end` at its end or on disconnect, even before its first chunk."""
+    """Calls `at_end` at the stream's end or on disconnect, even before the first chunk."""
 
     # A `finally` in the generator `chunks` would not run if the client disconnects before the generator starts.
     def __init__(self, chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> None:
