@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from notso.web.api.messages.request import (
     to_citation,
 )
 from notso.web.api.shared.completion import new_id, parse_arguments
-from notso.web.api.shared.given_documents import Files, read_body_with_files
+from notso.web.api.shared.given_documents import read_body_with_files
 from notso.web.api.shared.serializer import PRELIMINARY_KINDS, Serializer, named_event
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, as_api_error, count_prompt_tokens, respond, run_prompt_work, serving
@@ -33,8 +33,7 @@ router = APIRouter()
 @router.post("/v1/messages", dependencies=[GUARDED])
 async def messages(request: Request, services: Services, owner: Owner) -> Response:
     """Create a message. Disconnecting stops it, unless X-Conversation-Id or Idempotency-Key was sent."""
-    keep_volatile = services.shared.settings.keep_volatile
-    api_request = await _read(request, services, partial(parse_message_request, keep_volatile=keep_volatile))
+    api_request = await _read(request, services, parse_message_request)
     return await respond(
         request,
         services,
@@ -47,8 +46,7 @@ async def messages(request: Request, services: Services, owner: Owner) -> Respon
 @router.post("/v1/messages/count_tokens", dependencies=[GUARDED])
 async def count_tokens(request: Request, services: Services) -> Response:
     """Count the prompt's tokens."""
-    keep_volatile = services.shared.settings.keep_volatile
-    api_request = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
+    api_request = await _read(request, services, parse_count_request)
     count, headers = await count_prompt_tokens(request, services, api_request)
     body: dict[str, Any] = {"input_tokens": count}
     if api_request.management is not None:
@@ -57,10 +55,9 @@ async def count_tokens(request: Request, services: Services) -> Response:
     return JSONResponse(body, headers=headers)
 
 
-async def _read(
-    request: Request, services: ApiServices, parse: Callable[[Mapping[str, Any], Files], MessageRequest]
-) -> MessageRequest:
-    api_request = await read_body_with_files(request, find_files, parse)
+async def _read(request: Request, services: ApiServices, parse: Callable[..., MessageRequest]) -> MessageRequest:
+    keep_volatile = services.shared.settings.keep_volatile
+    api_request = await read_body_with_files(request, find_files, partial(parse, keep_volatile=keep_volatile))
     if api_request.management is None:
         return api_request
     async with serving(services, api_request.model) as model:
