@@ -39,9 +39,7 @@ def main() -> None:
     print("|---|---:|---:|" + "---:|" * len(BATCHES))
     for f in sorted(formats, key=lambda f: least[f, 1]):
         times = " | ".join(f"{least[f, m] / least[Q4_K, m]:.1f}" for m in BATCHES)
-        print(
-            f"| {f.name} | {f.bits_per_value:.2f} | {weights[f].nbytes / least[f, 1] / 1e9:.1f} | {times} |"
-        )
+        print(f"| {f.name} | {f.bits_per_value:.2f} | {weights[f].nbytes / least[f, 1] / 1e9:.1f} | {times} |")
 
 
 if __name__ == "__main__":
