@@ -49,7 +49,6 @@ def main() -> None:
 def write_document_frames(
     file: BinaryIO, output: BinaryIO, extension: str, missing_features: list[str], enter_sandbox: Callable[[], None]
 ) -> None:
-    """Write the frames of a document."""
     # `enter_sandbox` is called after all imports, because they open files, and before the document is parsed.
     try:
         try:

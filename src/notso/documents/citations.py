@@ -66,7 +66,7 @@ def find_marked_quotes(answer: str) -> Iterator[QuotedSpan]:
         if found[1] is None:
             yield QuotedSpan(found.start(), at, 0, "")
             continue
-        if close <= at:  # otherwise, use the `]]` found for an earlier mark
+        if close <= at:  # otherwise, the `]]` found for an earlier mark also ends this one
             close = answer.find("]]", at + 1)
         if close < 0:
             return

@@ -68,8 +68,8 @@ def detect_container(head: bytes, extension: str) -> Container:
     for start, what in _UNREADABLE_STARTS.items():
         if head.startswith(start) and (not start.isascii() or _BINARY.search(head)):  # a text may begin with "MZ", too
             raise UnreadableError(f"is {what}, which cannot be read", "document_not_text")
-    # PDF readers accept other bytes before "%PDF-". A file that is not named .pdf must begin with "%PDF-", because a
-    # text may mention it.
+    # PDF readers accept other bytes before "%PDF-". Here, only a file named .pdf may begin with other bytes, because a
+    # text may mention "%PDF-".
     return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"
 
 
@@ -158,7 +158,7 @@ def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, C
         return "e-mail", lambda: subject, iter((message,))
     if guessed:
         warnings.append(f"its encoding was guessed: {guessed}")
-    is_page = start.startswith(("<!doctype html", "<html")) and extension not in CODE  # PHP may begin like a page
+    is_page = start.startswith(("<!doctype html", "<html")) and extension not in CODE  # a PHP file may begin like HTML
     if extension in ("html", "htm", "xhtml") or is_page:
         title, shown = html_text(text)
         if not shown.strip():

@@ -137,7 +137,7 @@ def _header_lines(message: EmailMessage) -> list[str]:
 
 
 def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
-    # Returns the texts of a part. Of alternatives, only the first one with text counts. Adds attachments to `attached`.
+    # Returns the texts of a part. Of alternatives, only the first with text is used. Adds attachments to `attached`.
     if part.is_multipart():
         parts: Any = part.get_payload()
         texts = [_texts(each, attached) for each in parts]

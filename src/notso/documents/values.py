@@ -37,7 +37,7 @@ _DECEPTIVE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 
 
 class UnreadableError(Exception):
-    """The document cannot be read. The message follows the document's name, as in `is encrypted`.
+    """The document cannot be read. The message follows the document's name, as in `report.pdf is encrypted`.
 
     `code` selects the translation of the message ('': none), and `values` are the numbers in it.
     """
