@@ -88,7 +88,7 @@ class Downloads:
         stop_requested = threading.Event()
         run = _Run(self, file, stop_requested, on_downloaded)
         thread = threading.Thread(target=run.run, name="notso-download", daemon=True)
-        thread.start()  # first, so that nothing has changed if this raises RuntimeError for lack of threads
+        thread.start()  # first, because nothing must change if this raises RuntimeError for lack of threads
         self._thread, self._stop_requested, self._current = thread, stop_requested, Download(file, "checking")
 
     def _on_end(self, end: Download) -> None:

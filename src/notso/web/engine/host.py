@@ -391,7 +391,7 @@ class EngineHost:
 
     def _reload_lost_engine(self, served: ServedModel, load: int) -> None:
         # Loading again uses the CPU if the GPU failed, and reconnects if the engine is remote. `load` is the value of
-        # `loads` for the lost engine, so that a newer engine is not affected.
+        # `loads` for the lost engine. If `loads` has increased since, the engine in use is newer and is kept.
         if served.loads == load and served.engine is not None:
             logger.warning("the engine no longer responds; loading it again")
             self._enqueue(partial(self._in_thread, served.engine.close))

@@ -104,7 +104,7 @@ class Generation(Protocol):
         """Yield all events from index `after` on; block between them."""
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify`, which must not block, on every change, and at once if there are events already."""
+        """Call `notify` on every change, and at once if there are events already. `notify` must not block."""
 
     def stop(self) -> None:
         """End the answer within one engine step, with finish reason 'cancelled'."""

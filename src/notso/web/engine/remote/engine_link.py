@@ -373,8 +373,8 @@ class EngineLink:
             self._when_changed()
 
     def _record_failure(self, problem: str, is_lost: bool) -> None:
-        # While the engine is connected, an interruption of the stream is logged and reported only if the engine counts
-        # as lost, that is, after LOST_SECONDS or if a retry cannot help.
+        # While `is_up`, a broken stream is logged and reported only once the engine counts as lost: after LOST_SECONDS,
+        # or at once if a retry cannot help.
         was_up = self.is_up
         if problem != self.problem and (is_lost or not was_up):
             logger.warning("%s", problem)
@@ -384,8 +384,8 @@ class EngineLink:
                 self._changed.notify_all()
         if is_lost and was_up:
             self._abort_calls()
-            # Report the loss before ending the answers, so that code that retries a lost answer finds the engine lost
-            # and waits until an engine is available again.
+            # Report the loss before ending the answers. Code that retries an ended answer then finds the engine lost
+            # and waits until an engine is available.
             self._when_changed()
             self._end_all_answers(problem)
 

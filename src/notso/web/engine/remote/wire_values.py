@@ -230,8 +230,8 @@ def _dataclass(kind: type) -> Converter:
         if not isinstance(value, dict) or not value.keys() <= field_types.keys():
             raise ValueError(f"not a valid {kind.__name__}")
         try:
-            # Look up field converters lazily: a recursive type's converter would otherwise have to exist before it is
-            # created.
+            # Look up field converters only now: a recursive type needs its own converter, which did not exist when
+            # `_dataclass` was called.
             return kind(**{name: _converter(field_types[name])(each) for name, each in value.items()})
         except TypeError as error:
             raise ValueError(f"not a valid {kind.__name__}") from error
