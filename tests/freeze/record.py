@@ -52,6 +52,7 @@ MASKS = tuple(
         (r"\b[0-9a-f]{32}\b", "HEX"),
         (r"nonce[-=\"]+[\w-]+", "NONCE"),
         (r"\?v=[0-9a-f]+", "?v=V"),
+        (r"/static/[0-9a-f]{16}/", "/static/HASH/"),
         (r"(after=|revision[=\"]*)[\w.:%-]+", r"\1REVISION"),
         (r"127\.0\.0\.1:\d+", "HOST"),
         (r"/tmp/[\w./-]+", "PATH"),
@@ -290,13 +291,14 @@ def compare(old: Path, new: Path) -> int:
     differences = 0
     for name in sorted({path.name for folder in (old, new) for path in folder.glob("*.txt")}):
         texts = [(folder / name).read_text("utf-8") if (folder / name).exists() else "" for folder in (old, new)]
-        for before, after in reworded:
-            texts[0] = texts[0].replace(before, after)
-        lines = list(
-            difflib.unified_diff(
-                *(text.splitlines() for text in texts), f"{old}/{name}", f"{new}/{name}", n=1, lineterm=""
-            )
-        )
+        olds, news = (text.splitlines() for text in texts)
+        unchanged = set(news)
+        for number, line in enumerate(olds):
+            if line not in unchanged:  # an old text that is part of its new text would be replaced twice
+                for before, after in reworded:
+                    line = line.replace(before, after)
+                olds[number] = line
+        lines = list(difflib.unified_diff(olds, news, f"{old}/{name}", f"{new}/{name}", n=1, lineterm=""))
         differences += sum(line[:1] in "+-" for line in lines[2:])
         print("\n".join(lines[:200]), end="\n" if lines else "")
     print(f"{differences:,} lines differ")
