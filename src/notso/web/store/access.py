@@ -101,10 +101,10 @@ class AccessStore(Protocol):
     async def reserve(
         self, day: date, owner: str, quota: Quota, requests: Sequence[MaxTokenUse]
     ) -> list[Reservation] | UsageTotals:
-        """Reserve tokens for requests, with shorter answers if the quota is nearly used up.
+        """Reserve tokens for requests. Answers get fewer tokens if the quota is nearly used up.
 
-        Reservations never make used and reserved tokens exceed the quota, even across processes. If the quota does not
-        suffice, nothing is reserved, and the usage so far is returned.
+        A reservation never raises the used and reserved tokens above the quota, even across processes. If the quota
+        does not suffice, nothing is reserved, and the usage so far is returned.
         """
 
     async def remove_owner(self, owner: str) -> bool:

@@ -42,8 +42,8 @@ class CopiedTable:
     digest: str
 
 
-# Not copied: search indexes (each database builds its own), and the state of running servers, such as leases (`holder`
-# and `held_until_ms` in any table, and the table `replicas`), reservations, and records of caches to clear.
+# Search indexes are not copied, because each database builds its own. Nor is the state of running servers: leases (the
+# table `replicas`, and the columns `holder` and `held_until_ms`), reservations, and records of stale caches.
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_BOOLEANS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),

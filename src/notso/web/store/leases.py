@@ -41,8 +41,7 @@ class LeaseKeeper:
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        # If no other process uses the store, one heartbeat suffices: it finds the turns that were unfinished before a
-        # restart.
+        # If no other process uses the store, one heartbeat suffices: it finds the turns that a restart left unfinished.
         if not self._store.is_shared:
             await self.send_heartbeat()
         elif self._beating is None:

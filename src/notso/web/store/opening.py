@@ -28,7 +28,7 @@ class DatabaseInfo:
 
     version: str
     connections: int  # value of `max_connections`
-    loses: str  # `fsync` or `full_page_writes` if this setting is off, so that commits may be lost; otherwise ''
+    loses: str  # setting that endangers commits because it is off (`fsync` or `full_page_writes`); '': none
 
 
 def create_store(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
@@ -60,7 +60,7 @@ def run_with_store(directory: Path, database_url: str | None, work: Callable[[Ch
 def create_access_store(
     directory: Path, database_url: str | None, chat_store: ChatStore | None = None
 ) -> SQLAccessStore:
-    """Return a store of keys that is not open yet. Raises SettingsError and StorageError.
+    """Return an access store that is not open yet. Raises SettingsError and StorageError.
 
     chat_store: this process's chat store, if any. With PostgreSQL, both stores share connections.
     """

@@ -2,8 +2,8 @@
 
 A chat is a tree of messages: each edited question or regenerated answer starts another branch. One branch at a time is
 shown ("chosen"). A turn is a question with its answer. A generation produces or continues one answer; its id names the
-event stream that pages read. A generation consists of one or more requests to the engine ("runs"): the first one, and
-one after each round of tool calls.
+event stream that chat pages receive. A generation consists of one or more requests to the engine ("runs"): the first
+one, and one after each round of tool calls.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRun:
-    """An engine request of an answer, recorded so that it can be repeated."""
+    """A run (engine request) of an answer, recorded so that it can be repeated."""
 
     params: Mapping[str, Any]  # fields of SamplingParams, including the seed
     content_at: int = 0  # characters of the answer before this run
@@ -175,9 +175,8 @@ class AnswerRun:
     calls: int = 0  # number of tool calls before this run
     is_apart: bool = False  # whether a tool call separates this run's text from that of the previous run
     hurry: bool = False  # whether the engine was asked to end the reasoning at once
-    # From the engine's `started` event: a digest of the prompt and model, and the maximum number of tokens.
-    origin: str = ""
-    limit: int = 0
+    origin: str = ""  # digest of the prompt and model, from the engine's `started` event
+    limit: int = 0  # maximum number of tokens, from the same event
     ids: tuple[int, ...] = ()  # ids of the tokens so far
     closed_at: tuple[int, ...] = ()  # indices in `ids` at which the engine ended the reasoning
     tokens: int = 0  # set at the end of the run
@@ -191,7 +190,9 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    tries: int = 0  # starts and continuations since the last new token or part, including the one that produced it
+    # Number of attempts to generate the answer since the last new token or part. The attempt that produced this token
+    # or part is counted, too.
+    tries: int = 0
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
     every: bool = False  # whether the question is asked separately about every part of the documents
@@ -241,7 +242,7 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The turn was not stored: `running` or `moved` states the reason, or the chat or message does not exist."""
+    """The turn was not stored. With neither `running` nor `moved`, the chat or a suitable message does not exist."""
 
     running: StoredMessage | None  # the unfinished answer, if any
     is_generated_here: bool = True  # whether this process generates that answer and can stop it
@@ -258,8 +259,6 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Result of a heartbeat."""
-
     orphans: tuple[Orphan, ...] = ()  # interrupted turns of ended processes; each is reported once
     # Turns that this process must continue. Each is reported by every heartbeat until it is in `known`, because the
     # result of a heartbeat may be lost.
@@ -417,8 +416,8 @@ class ChatStore(Protocol):
     ) -> Heartbeat:
         """Renew this process's lease, and take over or interrupt turns of processes that have ended.
 
-        running: generations of this process. known: `running`, and generations that are about to start; None if this
-        process cannot continue turns. is_leaving: the process is stopping and takes over no turns. Call this every
+        running: generations of this process. known: these and generations that are about to start; None if this process
+        cannot continue turns. is_leaving: the process is stopping and takes over no turns. Call this every
         HEARTBEAT_SECONDS for a shared store, and once otherwise.
         """
 
@@ -448,7 +447,7 @@ class ChatStore(Protocol):
         """Return the branch that ends in message `last` (None: the chosen branch; '': an empty one).
 
         `line` is empty for an unknown message. With `most_characters`, it omits messages before the newest finished
-        summary, and messages that are followed by more than this many characters.
+        summary, and messages with more than this many characters after them.
         """
 
     async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
@@ -460,7 +459,7 @@ class ChatStore(Protocol):
         """Return the newest `limit` messages of the branch that contains `through` (None: the chosen branch).
 
         The limit is rounded up to whole turns. Also includes older messages back to `first`, up to MOST_SHOWN messages
-        in total. Turns beyond MOST_SHOWN_CHARACTERS are left out. Other messages are not loaded.
+        in total. Turns beyond MOST_SHOWN_CHARACTERS are left out.
         """
 
     async def shown_before(
@@ -468,7 +467,7 @@ class ChatStore(Protocol):
     ) -> ShownChat | None:
         """Return the `limit` messages before this one, with the same rules as `shown_chat`.
 
-        `first`: only of the first `first` messages of the branch.
+        With `first`, return the last `limit` of the first `first` messages of the branch.
         """
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None: ...
@@ -562,7 +561,7 @@ class ChatStore(Protocol):
 
     async def purge(self, seconds: float) -> int:
         """Delete the trash entries that this process first saw at least `seconds` ago, and return their number."""
-        # Their conversations are added to `documents.stale()`.
+        # `documents.stale()` then returns the caches of the deleted conversations.
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat. Messages must follow their parents."""
@@ -577,7 +576,7 @@ class ChatStore(Protocol):
     async def trash_message(self, owner: str, chat_id: str, message_id: str) -> str | None:
         """Move a message and all messages below it to the trash and return the id for `restore`.
 
-        Returns None if the message does not exist or one of the answers is unfinished.
+        Returns None if the message does not exist or any of these messages is unfinished.
         """
 
     async def rate_message(self, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool: ...

@@ -46,8 +46,10 @@ def branch_end(path: list[ShownMessage], limit: int, first: str | None = None) -
 
 
 def count_shown(newest_first: Iterable[tuple[str, int]], limit: int) -> int:
-    """Return how many of these messages (role and size) to show: `limit`, rounded up to whole turns, or as many turns
-    (at least one) as fit in MOST_SHOWN_CHARACTERS."""
+    """Return how many of these messages (role and size) to show.
+
+    `limit` is rounded up to whole turns. Turns beyond MOST_SHOWN_CHARACTERS are left out, except the newest.
+    """
     count = whole = characters = 0
     for role, size in newest_first:
         characters += size
