@@ -24,7 +24,7 @@ LEFT JOIN messages ON messages.id = indexed.message_id
 WHERE {match} AND indexed.owner = ? AND messages.trash_id IS NULL
 ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, indexed.chat_id LIMIT ?
 """
-"""Full-text search, with the parts that differ between databases. Parameters: query, owner and limit."""
+"""Full-text search; `texts` and `match` differ between databases. Parameters: query, owner and limit."""
 
 
 def columns_of(kind: type) -> str:
@@ -62,7 +62,7 @@ class SQLConnection(Protocol):
 class Database(ABC):
     """A connection with the operations that differ between databases."""
 
-    for_update: str  # suffix of a SELECT that locks its rows until the transaction ends
+    for_update: str  # SELECT suffix that locks the selected rows until the transaction ends
 
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows: ...
@@ -98,7 +98,7 @@ class Database(ABC):
 
     @abstractmethod
     def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
-        """Return rows with chat_id, message_id, title, text and at_ms: titles, then messages, both newest first."""
+        """Return rows (chat_id, message_id, title, text, at_ms): titles, then messages, each newest first."""
 
     @abstractmethod
     def vocabulary(self, owner: str) -> Iterator[str]:

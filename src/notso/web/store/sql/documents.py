@@ -363,7 +363,8 @@ def reindex_document(db: Database, document_id: str) -> None:
 def verify_citations(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
     """Return an answer with verified citations.
 
-    A citation loses its document if the owner may not read it, its text has changed, or it lacks the quotation.
+    A citation loses its document if the owner cannot read this document, its text has changed, or the text lacks
+    the quotation.
     """
     if not message.citations:
         return message

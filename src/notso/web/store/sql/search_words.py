@@ -36,7 +36,7 @@ _RUN = re.compile(rf"{_CJK}+")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A condition of a query: adjacent words (`is_prefix`: the last may be incomplete), or any of several words."""
+    """Query condition: adjacent words (`is_prefix`: the last may be incomplete), or any of the words (`is_choice`)."""
 
     words: tuple[str, ...]
     is_prefix: bool = False

@@ -39,8 +39,7 @@ WITH RECURSIVE down(id, chosen_child, n) AS (
 )
 """
 _LAST = "SELECT id FROM down ORDER BY n DESC LIMIT 1"
-# Only the sizes of the messages that are probably shown are read: SQLite stores the size behind the text, which may be
-# long.
+# Sizes are read only for messages that are probably shown: SQLite stores the size after the text, which may be long.
 _FOUND = "id, parent_id, role, CASE WHEN k <= ? THEN (SELECT m.size FROM messages m WHERE m.id = up.id) END AS size"
 _END = f"""
 {_DOWN}, {_UP.format(last=_LAST)}

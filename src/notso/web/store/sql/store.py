@@ -61,7 +61,7 @@ from notso.web.values.json_steps import json_steps
 T = TypeVar("T")
 P = ParamSpec("P")
 
-SOURCES_AT_ONCE = 200  # sources per query for imported chats
+SOURCES_AT_ONCE = 200  # sources per query of `earlier_imports`
 # A large import is hidden in the trash until it is complete. Its trash id is renewed at this interval, so that the
 # import is not purged.
 RENEW_SECONDS = 3.0
@@ -140,8 +140,8 @@ def add_share(db: Database, owner: str, share: ShareLink) -> bool:
 def _write_method(
     work: Callable[Concatenate[Database, str, P], T], *, is_limited: bool = False
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    # Turns a function that writes to a database into a method that runs it in a transaction. is_limited: also enforce
-    # the limit on the size of an owner's messages.
+    # Converts a function that writes to a database into a method that runs it in a transaction. is_limited: also
+    # enforce the limit on the size of an owner's messages.
 
     async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
         run = self._add if is_limited else self.write

@@ -205,8 +205,8 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
     ).fetchone()
     if row is None or (assistant_message.active and row["state"] not in ACTIVE_STATES):
         return
-    # This process may have lost its lease on the answer. It may still save an answer that another process has
-    # interrupted, unless the answer has been edited since.
+    # If this process has lost its lease, it can save the answer only if another process has interrupted the answer, and
+    # the answer has not been edited since.
     if not db.holds_lease(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     if not assistant_message.active:
@@ -422,9 +422,9 @@ def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating
 
 
 def add_hidden_piece(db: Database, owner: str, piece: Piece, trash_id: str | None) -> str:
-    """Write a piece whose chats share one trash entry (None: a new one), so that all are restored or purged together.
+    """Write a piece of an import, hidden in the trash entry `trash_id` (None: a new one).
 
-    Returns the id of the entry. Raises StorageError if the entry was purged in the meantime.
+    All pieces share one entry. Returns its id. Raises StorageError if it was purged in the meantime.
     """
     if trash_id is not None and _lock_trash_row(db, owner, trash_id) is None:
         raise StorageError(TOO_SLOW)
@@ -519,8 +519,8 @@ def purge_piece(db: Database, trash_id: str) -> bool:
 
 
 def _add_replies(db: Database, chat_id: str, trash_id: str) -> None:
-    # Replies may belong to an earlier trash entry. Deletion would cascade to them, too, but leave their words in the
-    # search index, and fail for more than 1,000 levels.
+    # Replies may belong to an earlier trash entry. If they stayed there, deletion would still cascade to them, but
+    # leave their words in the search index. It would also fail for more than 1,000 levels.
     db.execute(
         "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE chat_id = ? AND trash_id = ?"
         " UNION SELECT m.id FROM below JOIN messages m ON m.parent_id = below.id)"
