@@ -273,7 +273,7 @@ LOST = Sentence(
 
 
 def detect_damage(path: Path) -> Damage:
-    """Return the kind of damage ('': none), which requires read-only use. Does not change any file.
+    """Return the kind of damage that requires read-only use ('': none). Does not change any file.
 
     Raises StorageDamagedError if even read-only use is impossible.
     """
@@ -286,7 +286,7 @@ def detect_damage(path: Path) -> Damage:
         if version == 0:
             return _log_damage("gone" if acknowledged else "", "is empty, although it had content")
         if version > SCHEMA_VERSION:
-            return ""  # `open_writer` raises the error
+            return ""  # `open_writer` raises DataDirectoryNewerError
         committed = read_commit_count(reader)  # None: a backup, or written by a release without the counter
         damage: Damage = ""
         if acknowledged is not None and committed is not None and committed < acknowledged:
@@ -334,8 +334,8 @@ def copy_if_unclean(path: Path) -> None:
         return
     with contextlib.closing(open_reader(path)) as reader, storage_errors():
         version = int(reader.execute("PRAGMA user_version").fetchone()[0])
-        # Deleting notso.db-commits means continuing without the missing commits. SQLite discards the unusable log when
-        # it opens the database for writing.
+        # If notso.db-commits was deleted (see LOST), the store continues without the missing commits. SQLite discards
+        # the unusable log when it opens the database for writing.
         unclean = 0 < version <= SCHEMA_VERSION and _is_unclean(reader) and read_commit_count(reader)
     if unclean:
         for file in (path, _wal_path(path)):

@@ -299,7 +299,7 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms INTEGER NOT NULL
     ) STRICT;
     """,
-    # 14: traces of answers, and unfinished background responses, which another process can continue.
+    # 14: records with which another process can continue answers and background responses.
     """
     CREATE TABLE answer_traces (
         message_id TEXT PRIMARY KEY REFERENCES messages (id) ON DELETE CASCADE,

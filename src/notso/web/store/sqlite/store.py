@@ -190,8 +190,9 @@ class SQLiteStore(SQLStore):
         running = asyncio.ensure_future(self._writes.run("", self._writer.checkpoint))
 
         def ended(done: asyncio.Future[bool]) -> None:
+            # Try again if a reader blocked the checkpoint. After an error, the next write starts another attempt.
             if not done.cancelled() and done.exception() is None and not done.result():
-                self._checkpoint_when_idle()  # a reader blocked the checkpoint; after an error, the next write retries
+                self._checkpoint_when_idle()
 
         running.add_done_callback(ended)
 
@@ -269,7 +270,7 @@ def permanent_chats(copy: Path) -> list[tuple[str, str]]:
 
 
 def library_texts(copy: Path, owner: str, library: str) -> Iterator[tuple[str, DocumentText]]:
-    """Yield the names and texts of a library in a backup, oldest first. Raises StorageError."""
+    """Yield the names and texts of the documents in a backup's library, oldest first. Raises StorageError."""
     with _open_backup(copy) as db:
         rows = db.execute(
             "SELECT documents.id, documents.name FROM documents JOIN libraries ON libraries.id = library_id"
