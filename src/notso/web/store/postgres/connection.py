@@ -273,8 +273,7 @@ _DEFAULTS = {
 
 
 class _EscapedText(StrDumperUnknown):
-    # Escapes U+0000, which PostgreSQL cannot store in text, as U+0001 followed by '0'; and U+0001 as U+0001 followed by
-    # '1'.
+    # Escapes U+0000, which PostgreSQL cannot store in text, as U+0001 and '0'. U+0001 itself becomes U+0001 and '1'.
 
     def dump(self, obj: str) -> Buffer | None:
         if "\x00" in obj or "\x01" in obj:
@@ -369,7 +368,10 @@ class PostgresPool:
                     return work(PostgresDatabase(connection, self._replica))
 
     def break_connections(self, seconds: float = 0.0) -> None:
-        """Break connections busy for at least `seconds`; if 0, also replace idle ones and assume an outage."""
+        """Break connections that have been busy for at least `seconds`.
+
+        With 0, also replace idle ones and assume an outage.
+        """
         if not seconds:
             self._set_unavailable(True)
             self._pool.drain()

@@ -237,7 +237,7 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
-    # 8: models of answers; sources of imported chats and messages, which are kept when a message is deleted.
+    # 8: models of answers; sources of imported chats and messages. The sources are kept when a message is deleted.
     """
     ALTER TABLE messages ADD COLUMN model TEXT COLLATE "C" NOT NULL DEFAULT '';
     ALTER TABLE chats ADD COLUMN source TEXT COLLATE "C" NOT NULL DEFAULT '';
@@ -340,7 +340,7 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms BIGINT NOT NULL
     );
     """,
-    # 12: traces of answers, and unfinished background responses, which another process can continue.
+    # 12: records with which another process can continue answers and background responses.
     """
     CREATE TABLE answer_traces (
         message_id TEXT COLLATE "C" PRIMARY KEY REFERENCES messages (id) ON DELETE CASCADE DEFERRABLE,
@@ -389,7 +389,7 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE messages ADD COLUMN citations TEXT COLLATE "C" NOT NULL DEFAULT '[]';
     """,
-    # 15: tokens of unfinished responses, including streams of named conversations, so that they can be continued.
+    # 15: progress of unfinished responses and of streams with X-Conversation-Id, so that both can be continued.
     """
     ALTER TABLE open_responses ADD COLUMN path TEXT COLLATE "C" NOT NULL DEFAULT '/v1/responses';
     ALTER TABLE open_responses ADD COLUMN headers TEXT COLLATE "C" NOT NULL DEFAULT '{}';
@@ -405,7 +405,7 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (response_id, first)
     );
     """,
-    # 17: one record of stale caches, for deleted conversations as well.
+    # 17: stale caches of deleted conversations move to the table of all stale caches.
     """
     INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)
         SELECT owner, first_message_id, '', '', CAST(extract(epoch FROM since) * 1000 AS BIGINT)
