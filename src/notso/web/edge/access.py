@@ -90,13 +90,12 @@ PEER = "notso.peer"
 class PeerAddress:
     """ASGI middleware that saves the peer's address before X-Forwarded-For replaces it."""
 
-    # On a socket for both IPv6 and IPv4, the IPv4 address 192.0.2.1 is ::ffff:192.0.2.1.
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         address, *port = scope.get("client") or ("",)
+        # A socket for both IPv6 and IPv4 reports the IPv4 address 192.0.2.1 as ::ffff:192.0.2.1.
         scope[PEER] = address.removeprefix("::ffff:") if "." in address else address
         if port:
             scope["client"] = (scope[PEER], *port)
@@ -211,8 +210,9 @@ class KeyRing:
 
     async def end_session(self, token: str) -> None:
         """End the session of a cookie value on all replicas."""
-        # The stored session is not deleted: another replica may be about to renew it. The revocation outlives it.
-        # It is stored before the message, so that a session loaded before it is dropped by the message.
+        # Store a revocation that outlives the session. Do not delete the stored session, because another replica may be
+        # about to renew it. Send the message after storing the revocation, so that a replica that loads the session
+        # meanwhile either finds the revocation or receives the message.
         digest = _digest(token)
         if self._storage is not None:
             await self._storage.set_value(_revocation_key(digest), "1", SESSION_SECONDS)
@@ -260,7 +260,7 @@ class KeyRing:
         session = self._sessions.get(digest)
         if session is None or session.is_expired(now):
             self._drop(digest)
-            # Load it even if it is idle here, because it may be in use at another replica.
+            # A session that has expired here may still be in use at another replica.
             session = await self._load_session(digest) if token else None
         if session is None or session.is_expired(now):
             return None
@@ -315,7 +315,7 @@ class KeyRing:
 
 
 async def public() -> None:
-    """Do nothing. As a dependency, mark a route that requires no key or session."""
+    """Mark a route that requires no key or session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +369,8 @@ def audience_of(route: Any) -> str:
 
 def include_marked(app: FastAPI, router: APIRouter) -> None:
     """Register the routes of a router. Raises TypeError for a route without a mark."""
-    # FastAPI.include_router would delay the first request, in which FastAPI would build a second copy of every route.
+    # With FastAPI.include_router, the first request would take longer, because FastAPI would build a second copy of
+    # every route.
     for route in router.routes:
         audience_of(route)
     app.router.routes.extend(router.routes)
@@ -401,8 +402,8 @@ def owner_of(request: Request) -> str:
 
 def _keys_sent(request: Request) -> list[str]:
     # Return all distinct keys. They are used only if all are valid, so that no header can override another.
-    # Authorization schemes other than Bearer are ignored, because proxies may forward the Basic credentials that were
-    # meant for them.
+    # Authorization schemes other than Bearer are ignored, because proxies may forward the Basic credentials with which
+    # clients sign in to the proxy.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")

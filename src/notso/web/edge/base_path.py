@@ -63,7 +63,7 @@ class BasePath(HttpMiddleware):
         async def send_prefixed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                if message["status"] == 307:  # the router redirects such paths as /chats/ to whole URLs
+                if message["status"] == 307:  # the router redirects paths such as /chats/ to absolute URLs
                     headers["location"] = urlsplit(headers["location"])._replace(scheme="", netloc="").geturl()
                 _prefix_headers(base, headers)
             await send(message)

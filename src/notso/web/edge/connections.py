@@ -26,7 +26,7 @@ from notso.web.values.request_id import SCOPE_KEY, request_id
 logger = logging.getLogger("notso.web.connections")
 
 MAX_CONNECTIONS = 1024
-"""Far more than the model of one machine can serve; a connection takes about 100 KiB of memory."""
+"""Far more than one machine's model can serve. Each connection takes about 100 KiB of memory."""
 RESERVED_DESCRIPTORS = 128
 """File descriptors kept free of client connections: for the database and its readers, model and cache files, downloads,
 tools, and connections being accepted."""
@@ -34,7 +34,7 @@ ONE_ADDRESS_SHARE = 3 / 4
 """Maximum share of the connections that one client address may hold. It is large because all clients have the same
 address if they connect through a proxy or from this machine."""
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
-MAX_ACCEPTING = 32  # maximum connections being accepted at once; low, so that each can send before it is evicted
+MAX_ACCEPTING = 32  # maximum connections being accepted at once; low, so that each can send before newer ones evict it
 RETRY_SECONDS = 0.002
 """Pause after a failure to accept a connection. Each failure evicts some of the connections that wait for their
 clients, and the remaining clients can send during the pause. A longer pause delays new clients: with 10 ms, a client
@@ -162,7 +162,8 @@ def network_of(host: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         return ""
-    address = getattr(address, "ipv4_mapped", None) or address  # all mapped addresses are in one /64 network
+    # All mapped addresses are in one /64 network, so convert them to IPv4.
+    address = getattr(address, "ipv4_mapped", None) or address
     # IPv6 addresses are counted by /64 network, because providers usually assign at least a whole /64 to one customer.
     return str(ipaddress.IPv6Network((address, 64), strict=False)) if address.version == 6 else str(address)
 

@@ -1,4 +1,4 @@
-"""Parsing of forms: urlencoded ones strictly, in a worker thread so that large forms do not block the event loop."""
+"""Form parsing. Urlencoded forms are parsed strictly, in threads so that large ones do not block the event loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def multipart_boundary(content_type: str) -> bytes:
     """Return the boundary named by a Content-Type; empty if there is none or it cannot be decoded."""
     try:
         boundary = HeaderParser().parsestr(f"Content-Type: {content_type}").get_boundary()
-    except (LookupError, ValueError, TypeError):  # an unknown or wrong encoding, or parts with and without numbers
+    except (LookupError, ValueError, TypeError):  # unknown or wrong encoding, or only some RFC 2231 parts are numbered
         return b""
     return (boundary or "").encode("latin-1", "replace")
 

@@ -1,5 +1,5 @@
-"""Limits of requests and responses: ASGI middleware for their size and for the time to receive a request, a memory
-budget shared by all request bodies, and a limit on open event streams per owner.
+"""Limits on the size of requests and responses, on the time to receive a request, on the total memory for request
+bodies, and on the open event streams of each owner.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ MOST_BYTES = 64 * MIB
 """Budget for the bodies being received or parsed: four chat imports of maximum size."""
 
 SMALL_SHARE = 4
-"""When the budget is used up, owners that hold at most 1/SMALL_SHARE of it (one import) may still exceed it, but by at
-most 1/SMALL_SHARE in total."""
+"""The bodies may exceed the budget by 1/SMALL_SHARE in total (one import). Only owners that hold at most this share may
+use this extra memory."""
 
 COST = 12
 """Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and

@@ -4,8 +4,8 @@ The checks use the raw `Host` header and `scope["path"]`, never a URL built from
 question mark, the path of such a URL differs from the path that is routed; in other servers, this has allowed access to
 guarded routes without a key.
 
-Origin rules let pages of other sites use the API, without cookies, but never the chat pages. On the port that imitates
-Ollama, Ollama's default origins are allowed as well.
+Origin rules let pages of other sites use the API without cookies. They do not apply to the chat pages. On the port that
+imitates Ollama, Ollama's default origins are also allowed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ LARGE_BYTES = 64 * 1024
 """Inputs above this size are queued. Smaller ones take milliseconds to process and run without queuing."""
 
 MOST_WAITING = 64
-"""Number of waiting items above which only owners below an equal share may queue more (see `has_capacity`)."""
+"""Capacity of the queue. When it is full, owners below an equal share may still add items (see `has_capacity`)."""
 
 SMALL_THREADS = 4
 """Threads per queue for small work. Queues do not share threads, so that blocked threads do not delay other queues."""
