@@ -31,10 +31,10 @@ RETRY_SECONDS = 5
 RENEW_SECONDS = 20.0
 MAX_PENDING = 10_000
 """Maximum number of (day, owner) usage entries, and of audited (owner, action) pairs, in memory. If the store fails for
-so long that there would be more usage entries, the usage of further owners is not counted."""
+so long that usage entries reach this limit, the usage of further owners is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
-"""For this long after an audit entry, repetitions of the same action by the same owner are only counted. They are then
-written as one entry. SELDOM has other intervals for some actions."""
+"""Interval after an audit entry in which repetitions of the same action by the same owner are only counted. At its end,
+they are written as one entry. SELDOM has other intervals for some actions."""
 KEY_REQUESTS = "requests of keys"
 _log = logging.getLogger("notso.web.access")
 
@@ -42,8 +42,8 @@ _log = logging.getLogger("notso.web.access")
 class Accounts:
     """Records usage and enforces quotas."""
 
-    # Usage is written every few seconds. If an owner has a quota, up to the maximum token use of each request is
-    # reserved in the store before the request starts, so that several servers together cannot exceed the quota.
+    # Usage is written every few seconds. If the owner has a quota, each request first reserves tokens in the store: its
+    # maximum use, or less if the quota does not allow it. Thus, several servers together cannot exceed the quota.
 
     # counters: count the requests of each key; servers share them if Valkey is configured. clock: returns Unix time.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
@@ -86,7 +86,7 @@ class Accounts:
         return owner in self._quotas
 
     async def reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation]:
-        """Reserve up to the requests' maximum use; wait for other requests if necessary. Raises QuotaError,
+        """Reserve tokens, at most each request's maximum use; wait for other requests if necessary. Raises QuotaError,
         StorageError, or Problem if the user is removed meanwhile."""
         turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_SECONDS

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SIGN_IN_SECONDS = 5.0
 OTHER_METHODS = frozenset({"key", "proxy", "oidc"})
-"""Owner prefixes of the other sign-in methods. The owner prefix of a sign-in plugin is its name, which must not be one
+"""Prefixes of owner ids, as in `proxy:NAME`. A sign-in plugin uses its name as the prefix, so its name must not be one
 of these."""
 _NAME = re.compile(r"[\w.@+-]{1,128}")
 

@@ -160,7 +160,7 @@ class OidcProvider:
         return cast(KeySet, self._keys)
 
     async def _fetch_once(self, what: str, fetch: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # Concurrent sign-ins share a request and its failure. With a lock, each would repeat it after the others.
+        # Concurrent sign-ins share a request and its failure. With a lock, each would repeat a failed request.
         task = self._fetches.get(what)
         if task is None:
             task = self._fetches[what] = asyncio.create_task(fetch())
@@ -195,7 +195,7 @@ class OidcProvider:
         return document
 
     def _client(self) -> AsyncOAuth2Client:
-        # A provider that does not list its methods supports client_secret_basic.
+        # A provider that lists no authentication methods supports client_secret_basic.
         methods = self._configuration.get("token_endpoint_auth_methods_supported")
         is_post = isinstance(methods, list) and "client_secret_post" in methods and "client_secret_basic" not in methods
         method = "client_secret_post" if is_post else "client_secret_basic"

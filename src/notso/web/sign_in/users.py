@@ -20,7 +20,7 @@ KEY_OWNER = owner_of_key("")
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
     """Return the owner of the active key `name`, or else of the user who would sign in as `name`, or else None.
 
-    `method:name` selects one of several sign-in methods; without it, the first is used.
+    `method:name` selects a sign-in method; a plain name uses the first configured method.
     """
     keys = await store.keys() if store is not None else []
     key = next((each for each in keys if each.name == name and not each.revoked_ms), None)
