@@ -52,8 +52,8 @@ KEEP_FINISHED_SECONDS = 300
 CLAIM_SECONDS = 6
 RENEW_SECONDS = 2.0
 WHOLE_BYTES = 65_536
-"""Once the changes sent since the last whole copy of a log exceed four times that copy's size plus this number of
-bytes, a new whole copy replaces them in the log's stream."""
+"""A log's stream contains a whole copy and the changes since then. If the changes exceed this size plus four times that
+of the copy, a new whole copy replaces both."""
 
 Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
@@ -125,8 +125,8 @@ class ValkeyExchange:
     def following(self, name: str, apply_changes: ApplyChanges) -> Iterator[None]:
         key, copy = f"notso:log:{name}", _Copy(apply_changes)
         self._copies.setdefault(key, []).append(copy)
-        # The reading connection may be blocked in a read that does not include the new stream. An entry in the bell, a
-        # stream that only this replica reads, ends that read, and the next read includes the new stream.
+        # The reading connection may be blocked in a read that does not include the new stream. The bell is a stream
+        # that only this replica reads. An entry in it ends the blocked read, and the next read includes the new stream.
         self._should_ring_bell = True
         self._work.set()
         try:
