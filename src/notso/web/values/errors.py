@@ -62,7 +62,7 @@ class ToolError(WebError):
 
 
 class StorageError(WebError):
-    """Conversations could not be read or written."""
+    """Stored data could not be read or written."""
 
     draft: str = ""  # the user's text, to be shown again
 

@@ -98,7 +98,7 @@ class OidcSettings:
             raise _error(f"[oidc] {self.client_secret_file} cannot be read") from None
 
     def owner(self, name: str) -> str:
-        # Not for other claims: a `sub` is case-sensitive even if it looks like an address.
+        # Only email domains are converted to lower case. A `sub` is case-sensitive even if it looks like an address.
         return f"oidc:{_lower_domain(name) if self.claim == 'email' else name}"
 
     def allows(self, name: str) -> bool:

@@ -27,7 +27,7 @@ class StrictFields(BaseModel):
 
 
 def limit_entries(entries: int) -> BeforeValidator:
-    """Keep at most `entries` + 1 members of an object. The length check still rejects larger objects."""
+    """Keep at most `entries` + 1 members of an object. The field's length check still rejects larger objects."""
 
     # The dropped members are never validated, so a huge object costs little.
     def truncate(data: Any) -> Any:
