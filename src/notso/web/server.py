@@ -111,8 +111,8 @@ class ChatServer(uvicorn.Server):
         watchdog: Watchdog | None = None,
     ) -> None:
         self._watchdog = watchdog
-        # `serve` replaces this with faulthandler's timer, which prints tracebacks and kills the process after
-        # `seconds`, even if another thread holds the GIL.
+        # The function `serve` above replaces this with faulthandler's timer, which prints tracebacks and kills the
+        # process after `seconds`, even if another thread holds the GIL.
         self.end_in: Callable[[float], None] = lambda seconds: None
         self._wakeup = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -31,8 +31,8 @@ REDACTED = "REDACTED"
 
 class Tracing:
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        # Tests pass a provider that is already configured; otherwise FastAPI adds an exporter to ours, as configured by
-        # the OTEL_* variables.
+        # Tests pass a provider that is already configured. Otherwise, FastAPI adds an exporter to the new provider,
+        # as configured by the OTEL_* variables.
         self._is_configured = provider is not None
         self._provider = provider or TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(_Redactor())
