@@ -387,8 +387,8 @@ async def front_ends_only(request: Request) -> None:
 
 PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(AccessMark()), Depends(front_ends_only)
 USES_MODEL = Depends(AccessMark(uses_model=True))
-"""Access marks for routes that use neither `operator_only` nor `audited`. USES_MODEL: for guarded page routes that run
-the model."""
+"""Access marks; the others are `operator_only` and `audited`. USES_MODEL is for guarded page routes that run the
+model."""
 
 
 def caller_of(request: Request) -> Caller:

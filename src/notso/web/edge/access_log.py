@@ -13,7 +13,7 @@ from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, resolve_r
 
 log = logging.getLogger("notso.access")
 
-# Routes that are used so often, by monitoring or on every page load, that only failures are logged.
+# Only failures are logged for these routes, because monitoring or page loads use them often.
 _QUIET = ("/livez", "/health", "/v1/health", "/metrics", "/static/{path:path}", "/static")
 
 
