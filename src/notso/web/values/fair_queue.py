@@ -139,5 +139,5 @@ class WorkerThreads(ThreadPoolExecutor):
         except RuntimeError:
             if self._threads:
                 return
-            self._work_queue.get_nowait()  # remove the work of this call, the only item if there are no threads
+            self._work_queue.get_nowait()  # the work of this call: without threads, the queue has no other items
             raise

@@ -7,7 +7,7 @@ import secrets
 from contextvars import ContextVar
 
 HEADER = "x-request-id"
-SCOPE_KEY = "notso.request_id"  # ASGI scope key of the id, which a connection's timers log
+SCOPE_KEY = "notso.request_id"  # ASGI scope key of the id, for log records of a connection's timers
 _PLAIN = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 request_id: ContextVar[str | None] = ContextVar("notso_request_id", default=None)
