@@ -34,8 +34,8 @@ SWITCH_SECONDS = 0.0005
 thread to release the GIL, so pages spend most of their time waiting."""
 DATE_SECONDS = 1.0
 LAST_RESORT_SECONDS = 4.5
-"""Time after the drain period or a second signal until a process that hangs is killed. Acknowledged data is already on
-disk. The process exits within 5 s, including the time to print tracebacks."""
+"""A process that still hangs this long after the drain period or a second signal is killed. Acknowledged data is
+already on disk. The process exits within 5 s, including the time to print tracebacks."""
 
 
 def serve(
