@@ -44,7 +44,7 @@ _log = logging.getLogger("notso.web.api")
 
 
 class BatchRunner:
-    """Runs open batches in the background of one server. Use on the event loop."""
+    """Runs open batches in the background. Use on the event loop."""
 
     def __init__(self, services: ApiServices, ring: KeyRing) -> None:
         self.services = services
@@ -61,7 +61,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._claim_batches())
 
     async def close(self) -> None:
-        """Stop running batches. They continue after the next start or on another server."""
+        """Interrupt running batches, which continue after a restart or on another server."""
         tasks = [task for _, task in self._running.values()]
         for task in (*tasks, *([self._task] if self._task is not None else [])):
             task.cancel()
@@ -71,7 +71,7 @@ class BatchRunner:
         self._due.set()
 
     def stop(self, batch_id: str) -> None:
-        """Stop a canceled batch at once, if this server is running it."""
+        """Stop a canceled batch if this server is running it."""
         if (stopping := self._stopping.get(batch_id)) is not None:
             stopping.set()
         self.wake()
@@ -185,7 +185,7 @@ class _Run:
         for number in numbers:
             entry = read_line(lines[number], (self._body["endpoint"],))
             body = json.dumps(entry.body).encode()
-            async with self._repeating:  # wait while a failed request is repeated: this one could make it fail again
+            async with self._repeating:  # wait while a failed request is repeated, see below
                 pass
             status, headers, answer = await self._send_request(entry.url, body)
             if status == 500:
