@@ -1,6 +1,6 @@
 """Fields of an OpenAI chat completion and their conversion to messages and parameters.
 
-Shared by the HTTP route and `notso batch`, so that a batch line means the same as a request.
+Shared by the HTTP route and `notso batch`, so that both treat requests alike.
 """
 
 from __future__ import annotations
@@ -404,7 +404,7 @@ class ChatRequest(ApiRequest):
 
     @property
     def reasoning_mode(self) -> str:
-        """Return `think` or `no_think`, which the system prompt may set."""
+        """Return `think` or `no_think`. The system prompt overrides the options."""
         first = self.messages[0]
         fixed = thinking_set_by(first.content) if first.role == "system" else None
         return "think" if (self.options.thinking if fixed is None else fixed) else "no_think"
@@ -573,7 +573,7 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
             validate_tool_choice("tool_choice", tool.function.name, names)
         choice = choice.allowed_tools.mode
     if choice is None or choice in ("none", "auto"):
-        return "auto"  # valid even without tools, which `validate_tool_choice` requires
+        return "auto"  # valid without tools; `validate_tool_choice` would require some
     return validate_tool_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 

@@ -1,4 +1,4 @@
-"""Routes that create, resume and stop chat completions, and the serializer of their chunks."""
+"""Routes that create, resume and stop chat completions, and their serializer."""
 
 from __future__ import annotations
 
