@@ -54,7 +54,7 @@ from notso.web.edge.access import GUARDED
 from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
-"""Maximum prompt log probabilities per request. Each character or id of the prompts is counted as a token."""
+"""Maximum prompt log probabilities per request. For this limit, each character of a text counts as a token."""
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 
