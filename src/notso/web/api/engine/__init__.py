@@ -1,1 +1,1 @@
-"""Engine API for front ends of the same release; not for other clients."""
+"""Engine API for front ends of the same release only."""

@@ -1,4 +1,4 @@
-"""Routes of the engine API, through which front ends (servers without a model) use this server's engine.
+"""Engine API, through which front ends (servers without a model) use this server's engine.
 
 A front end submits requests, and receives the events of all its answers in one stream of JSON lines. The wire format
 may change with every release; the path contains its version.
@@ -41,7 +41,7 @@ from notso.web.values.json_steps import json_bytes
 STOPPING = Sentence("the engine is stopping", "engine_stopping")
 HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
-"""A session and its answers end after this time without a connection. The front end reports them as failed earlier."""
+"""A session and its answers end after this time without a connection. The front end reports the loss earlier."""
 PREPARED_SECONDS = 10.0
 """A prepared prompt is dropped if it is not submitted within this time."""
 MAX_OPEN = 512
@@ -90,7 +90,7 @@ class _Stream:
 
 
 class FrontEndSession:
-    """The answers of one front end. They survive a broken connection. Use only on the event loop."""
+    """One front end's answers, which survive a broken connection. Use only on the event loop."""
 
     def __init__(self, front_ends: FrontEndSessions) -> None:
         self._front_ends = front_ends
@@ -156,10 +156,10 @@ class FrontEndSession:
                 answer.running.answer_now()
 
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
-        """Yield new events until a newer connection replaces this one, or a stopping server has no open answer.
+        """Yield new events until a newer connection replaces this one, or the server is stopping and no answer is open.
 
-        `read` maps answer numbers to counts of received events; answers in `pending` are being submitted. All other
-        answers up to number `up_to` are stopped.
+        `read`: answer number -> number of events received. `pending`: answers being submitted. Other answers up to
+        number `up_to` are stopped.
         """
         self._expires.cancel()
         old, self._stream = self._stream, _Stream(sent=dict(read))
