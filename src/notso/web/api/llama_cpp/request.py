@@ -59,7 +59,7 @@ from notso.web.edge.errors import api_error_of
 from notso.web.engine.model_names import model_id
 
 SHOWN_RANDOM_SEED = 0xFFFFFFFF
-"""Seed that responses report, as in llama.cpp, if the request has no seed and each answer gets a random one."""
+"""Seed that responses report, as in llama.cpp, if the request has no seed."""
 _ORDER = (
     *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma"),
     *("typical_p", "xtc_probability", "xtc_threshold", "repeat_last_n", "repeat_penalty", "presence_penalty"),
@@ -104,7 +104,7 @@ MAX_TEXTS = 1024
 BANNED = -100.0
 """Bias that `false` stands for. It practically excludes a token."""
 
-MAX_ID_DIGITS = 10  # of 1 << 31
+MAX_ID_DIGITS = 10  # as in 1 << 31
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Bias = float | Literal[False]
@@ -117,7 +117,7 @@ class PromptObject(Fields):
 
 
 Pieces = Annotated[list[TokenId | Text], Field(min_length=1, max_length=MAX_PROMPT_IDS, fail_fast=True)]
-"""A prompt that consists of token ids and texts in order."""
+"""A prompt given as a sequence of token ids and texts."""
 PromptField = (
     Text
     | PromptObject
