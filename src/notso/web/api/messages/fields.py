@@ -1,7 +1,4 @@
-"""Request fields of Anthropic's Messages API.
-
-`context_management` clears old tool results and reasoning from long conversations.
-"""
+"""Request fields of Anthropic's Messages API, and the edits of `context_management`."""
 
 from __future__ import annotations
 
@@ -116,7 +113,7 @@ class ContextManagement(Fields):
 
     @property
     def kept_thinking_turns(self) -> int | None:
-        """How many of the latest answers keep their reasoning (default 1); None: all."""
+        """Number of latest answers that keep their reasoning; None: all."""
         edits = self.of_kind(ClearThinking)
         return min((edit.kept_turns for edit in edits if edit.kept_turns is not None), default=None if edits else 1)
 
@@ -129,7 +126,7 @@ Applied = tuple[Mapping[str, Any], ...]
 def apply_edits(
     messages: tuple[Message, ...], management: ContextManagement, count: Count
 ) -> tuple[tuple[Message, ...], Applied]:
-    """Return the edited conversation, and the edits that had an effect. The errors of `count` propagate."""
+    """Return the edited conversation, and the edits that had an effect. Raises the errors of `count`."""
     # The caller has applied `clear_thinking` by setting `keep_reasoning`. Here, only the number of saved tokens is
     # computed. Several such edits are reported as one, because only the strictest has an effect.
     applied: list[Mapping[str, Any]] = []
@@ -170,8 +167,8 @@ def _drops_reasoning(message: Message) -> bool:
 
 
 def _clearable_calls(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
-    # Returns the ids of the calls whose results can be cleared. There are none if the trigger is a number of tool uses
-    # that is not exceeded. If the trigger is a number of tokens, the caller checks it.
+    # Returns the ids of the calls whose results can be cleared. There are none if the conversation does not exceed a
+    # trigger of type `tool_uses`. The caller checks triggers of type `input_tokens`.
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     results = [message.tool_call_id or "" for message in messages if message.role == "tool"]
     if isinstance(clearing.trigger, ToolUses) and len(results) <= clearing.trigger.value:

@@ -1,6 +1,4 @@
-"""Conversion of Anthropic messages, including documents, search results and citations, to engine messages and
-parameters.
-"""
+"""Conversion of Anthropic messages, documents, search results and citations to engine messages and parameters."""
 
 from __future__ import annotations
 
@@ -84,7 +82,7 @@ PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
 
 def find_files(body: Mapping[str, Any]) -> Iterator[RequestFile]:
-    """Yield the PDFs and stored files of a request that is not validated yet."""
+    """Yield the PDFs and stored files of an unvalidated request."""
     turns = body.get("messages")
     for at, turn in enumerate(turns if isinstance(turns, list) else ()):
         content = turn.get("content") if isinstance(turn, dict) else None
@@ -142,7 +140,7 @@ def _join_blocks(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
 
 
 def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str, Any] | None:
-    """Return a quotation in the API's format, or None if its document lacks it."""
+    """Return a quotation as a citation, or None if the document lacks its words."""
     found = documents.find_quotation(quotation.number, quotation.words)
     if found is None:
         return None
@@ -165,7 +163,7 @@ def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str,
 
 
 def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
-    """Return an earlier text block as the model wrote it: with its quotations first."""
+    """Return an earlier text block as generated, with its quotations first."""
     quotations = []
     for each in block.citations or ():
         for kind, name in PLACES.items():
@@ -176,7 +174,7 @@ def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
 
 
 # Name -> pattern of a line that changes with every request and would prevent the reuse of cached prompts. A line is
-# removed only from the start of the system prompt, and only if the pattern matches all of it. Quantifiers are
+# removed only from the start of the system prompt, and only if the pattern matches the whole line. Quantifiers are
 # possessive, so that a malicious text cannot cause slow backtracking.
 VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
     # Claude Code's version, launch mode and a checksum of the request, which differs every time.
@@ -234,7 +232,7 @@ def parse_message_request(
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
         raise invalid_field("thinking.budget_tokens", "thinking.budget_tokens must be below max_tokens")
-    # A max_tokens of 0 fills the prompt cache without generating. For this, the engine has `prompt_only`.
+    # A max_tokens of 0 fills the prompt cache without generating. The engine's option for this is `prompt_only`.
     chosen = {"max_tokens": fields.max_tokens or None, "thinking_budget": budget}
     params = create_sampling_params(NAMES, read_parameters(fields, "anthropic") | chosen)
     return _request(fields, body, files, keep_volatile, params=(params,), stream=bool(fields.stream))
@@ -370,14 +368,14 @@ def _parameters(tool: AnthropicTool) -> dict[str, Any]:
 
 def _tool_choice(tools: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
-        return "auto"  # valid even without tools, which `validate_tool_choice` requires
+        return "auto"  # valid without tools; `validate_tool_choice` would require some
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
     return validate_tool_choice("tool_choice", name, [tool.name for tool in tools])
 
 
 @dataclass(slots=True)
 class PinnedPrefix:
-    """The last cache breakpoint that pins the prompt up to it, if any."""
+    """The last pinning cache breakpoint, if any."""
 
     message: Message | None = None  # the message that contains the breakpoint
     characters: int = 0  # length of the content before the breakpoint
@@ -392,7 +390,7 @@ class PinnedPrefix:
                 self.characters = len(message.content) - len("\n".join(parts)) + len("\n".join(parts[:number]))
 
     def find_prefix(self, messages: Sequence[Message]) -> FixedPrefix | None:
-        """Return the prefix that the engine pins for the request's owner, if any."""
+        """Return the prefix to pin, if any."""
         at = next((at for at, each in enumerate(messages) if each is self.message), None)
         if at is None or self.characters <= 0:
             return None
