@@ -1,7 +1,7 @@
 """Ollama's endpoints: chat, generate, embeddings, and discovery of version, models and capabilities.
 
-An answer is a single JSON object, or a stream of JSON lines, the last of which has `done` set. The endpoints for model
-management always return an error.
+An answer is a single JSON object, or a stream of JSON lines, the last of which has `done` set. Endpoints for model
+management return errors.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
 
 
 def resolve_ollama_name(name: str | None, info: ModelInfo | None) -> str | None:
-    """Return the default model's name in the other APIs, or another name unchanged."""
+    """Replace an Ollama name of the default model with the other APIs' name."""
     if name is None:
         return None
     short = name.lower().removesuffix(LATEST)
