@@ -83,7 +83,7 @@ async def content(services: Services, owner: Owner, file_id: str) -> Response:
 
 @router.delete("/v1/files/{file_id}", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, file_id: str) -> Response:
-    """Delete a file. A batch that still has to read it fails."""
+    """Delete a file. Batches that still need it will fail."""
     await get_stored_file(services, owner, file_id)
     await services.shared.store.records.delete_file(owner, file_id)
     if is_anthropic(request):

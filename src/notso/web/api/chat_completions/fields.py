@@ -210,7 +210,7 @@ AnyFormat = Annotated[TextFormat | ObjectFormat | RegexFormat | SchemaFormat, Fi
 
 
 class TemplateOptions(Fields):
-    """Chat template variables that clients may set, under the names that several models use."""
+    """Chat template variables that clients may set; `thinking` is an alias of `enable_thinking`."""
 
     enable_thinking: bool | None = None
     thinking: bool | None = None

@@ -51,7 +51,7 @@ class ToolUses(Fields):
 
 
 class ThinkingTurns(Fields):
-    """Number of answers, each including its tool calls."""
+    """Number of answers; their tool calls do not count separately."""
 
     type: Literal["thinking_turns"]
     value: Annotated[int, Field(ge=1)]
@@ -198,7 +198,7 @@ MAX_BLOCKS = 4_096  # per document
 
 
 class CacheControl(Fields):
-    """Cache breakpoint. A `ttl` of one hour can pin the prompt up to it on disk."""
+    """Cache breakpoint. A `ttl` of one hour can pin the preceding prompt on disk."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -291,7 +291,7 @@ class RedactedBlock(Fields):
 
 
 class ServerBlock(Fields):
-    """A block of a tool that another server ran, dropped from the prompt."""
+    """A block of another server's tool, dropped from the prompt."""
 
     type: Literal[
         "server_tool_use",
@@ -368,7 +368,7 @@ class ToolResultBlock(Fields):
 
 
 class UploadBlock(Fields):
-    """A file for code that another server runs, dropped from the prompt."""
+    """A file for another server's code execution, dropped from the prompt."""
 
     type: Literal["container_upload"]
     file_id: Any = None
@@ -550,7 +550,7 @@ COUNT_NOTES: Notes = {
         "`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use` true: at most one call per response"
     ),
     "output_config": works(
-        "`format`: a JSON schema that the answer after the reasoning matches; `effort`: limits adaptive thinking, see "
+        "`format`: a JSON schema, enforced after the reasoning; `effort`: limits adaptive thinking, see "
         "below, and is otherwise ignored"
     ),
     "output_format": works("older name for `output_config.format`"),
