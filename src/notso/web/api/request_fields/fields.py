@@ -1,6 +1,6 @@
-"""Strict JSON parsing and validation of untrusted bodies, with the field types and checks that all APIs share.
+"""Strict JSON parsing and validation of untrusted bodies, with the field types and checks of all APIs.
 
-A hint is a field that is ignored, except for certain values. A note documents one field for clients.
+A hint is a field that is ignored, except for certain values. A note documents a field for clients.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, be
 
 
 class Fields(StrictFields):
-    """Base class of request bodies and their nested objects.
+    """Base class of request bodies and nested objects.
 
-    Unknown fields are dropped; `find_hints` reports them. Fields that the notes (passed as validation context)
-    mark as unsupported are rejected, unless their value is null, false, '' or [].
+    Drops unknown fields, which `find_hints` reports. Rejects fields that are unsupported according to the notes (the
+    validation context), unless their value is null, false, '' or [].
     """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
@@ -178,7 +178,7 @@ Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PA
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Documentation of a field, for the compatibility page and for error messages."""
+    """Documentation of a field, for the compatibility page and error messages."""
 
     # works: implemented. inert: accepted only with values that have no effect. hint: ignored, and named in the response
     # header for ignored fields. refused: not supported. later: not supported yet.
@@ -209,7 +209,7 @@ refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
 def hint(reason: str, done_text: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
-    """Describe an ignored field; `done_text` describes the fulfilled values `done`."""
+    """Describe an ignored field; `done_text` describes the values in `done`."""
     return Note("hint", done_text, instead, reason, done)
 
 
@@ -260,7 +260,6 @@ unsupported_field = partial(invalid_field, code="unsupported_parameter")
 
 
 def check_depth(param: str, schema: object) -> None:
-    """Raise ApiError (400) for a schema nested too deeply."""
     if nesting_depth(schema) > MAX_SCHEMA_DEPTH:
         raise invalid_field(param, f"{param} is nested more than {MAX_SCHEMA_DEPTH} levels deep")
 
@@ -268,7 +267,7 @@ def check_depth(param: str, schema: object) -> None:
 def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
     # Some messages are written here, because pydantic's would repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
-    # A union reports an error per alternative; the error at the deepest path probably belongs to the intended one.
+    # A union reports an error per alternative; the deepest error probably concerns the intended alternative.
     fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _PRIORITIES.get(each["type"], 0)))
     path = _parent_path(fault["loc"], body) if fault["type"] == "missing" else _path(fault["loc"], body)
     param = ".".join(map(str, path))
@@ -325,8 +324,8 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
 
 
 def _parent_path(location: Sequence[int | str], body: Any) -> list[int | str]:
-    # Returns the path of the object in which the last part of the location is missing. If a type's name in the location
-    # is also a field's name, `_path` descends too far, into an object that contains the last part.
+    # Returns the path of the object that lacks the location's last part. `_path` descends too far if the name of a type
+    # in the location is also a field's name. The loop then climbs until the part is missing.
     path = _path(location[:-1], body)
     while path and isinstance(value := _value_at(body, path), Mapping) and location[-1] in value:
         path.pop()
@@ -431,7 +430,7 @@ def _as_hint(annotation: object) -> Hint | None:
 
 
 EFFORT_BUDGETS = {"minimal": 64, "low": 256, "medium": 1024, "high": 4096, "xhigh": 16_384}
-"""Reasoning tokens per `reasoning_effort`; `max` is unlimited."""
+"""Maximum reasoning tokens for each `reasoning_effort`; `max` is unlimited."""
 
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS = (
@@ -451,7 +450,7 @@ def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
 
 
 def check_tool_names(names: Iterable[tuple[str, str]]) -> None:
-    """Raise ApiError (400) if two of the tools' names are equal. Entries are pairs of field and name."""
+    """Raise ApiError (400) for a duplicate name. `names` are pairs of field and name."""
     fields: dict[str, str] = {}
     for field, name in names:
         if (earlier := fields.setdefault(name, field)) != field:
@@ -462,7 +461,7 @@ def strict_tool_names(
     strict: Iterable[tuple[str, bool | None]], tools: Sequence[Mapping[str, Any]] | None
 ) -> tuple[str, ...]:
     """Return the names of the strict tools that `tools` contains."""
-    # `tool_choice` may exclude others.
+    # `tools` lacks the tools that `tool_choice` excludes.
     names = {tool["function"]["name"] for tool in tools or ()}
     return tuple(name for name, is_strict in strict if is_strict and name in names)
 

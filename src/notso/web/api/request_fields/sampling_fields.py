@@ -56,7 +56,7 @@ Number = int | float
 
 
 def to_prompt_limit(truncate_prompt_tokens: int | None) -> int | None:
-    # -1 would cut only prompts that do not fit the context. Those are refused anyway.
+    # Prompts are never cut. -1 sets no limit, because prompts that do not fit the context are refused anyway.
     return None if truncate_prompt_tokens is None or truncate_prompt_tokens < 0 else truncate_prompt_tokens
 
 
@@ -153,7 +153,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def with_sampling(api: Api) -> Callable[[type[B]], type[B]]:
-    """Add an API's sampling parameters to a body, except those that it declares."""
+    """Add an API's sampling parameters to a body, except those that the body declares."""
 
     def extended(body: type[B]) -> type[B]:
         fields = {
@@ -184,7 +184,7 @@ def sampling_names(api: Api, within: str = "") -> dict[str, str]:
 
 
 def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
-    """Return a body's values by engine parameter. Raises ApiError (400) if aliases differ."""
+    """Return a body's values by engine parameter. Raises ApiError (400) for contradictory aliases."""
     values = {name: get_by_alias(fields, *names) for name, each in PARAMETERS.items() if (names := each.names(api))}
     for name, value in values.items():
         if PARAMETERS[name].is_list and value is not None:
@@ -302,7 +302,7 @@ def to_sampling_params(
 
 
 def create_sampling_params(names: Mapping[str, str], values: Mapping[str, Any]) -> SamplingParams:
-    """Create engine parameters without values of None. Raises ApiError (400) with the API's name."""
+    """Create engine parameters, omitting None. Raises ApiError (400) with the API's field name."""
     chosen = {name: value for name, value in values.items() if value is not None}
     try:
         return SamplingParams(**chosen, given=tuple(chosen))
@@ -311,7 +311,7 @@ def create_sampling_params(names: Mapping[str, str], values: Mapping[str, Any]) 
 
 
 def get_by_alias(fields: BaseModel, *names: str) -> Any:
-    """Return the value of a field with aliases. Raises ApiError (400) if they differ."""
+    """Return the value given under any of `names`. Raises ApiError (400) for contradictory values."""
     found = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in found:
         if value != found[0][1]:
@@ -320,7 +320,6 @@ def get_by_alias(fields: BaseModel, *names: str) -> Any:
 
 
 def check_stream_options(fields: SamplingFields) -> None:
-    """Raise ApiError for stream options without a stream."""
     if not fields.stream and fields.stream_options is not None:
         raise invalid_field("stream_options", "stream_options requires stream: true")
 
@@ -395,7 +394,10 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 
 
 def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
-    """Return the answer's grammar, if any, and its field. Raises ApiError (400) for several or a deep schema."""
+    """Return the answer's grammar, if any, and its field.
+
+    Raises ApiError (400) for several grammars, or a schema nested too deeply.
+    """
     outputs = fields.structured_outputs
     grammars: dict[str, Grammar | None] = {
         "response_format": format_grammar,
