@@ -46,7 +46,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Only LOGPROBS and SEARCH_RESULTS have an effect. Others concern encrypted reasoning, images or unavailable tools."""
+"""Only LOGPROBS and SEARCH_RESULTS have effects. The rest concern encrypted reasoning, images or unavailable tools."""
 
 
 class InputText(Fields):

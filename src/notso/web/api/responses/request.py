@@ -1,4 +1,4 @@
-"""Converts Responses requests to engine messages and parameters, and finds items of stored responses by their ids."""
+"""Converts requests of the Responses API to engine messages and parameters, and loads stored items by id."""
 
 from __future__ import annotations
 
@@ -160,8 +160,6 @@ Functions = dict[str, tuple[FunctionTool, NamespaceTool | None]]
 
 @dataclass(frozen=True, slots=True)
 class FileSearch:
-    """The file search of a request, and its results."""
-
     tool: FileSearchTool
     shows_results: bool
     queries: tuple[str, ...] = ()
@@ -172,7 +170,7 @@ class FileSearch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
     conversation: tuple[Message, ...]  # the conversation without the instructions
-    items: tuple[Item, ...]  # input, in which stored items replace the loaded references
+    items: tuple[Item, ...]  # the input; loaded references are replaced by the stored items
     references: tuple[Reference, ...] = ()  # stored items to load
     namespaces: Mapping[str, str]  # function name in the prompt -> namespace
     instructions: str | None = None
@@ -186,7 +184,7 @@ class ResponseRequest(ApiRequest):
 
 
 def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
-    """Validate a count request. Raises the errors of `parse_response_request`."""
+    """Validate a token count request. Raises the errors of `parse_response_request`."""
     read_fields(InputTokenFields, _add_item_types(body, stored or {}), INPUT_TOKEN_NOTES | WITHIN_RESPONSE)
     return parse_response_request(body, stored)
 
@@ -240,7 +238,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
 
 
 def replace_conversation(api_request: ResponseRequest, conversation: tuple[Message, ...]) -> ResponseRequest:
-    """Replace the conversation, keeping the reasoning of tool calls after the last user message."""
+    """Replace the conversation. Keep reasoning only in messages with tool calls after the last user message."""
     last_user = max((at for at, message in enumerate(conversation) if message.role == "user"), default=-1)
     conversation = tuple(
         replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > last_user))
@@ -374,7 +372,7 @@ def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
         choice = choice.mode
     is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
     if choice is None or choice in ("none", "auto") or is_met:
-        return "auto"  # valid even without tools, which `validate_tool_choice` requires
+        return "auto"  # without `validate_tool_choice`, which fails if there are no tools
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return validate_tool_choice("tool_choice", name, [*functions])
 
@@ -417,7 +415,7 @@ MAX_QUERY_CHARACTERS = 2_000
 
 
 async def insert_passages(services: ApiServices, owner: str, api_request: ResponseRequest) -> ResponseRequest:
-    """Insert passages that fit the last user message. Raises ApiError (404) for an unknown vector store."""
+    """Insert passages found for the last user message. Raises ApiError (404) for an unknown vector store."""
     search, messages = api_request.search, api_request.messages
     at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
     if search is None or at < 0:
@@ -453,6 +451,6 @@ async def insert_passages(services: ApiServices, owner: str, api_request: Respon
 
 
 def to_annotation(documents: RequestDocuments, quotation: QuotedSpan, index: int) -> Mapping[str, Any] | None:
-    """Return a quotation as an annotation at character `index`, or None if its passage lacks it."""
+    """Return a quotation's annotation at character `index`, or None if the passage lacks the quotation."""
     found = documents.find_quotation(quotation.number, quotation.words)
     return None if found is None else {"type": "file_citation", "index": index, **found[0].facts}

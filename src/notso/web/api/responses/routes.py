@@ -48,7 +48,7 @@ from notso.web.store.protocol import StoredResponse
 stored_router = APIRouter()
 
 IGNORED_PARAMETERS = ("include", "include[]", "include_obfuscation")
-"""Ignored query parameters. The `include` field of the original request applies."""
+"""Ignored query parameters. The `include` field of the original request applies instead."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
