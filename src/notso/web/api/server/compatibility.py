@@ -52,13 +52,11 @@ describes endpoints and responses.
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint's fields, and notes on them and on nested fields (`within`)."""
-
     path: str
     api: str
     fields: type[BaseModel]
-    notes: Notes
-    within: Notes
+    notes: Notes  # on the fields
+    within: Notes  # on nested fields
 
 
 ENDPOINTS = (

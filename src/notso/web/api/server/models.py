@@ -1,5 +1,6 @@
-"""Routes that list models (the default model and installed files) with their adapters, and vLLM's routes that load and
-unload adapters. These routes load adapters only from the folder given with `--adapter-dir`.
+"""Routes that list models with their adapters, and vLLM's routes that load and unload adapters.
+
+Requests can load only adapters in the folder given with `--adapter-dir`.
 """
 
 from __future__ import annotations

@@ -396,8 +396,8 @@ async def openapi(request: Request) -> Response:
 
 @cache
 def _schemas() -> tuple[dict[str, str], dict[str, Any]]:
-    # Returns the reference to each route's body schema, and the schemas. Callers must not modify the schemas. Cached,
-    # because building them takes half a second.
+    # Returns references to body schemas by endpoint, and schemas by name. Callers must not modify them. The result is
+    # cached, because building the schemas takes half a second.
     kinds: list[type[BaseModel]] = [endpoint.fields for endpoint in ENDPOINTS]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True
