@@ -48,7 +48,7 @@ class ApiRequest:
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
-        """Remove the hint `store` if it has an effect with X-Conversation-Id."""
+        """Remove the hint `store` if `store` has an effect with X-Conversation-Id."""
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     def check_prompts(self, count: Callable[[Prompt], int]) -> None:
@@ -65,7 +65,7 @@ class ApiRequest:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The only prompt of a request with messages."""
+        """The messages of the only prompt."""
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     @property

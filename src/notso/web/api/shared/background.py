@@ -2,7 +2,7 @@
 
 Until such a response ends, its request, seed and tokens are stored in the database. If its process stops, another
 process continues the response under the same id: it repeats the request internally and replays the stored tokens.
-Clients receive the same events as without the interruption.
+Clients receive the same events as without interruption.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def send_internal_with_retry(app: ASGIApp, scope: Scope, body: bytes) -> t
 
 
 async def wait_if_busy(status: int, headers: Mapping[str, str]) -> bool:
-    """Wait until a request to a busy server can be repeated. Return False if it was not busy."""
+    """Wait before repeating a request to a busy server. Return False if the server is not busy."""
     if status not in RETRY_STATUSES:
         return False
     wait_s = headers.get("retry-after", "")
@@ -90,7 +90,7 @@ async def send_internal(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, d
 
 
 def receive_once(message: Message) -> Receive:
-    """Return a `receive` with one message and no disconnect."""
+    """Return a `receive` that delivers one message and then waits forever."""
     messages = [message]
 
     async def receive() -> Message:
@@ -215,8 +215,8 @@ class BackgroundResponses:
             return await self._fail(unfinished, "the server stopped several times during this response")
         status, error = await self._repeat_request(app, inner_app, unfinished, caller)
         if error.get("param") == "replay" and not json.loads(unfinished.body).get("stream"):
-            # The tokens cannot be replayed, because the model or the version of the numerical code has changed. Clients
-            # have received no events of this response, because it is not streamed, so it can start again.
+            # The tokens cannot be replayed, because the model or the version of the numerical code has changed. The
+            # request has no `stream`: there is no stream to continue, so the response starts again.
             status, error = await self._repeat_request(app, inner_app, replace(unfinished, progress=""), caller)
         if status != 200:
             message = str(error.get("message", "the response could not be continued"))
@@ -282,6 +282,6 @@ def resumed_response(request: Request) -> UnfinishedResponse | None:
 
 
 def created_ms(request: Request) -> int:
-    """Return the creation time of the request's response: the same at each call and after a restart."""
+    """Return the response's creation time: the same at each call and after a restart."""
     unfinished = resumed_response(request)
     return unfinished.created_ms if unfinished is not None else int(request.scope.setdefault(CREATED, current_ms()))

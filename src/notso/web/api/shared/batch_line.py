@@ -14,16 +14,16 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One request of a batch. `ignored`: names of unknown fields."""
+    """One request of a batch."""
 
     custom_id: str
     url: str
     body: dict[str, Any]
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # names of unknown fields
 
 
 def read_line(content: bytes, urls: Collection[str]) -> BatchLine:
-    """Parse a line; of the body's fields, check only `stream` and `background`. Raises ApiError."""
+    """Parse a line. Of its body, check only `stream` and `background`. Raises ApiError."""
     if len(content) > MAX_LINE_BYTES:
         raise line_too_long()
     entry = parse_object(content)

@@ -28,7 +28,7 @@ def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def legacy_logprobs(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Return log probabilities in the format of text completions. `offset`: the first token's, in characters."""
+    """Return log probabilities in the format of text completions. The first token starts at character `offset`."""
     listed: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
         # A prompt's first token has no predecessor and thus no probability; the API returns null for it.
@@ -193,7 +193,7 @@ def logprobs_body(
 
 
 def collect_choice(events: Iterable[Event], **options: bool) -> Choice:
-    """Build a choice with the options of `new_choice` from all its events. Raises their error."""
+    """Build a choice from all its events. Raises `event.error` if set."""
     choice = new_choice(**options)
     for event in events:
         choice.add(event)

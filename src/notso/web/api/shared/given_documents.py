@@ -58,9 +58,7 @@ class RequestFile:
 
 @dataclass(frozen=True, slots=True)
 class RequestDocument:
-    """A document, and its name in the prompt."""
-
-    name: str
+    name: str  # in the prompt
     text: str
     is_quoted: bool  # whether the answer may quote this document
     starts: tuple[int, ...] = (0,)  # character offsets of its pages or blocks
@@ -72,7 +70,7 @@ class RequestDocuments:
 
     def __init__(self) -> None:
         self._documents: list[RequestDocument] = []
-        self._numbers: dict[str, list[int]] = {}  # by type; requests can have thousands of documents and citations
+        self._numbers: dict[str, list[int]] = {}  # by type: an index for requests with thousands of documents
 
     def __bool__(self) -> bool:
         return bool(self._documents)
@@ -99,7 +97,7 @@ class RequestDocuments:
         return None if start < 0 else (document, start, start + len(words))
 
     def with_quotation_request(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """If a document may be quoted, ask for quotations in the last user message."""
+        """If a document may be quoted, append a request for quotations to the last user message."""
         at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
         if at < 0 or not self.has_quotable:
             return tuple(messages)
@@ -121,7 +119,7 @@ async def read_body_with_files(
     find_files: Callable[[Mapping[str, Any]], Iterator[RequestFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Parse a body like `read_body`, with its files. Raises ApiError: 404 if unknown, 400 if unreadable."""
+    """Parse a body like `read_body`, with its files. Raises ApiError for a file: 404 if unknown, 400 if unreadable."""
     require_json(request)
     files: dict[str, Document] = {}
     body = await request.body()
@@ -136,14 +134,14 @@ async def read_body_with_files(
 
 
 async def read_openai_request(request: Request, parse: Callable[[Mapping[str, Any]], R]) -> R:
-    """Parse an OpenAI request like `read_body_with_files`, replacing its files with their text."""
+    """Parse an OpenAI request with its files replaced by their text."""
     return await read_body_with_files(
         request, find_openai_files, lambda body, files: parse_with_files(body, files, parse)
     )
 
 
 def find_openai_files(body: Mapping[str, Any]) -> Iterator[RequestFile]:
-    """Yield the files in an OpenAI request that is not validated yet."""
+    """Yield the files in an unvalidated OpenAI request."""
     for _, param, file in _file_parts(body):
         yield _to_request_file(file, param)
 
@@ -165,7 +163,7 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
 def parse_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
     """Parse an OpenAI request, replacing its files with their text.
 
-    The sources of quoting fields (see `has_quoting_fields`) are these files and the last user message, named "prompt".
+    Quoting fields (see `has_quoting_fields`) may quote these files and the last user message, named "prompt".
     """
     api_request = parse(inline_files(body, files))
     if not has_quoting_fields(api_request.options):
@@ -220,7 +218,7 @@ def digest_of(data: str) -> str:
 
 
 async def get_stored_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
-    """Return a stored file. Raises ApiError (404) naming `param` if it is unknown or expired."""
+    """Return a stored file. Raises ApiError (404) naming `param` if unknown or expired."""
     file = await services.shared.store.records.file(owner, file_id)
     if file is None or is_expired(file):
         raise ApiError(404, "not_found", "no file with that id is stored", param=param)

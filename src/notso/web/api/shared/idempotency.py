@@ -87,7 +87,7 @@ class IdempotencyMiddleware:
                 raise ApiError(
                     400, "invalid_value", "Idempotency-Key must be 1 to 255 printable ASCII characters", param=HEADER
                 )
-            request.state.caller = caller  # `receive` counts the body against the owner's limit
+            request.state.caller = caller  # `receive` then counts the body against the owner's limit
             message = await receive()
             if message["type"] != "http.request":
                 return
@@ -252,7 +252,7 @@ def _claim_key(owner: str, key: str) -> tuple[str, str]:
 
 def _request_digest(scope: Scope, body: bytes) -> bytes:
     digest = hashlib.sha256()
-    # Clients choose a new boundary each time they send the form.
+    # A repeated multipart form has a new boundary.
     if boundary := multipart_boundary(Headers(scope=scope).get("content-type", "")):
         body = body.replace(b"--" + boundary, b"--")
     for part in (scope["path"].encode(), scope.get("query_string", b""), body):

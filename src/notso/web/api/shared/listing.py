@@ -9,7 +9,7 @@ from typing import Any
 from notso.web.api.request_fields.fields import invalid_field
 
 PAGE = "page_"
-"""Prefix of Anthropic's newer cursor: `next_page` of a list is the parameter `page` of the next request."""
+"""Prefix of Anthropic's newer cursor: the `next_page` of a response is the parameter `page` of the next request."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _AFTER, _BEFORE = ("after", "after_id", "page"), ("before", "before_id")  # aliases
@@ -46,7 +46,7 @@ def paginate(
 
 
 def _find_cursor(ids: Sequence[str], query: Mapping[str, str | None], names: Sequence[str]) -> int | None:
-    # Returns the position of the item that the parameter names. Raises ApiError (400).
+    # Returns the position of the item whose id the query contains under one of `names`. Raises ApiError (400).
     given = {name: value.removeprefix(PAGE if name == "page" else "") for name in names if (value := query.get(name))}
     for name, value in given.items():
         if value not in ids:

@@ -1,7 +1,7 @@
 """Receipts in API responses: records of the model, seed, parameters and token ids, which `notso verify` can check.
 
 The request header `x-notso-receipt: open` adds the field `notso_receipt` to the response, or to the last event of a
-stream. The value `sealed` adds a receipt that contains hashes instead of the conversation.
+stream. With `sealed`, the receipt contains hashes instead of the conversation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def requested_receipt(request: Request) -> str | None:
 
 
 def with_seed_and_token_ids(submission: Submission, seed: int | None = None) -> Submission:
-    """Return a copy with token ids and a seed: its own, `seed` or a random one."""
+    """Return a copy that reports token ids and has a seed: its own, `seed` or a random one."""
     params = submission.params
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63) if seed is None else seed)
@@ -77,7 +77,7 @@ class ReceiptSerializer:
             await asyncio.to_thread(self._receipt, *each) for each in zip(self._submissions, self._records, strict=True)
         ]
         self._receipts = receipts[0] if len(receipts) == 1 else receipts
-        # Passed on so that a response that the inner serializer stores also contains the receipts.
+        # If the inner serializer stores the response, the receipts are stored with it.
         await self.inner.finalize({**(added or {}), FIELD: self._receipts})
 
     def closing_events(self) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Answers that continue when their client disconnects, and that any replica can resume or stop.
 
 Replicas are servers that share a database. Each answer belongs to a conversation, which is named by the request's
-header X-Conversation-Id. For a `background` response, the name is the id of the response.
+header X-Conversation-Id. For a `background` response, the name is the response's id.
 """
 
 from __future__ import annotations
@@ -218,7 +218,6 @@ class TokenRecord:
             self.finish = event.finish_reason
 
     def since(self, first: int) -> Replay:
-        """Return the tokens from index `first`."""
         closed_at = tuple(each for each in self._closed_at if each >= first)
         return Replay(tuple(self._ids[first:]), closed_at, self.origin)
 
@@ -293,7 +292,7 @@ class ResumableStreams:
 
     @contextlib.asynccontextmanager
     async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
-        """Reserve a conversation for an answer. Raises ApiError: 409 if it has one, 429 if too many are running."""
+        """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 if too many are in use."""
         stream, key = self.find(owner, conversation), (owner, conversation)
         open_id = stream.running.name if stream is not None and not stream.finished else ""
         if running_id := self._claimed.get(key) or open_id:

@@ -42,8 +42,8 @@ class Serializer(Protocol):
         """Return an event's frames. Raises `event.error` if set."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
-        """Prepare for the closing frames; for example, store the response with the fields `added`."""
-        return  # a method without statements would be abstract
+        """Prepare for the closing frames. May store the response with the fields `added`."""
+        return  # type checkers treat an empty method of a protocol as abstract
 
     def closing_events(self) -> Iterable[bytes]:
         return ()

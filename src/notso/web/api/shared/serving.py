@@ -80,8 +80,11 @@ def require_json(request: Request) -> None:
 
 
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
-    """Parse the JSON body. Raises Problem (429) if the queue is full, and ApiError: 415 for another content type
-    (unless `of_any_type`), 400 if invalid, or for hints with the setting `strict_fields`."""
+    """Parse the JSON body. Raises Problem (429) if the queue is full.
+
+    Raises ApiError: 415 for another content type (unless `of_any_type`), 400 for an invalid body or a hint that
+    `strict_fields` refuses.
+    """
     if not of_any_type:
         require_json(request)
     body = await request.body()
@@ -95,7 +98,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 
 
 async def read_fields_and_headers(request: Request, kind: type[F], notes: Notes) -> tuple[F, dict[str, str]]:
-    """Return the fields of a body, and the response header that lists the ignored ones."""
+    """Return a body's fields, and the response header that lists ignored ones."""
 
     def parse(body: Mapping[str, Any]) -> tuple[F, list[str]]:
         fields = read_fields(kind, body, notes)
@@ -113,10 +116,8 @@ async def run_prompt_work(request: Request, work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded model; `info` has the model name reported to clients."""
-
     engine: ChatEngine
-    info: ModelInfo
+    info: ModelInfo  # with the model name reported to clients
     choice: ModelChoice
 
 
@@ -198,7 +199,7 @@ async def respond(
 ) -> Response:
     """Generate a response, whole or streamed. Raises ApiError only before the first byte.
 
-    A disconnect stops requests that are not in the background and have no X-Conversation-Id.
+    A disconnect stops the request unless it is in the background or has X-Conversation-Id.
     """
     host, choice = services.shared.engine, await resolve_model_choice(services, api_request.model)
     choices, n, conversation = len(list(api_request.choices)), len(api_request.params), conversation_name(request)
@@ -211,7 +212,7 @@ async def respond(
         await _check_prompts(request, api_request, engine)
         if api_request.keep_alive_s is not None:
             host.keep(host.model(choice.model), api_request.keep_alive_s)
-        # Only n is limited to max_num_seqs: prompts in excess of it wait in the engine's queue.
+        # Only n is limited to max_num_seqs. Further prompts wait in the engine's queue.
         if n > info.max_num_seqs:
             raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
         if choices > max(MAX_CHOICES, n):
@@ -252,8 +253,8 @@ async def respond(
             # Returns the response's headers. Rejects invalid requests now, because the status code cannot change after
             # the first byte.
             await running.begin(submit, lambda work: run_prompt_work(request, work))
-            # After `begin`, because the engine's errors name the field of an invalid schema. `run_prompt_work` fails if
-            # its queue is full; in this function, an error still closes `running`.
+            # `running.begin` comes first, because its errors name the field of an invalid schema. The headers are built
+            # here, because the queue of `run_prompt_work` may be full, and an error must still close `running`.
             return await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
 
         if conversation is None:
@@ -350,7 +351,7 @@ def reread_stream(services: ApiServices, owner: str, stream: ResumableStream | R
 
 
 async def respond_whole(running: RunningRequest, serializer: Serializer) -> Response:
-    """Return the whole response. Raises the error of the generation."""
+    """Return the whole response. Raises the generation's error."""
     async for item in generation_events(running):
         if item is not None:
             for _ in await serialize_event(serializer, *item):

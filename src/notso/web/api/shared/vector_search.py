@@ -1,4 +1,4 @@
-"""Search in vector stores. "Vector store" is OpenAI's name for what this server calls a library of documents."""
+"""Search in vector stores, OpenAI's name for this server's libraries of documents."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def to_search_result(hit: PassageHit, file_id: str) -> dict[str, Any]:
 
 
 async def map_file_ids(services: ApiServices, owner: str, documents: Iterable[StoredDocument]) -> dict[str, str]:
-    """Map document ids to file ids, which are derived if there is no file."""
+    """Map document ids to file ids; a document without a file gets a derived id."""
     uploaded = [each.id for each in await services.shared.store.records.files(owner)]
     found = list(documents)
     file_ids = {document_id_of(name, each): name for each in {each.library_id for each in found} for name in uploaded}
