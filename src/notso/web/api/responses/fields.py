@@ -157,7 +157,7 @@ class FunctionTool(Fields):
 
 
 class NamespaceTool(Fields):
-    """A group of functions; calls report its name."""
+    """A group of functions; each call contains the group's name."""
 
     type: Literal["namespace"]
     name: Name

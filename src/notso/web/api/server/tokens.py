@@ -85,7 +85,7 @@ DETOKENIZE_NOTES: Notes = {"tokens": works("a list of up to 262,144 token ids")}
 @router.post("/tokenize", dependencies=[GUARDED])
 async def tokenize(request: Request, services: Services) -> Response:
     """Tokenize a text, or the prompt of `messages`. Control tokens in the text are recognized if `parse_special` is
-    true, the default with `prompt`."""
+    true (the default with `prompt`)."""
     fields, conversation = await read_body_with_files(request, find_openai_files, _tokenize_request)
     is_prompt = fields.content is None
     text = fields.prompt if is_prompt else fields.content
