@@ -1,1 +1,1 @@
-"""Conversion of text to safe HTML: Markdown is rendered, and the resulting HTML is sanitized."""
+"""Conversion of Markdown and other model output to safe HTML."""

@@ -1,7 +1,7 @@
 """Rendering budget of a message: CPU time and characters of HTML.
 
-Deadlines are checked before every parsing step, so that no input exceeds its budget by much.
-They use CPU time because wall-clock time would include periods when the thread does not run.
+Deadlines are checked before every parsing step, so that no input exceeds its budget by much. They use CPU
+time because wall-clock time would include periods when the thread does not run.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Block extensions are <details> and alerts. Inline extensions are bare URLs, foot
 list boxes, some HTML tags without attributes, and emphasis next to Chinese, Japanese and Korean text.
 
 A block extension is recognized by its first line, and an inline extension depends only on its block, so that text
-arriving later never changes a complete block. For the same reason, footnotes are not linked; their marks are only
-superscripts.
+arriving later never changes a complete block. For the same reason, footnote marks are superscripts without links.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ def _details(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     last, depth = first, 1
     while last < end:
         depth += 1 if _DETAILS.match(_line(state, last)) else -1 if _END_OF_DETAILS.match(_line(state, last)) else 0
-        # A less indented line ends the list item, and with it the element, unless it is the closing tag.
+        # In a list item, a less indented line other than </details> ends the item, and with it <details>.
         if not depth or (state.sCount[last] < state.blkIndent and not state.isEmpty(last)):
             break
         last += 1
@@ -222,8 +221,9 @@ def _emphasis(state: StateInline, silent: bool) -> bool:
 
 def _scan_delimiters(state: StateInline, can_split_word: bool) -> Scanned:
     # In CommonMark, emphasis does not end at a mark that follows punctuation and precedes a letter, because words are
-    # expected to be separated by spaces. Chinese, Japanese and Korean text has no such spaces. Therefore, characters
-    # of these scripts count as spaces on the outer side of a mark, and their punctuation as letters on the inner side.
+    # expected to be separated by spaces. Chinese, Japanese and Korean text has no such spaces. Therefore, on the
+    # outer side of a mark, characters of these scripts count as spaces. On the inner side, their punctuation counts as
+    # letters.
     scanned = state.scanDelims(state.pos, can_split_word)
     before = state.src[state.pos - 1] if state.pos > 0 else " "
     end = state.pos + scanned.length

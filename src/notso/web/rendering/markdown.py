@@ -229,7 +229,7 @@ _BLOCKS_ONLY = _parser().disable(["inline", "long_paragraphs"])
 def render_markdown(text: str, *, budget: Budget | None = None) -> str:
     """Render text as safe HTML. The default `budget` is that of one message.
 
-    Parts that exceed limits become plain paragraphs. Blocking: do not call on the event loop.
+    Parts that exceed limits become plain paragraphs. Blocking.
     """
     budget = budget or Budget()
     if len(text) > MAX_MARKDOWN_CHARACTERS:

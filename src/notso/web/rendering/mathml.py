@@ -42,7 +42,7 @@ _ATTRIBUTES = frozenset(
 
 
 async def convert_formulas(html: str) -> tuple[str, int]:
-    """Convert formulas in sanitized HTML to MathML; also return the number of formulas that could not be converted."""
+    """Convert formulas in sanitized HTML to MathML; also return the number of failures."""
     found = list(_FORMULA.finditer(html))
     converted: list[str | None] = []
     for at in range(0, len(found), MOST_AT_ONCE):

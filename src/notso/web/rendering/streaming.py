@@ -44,7 +44,7 @@ class StreamingMarkdown:
         self._min_search_characters = 0
 
     def feed(self, more: str) -> Rendered:
-        """Append text. Blocking: do not call on the event loop."""
+        """Append text. Blocking."""
         more = self._cr + more
         self._cr = "\r" if more.endswith("\r") else ""
         self._text += more.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
