@@ -23,7 +23,7 @@ USUAL_MOST_CHARACTERS = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class ShownView:
-    """The part of a chat that a page shows. `earlier` is the number of older messages, which are not shown."""
+    """The part of a chat that a page shows. `earlier`: number of older messages."""
 
     chat: Chat
     base: ChatDefaults
@@ -92,7 +92,7 @@ async def read_branch(services: ChatServices, owner: str, chat_id: str, last: st
 
 
 async def read_branch_if_any(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView | None:
-    """Like read_branch, but return None for an unknown chat and an empty line for an unknown message."""
+    """Like read_branch, but return None for an unknown chat, and an empty `line` for an unknown message."""
     if not is_id(chat_id):
         return None
     revision = services.feed.revision  # read before the chat, so that a concurrent change is still announced

@@ -1,7 +1,7 @@
 """Measure a chat's context usage and the cost of its draft, and summarize long chats (compaction).
 
-Compaction is optional. While the engine is idle, the model summarizes chats that use at least 70% of their context. The
-summary replaces the messages before it in prompts, as with /summarize, until it is removed.
+Compaction is optional. While the engine is idle, the model summarizes chats that use at least 70% of their context. As
+with /summarize, prompts then contain the summary in place of the earlier messages.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Compaction:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def schedule_if_needed(self, turn: Turn) -> None:
-        """Schedule a summary if the turn's chat is long. The summary is skipped if compaction is not automatic."""
+        """Compact the turn's chat in the background if the chat is long and compaction is automatic."""
         engine = self._services.shared.engine.model(turn.request.model).engine
         # After tool calls, an answer has several requests, each with the whole chat, so only the last one counts.
         usage = turn.last_usage

@@ -1,4 +1,4 @@
-"""Cache of rendered messages: HTML is generated when an answer ends or a message is first shown, and stored."""
+"""Cache of rendered messages. HTML is generated and stored when an answer ends or a message is first shown."""
 
 from __future__ import annotations
 

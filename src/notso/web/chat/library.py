@@ -147,7 +147,7 @@ class FolderLibrary:
         self._store = store
         self._files: dict[str, _FileState] = {}
         self._refused: set[str] = set()  # digests of files for which the library has no space
-        self._unreadable: set[str] = set()  # names of files and folders, at the last sync
+        self._unreadable: set[str] = set()  # files and folders that the last sync could not read
 
     async def sync(self) -> bool:
         """Add new documents and delete missing ones; return whether any were new. Raises OSError or StorageError."""

@@ -76,7 +76,7 @@ from notso.web.values.wording import number, translated, words
 async def prepare_prompt(services: ChatServices, request: Request, size: int) -> PreparedRequest | None:
     """Render the prompt, which has about `size` characters. Raises Problem if it does not fit in the context.
 
-    Returns None if the model is not loaded, or after other errors, which the engine reports later.
+    Returns None if the model is not loaded, and for all other errors, which the engine reports later.
     """
     engine = services.shared.engine.model(request.model).engine
     if engine is None:
@@ -146,7 +146,7 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
 Submitted = tuple[TurnAccepted, ChatView]
-"""The stored turn, and a view of the branch that ends in its question (unless the turn is `repeated`)."""
+"""The stored turn, and a view of the branch that ends in its question. A `repeated` turn leaves the view unchanged."""
 
 MAX_TITLE_CHARACTERS = 120
 TITLE_WIDTH = 100
@@ -167,8 +167,8 @@ async def submit_question(
 ) -> Submitted:
     """Store a question at the end of the view's branch and queue its answer.
 
-    last: id of the last message on the page ('': none; None: the end of the chosen branch). instead_of: the question
-    that was edited. Its attachments are kept, except those that the form replaces.
+    last: id of the last message on the page; '' for an empty page; None for the end of the chosen branch. instead_of:
+    the question that was edited. Its attachments are kept, except those that the form replaces.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
@@ -327,7 +327,7 @@ async def fork(
     replacement: tuple[int, ...],
     fields: dict[str, str],
 ) -> Submitted:
-    """Generate another version of an answer from its tokens before `place` (run, token), followed by `replacement`.
+    """Generate another version of an answer. It keeps the tokens before `place` (run, token) and adds `replacement`.
 
     Raises Problem, for example 409 if the conversation or the model has changed.
     """
@@ -506,7 +506,7 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
     An answer that cannot be continued is marked as interrupted.
     """
     turns = services.turns
-    if not turns.is_unknown(orphan.generation_id):  # started by this process in the meantime, or its last save failed
+    if not turns.is_unknown(orphan.generation_id):  # this process has started the answer, or could not save its end
         if (turn := turns.find(orphan.generation_id)) is not None and turn.log.finished:
             with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
                 await _save_ended_turn(services, orphan.owner, turn)
@@ -596,7 +596,7 @@ async def load_branch_documents(
 async def build_request(
     services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, kind: MessageKind = "turn"
 ) -> tuple[Request, ToolOffer | None]:
-    """Return the request for an answer to the branch or a summary of it, and the tools offered in it."""
+    """Return the request for an answer to the branch, or for its summary, and the offered tools."""
     if kind == "summary":
         return await summary_request(services, owner, view, choice), None
     chat, settings = view.chat, view.settings
@@ -642,7 +642,7 @@ async def follow_up_request(
     priority: Priority = "background",
     when_full: WhenFull = "stop",
 ) -> Request:
-    """Return a request that asks for something about a chat, such as a title, in a message after the branch."""
+    """Return a request that appends a message to the branch, for example to ask for a title."""
     documents = await load_branch_documents(services, owner, view, choice)
     messages = (*await asyncio.to_thread(prompt_messages, view.line, view.settings, documents), Message("user", text))
     options = RequestOptions(
@@ -697,8 +697,8 @@ async def finish_if_lost(services: ChatServices, owner: str, message: StoredMess
         return False
     generation_id = message.generation_id or ""
     turn = services.turns.find(generation_id)
-    # With a shared database, another server may be generating an answer that is unknown here. Otherwise, the lease of
-    # the answer expires.
+    # With a shared database, another server may be generating an answer that is unknown here. If that server has ended,
+    # its lease expires, and another server takes over or interrupts the answer.
     is_lost = services.turns.is_unknown(generation_id) and not services.shared.store.is_shared
     if is_lost or (turn is not None and turn.is_unsaved):
         await _finish_lost_turn(services, owner, message)

@@ -1,4 +1,4 @@
-"""Suggested follow-up questions, and requests in general that run while the engine is idle."""
+"""Requests that run while the engine is idle, and suggestions of follow-up questions."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class Pages:
         self._renderer.close()
 
     def card(self, use: ToolUse) -> Card:
-        """Render a tool call. Blocking: do not call on the event loop."""
+        """Render a tool call. Blocking."""
         card, state, result = (
             self._environment.get_template(name).render(use=use)
             for name in ("_tool_card.html", "_tool_state.html", "_tool_result.html")

@@ -120,7 +120,7 @@ async def render_branch(
     through: str | None = None,
     toast: dict[str, str] | None = None,
 ) -> Response:
-    """Announce a change of a chat, and render the branch that contains `through` (None: the chosen branch)."""
+    """Announce a change to a chat, and render the branch that contains `through` (None: the chosen branch)."""
     view = await read_shown(services, owner, chat_id, through=through, first=oldest_shown_id(request))
     return await render_turns(request, services, owner, announce(request, services, owner, view), toast=toast)
 
@@ -171,7 +171,7 @@ async def render_page(
     chat: Chat | None = None,
     **context: Any,
 ) -> Response:
-    """Render the template `name` with the sidebar or, for htmx, only the fragment called `_name`."""
+    """Render the template `name` with the sidebar or, for htmx, only the fragment `f"_{name}"`."""
     if is_fragment(request):
         return await services.pages.respond(request, f"_{name}", status, chat=chat, **context)
     return await services.pages.respond(
@@ -218,7 +218,7 @@ def sync_context(request: Request, revision: str) -> dict[str, Any]:
 
 
 def announce(request: Request, services: ChatServices, owner: str, view: View) -> View:
-    """Announce a change to other tabs and advance the view's revision."""
+    """Notify other tabs of a change, and advance the view's revision."""
     # If there was a concurrent change, keep the old revision, so that this tab is also notified of that change.
     is_current = services.feed.revision == view.revision
     services.feed.announce(owner, view.chat.id, request_tab(request))
@@ -298,7 +298,7 @@ def request_tab(request: Request) -> str:
 
 
 def last_shown_id(request: Request, fields: Mapping[str, str] | None = None) -> str | None:
-    """Return the id of the last message on the page ('': none; None: not sent). Raises Problem (400)."""
+    """Return the id of the last message on the page: '' for an empty page, None if not sent. Raises Problem (400)."""
     last = request.headers.get("x-last", (fields or {}).get("last"))
     if last and not is_id(last):
         raise Problem(400, words["error_form"])

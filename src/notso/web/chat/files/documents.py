@@ -1,6 +1,6 @@
 """Read the JSON documents of an imported file: JSON or JSON Lines, plain, compressed with gzip, or in a zip archive.
 
-This module imports no third-party packages, so that the child process that parses imported files starts quickly.
+This module imports no third-party packages, so that the child process that parses files starts quickly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GENERATED = frozenset({"chat.html"})  # in ChatGPT's archives, a rendering of t
 
 
 class ImportFormatError(Exception):
-    """A file, or a chat in it, cannot be read. `key` names a text of the pages; `params` fill its placeholders."""
+    """A file, or a chat in it, cannot be read. `key` names a message in `words`; `params` fill its placeholders."""
 
     def __init__(self, key: str, **params: str) -> None:
         super().__init__(key, params)
@@ -53,7 +53,7 @@ class JsonDocument(NamedTuple):
 
 
 def omitted_kind(name: str) -> str:
-    """Return the kind under which an omitted file is counted: "pictures" or "files"."""
+    """Return the kind of an omitted file: "pictures" or "files"."""
     return "pictures" if name.rpartition(".")[2].lower() in PICTURES else "files"
 
 

@@ -1,8 +1,7 @@
 """Chat export as JSON (all branches), Markdown (the shown branch) or training rows.
 
 Training rows are conversations, or pairs of preferred and rejected answers. Their columns have the names that TRL
-expects: `messages` for supervised tuning; `prompt`, `chosen` and `rejected` for preferences; `chat_template_kwargs`
-for the arguments of the chat template.
+expects: `messages` (conversations) or `prompt`, `chosen` and `rejected` (pairs), and `chat_template_kwargs`.
 """
 
 from __future__ import annotations
@@ -55,7 +54,8 @@ def load_chats(store: ChatStore, chats: Iterable[tuple[str, str]]) -> Iterator[t
 def conversation(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Row | None:
     """Return the shown branch as a training row, or None if no answer is suitable.
 
-    The row ends before any unfinished message, with the last answer that is edited or not rated down.
+    The row ends with the last suitable answer before the first unfinished message. Answers rated down are suitable only
+    if edited.
     """
     shown = [each.message for each in shown_path(snapshot.messages, snapshot.chat.chosen_root)]
     cut = next((at for at, message in enumerate(shown) if not _is_finished(message)), len(shown))

@@ -1,6 +1,6 @@
 """Parse imported files in a child process with limited CPU time and memory.
 
-In the server, a parser would hold the GIL for its whole run. Parsed files also take many times their size in memory.
+In the server, parsing would hold the GIL and need many times the file's size in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from notso.web.values.child_work import run_confined
 LIMITS = Limits(cpu_s=60, memory_bytes=1 << 30, wall_s=180.0, answer_bytes=64 << 20)
 
 SHAPE = JsonLimits(depth=64, objects=400_000, values=4_000_000)
-"""Limits for each chat. The server decodes chats, and an empty JSON object takes thirty times its size in memory."""
+"""Limits for each chat. The server decodes chats, and an empty dict needs thirty times as much memory as `{}`."""
 
 Entry = tuple[str, Any]
 
@@ -30,8 +30,8 @@ _PROGRAM = "from notso.web.chat.files.import_process import main; main()"
 
 def entries(body: bytes) -> Iterator[Entry]:
     """Parse a file and yield its chats, followed by what was left out or why the file was rejected."""
-    # Kinds: "own" (a chat in our export format), "openai" (a message list), "left_out" (counts by kind) and "refused"
-    # (key and values of an error message).
+    # Kinds of entries: "own" (a chat in our export format), "openai" (a message list), "left_out" (counts by kind of
+    # content) and "refused" (key and values of an error message).
     left_out = Counter[str]()
     try:
         yield from ExportReader(left_out).chats(documents(body, left_out))
@@ -53,7 +53,6 @@ async def parse_in_child(body: bytes) -> Iterator[Entry]:
 
 
 def decode_entries(answer: bytes) -> Iterator[Entry]:
-    """Yield the entries in the output of `encode_entries`."""
     at = 0
     while at < len(answer):
         end = answer.index(b"\n", at)

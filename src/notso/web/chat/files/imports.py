@@ -1,7 +1,7 @@
 """Import chats from untrusted files: our own export, OpenAI message lists, and exports of other programs.
 
 Chats and messages get new ids, so an import cannot overwrite stored data. `documents` and `other_programs` parse the
-file (on a server, in a child process); this module validates their output. Blocking: do not call on the event loop.
+file (on a server, in a child process); this module validates their output. Blocking.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Convert exports of ChatGPT, Claude, Open WebUI, LM Studio, LibreChat and llama.cpp to our export format.
 
-Content that notso cannot store, such as pictures and details of tool calls, is omitted and counted by kind. The module
-imports no third-party packages, so that the child process that parses imported files starts quickly.
+Content that notso cannot store, such as pictures and details of tool calls, is omitted and counted by kind. Like
+`documents`, this module imports no third-party packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JSON = dict[str, Any]
 
 
 _STORED = ("id", "role", "content", "reasoning", "created_ms", "model", "state", "note", "attachments")
-"""Fields of a node that messages in our export format have, too."""
+"""Fields that a node shares with messages in our export format."""
 
 
 @dataclass(slots=True)

@@ -265,7 +265,6 @@ async def pin(request: Request, services: Services, owner: Owner, chat_id: str) 
 
 @router.post("/chats/{chat_id}/keep", dependencies=[GUARDED])
 async def make_permanent(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Make a temporary chat permanent."""
     chat = await find_chat(services, owner, chat_id)
     await read_form(request)
     await services.shared.store.update_chat(owner, chat.id, temporary=False)
@@ -325,7 +324,6 @@ async def _restore(services: ChatServices, owner: str, trash_id: str) -> list[st
 
 @router.post("/chats/{chat_id}/summarize", dependencies=[USES_MODEL])
 async def summarize(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Add a summary that replaces earlier messages in prompts."""
     fields = await read_form(request)
     view = await read_branch(services, owner, chat_id, last_shown_id(request, fields))
     accepted, view = await add_summary(services, owner, view, fields)

@@ -184,7 +184,6 @@ async def show_document(
 
 @router.get("/documents/{document_id}/file", dependencies=[GUARDED])
 async def download(services: Services, owner: Owner, document_id: str) -> Response:
-    """Return the uploaded file as a download."""
     document = await _require_document(services, owner, document_id)
     name = quote(document.name.rpartition("/")[2], safe="")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}

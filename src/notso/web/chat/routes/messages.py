@@ -60,7 +60,6 @@ async def show_message(
 
 @router.get("/text", dependencies=[GUARDED])
 async def text(services: Services, owner: Owner, chat_id: str, message_id: str, part: Part = "answer") -> Response:
-    """Return a part of a message as plain text."""
     message = await find_message(services, owner, chat_id, message_id)
     reasoning = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
     texts = {"answer": message.content, "reasoning": message.reasoning, "all": reasoning + message.content}
@@ -152,7 +151,6 @@ async def regenerate_form(
 
 @router.post("/rate", dependencies=[GUARDED])
 async def rate(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Rate an answer, or remove its rating."""
     ratings: dict[str, Rating] = {"up": 1, "down": -1, "none": 0}
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
@@ -165,7 +163,7 @@ async def rate(request: Request, services: Services, owner: Owner, chat_id: str,
 
 @router.post("/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Delete a message and all messages below it. This can be undone."""
+    """Delete a message and all messages below it."""
     await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     trash_id = await services.shared.store.trash_message(owner, chat_id, message.id)

@@ -217,8 +217,7 @@ async def events(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """Stream an answer as server-sent events: a snapshot or, with Last-Event-ID, the events after that id, then
-    updates, and finally `done`."""
+    """Stream an answer as server-sent events: a snapshot (or the events after Last-Event-ID), updates, and `done`."""
     message, log = target
     events = turn_events(message.id, log, parse_last_event_id(last_event_id))
     # With `after`, a revision of the feed, the stream also includes the events of /feed since that revision. The page

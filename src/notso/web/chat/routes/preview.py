@@ -1,4 +1,4 @@
-"""Sandboxed frames that show model output: one for previews of HTML and SVG, and one for diagrams.
+"""Sandboxed frames for model output: one for previews of HTML and SVG, and one for diagrams.
 
 In previews, scripts, forms and network access are disabled: the sanitizer removes scripts and most resources that load
 automatically, and the content security policy blocks whatever remains. The frame for diagrams has an opaque origin and

@@ -277,7 +277,7 @@ class DataFolder:
 
 
 def measure_directory(path: Path, *, is_shared: bool = False) -> DataFolder:
-    """Measure a data directory. Blocking: do not call on the event loop."""
+    """Measure a data directory. Blocking."""
     chats = None if is_shared else sum(_size(file) for file in path.glob("notso.db*"))
     shown = str(path).encode("utf-8", "replace").decode()  # the path may be invalid UTF-8
     return DataFolder(shown, chats, sum(_size(file) for file in (path / "kv").rglob("*")))

@@ -65,7 +65,7 @@ async def show_shared(request: Request, services: Services, secret: str, first: 
     """Show a shared chat without reasoning. Messages added after the link was created are not shown.
 
     If a response was edited or continued later, the new text is shown. A long chat has several parts: `first` selects
-    the last part of its first messages.
+    the part that ends with the message of this number.
     """
     store = services.shared.store
     share = await store.shared(_digest(secret), current_ms()) if len(secret) < 100 else None

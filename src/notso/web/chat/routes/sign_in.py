@@ -67,7 +67,6 @@ async def redirect_to_provider(request: Request, services: Services) -> Response
 
 @router.get("/login/oidc/callback", dependencies=[PUBLIC])
 async def provider_callback(request: Request, services: Services) -> Response:
-    """Complete a sign-in after the provider's redirect."""
     query, provider = request.query_params, _provider(request)
     secure = provider.is_https or _is_secure(request)
     flow = cookie_name(request, FLOW_COOKIE)
