@@ -1,4 +1,4 @@
-"""Event log of one answer for any number of readers, and an iterator over it."""
+"""Event log of one answer, and an iterator over it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Generation:
         return self._events[after:]
 
     def wait(self, after: int, timeout_s: float | None = None) -> bool:
-        """Wait for the event with index `after` or the end; return False on timeout.
+        """Wait for the event at index `after`, or for the end; return False on timeout.
 
         Raises EngineError in a forked child.
         """
@@ -84,7 +84,7 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` for new events and the end, and at once if events exist. `notify` must not block."""
+        """Call `notify` when events are added and at the end, and now if either has happened. It must not block."""
         with self._condition:
             if not self._finished:
                 self._listeners.append(notify)
@@ -166,7 +166,7 @@ class AnswerStream(Iterator[Event]):
         return next(self._events)
 
     def result(self) -> Completion:
-        """Wait for the end and return the whole answer, including the events already read."""
+        """Wait for the end and return the whole answer, including events already read."""
         return self.generation.result()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Conversion of an answer's tokens to events, and log probabilities of generated and prompt tokens."""
+"""Conversion of an answer's tokens to events, and log probabilities of tokens."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ Share = tuple[int, TokenLogprob | None]
 class LogprobAlignment:
     """Maps spans of text to the log probability entries of their tokens."""
 
-    # An entry is returned with the first shown character of its token. A token that does not complete a character
-    # belongs to the character that it is part of. Entries of hidden tokens are returned with the next span or, if there
-    # is none, by `rest`.
+    # An entry is returned with the first shown character of its token. If a token is only part of a character, its
+    # entry is returned with that character. Entries of hidden tokens are returned with the next span or, if there is
+    # none, by `rest`.
     def __init__(self) -> None:
         self._end = 0
         self._tokens: deque[tuple[int, int, TokenLogprob | None]] = deque()  # start, length, entry

@@ -41,9 +41,9 @@ class ToolCallParser:
 
     # Newlines around calls are dropped. The result does not depend on how the text is divided into chunks.
     #
-    # in_parts: before each ToolCall, return its arguments as ToolCallParts while they arrive. If the text ends before
-    # the JSON is complete, no ToolCall follows, and the incomplete call is not returned as text, so that a continued
-    # answer can begin the call again. Requires a grammar that guarantees valid calls.
+    # in_parts: before each ToolCall, return its arguments as ToolCallParts while they arrive. An incomplete call at the
+    # end is returned neither as a ToolCall nor as text; a continued answer can begin it again. Requires a grammar that
+    # guarantees valid calls.
     # tool_names: names of the available tools; a call to any other tool is returned as text, as it cannot be executed.
     # None: accept any name.
     def __init__(self, in_parts: bool = False, tool_names: Collection[str] | None = None) -> None:
