@@ -2,8 +2,8 @@
 
 A pattern is a tree of nodes. After a text has been read, a boolean formula over positions in the tree describes what
 can follow. A lookahead adds a conjunct to this formula, and a negative lookahead adds a negated conjunct. Formulas are
-normalized, so that most equivalent ones are equal and usually only a few different ones occur. They serve as the states
-of a finite automaton. Eliminating these states one by one yields the new expression.
+normalized, so that most equivalent ones are equal and usually few occur. They serve as the states of a finite
+automaton. Eliminating these states one by one yields the new expression.
 """
 
 from __future__ import annotations
@@ -362,7 +362,7 @@ _Moves: TypeAlias = list[dict[int, list[tuple[int, int]]]]
 
 
 def _states(root: Node) -> tuple[_Moves, set[int]]:
-    # Also returns the accepting states.
+    # Returns the moves and the accepting states.
     automaton = _Automaton(root, MAX_STEPS)
     has_edges = _has_edges(root)
     states = [(automaton.start, _START)]

@@ -53,10 +53,7 @@ class EnforcedSchema:
 
 
 def ignored_keywords(source: str) -> tuple[str, ...]:
-    """Return what `checked_schema` ignores in a schema (JSON text).
-
-    Raises InvalidRequestError if the schema cannot be enforced.
-    """
+    """Return what `checked_schema` ignores in a schema. Raises InvalidRequestError."""
     return checked_schema(source).ignored
 
 

@@ -1,8 +1,7 @@
 """Conversion of regular expressions in schemas (ECMA-262) to llguidance's dialect, which is that of Rust's regex crate.
 
 A pattern is parsed with the flag `u`, as JSON Schema recommends. If it is valid only without the flag, it is parsed
-according to Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning in the
-target dialect.
+according to Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning.
 
 Backreferences and lookbehinds are rejected. Lookaheads, word boundaries, and `^` and `$` in the middle are eliminated,
 usually with automata (see automata.py). In this folder, "the library" is llguidance.
@@ -169,8 +168,7 @@ def matches(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=512)
 def exclude_texts(pattern: str, texts: tuple[str, ...]) -> str | None:
-    """Return a pattern for the texts that match `pattern`, except `texts`, or None if none is found in bounded time.
-    Both patterns are in the library's dialect."""
+    """Return a pattern for the texts that match `pattern`, except `texts`, or None, as in `complement`."""
     try:
         lookaheads = (
             LookaheadNode(_parse_converted(each).whole_search_node, is_negated)
@@ -255,7 +253,7 @@ def has_unwritable_characters(text: str) -> bool:
 
 
 def any_character_except(letters: Iterable[str]) -> str:
-    """Return a class, in the library's dialect, of all characters that can be generated except `letters`."""
+    """Return, in the library's dialect, a class of all characters that can be generated, except `letters`."""
     return _class_pattern(_Set(tuple((ord(letter), ord(letter)) for letter in letters), is_negated=True))
 
 

@@ -1,11 +1,10 @@
-"""Rewriting of JSON schemas to the few keywords that the library (llguidance) supports.
+"""Rewriting of JSON schemas to the keywords that the library (llguidance) supports.
 
-Apart from ignored keywords and formats, the result allows only values that the schema allows, and fewer where a grammar
-cannot express more: properties must be in the order of the schema, `contains` applies to the first few items, and
-`unevaluatedProperties` allows the names of a single branch.
+Apart from ignored keywords and formats, the result allows only values that the schema allows. It allows fewer where a
+grammar cannot express more: properties must be in the order of the schema, `contains` applies to the first few items,
+and `unevaluatedProperties` allows the names of a single branch.
 
-`contains` and `uniqueItems` become alternative arrays with a schema for each item. References (pointers, anchors and
-ids) are resolved within the document.
+`contains` and `uniqueItems` become alternative arrays with a schema for each item.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def is_old_draft(document: dict[str, Any]) -> bool:
 
 
 class References:
-    """Resolves references within a document. Nothing is downloaded."""
+    """Resolves references (pointers, anchors and ids) within a document. Nothing is downloaded."""
 
     def __init__(self, document: dict[str, Any], param: str) -> None:
         self._param = param
@@ -201,7 +200,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | None:
     """Return a schema that requires arrays to consist of distinct `values`, or None if there are too many combinations.
 
-    If there are only too many permutations, arrays must have the order of `values`.
+    If only the permutations are too many, arrays must have the order of `values`.
     """
     sizes = range(least, int(min(most, len(values))) + 1)
     count = len(values)
@@ -216,7 +215,7 @@ def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | 
 
 
 def _combinations(count: int, size: int) -> int:
-    # Exact up to 12,869; larger numbers (at least 8 of 16) are reduced to a lower bound, because computing them can
+    # Exact if `size` or `count - size` is at most 8. Otherwise a lower bound, because computing the exact number can
     # take minutes.
     return math.comb(count, min(size, count - size, 8))
 
@@ -555,8 +554,9 @@ class SchemaRewriter:
         return cases
 
     def _evaluated(self, schema: Any, path: str, depth: int, *, is_own: bool = False) -> Iterator[_Case]:
-        # is_own: `schema` is the one with the keyword at `path`, not a part of it. A branch is also rewritten, with the
-        # keywords of this kind within it, so the depth continues there, and pointers are cut, which would grow with it.
+        # is_own: `schema` is the one with the keyword at `path`, not a part of it. Each branch is also rewritten, and
+        # may contain this keyword again, so the depth continues there. Pointers are cut, because they would grow with
+        # the depth.
         self._count_steps()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} has a circular reference, or is nested too deeply")

@@ -1,8 +1,8 @@
 """Closing and simplification of schemas, so that the library (llguidance) can compile them.
 
 First, objects that declare properties are closed: no other names are allowed, because a model could invent names
-forever. The closed schema may allow fewer values, but never more. Objects stay open if `additionalProperties` requires
-it, or if there would not be enough names for `minProperties`.
+forever. Objects stay open if `additionalProperties` requires it, or if there would not be enough names for
+`minProperties`.
 
 Closed schemas are then simplified; the result allows the same values, except beyond LARGEST_BOUND. The library
 intersects a reference with the keywords next to it, and the schema of a declared name with those of patterns that match
@@ -86,8 +86,8 @@ class ObjectCloser:
         return {**self._keep_branches_open(schema, rest), **rest}
 
     def _exclusive(self, schema: dict[str, Any], closed: dict[str, Any], closings: list[Schema]) -> dict[str, Any]:
-        # From each closed option, excludes the other options in their open form: a value that also matches one of the
-        # open options is not valid.
+        # Excludes the open forms of the other options from each closed option: a value that also matches one of them is
+        # not valid.
         if "oneOf" not in closed:
             return closed
         common = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
@@ -230,8 +230,8 @@ _PLAIN = {
 
 
 LARGEST_BOUND = 2**63 - 1024
-"""The largest double below 2**63. Bounds beyond it or its negative are narrowed, because the library refuses them. It
-accepts them only as upper bounds of integers and next to `enum` or `const`."""
+"""The largest double below 2**63. The library refuses bounds beyond it or its negative, except upper bounds of integers
+and bounds next to `enum` or `const`. Refused bounds are narrowed."""
 
 
 class Simplifier:
