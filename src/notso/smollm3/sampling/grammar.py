@@ -86,7 +86,7 @@ class Matcher:
         tags: Sequence[int] = (),
         limit: Callable[[], TokenLimit],
     ) -> None:
-        # is_json: the answer is JSON or tool calls. In other answers, a call begins with one of `tags`.
+        # is_json: the answer is JSON or tool calls. Otherwise, a token of `tags` begins a call and sets it.
         # limit: creates the TokenLimit.
         self._param = param
         self._matcher = matcher
@@ -151,7 +151,7 @@ class Matcher:
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def distance(self, most: int) -> int | None:
-        """Return the length of the shortest ending found, or None if none of up to `most` tokens was found."""
+        """Return the length of an ending of up to `most` tokens, or None if none was found."""
         limit = self._token_limit()
         return limit.distance(self._matcher, most, self._state)
 
@@ -189,7 +189,7 @@ class GrammarCompiler:
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._pieces: Pieces | None = None
         self._ending_search: ShortestEndingSearch | None = None
-        self._compiled: dict[str, Matcher] = {}  # recent matchers in initial state; clients repeat their tools
+        self._compiled: dict[str, Matcher] = {}  # recent matchers in their initial state
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
         """Return a matcher for the first part, which can refer to other parts by name.

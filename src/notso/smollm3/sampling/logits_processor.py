@@ -61,7 +61,7 @@ class AnswerEnd:
         self._late = np.array(sorted(own_ends) if params.ignore_eos else (), np.intp)
 
     def restrict(self, logits: Floats, generated: int) -> Floats:
-        """Return logits (V,) with end tokens masked; a copy if changed."""
+        """Return logits (V,) with end tokens masked, in a copy if any are."""
         masked = self._early if generated < self._min_tokens else self._late
         if not len(masked):
             return logits

@@ -86,8 +86,8 @@ class Places(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    # Keys of the places `low`, `low + every`, ... of an interval. The key of a place is the 8 bytes of text after the
-    # first `depth` bytes, in which all places of the interval agree.
+    # Keys of the places `low`, `low + every`, ... of an interval. All places of the interval agree in their first
+    # `depth` bytes of text; the key of a place is the next 8 bytes.
 
     low: int
     every: int
@@ -117,7 +117,7 @@ class TokenTexts:
 
 
 class QuoteIndex:
-    """The places of a text where quotations can start. Indexing takes about a second per 3 million characters.
+    """The places of a text. Indexing takes about a second per 3 million characters.
 
     barred: texts that quotations cannot contain, besides CLOSE. escaped: quotations are written with JSON escapes.
     """

@@ -1,4 +1,4 @@
-"""Indexing of long texts in a confined child process, so that it does not delay other work of this process."""
+"""Indexing of long texts in a confined child process, so that other work is not delayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMITS = Limits(cpu_s=120, memory_bytes=4096 * MIB, wall_s=600, answer_bytes=512
 
 
 def compute_places(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
-    """Return the positions where quotations can start and end, memory-mapped. Raises ConfinedWorkError."""
+    """Return the places of a text, memory-mapped. Raises ConfinedWorkError."""
     request = encode_request(text, limits, barred, escaped=escaped)
     child = ConfinedProcess(["-c", PROGRAM], request, LIMITS)
     try:

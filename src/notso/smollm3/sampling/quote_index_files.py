@@ -1,9 +1,8 @@
-"""Index files for quotations from long texts, so that the texts are not indexed again after a restart.
+"""Index files for quotations from long texts, so that they are not indexed again after a restart.
 
-A file stores the places of a text: where quotations can start and end (see quote_index). It belongs to a pinned reading
-(a named prompt prefix, see block_pool) that contains the text, and is removed with this reading. The file name contains
-a digest of everything that the places depend on. The file does not contain the text, and is memory-mapped. A damaged
-file is detected by its checksum and replaced.
+A file stores the places of a text (see quote_index), but not the text, and is memory-mapped. It belongs to a pinned
+reading (a named prompt prefix, see block_pool) that contains the text, and is removed with this reading. The file name
+contains a digest of everything that the places depend on. A damaged file is detected by its checksum and replaced.
 """
 
 from __future__ import annotations

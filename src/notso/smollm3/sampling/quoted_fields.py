@@ -1,8 +1,8 @@
 """Strings of structured output that quote a source: `{"type": "string", "x-quote-of": NAME}`.
 
 Such a string is a passage of the source with this name, from the start of a word to the end of a word or a punctuation
-mark, written with JSON's escapes. It may be null if the type allows it. It may be empty if the schema has
-`"default": ""`, or if the source contains no words.
+mark, written with JSON's escapes. It may be null if the type allows it, and empty if the schema has `"default": ""` or
+the source contains no words.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource,
 
 FIELD = QuoteLimits(least_words=1, least_characters=1)
 INDEX_COST = 4_096
-"""Indexing takes about as long as for this many characters more."""
+"""Fixed cost of an index: the time for indexing about this many characters."""
 COMBINABLE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
 """Keywords that can be combined with x-quote-of."""
 _CLOSER = re.compile(rb'"[\s,}\]]*')
@@ -51,7 +51,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class QuotedField:
-    """A string that quotes a source. may_be_empty: the string can be ""."""
+    """A string that quotes a source."""
 
     index: QuoteIndex
     may_be_empty: bool
@@ -228,7 +228,7 @@ def quoted_fields(
 ) -> tuple[RequestOptions, QuotedFields | None]:
     """Return options without x-quote-of in the schema, and the constraint on quoted fields, if any.
 
-    Raises InvalidRequestError for an unknown source or an unsupported use of x-quote-of.
+    Raises InvalidRequestError.
     """
     grammar = options.grammar
     if grammar is None or grammar.kind != "json_schema" or QUOTE_OF not in grammar.source:
@@ -285,7 +285,8 @@ def _quotable(part: Mapping[str, Any], sources: Sequence[QuoteSource]) -> tuple[
         names = ", ".join(each.name for each in sources) or "none"
         raise InvalidRequestError(f"{QUOTE_OF} does not name a document; available: {names}", param="grammar")
     text = source.text if most or "maxLength" not in part else ""
-    # Lengths that no quotation reaches share an index. Those of 2**31 or more would overflow in it.
+    # A limit that no quotation reaches is left out. Such limits then share an index, in which 2**31 or more would
+    # overflow.
     return text, replace(FIELD, most_length=most if most < min(QUOTE_BYTES, len(text)) else 0)
 
 

@@ -172,7 +172,7 @@ class Quotation:
 class QuotedOutput(StructuredOutput):
     """Constrains quotations. Outside them, `inner` applies."""
 
-    # started: beginning of the answer that the prompt already contains.
+    # started: the part of the answer that the prompt already contains.
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -298,7 +298,8 @@ class QuotedOutput(StructuredOutput):
         return index if index.whole.high else None
 
     def _mark_completing_tokens(self) -> list[int]:
-        # Returns the tokens that would complete `[[N: `, except those that end with it and would start a quotation.
+        # Returns the tokens that would complete `[[N: ` but not start a quotation: they have more text after it,
+        # or the source cannot be opened.
         return [
             each
             for each in (self._vocabulary.marking if b"[" in self._tail else ())
@@ -387,8 +388,8 @@ def _on_one_line(text: str) -> str:
 
 
 def _top_tokens(logits: Floats, count: int) -> Ids:
-    # Returns the tokens with the `count` largest logits. The logits are divided into rows of ROW. At least `count` rows
-    # have a maximum at or above the count-th largest maximum, so logits below it cannot be among the largest.
+    # Returns the tokens with the `count` largest logits. The logits are divided into rows of ROW. Each of the `count`
+    # largest logits is at least as large as the count-th largest maximum of a row.
     rows = len(logits) // ROW
     if rows <= count:
         among = np.arange(len(logits))

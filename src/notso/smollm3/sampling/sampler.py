@@ -2,15 +2,15 @@
 
 The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
 typical_p, top_p, min_p, XTC, and the random draw. As in Hugging Face's generation, for which SmolLM3's recommended
-settings were chosen, temperature precedes the filters. typical_p and XTC are applied at the same points among the
-filters as in llama.cpp. They have a separate code path (`apply_filters`), so that they do not slow down other requests.
+settings were chosen, temperature precedes the filters. typical_p and XTC have the same places among the filters as in
+llama.cpp. They have a separate code path (`apply_filters`), so that they do not slow down other requests.
 
-The random numbers depend only on the seed and the position, not on earlier draws or other engine activity.
+The random numbers depend only on the seed and the position.
 
 Flat distributions have tens of thousands of candidates for top_p, and sorting them would dominate the cost. Only two
-ranks matter: the rank of the drawn token, and the end of the nucleus (the tokens that top_p keeps). Candidates of
-nearly equal weight share a bucket. The sums of the buckets locate both ranks, and only the buckets that contain them
-are sorted.
+ranks matter: that of the drawn token, and the end of the nucleus (the tokens that top_p keeps). Candidates of nearly
+equal weight share a bucket. The sums of the buckets locate both ranks, and only the buckets that contain them are
+sorted.
 
 DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and more so in longer repetitions. If at
 least the last `dry_allowed_length` tokens also occur earlier in the text, the token that followed them there is
@@ -44,11 +44,11 @@ MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 @dataclass(frozen=True, slots=True)
 class BreakerTokens:
-    """single: tokens that contain a sequence breaker. tails: sequences that contain one, see below."""
+    """Tokens (`single`) and token sequences (`tails`) that contain a sequence breaker."""
 
     single: frozenset[int] = frozenset()
-    # By last token and length: the sequences without their first token, each with all possible first tokens. A letter
-    # ends thousands of tokens, so they are looked up in a set, not compared one by one.
+    # Keys: the last token, the length, and the tokens of a sequence without the first. Values: all possible first
+    # tokens, in a set, because thousands of tokens can end with the same letter.
     tails: Mapping[int, Mapping[int, Mapping[tuple[int, ...], frozenset[int]]]] = field(default_factory=dict)
 
 
@@ -68,8 +68,8 @@ class RepetitionFinder:
 
     def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
         """Return ascending token ids and the amounts to subtract from their logits."""
-        # Match lengths are updated with one comparison per position and new token, which is cheaper than a new search.
-        # The update assumes that a list that is passed again has only grown.
+        # For each new token, match lengths are updated with one comparison per position, which is cheaper than a new
+        # search. The update assumes that a list that is passed again has only grown.
         if history is not self._history or len(history) < self._count:
             self._history = history
             self._clear()
@@ -132,7 +132,7 @@ class RepetitionFinder:
 
 
 def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
-    """Return, for each `history[: i + 1]`, the length of the suffix that it shares with `history` (last: 0)."""
+    """Return, for each `history[: i + 1]`, the length of the suffix that it shares with `history` (0 for the last)."""
     # The Z algorithm, applied to the reversed history, in linear time.
     tokens = list(history)[::-1]
     found = [0] * len(tokens)
@@ -154,15 +154,15 @@ MAX_TAIL_TOKENS = 20  # maximum tokens after the first in a breaker's sequence
 class SequenceBreakers:
     """Finds the tokens of sequence breakers in one vocabulary. Thread-safe."""
 
-    # As in llama.cpp (`get_overlapping_token_sequences`), a breaker's text is found in two forms: within one token, or
-    # split, as a token that ends with the beginning of the text, followed by the usual tokens of the rest.
+    # As in llama.cpp (`get_overlapping_token_sequences`), a breaker's text is found in two forms. Either one token
+    # contains it, or a token ends with the beginning of the text, and the usual tokens of the rest follow.
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[str, ...], BreakerTokens] = OrderedDict()
         self._token_bytes: list[bytes] = []
         self._reversed: list[tuple[bytes, int]] = []
-        self._heads: dict[str, frozenset[int]] = {}  # large sets, which all sets of breakers share
+        self._heads: dict[str, frozenset[int]] = {}  # tokens by last letter; all breakers share these large sets
 
     def of(self, texts: tuple[str, ...]) -> BreakerTokens:
         """Return the tokens of the breakers `texts`. Raises InvalidRequestError for invalid Unicode."""
@@ -261,8 +261,8 @@ def ranked(ids: Indices, weights: Floats) -> Indices:
 # Lower temperatures are greedy, because dividing by them would leave only the likeliest token, or overflow.
 GREEDY_TEMPERATURE = 1e-5
 
-# Probabilities relative to the likeliest token's. The candidates are the tokens above the first floor that leaves
-# enough tokens. A typical nucleus has a few dozen of 128,256 tokens, so sorting all of them would be wasteful.
+# Fractions of the likeliest token's probability. The candidates are the tokens above the first floor that leaves enough
+# tokens. A typical nucleus has a few dozen tokens, so sorting all 128,256 would be wasteful.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
 # Without top_k, more candidates than this are not sorted but divided into buckets. The sampled token is the same.
 MANY = 8192
@@ -305,7 +305,7 @@ class Sampler:
             self._check_bias(vocab_size)
 
     def sample(self, logits: Floats, history: Sequence[int] | NDArray[np.integer], position: int) -> int:
-        """Return the token for `position` from float32 logits (V,); ties go to the lowest id, -inf masks a token.
+        """Return the token for `position` from float32 logits (V,). Ties go to the lowest id; -inf masks a token.
 
         Raises EngineError for other non-finite logits, or if no token remains.
         """
@@ -345,7 +345,7 @@ class Sampler:
 
     def _sample_index(self, weights: Floats, position: int, bound: float = 0.0, rest: float = 0.0) -> int:
         # Returns _UNSURE if the result may depend on the weights that are not listed. Each of these is below `bound`,
-        # their sum is at most `rest`, and their tokens may have any ids.
+        # and their sum is at most `rest`.
         uniform = self._uniform(position)
         if not self._filters:
             return _index_at(np.cumsum(weights, dtype=np.float64), uniform)

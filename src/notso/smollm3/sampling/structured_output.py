@@ -19,7 +19,7 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 MAX_CALL_TOKENS = 1_000
-"""Near the token limit, a shortest call of up to this many tokens is searched for before a call starts."""
+"""Near the token limit, the start of a call triggers a search for a short call of up to this many tokens."""
 
 
 class FieldMask(Protocol):
@@ -34,8 +34,8 @@ class FieldMask(Protocol):
 class StructuredOutput:
     """Constrains one answer. `closing`: number of tokens that end the reasoning."""
 
-    # The grammar constrains the answer from its first token, after the optional newline that the model writes after the
-    # closing tag of the reasoning. In reasoning, it only masks end tokens.
+    # The grammar constrains the answer from its first token. Between the closing tag of the reasoning and the answer, a
+    # newline is also allowed. In reasoning, the grammar only masks end tokens.
     # may_think: the answer may begin with reasoning.
     # started: the prompt ends with the beginning of the answer.
     def __init__(
@@ -108,7 +108,7 @@ class StructuredOutput:
         return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
 
     def must_end_reasoning(self, left: int, closing: int) -> bool:
-        """Return whether reasoning must end now for `closing` tokens and an answer to fit in `left` tokens."""
+        """Return whether reasoning must end now, so that `closing` tokens and an answer fit in `left` tokens."""
         if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
             return False
         least = self._least_tokens(left)
@@ -276,8 +276,7 @@ def structured_output_for(
 ) -> StructuredOutput | None:
     """Return the constraints of a request, or None if it has none. Raises InvalidRequestError.
 
-    started: beginning of the answer in the prompt. closing: number of tokens that end the reasoning. fields: additional
-    constraint on strings of the grammar.
+    started: beginning of the answer in the prompt. closing: see StructuredOutput.
     """
     # tool_choice "none" masks the call tag but keeps the tools in the prompt, so that the prompt's cached prefix
     # remains valid.

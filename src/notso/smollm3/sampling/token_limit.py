@@ -2,12 +2,12 @@
 
 An ending is a sequence of tokens that completes the answer according to its grammar; the distance to the end is the
 length of the shortest one. Near the limit, a token is rejected if no ending that fits in the remaining tokens is found
-after it. If none is found even before the token, no token is rejected.
+after it. If no such ending was found before the token either, the token is accepted.
 
 Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
 the largest number that one token can add to the distance, for example by opening an object with required members. The
-two estimates determine after how many tokens a search is necessary. They err on the high side, so that the search is
-not made too late. Near the limit, the last known ending is tried first and usually still works.
+two estimates determine when a search is necessary. They err on the high side, so that the search is not too late. Near
+the limit, the last known ending is tried first and usually still works.
 """
 
 from __future__ import annotations
@@ -423,7 +423,7 @@ class TokenLimit:
 
 
 MAX_DIGITS = 20
-"""Maximum digits of a number: those of the largest 64-bit integer. Stops a model from repeating digits forever."""
+"""Maximum digits of a number, as in the largest 64-bit integer. Stops a model from repeating digits forever."""
 
 _NUMBER = frozenset(b"0123456789.eE+-")
 _DIGITS = frozenset(b"0123456789")
@@ -454,7 +454,7 @@ class JsonState(NamedTuple):
 
 
 def number_digits(tokenizer: Tokenizer) -> npt.NDArray[np.uint16]:
-    """Return the number of digits with which each token (V,) continues a number."""
+    """Return how many digits each token (V,) adds to a number."""
     # A final sign, point or exponent requires another digit, so this digit is counted, too.
     found = np.zeros(tokenizer.vocab_size, np.uint16)
     for token in range(tokenizer.vocab_size):
