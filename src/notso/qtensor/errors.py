@@ -40,9 +40,9 @@ class Sentence(str):
 
 
 class NotsoError(Exception):
-    """Base class of most errors; `str(error)` is one printable line. `path`: the invalid file, if known.
+    """Base class of most errors; `str(error)` is one printable line.
 
-    `sentence` is the message, a Sentence if it can be translated.
+    path: the invalid file, if known. sentence: the message; a Sentence if it can be translated.
     """
 
     is_about_a_file = False
@@ -94,7 +94,7 @@ class KernelChoiceError(QTensorError):
 
 
 class DeviceError(QTensorError):
-    """Unusable GPU: missing or old driver, no such device, no machine code for it, or results unlike the CPU's."""
+    """Unusable GPU: missing or old driver, unknown device, unsupported architecture, or results unlike the CPU's."""
 
 
 class DeviceMemoryError(DeviceError):

@@ -10,8 +10,8 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
-# GG1 to GG15 number the checks in comments and in tests/qtensor. The layer above checks whether the entries describe a
-# usable model.
+# Comments here and in tests/qtensor refer to the checks as GG1 to GG15. The layer above checks whether the entries
+# describe a usable model.
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ARRAY_TYPES: Final[dict[int, np.dtype[Any]]] = {number: np.dtype("<" + code) for
 
 
 class TextSpan:
-    """A long string, decoded on access, because text can take four times as much memory as its bytes (GG12)."""
+    """A long string, decoded on access, because text can take four times the memory of its bytes (GG12)."""
 
     def __init__(self, raw: memoryview) -> None:
         self._raw = raw
@@ -114,7 +114,7 @@ class Metadata(Mapping[str, Any]):
         return key in self._entries
 
     def array_length(self, key: str) -> int | None:
-        """Return an array's length without decoding it, or None for other values. Raises KeyError."""
+        """Return an array's length without decoding it; None for other values. Raises KeyError."""
         value = self._entries[key]
         return len(value) if isinstance(value, StringSpan | NumberSpan) else None
 

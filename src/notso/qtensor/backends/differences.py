@@ -1,6 +1,6 @@
-"""Check that small random operations are bit-identical on two backends, in well under a second.
+"""Check that two backends compute bit-identical results in small random operations.
 
-The check runs before a device is used for a model.
+The check runs before a device is used for a model, and takes well under a second.
 """
 
 from __future__ import annotations

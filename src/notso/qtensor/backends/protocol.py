@@ -2,7 +2,7 @@
 
 Arrays belong to their backend and are opaque except for the interface of `Array`; only `upload`, `write` and
 `download` exchange numpy arrays. Operations are bit-identical across backends: native/kernel_table.h defines their
-arithmetic, and cpu/ops.py describes their operands.
+arithmetic, and cpu/ops.py describes the shapes and dtypes of their operands.
 """
 
 from __future__ import annotations
@@ -83,11 +83,7 @@ class WeightArena(Protocol):
 
 
 class Backend(Protocol):
-    """A device. Operations are called from one thread at a time.
-
-    Shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH key-value heads, D head dimension, M
-    gathered rows, S sequences, T tiles per sequence.
-    """
+    """A device. Operations are called from one thread at a time."""
 
     @property
     def name(self) -> str: ...
@@ -122,7 +118,7 @@ class Backend(Protocol):
         """Prepare a tensor for operations; its file must stay open."""
 
     def weight_arena(self, size_bytes: int, count: int, *, is_requested: bool) -> WeightArena | None:
-        """Reserve memory for `count` weights, or return None if it would not help. Raises QTensorError.
+        """Reserve memory for `count` weights; return None if reading would not get faster. Raises QTensorError.
 
         is_requested: whether packed weights were requested; they may be slower for some batches.
         """
@@ -148,13 +144,13 @@ class Backend(Protocol):
     # Operations; each raises OperandError for invalid operands.
 
     def embed_rows(self, weight: Weight, ids: Array, out: Array) -> None:
-        """out[i] = weight[ids[i]]; ids (L,) int32, out (L, K) float32."""
+        """out[i] = weight[ids[i]]."""
 
     def gather_rows(self, x: Array, ids: Array, out: Array) -> None:
-        """out[i] = x[ids[i]]. x (L, C) float32, ids (M,) int32."""
+        """out[i] = x[ids[i]]."""
 
     def matmul(self, x: Array, weight: Weight, out: Array, *, norm: RMSNorm | None = None) -> None:
-        """out = x @ weight.T, with x normalized first if `norm` is given. x (L, K), out (L, N) float32."""
+        """out = x @ weight.T, with x normalized first if `norm` is given."""
 
     def matmul_many(
         self, x: Array, products: Sequence[tuple[Weight, Array]], *, norm: RMSNorm | None = None
@@ -167,13 +163,13 @@ class Backend(Protocol):
         """out = silu(x @ gate.T) * (x @ up.T)."""
 
     def silu_mul(self, gate: Array, up: Array, out: Array) -> None:
-        """out = silu(gate) * up, all (L, C), bit-identical to `matmul_gated`; out may be gate or up."""
+        """out = silu(gate) * up, bit-identical to `matmul_gated`; out may be gate or up."""
 
     def rope_table(self, frequencies: Array, positions: Array, table: tuple[Array, Array], factor: float = 1.0) -> None:
-        """table = factor * (cos, sin) of position * frequency, each (L, D/2); frequencies float64."""
+        """table = factor * (cos, sin) of position * frequency."""
 
     def rope(self, x: Array, positions: Array, table: tuple[Array, Array], *, adjacent: bool) -> None:
-        """Rotate x (L, H, D) in place by the table's rows `positions`. adjacent: rotate pairs (2i, 2i + 1)."""
+        """Rotate x in place by the table's rows `positions`. adjacent: rotate pairs (2i, 2i + 1)."""
 
     def store_key_values(
         self,
@@ -185,7 +181,7 @@ class Backend(Protocol):
         pool: Any,
         window: tuple[Array, Any] | None = None,
     ) -> None:
-        """Store k and v (L, KH, D); tables[s, t] (int32) is the block of tile t of sequence s."""
+        """Store k and v; tables[s, t] is the block of tile t of sequence s."""
 
     def attention(
         self,
@@ -198,4 +194,4 @@ class Backend(Protocol):
         out: Array,
         window: tuple[Array, Any] | None = None,
     ) -> None:
-        """out = causal attention of q (L, H, D) over the cache."""
+        """out = causal attention of q over the cache."""

@@ -7,11 +7,11 @@ float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-
 A super-block consists of groups of values; each group has an integer scale. Quantization searches for scales that
 minimize sum(w * (dequantized - x)^2), where w is the importance of each value. For each group, it tries several scales
 near the one that maps the largest value to the largest integer, fits each of them to the resulting integers by least
-squares, and keeps the best. Then it fits the minima to the rounded scales, and finally d and dmin of each super-block
-to all of its integers.
+squares, and keeps the best. It then fits the minima to the rounded scales. Finally, it fits d and dmin of each
+super-block to all integers of the super-block.
 
-The search works on arrays (values per group, groups), in which each group is a column, so that sums over a group are
-evaluated in a fixed order that does not depend on other groups.
+The search uses arrays (values per group, groups), in which each group is a column. Sums over a group are thus evaluated
+in a fixed order, which does not depend on other groups.
 """
 
 from __future__ import annotations
@@ -225,9 +225,9 @@ class Q8x32Blocks(NamedTuple):
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """Unpack (n, 12) bytes to (n, 8) scales and mins."""
     # Scales and mins have six bits. The first four scales are the low six bits of bytes 0 to 3, and the first four mins
-    # are the low six bits of bytes 4 to 7. The last four scales and mins are split: their lower four bits are the low
-    # (scales) and high (mins) nibbles of bytes 8 to 11, and their upper two bits are the top two bits of bytes 0 to 3
-    # (scales) and 4 to 7 (mins).
+    # are the low six bits of bytes 4 to 7. The others are split. Their lower four bits are in bytes 8 to 11: the low
+    # nibbles for scales, the high nibbles for mins. Their upper two bits are the top two bits of bytes 0 to 3 for
+    # scales, and of bytes 4 to 7 for mins.
     first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
@@ -409,7 +409,8 @@ _BYTES: dict[Format, Callable[[Floats], Bytes]] = {
 }
 _SEARCHED: dict[Format, Callable[[Floats, Floats], Bytes]] = {Q4_K: _pack_q4_k, Q5_K: _pack_q5_k, Q6_K: _pack_q6_k}
 SEARCHED_VALUES = 1 << 17  # values per chunk of a search, so that a chunk stays in the CPU cache
-# Minimum importance relative to the mean: a weight that was unimportant in the measured text may matter in other texts.
+# Minimum importance relative to the mean. A weight that is unimportant in the text from which the importance was
+# computed may matter in other texts.
 LEAST_IMPORTANCE = np.float32(1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Block formats that `blocks.py` does not unpack, unpacked to integers and scales.
+"""Unpacking of the block formats that `blocks.py` does not handle: from bytes to integers and scales.
 
 This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes)
 uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
@@ -172,7 +172,7 @@ class Unpacked32(NamedTuple):
 
 
 def read_half(b: Bytes, start: int) -> Floats:
-    """Return each block's number at byte `start`."""
+    """Return each block's float16 number at byte `start`."""
     return np.ascontiguousarray(b[:, start : start + 2]).view("<f2")[:, 0].astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Upper limits for kernels on this machine: memory bandwidth, and byte multiplications per second."""
+"""Upper limits of the speed of kernels on this machine: memory bandwidth and byte multiplications per second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.errors import OperandError
 
 WINDOW_BYTES = 1 << 26
-"""Bytes per measurement (window), which takes one to two milliseconds at 40 to 60 GB/s. The fastest window counts,
+"""Bytes per measurement (window). At 40 to 60 GB/s, a window takes one to two milliseconds. The fastest window counts,
 because memory speed may change within seconds, and other programs may slow a window down."""
 
 WINDOW_SECONDS, WINDOWS = 1.5e-3, 32
@@ -19,8 +19,8 @@ WINDOW_SECONDS, WINDOWS = 1.5e-3, 32
 
 
 PLACES = (1, 2, 4)
-"""Possible numbers of positions from which a thread reads alternately; 1 is sequential reading. Most processors
-prefetch only within a page, and are therefore faster when they read from several positions."""
+"""Allowed values of `places`, the number of positions from which a thread reads alternately. With 1, it reads
+sequentially. Most processors prefetch only within a page, so they are faster when they read from several positions."""
 
 
 def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
@@ -44,7 +44,7 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
 
 
 def byte_product_rate() -> float:
-    """Return the byte products per second of all threads, with operands in registers, as the best of several runs."""
+    """Return the byte products per second that all threads compute in registers (best of several runs)."""
     rate = _products_rate(1)
     for _ in range(WINDOWS):
         rate = max(rate, _products_rate(int(rate * WINDOW_SECONDS) + 1))

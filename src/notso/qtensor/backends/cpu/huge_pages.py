@@ -1,6 +1,6 @@
-"""Memory on 2 MiB pages, for copies of tensors (packed, if the processor's kernels support it) and key-value pools.
+"""Memory on 2 MiB pages, for key-value pools and copies of tensors (packed if the processor's kernels support it).
 
-Most pages of a mapped file have 4 KiB, so that page table walks slow decoding down by a quarter to a third. Packing
+A mapped file consists mostly of 4 KiB pages, whose page table walks slow decoding down by a quarter to a third. Packing
 only stores a tensor's bytes in the order in which the kernels load them into vector registers
 (native/packed_weights.h), so results stay bit-identical.
 
@@ -76,7 +76,7 @@ class HugePageArena:
     def __init__(self, tensor_bytes: int, tensor_count: int, *, packs: bool = True) -> None:
         """Reserve address space for `tensor_count` tensors of `tensor_bytes` in total. Raises QTensorError.
 
-        packs: whether tensors are packed where the kernels support it.
+        packs: pack tensors where the kernels support it.
         """
         # More address space is reserved than needed, because packing pads rows; the unused part takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
@@ -95,7 +95,7 @@ class HugePageArena:
         return "packed" if self._packed else "hugepages"
 
     def copy(self, *tensors: QTensor) -> tuple[QTensor | PackedTensor, ...]:
-        """Copy tensors into this arena; slabs are interleaved if all tensors can be packed and have equally many rows.
+        """Copy tensors into this arena; interleave their slabs if all can be packed and have equally many rows.
 
         Raises QTensorError if the arena is full.
         """

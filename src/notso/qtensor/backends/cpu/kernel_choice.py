@@ -61,12 +61,12 @@ def is_packed(format: Format) -> bool:
 
 
 def packs_by_default() -> bool:
-    """Return whether packed weights are the default, because they are never slower with the current kernels."""
+    """Return whether packed weights are never slower with the current kernels, and therefore the default."""
     return bool(native.packs_by_default())
 
 
 def attention_variant() -> str:
-    """Return the method of attention for many queries: `vectors` or `tiles`, which give equal results."""
+    """Return the attention method for many queries: `vectors` or `tiles`, which give equal results."""
     # The method is used only with KV formats of at most 8 bits.
     return str(native.attention_variant())
 
@@ -117,6 +117,7 @@ def configure(thread_count: int | None = None) -> None:
 
 
 end_on_bus_errors = native.end_on_bus_errors
-"""If reading a mapped file fails (SIGBUS), print `line` (at most 255 bytes) to stderr and exit."""
-# Without this handler, the system would kill the process silently. The handler affects the whole process, so libraries
+"""Install a handler for SIGBUS, which the system sends if a mapped file cannot be read. The handler prints `line` (at
+most 255 bytes) to stderr and exits."""
+# Without the handler, the system would kill the process silently. The handler affects the whole process, so libraries
 # should not install it.

@@ -54,7 +54,7 @@ class Program:
 
     @contextmanager
     def record(self) -> Iterator[Program]:
-        """Record the operations called in this thread. Raises OperandError if another program is being recorded."""
+        """Record this thread's operations. Raises OperandError if another program is being recorded."""
         _native(self._steps.begin)
         try:
             yield self
@@ -206,10 +206,10 @@ def store_key_values(
 
     Row i goes to positions[i] of sequence sequences[i]. tables[s, t] (int32) is the block of tile t of sequence s.
     """
-    # With a format below 8 bits, each sequence's first and current tiles are also stored in 8 bits. `window` consists
-    # of the block tables and the k8v8 pool of these tiles; the tables have the same shape as `tables`. A row is written
-    # to each pool whose table has a block for the row's tile (-1: no block). At least one of the two tables must have a
-    # block for this tile.
+    # With a format below 8 bits, each sequence's first and current tiles are also stored in 8 bits. `window` is a pair:
+    # block tables of the same shape as `tables`, and the k8v8 pool of these tiles. A row is written to each pool whose
+    # table has a block for the row's tile (-1: no block). At least one of the two tables must have a block for this
+    # tile.
     _check_array("k", k, np.float32, 3)
     _check_array("v", v, np.float32, k.shape)
     _check_positions(k.shape[0], positions, sequences, tables)
