@@ -180,7 +180,6 @@ class KeyValuePool:
         return self.block(block).tobytes()
 
     def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
-        """Write the result of `read_block`. Raises OperandError unless it has block_bytes bytes."""
         if len(data) != self.block_bytes:
             raise OperandError(f"a block has {self.block_bytes} bytes, not {len(data)}")
         self.block(block)[:] = np.frombuffer(data, np.uint8).reshape(self.kv_heads, -1)

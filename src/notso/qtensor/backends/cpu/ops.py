@@ -54,7 +54,6 @@ class Program:
 
     @contextmanager
     def record(self) -> Iterator[Program]:
-        """Record this thread's operations. Raises OperandError if another program is being recorded."""
         _native(self._steps.begin)
         try:
             yield self
@@ -62,7 +61,6 @@ class Program:
             self._steps.end()
 
     def run(self) -> None:
-        """Run all steps in order. Raises OperandError if an array contains a value out of range."""
         _native(self._steps.run)
 
 
