@@ -133,7 +133,7 @@ class ConversationLog:
         return self._is_stale or bool(self._appended)
 
     def unsaved(self) -> tuple[bytes, bool]:
-        """Return the records to `save`, which now count as saved, and whether they replace the log."""
+        """Mark all records as saved; return those to `save`, and whether they replace the log."""
         if self._is_stale:
             by_use = {conversation: at for at, conversation in enumerate(self._used)}
             pairs = [(each, name) for name, conversations in self._of.items() for each in conversations]
@@ -203,7 +203,7 @@ class BlockFolder:
         self._has_changed = False
 
     def version_of(self, name: BlockName) -> bytes | None:
-        """Return the cache version of a block, or None if the block is not usable."""
+        """Return a block's cache version, or None if it is not usable."""
         return self._versions.get(name.model)
 
     def adopt(self, cache_versions: Iterable[bytes]) -> None:
@@ -216,7 +216,7 @@ class BlockFolder:
                 self.add(BlockName.parse(text), size)
 
     def open(self) -> None:
-        """Scan the folder, and become its writer unless another engine is the writer. Raises OSError."""
+        """Scan the folder, and become its writer unless it has one. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.chmod(0o700)
         self._scan(sweep=self._writer_lock.acquire())
@@ -318,7 +318,7 @@ class BlockFolder:
             self.used_bytes = 0
 
     def drop(self, name: BlockName, error: Exception) -> None:
-        """Handle a read error: remove a missing or damaged file; keep the file after other errors."""
+        """Remove a file that is missing or damaged; keep it after other read errors."""
         if not isinstance(error, FileNotFoundError):
             _log.log(logging.DEBUG if self._has_warned else logging.WARNING, "a cached block is not used: %s", error)
             self._has_warned = True

@@ -1,4 +1,4 @@
-"""On-disk KV blocks, which let conversations continue after a restart without prefill.
+"""On-disk KV blocks, which let conversations continue without prefill after a restart.
 
 A file contains one block of 128 positions in all layers, or the partial block at the end of an answer. Its name
 contains the cache version (a digest of the model, the KV format and the version of the numerical code), the block's
@@ -61,8 +61,8 @@ class DiskStore:
 
     An error while writing stops further writes, with one warning; blocks on disk can still be read. If another engine
     writes to the folder, the store only reads.
-    budget_bytes: limit for the files of all models. evicts: if there is no room for a block, remove the least recently
-    used files (True) or reject the block (False).
+    budget_bytes: limit for the files of all models. evicts: make room for a block by removing the least recently used
+    files, instead of rejecting the block.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class DiskStore:
     ) -> bool:
         """Queue a block; return False if there is no room now or `is_writing` is false.
 
-        hash: for a partial block, which replaces one with equal `hash`, the hash of its parent. content: must not be
+        A partial block is stored under the hash of its parent, and replaces an earlier one. content: must not be
         changed later. tag: up to 8 bytes, for `remove`.
         """
         if len(content) != self.block_bytes:

@@ -171,7 +171,7 @@ class KVCache:
         self._touch(block + AHEAD_BLOCKS, min(layers, MOST_LAYERS))
 
     def touch_idle(self, blocks: int = 0) -> bool:
-        """Touch a few layers of the next block; return False once enough blocks, at least `blocks`, are touched."""
+        """Touch a few layers of the next block. Return False if enough blocks (at least `blocks`) are touched."""
         return self._touches_while_idle and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
 
     def _touch(self, last: int, layers: int) -> bool:

@@ -100,7 +100,7 @@ class IdentityWorker:
         on_known(self.identity)
 
     def _digest(self, is_idle: Callable[[], bool]) -> str | None:
-        # Returns None if stopped, or if the file at the path is not the open file or has changed.
+        # Returns None if stopped, or if the file at the path was replaced or changed.
         digest = hashlib.sha256()
         with open(open_regular(self._path), "rb", buffering=0) as source:  # noqa: PTH123 - a descriptor
             while self._is_open_file(source.fileno()):
@@ -151,8 +151,8 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-# Version of the numerical code, incremented when the order or precision of a float operation, or the layout of a cache
-# block, changes.
+# Version of the numerical code. It is incremented when a change affects the order or precision of float operations, or
+# the layout of cache blocks.
 ARITHMETIC = 2
 
 SAMPLES = 4
@@ -167,7 +167,7 @@ def stat_fingerprint(status: os.stat_result) -> tuple[int, ...]:
 
 
 def sampled_identity(file: GGUFFile) -> bytes:
-    """Return 32 bytes that identify an unchanged model file by its `stat_fingerprint` and samples of each tensor."""
+    """Return a hash (32 bytes) of a file's `stat_fingerprint` and of samples of each tensor."""
     # Hashing two gigabytes would delay the first answer; see IdentityWorker for the digest of the whole content.
     return content_identity(file, repr(stat_fingerprint(file.status)).encode())
 

@@ -88,7 +88,6 @@ class KVOffload:
         self._missing_until: dict[tuple[bytes, bool], float] = {}
 
     def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
-        """Use another cache version; see `DiskStore.adopt`."""
         self._missing_until.clear()
         versions = list(earlier)
         for files in self._stores:
@@ -334,7 +333,7 @@ class PinnedReadings:
         return len(blocks), sum(blocks) + sum(map(sum, windows))
 
     def evict_for(self, reading: bytes, blocks: int, unwritten: int) -> bool:
-        """Evict other readings to make room for `unwritten` blocks of a reading that has `blocks` blocks in total.
+        """Evict readings other than `reading`, which has `blocks` blocks, to make room for `unwritten` blocks.
 
         Return False if this is impossible.
         """
