@@ -108,7 +108,7 @@ class ModelRunner:
         return [logits[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
 
     def hidden_states(self, chunk: Chunk) -> Floats:
-        """Return hidden states (sampled rows, hidden) after the final norm for a chunk of the latest step."""
+        """Return the hidden states (sampled rows, hidden) of a chunk of the latest step, after the final norm."""
         if self._last is None:
             raise ValueError("no step has run")
         step, chunks = self._last

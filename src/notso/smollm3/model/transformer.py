@@ -90,7 +90,7 @@ class SmolLM3:
     def _feed_forward(self, index: int, layer: LayerWeights, step: InputBatch) -> None:
         # x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x).
         norm, ops = RMSNorm(layer.post_attention_layernorm, self.config.rms_norm_eps), self.backend
-        if step.adapted:  # separate operations, bit-identical to the fused one, let adapters apply before silu
+        if step.adapted:  # unfused operations, with bit-identical results, so that adapters are applied before silu
             ops.matmul_many(step.x, [(layer.gate_proj, step.gated), (layer.up_proj, step.up)], norm=norm)
             self._adapt(index, step, step.x, {"gate_proj": step.gated, "up_proj": step.up}, norm)
             ops.silu_mul(step.gated, step.up, step.gated)

@@ -41,7 +41,7 @@ class WeightPlacement:
         *,
         requested: str,
     ) -> None:
-        """Prepare the copy. Raises InvalidRequestError for an unsupported placement."""
+        """Raises InvalidRequestError for an unsupported placement."""
         # The copying thread calls `wake` when a copy is ready to be adopted.
         self._is_requested = requested in ("packed", "hugepages")
         if self._is_requested and not backend.has_weight_arena:
