@@ -40,7 +40,7 @@ _READING_BIT = 0x80
 
 @dataclass(frozen=True, slots=True)
 class CacheSalt:
-    """Salt of a sequence's block hashes: `root`, and from block `shared_blocks` on also `private`, if set."""
+    """Salt of a sequence's block hashes: `root`, plus `private` (if set) from block `shared_blocks` on."""
 
     # A prompt finds only cached blocks with its own salt. Owners with the same root thus share the first
     # `shared_blocks` blocks, while later blocks are found only by the owner with the same `private`.
@@ -54,7 +54,7 @@ class CacheSalt:
         return self.private or self.root
 
     def parent_hash(self, index: int, previous: bytes) -> bytes:
-        """Return the parent hash of block `index`, where `previous` is the hash of the block before it, if any."""
+        """Return the parent hash of block `index`; `previous`: hash of the block before it, if any."""
         before = previous if index else self.root
         if self.private and index == self.shared_blocks:
             return hashlib.blake2b(before + self.private, digest_size=HASH_BYTES).digest()
@@ -140,7 +140,7 @@ class BlockPool:
                 self._unreferenced[block] = None
 
     def register(self, block: int, parent_hash: bytes, tokens: Sequence[int], *conversations: bytes | None) -> None:
-        """Let `find` return a block of up to 128 `tokens` after `parent_hash`, unless an equal one is registered."""
+        """Register a block of up to 128 `tokens` for `find`, unless an equal one is registered."""
         children = self._children.setdefault(parent_hash, {})
         entry, key = self._blocks[block], tuple(tokens)
         equal = children.get(key)

@@ -25,8 +25,8 @@ from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad,
 # A sequence with at most this many pending tokens counts as decoding.
 FEW_ROWS = 8
 
-# A waiting sequence precedes all others if more than this many later arrivals were admitted before it. Only arrivals
-# whose owner had at least as many running sequences as the owner of the waiting sequence are counted.
+# A waiting sequence precedes all others if more than this many later arrivals were admitted before it. An arrival
+# counts only if its owner had at least as many running sequences as the owner of the waiting sequence.
 MAX_STARVATION = 16
 
 # Maximum blocks loaded from disk between two steps, so that running chats do not stall.
@@ -102,7 +102,7 @@ class Scheduler:
         return plan
 
     def advance(self, chunk: Chunk, accepted: int = 0) -> None:
-        """Record a computed chunk, after its first `accepted` drafts were appended to the sequence's tokens."""
+        """Record a computed chunk whose first `accepted` drafts are already among the sequence's tokens."""
         sequence = chunk.sequence
         if sequence.batch_index is None:  # removed or preempted
             return
@@ -135,7 +135,7 @@ class Scheduler:
         self._register(sequence, index, sequence.parent_hash(index), sequence.tokens[at : at + BLOCK_TOKENS])
 
     def evict(self, conversation: bytes) -> None:
-        """Evict a conversation or reading (a pinned prefix). See `BlockPool.evict`."""
+        """Evict a conversation or reading; see `BlockPool.evict`."""
         for sequence in (*self.waiting, *self.running):
             if conversation in (sequence.conversation, sequence.reading):
                 sequence.conversation, sequence.reading, sequence.is_evicted = None, None, True

@@ -18,7 +18,7 @@ class Sequence:
     prompt: Tokens[int]
     salt: CacheSalt = NO_SALT
     priority: int = 0
-    # Digest of the conversation that the cached blocks of the sequence record. None: they record no conversation.
+    # Digest of the conversation to record in the cached blocks of the sequence; None: record no conversation.
     conversation: bytes | None = None
     # Digest of the reading (see block_pool) that pins the blocks of the prompt's prefix, if any.
     reading: bytes | None = None
