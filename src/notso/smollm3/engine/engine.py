@@ -79,8 +79,8 @@ DEMO = "demo"
 def model_path(model: str | None) -> Path:
     """Return the model file for a path, a name from `notso list`, or a Hugging Face folder; None: the demo.
 
-    A folder is converted once, and the result is stored in the user's cache folder. Raises ModelFileError for an
-    unknown name, and errors of the conversion.
+    A folder is converted once, into the user's cache folder. Raises ModelFileError for an unknown name, and errors of
+    the conversion.
     """
     if model is None:
         return demo_path()
@@ -95,7 +95,7 @@ def model_path(model: str | None) -> Path:
         if path.exists() or path.is_absolute() or path.suffix == ".gguf":
             return path  # clearly a path; if the file is missing, opening it raises an error that says so
     except OSError as error:
-        if os.path.lexists(path):  # otherwise it may be a name, if the current folder cannot be searched
+        if os.path.lexists(path):  # otherwise, `model` may be a name, and the current folder not searchable
             raise ModelFileError(f"{path} cannot be used: {error.strerror}") from error
     return resolve_model(model) or demo_path()
 
@@ -231,8 +231,8 @@ class Engine:
         model: a GGUF file, a name from `notso list`, a Hugging Face folder (converted once and cached), "demo" or None
         (the bundled model), or an EngineConfig. find_processor: name -> logits processor.
 
-        Raises UnknownOptionError for an unknown keyword, GGUFError, ModelFileError, TemplateError, OutOfMemoryError,
-        InvalidRequestError, KernelChoiceError or DeviceError.
+        Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError, KernelChoiceError,
+        DeviceError, or UnknownOptionError for an unknown keyword.
         """
         base_settings: dict[str, Any] = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
         config = EngineConfig.from_dict({**base_settings, **settings})
@@ -261,7 +261,7 @@ class Engine:
         return self._placement.state
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
-        """Wait until the weights are in their final place in memory."""
+        """Wait until the weights are in their final place."""
         self._placement.finished.wait(timeout_s)
 
     def stats(self) -> EngineStats:
@@ -290,7 +290,7 @@ class Engine:
             self._offload.evict(conversation)
 
     def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
-        """Return the size on disk of a scope's or an owner's reading (pinned prompt prefix).
+        """Return the size on disk of a reading (pinned prompt prefix) of a scope or an owner.
 
         Raises InvalidRequestError or EngineError.
         """
@@ -478,7 +478,7 @@ class Engine:
         """Return the whole answer. `messages`: a string (one user message), messages, or mappings as in OpenAI's API.
 
         Keyword arguments are fields of SamplingParams and RequestOptions, and take precedence over `params` and
-        `options`. Raises EngineError for a failed answer, InvalidRequestError, ContextLengthError, TemplateError, and
+        `options`. Raises InvalidRequestError, ContextLengthError, TemplateError, EngineError for a failed answer, or
         UnknownOptionError for an unknown keyword.
         """
         with self.stream(messages, *more, params=params, options=options, **settings) as answer:
@@ -505,7 +505,7 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> list[Completion]:
-        """Answer several conversations concurrently; return the answers in the same order.
+        """Answer conversations concurrently; return the answers in the same order.
 
         All conversations are validated before the first answer starts. Raises the same errors as `chat`; a failed
         answer stops the others.
@@ -584,7 +584,7 @@ class Engine:
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """Prefill an unsent prompt while the engine is idle, in place of the owner's previous unsent prompt.
+        """Prefill an unsent prompt while the engine is idle; it replaces the owner's previous one.
 
         Nothing is written to disk. Raises the same errors as `submit`.
         """
@@ -650,7 +650,8 @@ class Engine:
 
 
 def _submit_in_order(submits: Sequence[Callable[[], Generation]]) -> Generator[Generation, None, None]:
-    # Yields the generations. The next one is requested when the previous one has finished. Closing stops all.
+    # Yields the generations in order. The caller takes the next one when the previous one has finished. Closing the
+    # generator stops all generations.
     generations: list[Generation] = []
     try:
         for index in range(len(submits)):

@@ -210,8 +210,8 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """Cancel requests and end the thread. Does nothing in a forked child, which has no such thread."""
-        if os.getpid() != self._process:
+        """Cancel requests and end the thread."""
+        if os.getpid() != self._process:  # a forked child has no such thread
             return
         self._closing = True
         self._signal.wake()

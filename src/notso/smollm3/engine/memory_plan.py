@@ -55,7 +55,7 @@ LARGE_CACHE_BYTES = 64 * MIB
 CONTEXT_STEP_TOKENS = 1024  # automatically chosen contexts are multiples of this
 CONTEXT_FLOOR_TOKENS = 2048  # smallest automatically chosen context
 K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits, or f16 if weights have 8 bits or more
-_QUANTIZED_ROW = 292 / 256  # bytes per activation, once quantized for the integer kernels
+_QUANTIZED_ROW = 292 / 256  # bytes per activation after quantization for the integer kernels
 _LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
 _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
@@ -123,8 +123,8 @@ def plan_engine(
     """Choose the unset settings so that the plan fits in memory. Explicit settings are not reduced.
 
     The default context, 8,192 tokens or the trained context if smaller, is reduced in steps of 1,024, to at least
-    2,048. `document_tokens` is reduced until half of the remaining memory suffices, and affects no other choice. With
-    `beside_bytes`, defaults are not reduced.
+    2,048. `document_tokens`, chosen last, takes at most half of the remaining memory. With `beside_bytes`, defaults are
+    not reduced.
     kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, fewer bits only if memory requires it. With `fine_weights` (floats
     or 8 bits): f16 up to 32,768 tokens, k8v8 beyond. stored: KV format chosen earlier, tried first.
 
@@ -156,7 +156,7 @@ def plan_engine(
 
 
 def largest_context(config: SmolLM3Config, weights_bytes: int, kv_format: KVFormat, limit: MemoryLimit) -> int:
-    """Return the longest context of one sequence that fits: the maximum, a multiple of 1,024 tokens, or 0."""
+    """Return the longest fitting context of one sequence: the model's maximum, a multiple of 1,024 tokens, or 0."""
     return _Planner(config, weights_bytes, limit).largest_context(kv_format, 1)
 
 
@@ -267,7 +267,7 @@ def kv_format_candidates(context: int, fine_weights: bool, stored: KVFormat | No
 def plan_file(
     file: GGUFFile, config: SmolLM3Config, settings: EngineConfig, weights_bytes: int, limit: MemoryLimit
 ) -> EnginePlan:
-    """Plan the engine of a model file, reusing its stored KV format. Raises the same errors as `plan_engine`."""
+    """Plan the engine of a model file, reusing its stored KV format. Raises OutOfMemoryError."""
     folder = Path(settings.cache_dir) if settings.cache_dir is not None and settings.kv == "auto" else None
     fine_weights = has_fine_weights(file.tensors.values())
     stored = load_kv_format(folder, file, settings.context_tokens) if folder is not None else None

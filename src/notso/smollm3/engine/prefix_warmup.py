@@ -6,8 +6,8 @@ tokens are known when the answer ends, so the engine prefills them while it is i
 blocks of the block pool; if the next prompt is different, only idle time is wasted.
 
 Drafts, which are messages that a user has not sent yet, are also prefilled, with the tokens that the template adds
-after them. If a draft is sent unchanged, only one token remains to be computed. If the user types more before sending
-it, only the new text and a few tokens before it remain.
+after them. If a draft is sent unchanged, only one token remains to be computed. If text is added to it first, only this
+text and a few tokens before it remain.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True, eq=False)
 class _PendingPrefill:
     # write: renders the ids to prefill.
-    # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft.
-    # first_obsolete: blocks of `spent` from this index on are obsolete, except those that `ids` also contains.
+    # spent: tokens of the finished prompt and answer, or of the owner's previous draft, which this prefill replaces.
+    # first_obsolete: index of the first block of `spent` that may be obsolete. Blocks that `ids` needs are not.
     # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
     adapter: Adapter | None
