@@ -16,7 +16,8 @@ import time
 
 import numpy as np
 
-from notso.qtensor.backends.cpu import kernel_choice, ops
+from notso.qtensor import kernel_choice
+from notso.qtensor.backends.cpu import ops
 
 LAYERS, HEADS, KV_HEADS, DIM, TILES = 36, 16, 4, 128, 256
 ROUNDS = 15

@@ -12,10 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from notso.qtensor.backends.cpu import kernel_choice, ops
-from notso.qtensor.formats import Q4_K, Q6_K, Format
-from notso.qtensor.reference.random_blocks import random_blocks
-from notso.qtensor.tensor import QTensor
+from notso.qtensor import Q4_K, Q6_K, Format, QTensor, kernel_choice, random_blocks
+from notso.qtensor.backends.cpu import ops
 
 Call = Callable[[], None]
 RNG = np.random.default_rng(1)

@@ -11,10 +11,8 @@ import time
 
 import numpy as np
 
-from notso.qtensor.backends.cpu import kernel_choice, ops
-from notso.qtensor.formats import FORMATS, Q4_K
-from notso.qtensor.reference.random_blocks import random_blocks
-from notso.qtensor.tensor import QTensor
+from notso.qtensor import FORMATS, Q4_K, QTensor, kernel_choice, random_blocks
+from notso.qtensor.backends.cpu import ops
 
 ROWS, K, ROUNDS = 4096, 2048, 9
 BATCHES = (1, 4, 64)

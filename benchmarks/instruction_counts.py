@@ -14,7 +14,7 @@ from pathlib import Path
 import aarch64
 from aarch64 import I8MM
 
-from notso.qtensor.formats import FORMATS
+from notso.qtensor import FORMATS
 
 TYPES = {str(format): format.ggml_type for format in FORMATS.values()}
 K = 512, 1024
