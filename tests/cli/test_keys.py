@@ -62,7 +62,7 @@ def test_user_is_removed_by_key_id_or_name(notso: Notso, tmp_path: Path) -> None
         assert notso("keys", "remove", each, *where).out.endswith("documents and usage.\n")
     assert "ann" not in notso("keys", *where).out and "bob" in notso("keys", *where).out
     unknown = notso("keys", "remove", "ann", *where)
-    assert unknown.code == 2 and "usage table: proxy:ann" in unknown.err
+    assert unknown.code == 2 and "usage table, such as proxy:ann" in unknown.err
     misspelled = notso("keys", "remove", "proxy:ann", *where)
     assert misspelled.code == 2 and "no data of proxy:ann is stored" in misspelled.err
     (bob,) = (each["id"] for each in json.loads(notso("keys", "--json", *where).out))

@@ -29,9 +29,11 @@ class LogitsProcessors:
         for name, function in self._functions:
             row = np.ascontiguousarray(logits, np.float32)
             result = np.frombuffer(function(history, row.data.cast("B")), np.float32)
-            is_valid = result.shape == row.shape and not np.isnan(result).any() and np.isfinite(result.max())
-            if not is_valid:
-                raise EngineError(f"the logits processor {name} left no token to choose, or returned NaN")
+            highest = result.max(initial=-np.inf)  # NaN if one of the logits is NaN
+            if result.shape != row.shape or not np.isfinite(highest):
+                others = "returned NaN, infinity or the wrong number of logits"
+                reason = "left no token to choose" if np.isneginf(highest) else others
+                raise EngineError(f"the logits processor {name} {reason}")
             logits = result
         return logits
 

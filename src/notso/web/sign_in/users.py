@@ -51,7 +51,8 @@ async def user_named(access: AccessStore | None, name: str) -> str:
     method, colon, rest = name.partition(":")
     if not colon or not method or not rest or method == KEY_OWNER.rstrip(":"):
         raise SettingsError(
-            f"there is no key named {name}; for a user without a key, use the name in the usage table: proxy:{name}",
+            f"there is no key named {name}; for a user without a key, use the name in the usage table, such as "
+            f"proxy:{name}",
             setting="name",
         )
     return name
