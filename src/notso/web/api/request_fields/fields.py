@@ -37,8 +37,8 @@ _UNFIT = re.compile("[\x00\ud800-\udfff]")
 def parse_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object in linear time.
 
-    Raises ApiError (400) for other bodies, NaN, infinities, integers beyond 64 bits, duplicate keys, text with NUL or
-    lone surrogates, and bodies that exceed LIMITS.
+    Raises ApiError (400) for anything else, including NaN, infinities, integers beyond 64 bits, duplicate keys, text
+    with NUL or lone surrogates, and bodies that exceed LIMITS.
     """
     if body.startswith(_BYTE_ORDER_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
         body = _to_utf8(body)
@@ -324,8 +324,8 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
 
 
 def _parent_path(location: Sequence[int | str], body: Any) -> list[int | str]:
-    # Returns the path of the object that lacks the location's last part. `_path` descends too far if the name of a type
-    # in the location is also a field's name. The loop then climbs until the part is missing.
+    # Returns the path of the object that lacks the location's last part. The location may contain the name of a type
+    # that is also the name of a field in the body. `_path` then descends too far, and the loop climbs back up.
     path = _path(location[:-1], body)
     while path and isinstance(value := _value_at(body, path), Mapping) and location[-1] in value:
         path.pop()

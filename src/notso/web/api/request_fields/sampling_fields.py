@@ -56,7 +56,8 @@ Number = int | float
 
 
 def to_prompt_limit(truncate_prompt_tokens: int | None) -> int | None:
-    # Prompts are never cut. -1 sets no limit, because prompts that do not fit the context are refused anyway.
+    # Prompts above the limit are refused, not cut. -1 sets no limit, because prompts that do not fit the context are
+    # refused anyway.
     return None if truncate_prompt_tokens is None or truncate_prompt_tokens < 0 else truncate_prompt_tokens
 
 
