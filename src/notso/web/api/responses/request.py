@@ -372,7 +372,7 @@ def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
         choice = choice.mode
     is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
     if choice is None or choice in ("none", "auto") or is_met:
-        return "auto"  # without `validate_tool_choice`, which fails if there are no tools
+        return "auto"  # not validated, because `validate_tool_choice` fails if there are no tools
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return validate_tool_choice("tool_choice", name, [*functions])
 
