@@ -48,7 +48,8 @@ class ApiRequest:
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
-        """Remove the hint `store` if `store` has an effect with X-Conversation-Id."""
+        """Remove the hint `store` if `keep_stream` is set."""
+        # `store` sets `keep_stream`, which has an effect because the request has X-Conversation-Id.
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     def check_prompts(self, count: Callable[[Prompt], int]) -> None:
@@ -86,7 +87,7 @@ IGNORED = "x-notso-ignored"
 MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 MAX_WORK = 64 * 65_536
-"""Maximum tokens and alternatives (top_logprobs) of a response. It limits the work that a small request can cause."""
+"""Maximum tokens plus alternatives (top_logprobs) of a response. It limits the work that a small request can cause."""
 
 
 def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool) -> list[str]:

@@ -298,7 +298,8 @@ def _per_token_ms(milliseconds: float, tokens: int) -> float:
 
 
 def parse_arguments(call: ToolCall) -> Any:
-    # Models may write escapes of lone surrogates, and numbers beyond the range of doubles. Bodies can contain neither.
+    # Models may write escapes of lone surrogates, and numbers beyond the range of doubles. Response bodies can
+    # contain neither.
     value = json.loads(call.arguments, parse_float=lambda text: max(-_LARGEST, min(_LARGEST, float(text))))
     return json.loads(_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False)))
 

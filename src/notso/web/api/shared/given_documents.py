@@ -70,7 +70,7 @@ class RequestDocuments:
 
     def __init__(self) -> None:
         self._documents: list[RequestDocument] = []
-        self._numbers: dict[str, list[int]] = {}  # by type: an index for requests with thousands of documents
+        self._numbers: dict[str, list[int]] = {}  # by type, because a request can have thousands of documents
 
     def __bool__(self) -> bool:
         return bool(self._documents)
@@ -123,7 +123,8 @@ async def read_body_with_files(
     require_json(request)
     files: dict[str, Document] = {}
     body = await request.body()
-    if any(each in body for each in (b"base64", b"file_data", b"file_id", b"\0")):  # a NUL: the body is not UTF-8
+    # These words look different in UTF-16 and UTF-32, so bodies with NUL bytes are always searched for files.
+    if any(each in body for each in (b"base64", b"file_data", b"file_id", b"\0")):
         found = await read_body(request, lambda body: list(find_files(body)))
         if len(found) > MAX_FILES:
             raise invalid_field(found[-1].param, f"a request can contain at most {MAX_FILES} files")
@@ -218,7 +219,7 @@ def digest_of(data: str) -> str:
 
 
 async def get_stored_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
-    """Return a stored file. Raises ApiError (404) naming `param` if unknown or expired."""
+    """Return a stored file. Raises ApiError (404, naming `param`) if unknown or expired."""
     file = await services.shared.store.records.file(owner, file_id)
     if file is None or is_expired(file):
         raise ApiError(404, "not_found", "no file with that id is stored", param=param)
@@ -238,7 +239,8 @@ async def _read(request: Request, file: RequestFile) -> Document:
             if stored.size > MAX_FILE_BYTES:
                 raise UnreadableError(f"is larger than {MAX_FILE_BYTES // MIB} MiB")
         unconfined = services.shared.settings.unconfined_documents
-        async with services.shared.documents.turn(owner):  # waiting requests must not hold the contents of files
+        # Contents are loaded or decoded inside the turn, so that waiting requests do not hold them in memory.
+        async with services.shared.documents.turn(owner):
             if file.file_id:
                 data = b"".join([part async for part in services.shared.store.records.content(owner, file.file_id)])
             else:

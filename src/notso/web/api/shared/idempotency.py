@@ -252,7 +252,7 @@ def _claim_key(owner: str, key: str) -> tuple[str, str]:
 
 def _request_digest(scope: Scope, body: bytes) -> bytes:
     digest = hashlib.sha256()
-    # A repeated multipart form has a new boundary.
+    # The boundary of a multipart form is removed, because a repeated form has a new one.
     if boundary := multipart_boundary(Headers(scope=scope).get("content-type", "")):
         body = body.replace(b"--" + boundary, b"--")
     for part in (scope["path"].encode(), scope.get("query_string", b""), body):

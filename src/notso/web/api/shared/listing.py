@@ -22,7 +22,7 @@ def paginate(
     default_limit: int = 20,
     max_limit: int = 100,
 ) -> dict[str, Any]:
-    """Return a page of `items` (oldest first) in the API's format. Raises ApiError (400)."""
+    """Return a page of `items` (given oldest first) in the API's format. Raises ApiError (400)."""
     # With `before`, the page ends just before that item. Anthropic's names are `before_id`, and `after_id` or `page`.
     limit, order = query.get("limit"), query.get("order")
     if order not in (None, "asc", "desc"):

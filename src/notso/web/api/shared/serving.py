@@ -254,7 +254,7 @@ async def respond(
             # the first byte.
             await running.begin(submit, lambda work: run_prompt_work(request, work))
             # `running.begin` comes first, because its errors name the field of an invalid schema. The headers are built
-            # here, because the queue of `run_prompt_work` may be full, and an error must still close `running`.
+            # here and not after the `try`, so that `running` is closed if the queue of `run_prompt_work` is full.
             return await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
 
         if conversation is None:
