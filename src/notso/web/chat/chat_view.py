@@ -18,7 +18,7 @@ from notso.web.values.wording import words
 NEWEST_MESSAGES = 40
 """Number of messages shown when a chat page opens; older ones are loaded when the user scrolls up."""
 USUAL_MOST_CHARACTERS = 1 << 23
-"""Prompt size limit in characters while no model is loaded: enough for 65,536 tokens of 128 bytes."""
+"""Prompt size limit in characters while no model is loaded: enough for 65,536 tokens of 128 characters."""
 
 
 @dataclass(frozen=True, slots=True)

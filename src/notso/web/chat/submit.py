@@ -76,7 +76,7 @@ from notso.web.values.wording import number, translated, words
 async def prepare_prompt(services: ChatServices, request: Request, size: int) -> PreparedRequest | None:
     """Render the prompt, which has about `size` characters. Raises Problem if it does not fit in the context.
 
-    Returns None if the model is not loaded, and for all other errors, which the engine reports later.
+    Returns None if the model is not loaded or another error occurs; the engine reports the error later.
     """
     engine = services.shared.engine.model(request.model).engine
     if engine is None:
@@ -506,12 +506,12 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
     An answer that cannot be continued is marked as interrupted.
     """
     turns = services.turns
-    if not turns.is_unknown(orphan.generation_id):  # this process has started the answer, or could not save its end
+    if not turns.is_unknown(orphan.generation_id):  # the answer runs in this process, or its last save failed
         if (turn := turns.find(orphan.generation_id)) is not None and turn.log.finished:
             with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
                 await _save_ended_turn(services, orphan.owner, turn)
         return
-    request_id.set(orphan.generation_id)  # for log records; the request's own id is not stored
+    request_id.set(orphan.generation_id)  # for log records; the id of the original request is not stored
     pauses = chain(RESUME_RETRY_SECONDS, repeat(RESUME_RETRY_SECONDS[-1]))
     with turns.expecting(orphan.generation_id):
         while not services.shared.stopping:

@@ -231,5 +231,5 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """Reject NaN and Infinity, as the argument `parse_constant` of JSON decoders."""
+    """Reject NaN and Infinity (`parse_constant` hook of JSON decoders)."""
     raise ValueError(f"{name} is not JSON")

@@ -21,7 +21,7 @@ from notso.web.values.child_work import run_confined
 LIMITS = Limits(cpu_s=60, memory_bytes=1 << 30, wall_s=180.0, answer_bytes=64 << 20)
 
 SHAPE = JsonLimits(depth=64, objects=400_000, values=4_000_000)
-"""Limits for each chat. The server decodes chats, and an empty dict needs thirty times as much memory as `{}`."""
+"""Limits for each chat. The server decodes chats; an empty dict needs thirty times as much memory as the text `{}`."""
 
 Entry = tuple[str, Any]
 

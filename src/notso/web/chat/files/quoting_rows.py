@@ -1,6 +1,6 @@
 """Generate training rows that teach a model to quote a document before it answers.
 
-Prompts look like those of chats with documents: they contain passages, attached or formatted like search results.
+Prompts look like those of chats with documents: they contain passages as attachments or as search results.
 Answers quote a sentence of the passages and then use it, or say that the passages do not mention the subject.
 """
 

@@ -251,7 +251,7 @@ async def status(request: Request, services: Services, owner: Owner, chat: str =
     # The page polls this while a model is being loaded or downloaded, or an answer is running.
     view = await read_shown_if_any(services, owner, chat)
     context = status_context(services, view) | details_context(services, view.path if view is not None else [])
-    # While the page polls, the template omits the status label, which the answer's stream updates.
+    # While an answer is running, the template omits the status label, which the answer's stream updates.
     context["polling"] = context["polling"] or services.turns.unfinished > 0
     where = f"/chats/{chat}" if is_id(chat) else ""
     return await services.pages.respond(request, "_status.html", **context, where=where)

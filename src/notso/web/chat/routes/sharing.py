@@ -64,8 +64,8 @@ async def delete_link(request: Request, services: Services, owner: Owner, chat_i
 async def show_shared(request: Request, services: Services, secret: str, first: First = None) -> Response:
     """Show a shared chat without reasoning. Messages added after the link was created are not shown.
 
-    If a response was edited or continued later, the new text is shown. A long chat has several parts: `first` selects
-    the part that ends with the message of this number.
+    If a response was edited or continued later, the new text is shown. A long chat is shown in parts: `first` is the
+    number of the last message in the part.
     """
     store = services.shared.store
     share = await store.shared(_digest(secret), current_ms()) if len(secret) < 100 else None

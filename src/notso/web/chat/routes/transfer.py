@@ -93,7 +93,7 @@ async def backup(services: Services) -> Response:
         if services.backup_waits or services.backup_reader is None or not has_stalled:
             raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
         services.backup_reader.drop()
-    services.backup_waits = True  # meanwhile, reject further requests, which would have to wait, too
+    services.backup_waits = True  # reject further requests while this one waits
     try:
         await services.backing_up.acquire()
     finally:
