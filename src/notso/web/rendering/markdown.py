@@ -3,8 +3,8 @@
 Reference links are disabled because a definition on a later line could change a block that was already sent. Images
 become links because loading an image can leak the conversation. Text that exceeds the budget is not formatted.
 
-HTML from model output is sanitized after rendering. Later steps, such as labels and citations, may insert only markup
-that they create themselves, with escaped text.
+HTML from model output is sanitized after rendering. Later steps (labels, citations) may insert only their own markup,
+with escaped text.
 """
 
 from __future__ import annotations
@@ -273,6 +273,6 @@ def render_unformatted(text: str, budget: Budget) -> str:
 
 
 def top_level_blocks(text: str, deadline: Deadline) -> list[slice]:
-    """Return the lines of each top-level block. Raises OverBudgetError."""
+    """Return each top-level block's range of lines. Raises OverBudgetError."""
     tokens = _BLOCKS_ONLY.parse(text, {"deadline": deadline})
     return [slice(*token.map) for token in tokens if token.level == 0 and token.map and token.nesting >= 0]

@@ -111,7 +111,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _closing_dollar(source: str, start: int) -> int:
-    # Only the next unescaped dollar sign can close a formula. The other rules exclude text between prices. No letter or
+    # Only the next unescaped dollar sign can close a formula. Text between two prices is not a formula, so no letter or
     # digit may touch a dollar sign from outside. Inside, spaces must touch both dollar signs or neither. If they touch
     # both, the content must contain a character that is typical of TeX.
     inside = source[start + 1 : start + 2]
