@@ -385,10 +385,10 @@ async def front_ends_only(request: Request) -> None:
         raise KeyRequiredError
 
 
+# Access marks. `operator_only` and `audited` create further marks.
 PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(AccessMark()), Depends(front_ends_only)
 USES_MODEL = Depends(AccessMark(uses_model=True))
-"""Access marks; the others are `operator_only` and `audited`. USES_MODEL is for guarded page routes that run the
-model."""
+"""Mark for guarded page routes that run the model."""
 
 
 def caller_of(request: Request) -> Caller:

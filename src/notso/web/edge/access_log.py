@@ -13,7 +13,7 @@ from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, resolve_r
 
 log = logging.getLogger("notso.access")
 
-# Only failures are logged for these routes, because monitoring or page loads use them often.
+# Only failures are logged for these routes, because pages and monitoring systems request them often.
 _QUIET = ("/livez", "/health", "/v1/health", "/metrics", "/static/{path:path}", "/static")
 
 

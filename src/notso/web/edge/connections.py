@@ -1,6 +1,4 @@
-"""Connection limiter, which makes room for new connections by evicting idle ones, and a subclass of uvicorn's HTTP
-connection with header and send timeouts.
-"""
+"""Limits and timeouts of connections. At a limit, idle connections are evicted to make room for new ones."""
 
 from __future__ import annotations
 
@@ -28,13 +26,15 @@ logger = logging.getLogger("notso.web.connections")
 MAX_CONNECTIONS = 1024
 """Far more than one machine's model can serve. Each connection takes about 100 KiB of memory."""
 RESERVED_DESCRIPTORS = 128
-"""File descriptors kept free of client connections: for the database and its readers, model and cache files, downloads,
-tools, and connections being accepted."""
+"""File descriptors kept free of client connections: for the database, model and cache files, downloads, tools, and
+connections being accepted."""
 ONE_ADDRESS_SHARE = 3 / 4
 """Maximum share of the connections that one client address may hold. It is large because all clients have the same
 address if they connect through a proxy or from this machine."""
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
-MAX_ACCEPTING = 32  # maximum connections being accepted at once; low, so that each can send before newer ones evict it
+# Maximum number of connections being accepted at once. A higher maximum would let newer connections evict a client
+# before it has sent anything.
+MAX_ACCEPTING = 32
 RETRY_SECONDS = 0.002
 """Pause after a failure to accept a connection. Each failure evicts some of the connections that wait for their
 clients, and the remaining clients can send during the pause. A longer pause delays new clients: with 10 ms, a client
@@ -50,8 +50,8 @@ class Connection(Protocol):
 class ConnectionLimiter:
     """Accepts connections, and limits them in total and per client address. Use on the event loop only."""
 
-    # At a limit, it evicts the connection that has waited longest for its client to send or to read. Connections that
-    # wait for the server are never evicted.
+    # At a limit, the limiter evicts the connection that has waited longest for its client to send or to read.
+    # Connections that wait for the server are never evicted.
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -162,7 +162,7 @@ def network_of(host: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         return ""
-    # All mapped addresses are in one /64 network, so convert them to IPv4.
+    # All IPv4-mapped addresses are in one /64 network, so convert them to IPv4.
     address = getattr(address, "ipv4_mapped", None) or address
     # IPv6 addresses are counted by /64 network, because providers usually assign at least a whole /64 to one customer.
     return str(ipaddress.IPv6Network((address, 64), strict=False)) if address.version == 6 else str(address)
@@ -181,7 +181,7 @@ MAX_UNSENT_BYTES = 64 * 1024
 
 READ_BYTES = 64 * 1024
 """Maximum bytes per read, a quarter of asyncio's default. It bounds how much of a request body is buffered before the
-application reads it, and how long one of many simultaneous senders occupies the event loop."""
+application reads it, and how long each read occupies the event loop."""
 
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 43\r\n"

@@ -63,8 +63,8 @@ MOST_BYTES = 64 * MIB
 """Budget for the bodies being received or parsed: four chat imports of maximum size."""
 
 SMALL_SHARE = 4
-"""The bodies may exceed the budget by 1/SMALL_SHARE in total (one import). Only owners that hold at most this share may
-use this extra memory."""
+"""The bodies may exceed the budget by 1/SMALL_SHARE in total, the size of one import. Only owners that hold at most
+this share may use the extra memory."""
 
 COST = 12
 """Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and
@@ -152,8 +152,8 @@ class IncomingBody:
 class BodyBudget:
     """Memory budget for the bodies of all requests. Use on the event loop only."""
 
-    # When it is used up, bodies that take longer than FAIR_SECONDS to arrive are evicted: first those of the holder
-    # with the most bytes.
+    # When the budget is used up, bodies that take longer than FAIR_SECONDS to arrive are evicted: first those of the
+    # holder with the most bytes.
 
     def __init__(self, most_bytes: int = MOST_BYTES, available: Callable[[], int] = available_bytes) -> None:
         self.free = most_bytes
@@ -332,7 +332,7 @@ class ChunkedBodies(HttpMiddleware):
                     more = message.get("more_body", False) or start + PIECE_BYTES < len(body)
                     self._drop_slowest()
                     await send({**message, "body": body[start : start + PIECE_BYTES], "more_body": more})
-                    # If the client reads fast, `send` never waits, and other requests would starve.
+                    # If the client reads fast, `send` never waits. Without this pause, other requests would starve.
                     await asyncio.sleep(0)
             finally:
                 self._held.pop(connection, None)
@@ -366,7 +366,7 @@ class StrictHttp(HttpMiddleware):
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
     path = scope.get("raw_path") or scope["path"]
-    # The constant counts two spaces, the question mark, HTTP/1.1 and CRLF.
+    # 13 is the length of two spaces, the question mark, HTTP/1.1 and CRLF.
     request_line = len(scope["method"]) + len(path) + len(scope.get("query_string", b"")) + 13
     if request_line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEADER_BYTES:
         return PlainTextResponse("The headers are too large.\n", 431)
