@@ -40,8 +40,7 @@ BLOCK_SECONDS = 1.0
 CANCEL_SECONDS = 0.5
 RETRY_SECONDS = 0.25
 SEND_SECONDS = 0.05
-"""Delay before sending. It batches messages, and keeps them from delaying the response of the request that caused
-them."""
+"""Delay before sending. It batches messages, and lets the response of the request that caused them go first."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MAX_MESSAGES = 10_000
@@ -277,7 +276,7 @@ class ValkeyExchange:
                 del self._published[name]
 
     def _drop_old(self) -> None:
-        # Limit the number of finished logs that could not be sent. Other replicas find these answers in the database.
+        # Limit the number of finished logs that could not be sent. Other replicas find the answers in the database.
         finished = [name for name, each in self._published.items() if each.log.finished]
         for name in finished[: max(0, len(finished) - MOST_FINISHED)]:
             del self._published[name]

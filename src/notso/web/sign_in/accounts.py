@@ -86,8 +86,8 @@ class Accounts:
         return owner in self._quotas
 
     async def reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation]:
-        """Reserve tokens, at most each request's maximum use; wait for other requests if necessary. Raises QuotaError,
-        StorageError, or Problem if the user is removed meanwhile."""
+        """Reserve tokens, up to the maximum use of each request; wait for other requests if necessary. Raises
+        QuotaError, StorageError, or Problem if the user is removed meanwhile."""
         turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_SECONDS
         try:
