@@ -39,7 +39,7 @@ class Reservation:
 
 
 def allocate_tokens(left: int, uses: Sequence[MaxTokenUse]) -> list[int] | None:
-    """Divide `left`, minus the tokens of the prompts, among the answers. Return None if an answer cannot get any."""
+    """Divide the `left` tokens, minus those of the prompts, among the answers. Return None if there are too few."""
     # Answers get equal shares, but not more than they need; the rest of a share goes to the other answers.
     left -= sum(each.prompt_tokens for each in uses)
     if left < sum(1 for each in uses if each.answer_tokens):

@@ -190,7 +190,7 @@ def is_user_name(name: str) -> bool:
 
 
 def is_listed(name: str, names: Iterable[str]) -> bool:
-    """Return whether `names` contains `name`, ignoring the case of e-mail domains."""
+    """Return whether `names` contains `name`, ignoring the case of email domains."""
     return _lower_domain(name) in map(_lower_domain, names)
 
 
