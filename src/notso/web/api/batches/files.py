@@ -124,7 +124,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 
 
 def expiry_ms(expires_after: Mapping[str, Any], now_ms: int, param: str) -> int:
-    """Return the expiry time of `expires_after`. Raises ApiError (400)."""
+    """Convert `expires_after` to an expiry time. Raises ApiError (400)."""
     seconds = str(expires_after.get("seconds", ""))
     if expires_after.get("anchor") != "created_at":
         raise invalid_field(f"{param}.anchor", f"{param}.anchor must be created_at")
@@ -163,8 +163,8 @@ def _read_upload(kind: str, body: bytes, now_ms: int, default_purpose: str = "")
 
 
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
-    # Raises ApiError (400) for too many fields. The `email` package parses only the headers: it would split the content
-    # of files into lines, and parse nested forms.
+    # Raises ApiError (400) for too many fields. Values are not parsed with the `email` package, because it would
+    # split them into lines, and parse nested forms.
     boundary = multipart_boundary(kind)
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2) if boundary else []
     if len(pieces) > MAX_PARTS + 2:

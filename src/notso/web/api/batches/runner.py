@@ -185,7 +185,7 @@ class _Run:
         for number in numbers:
             entry = read_line(lines[number], (self._body["endpoint"],))
             body = json.dumps(entry.body).encode()
-            async with self._repeating:  # wait while a failed request is repeated, see below
+            async with self._repeating:  # wait while another request is repeated, see below
                 pass
             status, headers, answer = await self._send_request(entry.url, body)
             if status == 500:
