@@ -404,7 +404,7 @@ class ChatRequest(ApiRequest):
 
     @property
     def reasoning_mode(self) -> str:
-        """Return `think` or `no_think`. The system prompt overrides the options."""
+        """Return `think` or `no_think`. A flag in the system prompt overrides the options."""
         first = self.messages[0]
         fixed = thinking_set_by(first.content) if first.role == "system" else None
         return "think" if (self.options.thinking if fixed is None else fixed) else "no_think"
@@ -573,7 +573,7 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
             validate_tool_choice("tool_choice", tool.function.name, names)
         choice = choice.allowed_tools.mode
     if choice is None or choice in ("none", "auto"):
-        return "auto"  # valid without tools; `validate_tool_choice` would require some
+        return "auto"  # not validated: `validate_tool_choice` refuses requests without tools
     return validate_tool_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 

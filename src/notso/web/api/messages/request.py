@@ -140,7 +140,7 @@ def _join_blocks(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
 
 
 def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str, Any] | None:
-    """Return a quotation as a citation, or None if the document lacks its words."""
+    """Return a quotation as a citation, or None if the document lacks it."""
     found = documents.find_quotation(quotation.number, quotation.words)
     if found is None:
         return None
@@ -225,7 +225,7 @@ class MessageRequest(ApiRequest):
 def parse_message_request(
     body: Mapping[str, Any], files: Files = NO_FILES, *, keep_volatile: bool = False
 ) -> MessageRequest:
-    """Validate a message request. Raises ApiError (400) naming the field. `keep_volatile`: keep VOLATILE_LINES."""
+    """Validate a message request. Raises ApiError (400) naming the field."""
     if body.get("thread") is not None:
         raise _thread_refusal()
     fields = read_fields(MessageFields, body, MESSAGE_NOTES | WITHIN_MESSAGE)
@@ -368,7 +368,7 @@ def _parameters(tool: AnthropicTool) -> dict[str, Any]:
 
 def _tool_choice(tools: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
-        return "auto"  # valid without tools; `validate_tool_choice` would require some
+        return "auto"  # not validated: `validate_tool_choice` refuses requests without tools
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
     return validate_tool_choice("tool_choice", name, [tool.name for tool in tools])
 
