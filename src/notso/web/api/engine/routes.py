@@ -41,7 +41,7 @@ from notso.web.values.json_steps import json_bytes
 STOPPING = Sentence("the engine is stopping", "engine_stopping")
 HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
-"""A session and its answers end after this time without a connection. The front end reports the loss earlier."""
+"""A session and its answers end after this time without a connection. Front ends report a lost connection earlier."""
 PREPARED_SECONDS = 10.0
 """A prepared prompt is dropped if it is not submitted within this time."""
 MAX_OPEN = 512

@@ -104,7 +104,7 @@ MAX_TEXTS = 1024
 BANNED = -100.0
 """Bias that `false` stands for. It practically excludes a token."""
 
-MAX_ID_DIGITS = 10  # as in 1 << 31
+MAX_ID_DIGITS = 10  # 1 << 31 has ten digits
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Bias = float | Literal[False]
