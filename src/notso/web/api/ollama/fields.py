@@ -392,7 +392,7 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
 
 def encode_context(messages: Sequence[Message]) -> list[int]:
     """Encode a conversation as numbers, which clients send with the next prompt."""
-    # Each number holds up to three bytes of JSON after a leading byte of 1, which preserves leading zeros.
+    # Each number consists of a leading byte of 1 and up to three bytes of JSON.
     entries = [[each.role, each.content] for each in messages]
     data = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     return [CONTEXT_MARK, *(int.from_bytes(b"\1" + data[at : at + 3], "big") for at in range(0, len(data), 3))]

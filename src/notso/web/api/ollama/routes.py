@@ -162,7 +162,7 @@ LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
 
 
 def resolve_ollama_name(name: str | None, info: ModelInfo | None) -> str | None:
-    """Replace an Ollama name of the default model with the other APIs' name."""
+    """Convert the default model's Ollama name to its name in the other APIs."""
     if name is None:
         return None
     short = name.lower().removesuffix(LATEST)
@@ -284,8 +284,8 @@ def _entry(info: ModelInfo) -> dict[str, Any]:
 
 
 def _installed_entry(installed: InstalledModel) -> dict[str, Any]:
-    # Other entries hash the model's fingerprint, which is known only after loading. This one hashes the name, size and
-    # modification time of the file.
+    # The digest of a loaded model is a hash of its fingerprint, which is known only after loading. Here, the digest is
+    # a hash of the model's name, and of the size and modification time of its file.
     model = installed.model
     name, status = "-".join(model.name.lower().split()), model.path.stat()
     digest = hashlib.sha256(repr((name, status.st_size, status.st_mtime_ns)).encode()).hexdigest()
