@@ -198,7 +198,7 @@ MAX_BLOCKS = 4_096  # per document
 
 
 class CacheControl(Fields):
-    """Cache breakpoint. A `ttl` of one hour can pin the preceding prompt on disk."""
+    """Cache breakpoint. A one-hour `ttl` can pin the preceding part of the prompt on disk."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

@@ -191,7 +191,7 @@ IGNORED_FORMATS = frozenset({"F32"})  # norms have this format even in quantized
 
 @discovery_router.head("/", dependencies=[GUARDED])
 async def heartbeat() -> Response:
-    """Return an empty response. Ollama's command line checks for a server with this request."""
+    """Return an empty response. Ollama's command line sends this request to detect servers."""
     return Response()
 
 
