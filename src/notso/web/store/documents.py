@@ -151,7 +151,7 @@ class DocumentStore(Protocol):
         """Return the members of one of the owner's libraries, sorted by name."""
 
     async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
-        """Add a member or change their rights. Also return False for the owner, or if MAX_MEMBERS is reached."""
+        """Add or change a member. Also return False if `member` is the owner or MAX_MEMBERS is reached."""
 
     async def remove_member(self, owner: str, library_id: str, member: str) -> bool: ...
 

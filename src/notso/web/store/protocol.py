@@ -190,8 +190,7 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    # Number of attempts to generate the answer since the last new token or part. The attempt that produced this token
-    # or part is counted, too.
+    # Number of attempts to generate the answer since the last new token or part. Includes the attempt that produced it.
     tries: int = 0
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
@@ -416,7 +415,7 @@ class ChatStore(Protocol):
     ) -> Heartbeat:
         """Renew this process's lease, and take over or interrupt turns of processes that have ended.
 
-        running: generations of this process. known: these and generations that are about to start; None if this process
+        running: generations of this process. known: the same, plus those that are about to start; None if this process
         cannot continue turns. is_leaving: the process is stopping and takes over no turns. Call this every
         HEARTBEAT_SECONDS for a shared store, and once otherwise.
         """
@@ -447,7 +446,7 @@ class ChatStore(Protocol):
         """Return the branch that ends in message `last` (None: the chosen branch; '': an empty one).
 
         `line` is empty for an unknown message. With `most_characters`, it omits messages before the newest finished
-        summary, and messages with more than this many characters after them.
+        summary, and messages followed by more than this many characters.
         """
 
     async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
@@ -467,7 +466,7 @@ class ChatStore(Protocol):
     ) -> ShownChat | None:
         """Return the `limit` messages before this one, with the same rules as `shown_chat`.
 
-        With `first`, return the last `limit` of the first `first` messages of the branch.
+        With `first`, return those before index `first` of the branch.
         """
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None: ...
