@@ -158,7 +158,7 @@ class SQLDocuments:
                 f" AND ('' = ? OR ? IN ({_READABLE}))"
             )
             moved = db.execute(sql, (library_id, chat_id, owner, library_id, library_id, library_id, owner)).rowcount
-            if moved:  # its prompts now start with other documents, so its KV cache is stale
+            if moved:  # the chat's prompts now start with other documents, so its KV cache is stale
                 _mark_caches_stale(db, "SELECT id AS chat_id FROM chats WHERE id = ?", chat_id)
             same = "SELECT 1 AS one FROM chats WHERE id = ? AND owner = ? AND project = ?"
             return moved > 0 or db.execute(same, (chat_id, owner, library_id)).fetchone() is not None
@@ -185,7 +185,8 @@ class SQLDocuments:
                 (library_id, digest, document.id, owner),
             ).fetchone()
             if existing is not None and existing["state"] == "failed":
-                # The file may be readable now, with another name or after the extra `documents` has been installed.
+                # Parsing may succeed now, because the new name may reveal the kind of file, or the extra `documents`
+                # may have been installed.
                 again = replace(StoredDocument(**existing), name=name, state="queued", reason="")
                 sql = "UPDATE documents SET name = ?, state = 'queued', reason = '' WHERE id = ?"
                 db.execute(sql, (name, again.id))

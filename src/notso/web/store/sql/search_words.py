@@ -55,7 +55,7 @@ def split_words(text: str) -> Iterator[str]:
 
 
 def _fold_words(text: str) -> list[str]:
-    # Normalization may split a word, for example a fraction.
+    # Normalization may split a word: `½` becomes `1` and `2`.
     return [word[0] for word in _PART.finditer(fold(text))]
 
 

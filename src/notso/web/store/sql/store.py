@@ -254,7 +254,7 @@ class SQLStore(Transactions):
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
 
-        if self.read_only:  # read the chat's rows, because index entries may be damaged
+        if self.read_only:  # load the whole chat from its rows, because index entries may be damaged
             return _branch_of(await self.chat_snapshot(owner, chat_id), last)
 
         def read(db: Database) -> Branch | None:
@@ -278,7 +278,7 @@ class SQLStore(Transactions):
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
 
-        if self.read_only:  # read the chat's rows, because index entries may be damaged
+        if self.read_only:  # load the whole chat from its rows, because index entries may be damaged
             snapshot = await self.chat_snapshot(owner, chat_id)
             path, earlier = branch_end(_shown_path_of(snapshot, through), limit, first)
             return ShownChat(snapshot.chat, snapshot.base, tuple(path), earlier) if snapshot is not None else None
@@ -333,7 +333,7 @@ class SQLStore(Transactions):
     async def message_chunks(
         self, owner: str, chat_id: str, *, shown: bool = False
     ) -> AsyncIterator[list[StoredMessage]]:
-        if self.read_only:  # read the chat's rows, because index entries may be damaged
+        if self.read_only:  # load the whole chat from its rows, because index entries may be damaged
             snapshot = await self.chat_snapshot(owner, chat_id)
             if snapshot is not None:
                 yield branch(snapshot.messages, snapshot.chat.chosen_root) if shown else list(snapshot.messages)

@@ -205,8 +205,8 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
     ).fetchone()
     if row is None or (assistant_message.active and row["state"] not in ACTIVE_STATES):
         return
-    # If this process has lost its lease, it can save the answer only if another process has interrupted the answer, and
-    # the answer has not been edited since.
+    # If this process has lost its lease, it can save only an answer that another process has interrupted and that has
+    # not been edited since.
     if not db.holds_lease(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     if not assistant_message.active:
@@ -319,7 +319,7 @@ def _first_message(db: Database, which: str, *values: Value) -> StoredMessage | 
 
 
 def _load_accepted_turn(db: Database, owner: str, stored: StoredMessage) -> TurnAccepted | TurnRefused:
-    # A message is missing if it has been deleted.
+    # Returns TurnRefused if the other message of the turn has been deleted.
     if stored.role == "assistant":
         question = _first_message(db, "id = ? AND owner = ?", stored.parent_id, owner)
         return TurnAccepted(question, stored, repeated=True) if question is not None else TurnRefused(None)
@@ -497,7 +497,7 @@ PURGED_MESSAGES = 200  # per transaction, so that other writers need not wait lo
 
 
 def purge_piece(db: Database, trash_id: str) -> bool:
-    """Delete a part of a trash entry, which then can no longer be restored; return whether more is left."""
+    """Delete part of a trash entry; return whether more is left. The entry can no longer be restored."""
     row = db.execute("SELECT * FROM trash WHERE id = ?" + db.for_update, (trash_id,)).fetchone()
     if row is None:
         return False
