@@ -258,7 +258,7 @@ def _open_backup(copy: Path) -> Iterator[sqlite3.Connection]:
 
 
 def permanent_chats(copy: Path) -> list[tuple[str, str]]:
-    """Return (owner, id) of a backup's chats, oldest first, except temporary and deleted ones.
+    """Return (owner, id) of a backup's chats except temporary and deleted ones, oldest first.
 
     Raises StorageError, also if the schema version differs.
     """
