@@ -84,7 +84,7 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` when events are added and at the end, and now if either has happened. It must not block."""
+        """Call `notify` for existing events, for new ones, and at the end. `notify` must not block."""
         with self._condition:
             if not self._finished:
                 self._listeners.append(notify)
