@@ -86,7 +86,7 @@ class Matcher:
         tags: Sequence[int] = (),
         limit: Callable[[], TokenLimit],
     ) -> None:
-        # is_json: the answer is JSON or tool calls. Otherwise, a token of `tags` begins a call and sets it.
+        # is_json: the answer is JSON or tool calls. Otherwise, a token of `tags` begins a call and sets `is_json`.
         # limit: creates the TokenLimit.
         self._param = param
         self._matcher = matcher
@@ -361,7 +361,8 @@ def _regex_part(source: str) -> Part:
 
 
 def _checked_lark(source: str) -> str:
-    # The number of intersected terminals is limited as in schema patterns. %json would bypass the checks of schemas.
+    # The number of intersected terminals is limited like that of patterns in schemas. %json would bypass the checks of
+    # schemas.
     bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:
         raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param="grammar")

@@ -1,4 +1,4 @@
-"""Index files for quotations from long texts, so that they are not indexed again after a restart.
+"""Index files for quotations, so that long texts are not indexed again after a restart.
 
 A file stores the places of a text (see quote_index), but not the text, and is memory-mapped. It belongs to a pinned
 reading (a named prompt prefix, see block_pool) that contains the text, and is removed with this reading. The file name

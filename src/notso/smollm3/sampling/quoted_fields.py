@@ -285,8 +285,8 @@ def _quotable(part: Mapping[str, Any], sources: Sequence[QuoteSource]) -> tuple[
         names = ", ".join(each.name for each in sources) or "none"
         raise InvalidRequestError(f"{QUOTE_OF} does not name a document; available: {names}", param="grammar")
     text = source.text if most or "maxLength" not in part else ""
-    # A limit that no quotation reaches is left out. Such limits then share an index, in which 2**31 or more would
-    # overflow.
+    # A limit that no quotation reaches is left out, so that fields that differ only in such limits share an index. A
+    # limit of 2**31 or more would overflow in the index.
     return text, replace(FIELD, most_length=most if most < min(QUOTE_BYTES, len(text)) else 0)
 
 

@@ -151,7 +151,7 @@ class Quotation:
         return not self._lead and self._interval.depth > 0 and self._index.may_end(self._interval)
 
     def allowed_tokens(self, logits: Floats) -> Ids:
-        """Return tokens (n,) that continue the quotation. At more than NARROW places, not all are returned."""
+        """Return tokens (n,) that continue the quotation. With more than NARROW places, some may be missing."""
         vocabulary, interval = self._vocabulary, self._interval
         if interval.high - interval.low > NARROW:
             among = _top_tokens(logits[: vocabulary.size], LIKELIEST)

@@ -47,8 +47,8 @@ class BreakerTokens:
     """Tokens (`single`) and token sequences (`tails`) that contain a sequence breaker."""
 
     single: frozenset[int] = frozenset()
-    # Keys: the last token, the length, and the tokens of a sequence without the first. Values: all possible first
-    # tokens, in a set, because thousands of tokens can end with the same letter.
+    # For a sequence without its first token, the keys are its last token, its length and its tokens. The values are all
+    # possible first tokens, in a set, because thousands of tokens can end with the same letter.
     tails: Mapping[int, Mapping[int, Mapping[tuple[int, ...], frozenset[int]]]] = field(default_factory=dict)
 
 

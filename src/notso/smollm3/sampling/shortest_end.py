@@ -266,9 +266,8 @@ class ShortestEndingSearch:
     def _required_name_nodes(
         self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]
     ) -> list[_Node]:
-        # Returns a node for each required name that can come next. If several names of one object can, only the one
-        # that is last in the order of members is used. Members must be in this order, so the names before it can be
-        # skipped.
+        # Returns a node for each required name that can come next. Of several such names of one object, only the last
+        # in the order of its members is used. Members must be in this order, so the earlier ones can be skipped here.
         nodes = {name: each for name in names if (each := self._node_after(node, name)) is not None}
         if len(nodes) > 1:
             lasts = {max(nodes, key=order.__getitem__) for order in orders if nodes.keys() <= order.keys()}

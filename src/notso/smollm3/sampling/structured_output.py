@@ -238,7 +238,7 @@ class StructuredCalls(StructuredOutput):
         return False
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """Return whether a call can end within `left` tokens after `token`; True outside calls or if unknown."""
+        """Return whether the call of `token` can end within `left` more tokens; True outside calls or if unknown."""
         if self._call is not None:
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:
@@ -297,7 +297,7 @@ def structured_output_for(
         if matcher.is_over:
             raise InvalidRequestError("the answer is already complete according to its grammar", param="continue_last")
     if fields is not None:
-        for piece in re.split(rb'(?<=")', started.encode()):  # each string must begin a new piece, as in an answer
+        for piece in re.split(rb'(?<=")', started.encode()):  # text after a " must begin a piece, as in an answer
             fields.consume(piece)
         if not fields.narrow(matcher.allowed(), np.zeros(tokenizer.vocab_size, np.float32)).any():
             raise InvalidRequestError("the text so far does not match the documents", param="continue_last")

@@ -1,8 +1,8 @@
 """Completion of structured answers within their token limit.
 
 An ending is a sequence of tokens that completes the answer according to its grammar; the distance to the end is the
-length of the shortest one. Near the limit, a token is rejected if no ending that fits in the remaining tokens is found
-after it. If no such ending was found before the token either, the token is accepted.
+length of the shortest one. Near the limit, a token is rejected if an ending that fits in the remaining tokens was found
+before the token, but none is found after it.
 
 Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
 the largest number that one token can add to the distance, for example by opening an object with required members. The
@@ -102,7 +102,8 @@ def _sum(extents: Iterable[Extent]) -> Extent:
 
 
 def _text_grammar_extent(source: str, is_call: bool) -> Extent:
-    # With tool calls, the part is assumed to have only literals; the arguments are in separate parts.
+    # is_call: the grammar includes tool calls. This part is then assumed to have only literals, because the arguments
+    # are in separate parts.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)

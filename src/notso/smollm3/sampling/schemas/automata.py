@@ -369,7 +369,7 @@ def _states(root: Node) -> tuple[_Moves, set[int]]:
     numbers = {states[0]: 0}
     moves: _Moves = []
     accepting: set[int] = set()
-    for number, state in enumerate(states):  # grows in the meantime
+    for number, state in enumerate(states):  # grows during the loop
         if number >= MAX_STATES:
             raise TooLargeError
         expanded = automaton.expand(*state)

@@ -87,8 +87,8 @@ class Negation:
     def of(self, schema: Schema, names: Iterable[str] | None = None, *, is_exact: bool = True) -> Schema | None:
         """Return the schema of exactly the values that `schema` rejects, or None if it cannot be expressed.
 
-        names: the only names that objects can have. is_exact: if False, the result may accept only some of these
-        values, or none.
+        names: the only names that objects can have. is_exact: if False, the result may accept only some of the
+        rejected values, or none.
         """
         self._count_steps(1)
         if isinstance(schema, bool):

@@ -241,7 +241,7 @@ MAX_STEPS = 100_000
 """Maximum steps of rewriting and comparing, which take about a second on a slow machine."""
 
 KEYWORDS_PER_STEP = 8
-"""Number of keywords that are read in the time of a step. References can lead to a long schema repeatedly."""
+"""Keywords read in the time of a step. They are counted, because references can lead to a long schema repeatedly."""
 
 MAX_OPTIONS = 64
 """Maximum alternatives of one keyword."""
@@ -554,9 +554,9 @@ class SchemaRewriter:
         return cases
 
     def _evaluated(self, schema: Any, path: str, depth: int, *, is_own: bool = False) -> Iterator[_Case]:
-        # is_own: `schema` is the one with the keyword at `path`, not a part of it. Each branch is also rewritten, and
-        # may contain this keyword again, so the depth continues there. Pointers are cut, because they would grow with
-        # the depth.
+        # is_own: `schema` itself has the keyword at `path`; otherwise, `schema` is a part of the one that has it.
+        # A rewritten branch inherits the depth, because it may contain this keyword again. Its pointer is cut, so that
+        # pointers do not grow with the depth.
         self._count_steps()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} has a circular reference, or is nested too deeply")
