@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from notso.qtensor.errors import GGUFError
 
-MAX_STRING_BYTES: Final = 1 << 20  # GG3, the number of a rule (see gguf.py)
+MAX_STRING_BYTES: Final = 1 << 20  # GG3: the number of a check; see gguf.py
 _DECODE_BYTES: Final = 1 << 20  # bytes decoded at a time, so that memory use does not depend on declared sizes
 
 _U32: Final = struct.Struct("<I")

@@ -137,7 +137,7 @@ class Backend(Protocol):
         large_pages: bool = True,
     ) -> Sequence[KeyValuePool]:
         """Return zeroed pools, one per layer. Raises OperandError or QTensorError."""
-        # `large_pages`: use huge pages, because nearly all of the memory will be written.
+        # `large_pages`: use huge pages; unsuitable for sparsely written memory.
 
     def program(self) -> Program: ...
 
@@ -163,7 +163,7 @@ class Backend(Protocol):
         """out = silu(x @ gate.T) * (x @ up.T)."""
 
     def silu_mul(self, gate: Array, up: Array, out: Array) -> None:
-        """out = silu(gate) * up, bit-identical to `matmul_gated`; out may be gate or up."""
+        """out = silu(gate) * up, computed as in `matmul_gated`; out may be gate or up."""
 
     def rope_table(self, frequencies: Array, positions: Array, table: tuple[Array, Array], factor: float = 1.0) -> None:
         """table = factor * (cos, sin) of position * frequency."""

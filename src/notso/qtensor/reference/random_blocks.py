@@ -46,8 +46,8 @@ _MEAN_4, _STD_4 = 7.5, 4.61
 _MEAN_5, _STD_5 = 15.5, 9.23
 _STD_6 = 18.47
 _STD_8 = 73.9
-# Format -> mean and standard deviation of the values of random bytes, if d is 1 and the minima are 0. Generated blocks
-# get minima that make the mean 0.
+# Format -> mean and standard deviation of the values that random bytes encode if d is 1 and the minima are 0. Generated
+# blocks get minima that make the mean 0.
 _OTHERS: dict[Format, tuple[float, float]] = {
     Q5_0: (0.0, 9.23),
     Q5_1: (15.5, 9.23),

@@ -156,7 +156,7 @@ LEVELS_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 class Unpacked256(NamedTuple):
     """256-value block: value = d * scales[j] * q - dmin * mins[j] for 16-value group j."""
 
-    d: Floats  # (n,): d of the file, divided by a power of two if scales or q would not be integers otherwise
+    d: Floats  # (n,): d of the file, divided by a power of two where scales or q would otherwise be fractions
     dmin: Floats  # (n,); zero except in Q2_K
     scales: Integers  # (n, 16) int32
     mins: Integers  # (n, 16) int32

@@ -1,7 +1,7 @@
 """Memory on 2 MiB pages, for key-value pools and copies of tensors (packed if the processor's kernels support it).
 
 A mapped file consists mostly of 4 KiB pages, whose page table walks slow decoding down by a quarter to a third. Packing
-only stores a tensor's bytes in the order in which the kernels load them into vector registers
+only rearranges a tensor's bytes in the order in which the kernels load them into vector registers
 (native/packed_weights.h), so results stay bit-identical.
 
 A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
