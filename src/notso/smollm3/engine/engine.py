@@ -95,7 +95,8 @@ def model_path(model: str | None) -> Path:
         if path.exists() or path.is_absolute() or path.suffix == ".gguf":
             return path  # clearly a path; if the file is missing, opening it raises an error that says so
     except OSError as error:
-        if os.path.lexists(path):  # otherwise, `model` may be a name, and the current folder not searchable
+        # If the current folder is not searchable, this error occurs even if `model` is a name.
+        if os.path.lexists(path):
             raise ModelFileError(f"{path} cannot be used: {error.strerror}") from error
     return resolve_model(model) or demo_path()
 

@@ -495,8 +495,8 @@ class EngineCore:
         self._totals.prefill_tokens_per_s = plan.rows / seconds
 
 
-# Seconds between increments of idle work. An increment touches memory so that the system allocates it, captures a step
-# for replay, or offloads a block of a finished conversation.
+# Seconds between increments of idle work. An increment captures a step for replay, offloads a block of a finished
+# conversation, or touches memory so that the system allocates it.
 TICK_S = 0.005
 
 MAX_IDLE_WAIT_S = 60.0

@@ -100,7 +100,7 @@ class InputProcessor:
         room = self.context_of(options) - len(prompt.ids)
         pinned = _pinned_reading(prompt_input, options)
         options, fields = quoted_fields(options, self.quotes, pinned)
-        if rendered is None:  # not for receipts: those of earlier versions may name tools that tool_choice excluded
+        if rendered is None:  # receipts are exempt: old ones may name tools that tool_choice excluded
             check_strict_tools(options)
         structured_output = structured_output_for(
             options,
