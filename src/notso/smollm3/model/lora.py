@@ -498,7 +498,7 @@ def _scale_tensor(tensor: QTensor, factor: float) -> QTensor:
             raise ModelFileError(f"{quoted(tensor.name)} contains NaN or infinity")
         # Keep a 16-bit format if it represents the scaled values exactly.
         if tensor.format.block_values == 1 and tensor.format != F32:
-            with suppress(OperandError):  # the values exceed the range of F16
+            with suppress(OperandError):  # raised if values exceed the range of F16
                 halves = QTensor.quantize(values, tensor.format, tensor.name)
                 if np.array_equal(halves.dequantize(), values):
                     return halves
