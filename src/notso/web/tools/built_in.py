@@ -137,7 +137,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def format_time(zone: str, now: datetime) -> str:
-    """Format an aware datetime in a time zone ('': the local one). Raises ToolError for an unknown zone."""
+    """Format an aware datetime in a time zone ('': local time). Raises ToolError."""
     name = find_time_zone(zone) if zone.strip() else ""
     local = now.astimezone(ZoneInfo(name)) if name else now.astimezone()
     offset = local.strftime("%z")
@@ -146,7 +146,7 @@ def format_time(zone: str, now: datetime) -> str:
 
 
 def find_time_zone(text: str) -> str:
-    """Return the name of the time zone with this name or city. Raises ToolError."""
+    """Find a time zone by name or city. Raises ToolError."""
     key = text.strip().replace(" ", "_").lower()
     if len(key) <= MAX_NAME_CHARACTERS:
         if key in _zones():
@@ -159,7 +159,7 @@ def find_time_zone(text: str) -> str:
 
 @cache
 def _zones() -> dict[str, str]:
-    # Maps lower-case names of time zones, and of cities that occur in only one zone, to the names of the zones.
+    # The keys are lower-case names of zones, and of cities that occur in only one zone.
     names = sorted(name for name in available_timezones() if not name.startswith(("posix", "right", "System")))
     cities: dict[str, list[str]] = {}
     for name in names:

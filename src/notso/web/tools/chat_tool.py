@@ -1,7 +1,4 @@
-"""Definition of a tool: its description for the model, and the function to call.
-
-`ToolContext` is the context of a call: the user, the chat and its attachments, and a function that asks the user.
-"""
+"""Definition of a tool: its description for the model, the function to call, and the context of a call."""
 
 from __future__ import annotations
 

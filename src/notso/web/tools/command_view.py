@@ -21,7 +21,7 @@ _COMMAND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """A plugin on the settings page. `gives`: names by kind, such as `tools`. `pages`: titles by address."""
+    """A plugin on the settings page. `gives`: names of what it provides, by kind. `pages`: titles by address."""
 
     name: str
     state: str

@@ -130,10 +130,10 @@ async def _read(response: httpx2.Response) -> tuple[str, str]:
 
 def _decode(body: bytes, charset: str) -> str:
     try:
-        # The codec punycode takes quadratic time: minutes for MAX_BYTES, during which the event loop waits.
+        # The punycode codec takes quadratic time, so MAX_BYTES would block the event loop for minutes.
         is_label = codecs.lookup(charset).name == "punycode"
         return body.decode("utf-8" if is_label else charset, "replace")
-    except (LookupError, ValueError):  # an unknown codec, or one without replacement of errors, such as idna
+    except (LookupError, ValueError):  # an unknown codec, or one that cannot replace errors, such as idna
         return body.decode("utf-8", "replace")
 
 

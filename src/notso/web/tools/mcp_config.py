@@ -63,9 +63,16 @@ MAX_LABEL_CHARACTERS = 80
 MAX_NAMED = 12
 """Maximum number of names listed in a message. If there are more, the message gives the number of further names."""
 
-_CONTAINERS = ("mcpServers", "servers", "mcp_servers", "context_servers", "mcp", "mcp.servers", "amp.mcpServers")
-"""Keys that contain servers. In this order, they are used by: Claude, Cursor, Cline and most other programs; VS Code;
-Codex; Zed; opencode and Crush; old versions of VS Code; Amp."""
+_CONTAINERS = (
+    "mcpServers",  # Claude, Cursor, Cline and most other programs
+    "servers",  # VS Code
+    "mcp_servers",  # Codex
+    "context_servers",  # Zed
+    "mcp",  # opencode and Crush
+    "mcp.servers",  # old versions of VS Code
+    "amp.mcpServers",  # Amp
+)
+"""Keys that contain servers, with the programs that use them."""
 
 _IGNORED_KEYS = {"$schema", "inputs", "version", "schema", "schema_version"}
 """Top-level keys that are ignored without a report."""
@@ -260,7 +267,7 @@ def _prefix(label: str, taken: Mapping[str, object]) -> str:
 
 
 def unique_name(name: str, taken: Mapping[str, object], most: int, separator: str = "_") -> str:
-    """Return the first `most` characters of a name, or fewer with a number appended if they are taken."""
+    """Cut a name to `most` characters. If the result is taken, make it end with a number."""
     found, number = name[:most], 1
     while found in taken:
         number += 1
@@ -523,7 +530,7 @@ _COMMENTS = re.compile(
     r"""
     "(?:[^"\\]|\\.)*+(?:"|\\?\Z)        # a string, or the rest of the text after a quote that is never closed
     | //[^\n]*+
-    | /\*.*?(?:\*/|\Z)  # lazy: with a lookahead in a possessive group, Python 3.11.2 (Debian 12) skips text
+    | /\*.*?(?:\*/|\Z)  # lazy, because a possessive group with a lookahead skips text in Python 3.11.2 (Debian 12)
     """,
     re.VERBOSE | re.DOTALL,
 )

@@ -85,7 +85,7 @@ def usage_of(prompt: Prompt) -> str:
 
 def parse_prompt_arguments(prompt: Prompt, typed: str) -> dict[str, str]:
     """Parse `name=value` and `name="a b"` if the prompt has several arguments. Other text is the value of the first
-    missing argument. Raises ToolError."""
+    argument not given by name. Raises ToolError."""
     rows, found = (prompt.arguments or [])[:MAX_ARGUMENTS], dict[str, str]()
     names = {each.name for each in rows}
 

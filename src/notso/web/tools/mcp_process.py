@@ -5,9 +5,9 @@ listed tool, and matches results against regular expressions from the server. Th
 messages before they reach the library.
 
 For servers at a URL (streamable HTTP or SSE), the library manages the session and follows redirects only within the
-URL's origin. With streamable HTTP, the stream that a client may request with GET is not opened, because its messages
-are not used; the size of each response is limited. With the older SSE transport, this stream contains the
-responses, so the size of each of its events is limited.
+URL's origin. With streamable HTTP, the optional GET stream is not opened, because its messages are not used. The size
+of each response is limited. With the older SSE transport, responses arrive as events of a GET stream, and the size of
+each event is limited.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from notso.web.values.visible_text import sanitize_line
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # large enough for a result with an image, although images are not used
 MAX_MESSAGE_ITEMS = 50_000
-"""Maximum number of commas and opening brackets (over HTTP, also of newlines) in a message. Parsing that many blocks
-the event loop for 50 ms."""
+"""Maximum number of commas and opening brackets (over HTTP, also of newlines) in a message. A message with this many
+takes 50 ms to parse, which blocks the event loop."""
 MAX_LISTED_TOOLS = 200  # per page of a list, because the library validates each tool
 MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
 MAY_ASK = frozenset({"tools/call", "prompts/get", "resources/read"})
@@ -81,8 +81,8 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
         self._open_requests = 0
 
     def _accept_incoming(self, message: JSONRPCMessage) -> bool:
-        # Reduce lists of tools, and return whether to pass the message on to the library. Notifications of progress,
-        # log records and changed lists are not used.
+        # Reduce lists of tools, and return whether to pass the message on to the library. Drop all notifications,
+        # because progress, log records and changes of lists are not used.
         if isinstance(message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return False
@@ -102,7 +102,7 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
 
 
 class McpStdioTransport(McpTransport):
-    """Runs the MCP server's process. On exit, the process group is killed.
+    """Runs the server's process. On exit, the process group is killed.
 
     Raises OSError if the process cannot be started.
     """
@@ -290,7 +290,7 @@ def _repair_schema(schema: Any) -> str:
 
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0 + QUESTION_SECONDS  # time between two parts of a response, in which the user may have to reply
+READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two parts of a response; includes time for the user to reply
 MAX_REDIRECTS = 3
 MAX_SSE_EVENT_BYTES = 1024 * 1024  # same as the library's limit
 SESSION_ID = "mcp-session-id"
@@ -302,8 +302,8 @@ NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
 class McpHttpTransport(McpTransport):
     """Holds a session with a server at a URL.
 
-    When the session has expired or the server exceeds a limit, `fault` is the reason, and `ended` is set: a new session
-    is needed. `refused`: whether the server rejected streamable HTTP.
+    `fault` and `ended` are set when the session has expired or the server has exceeded a limit. `refused`: whether the
+    server rejected streamable HTTP.
     """
 
     def __init__(self, entry: McpServerConfig, *, sse: bool = False) -> None:
@@ -404,7 +404,7 @@ class _LimitedBody(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = items = 0
-        end = b""  # of the piece before, because two pieces may share the end of an event
+        end = b""  # end of the previous piece, because the blank line after an event may span two pieces
         most = MAX_SSE_EVENT_BYTES if self._owner.sse else MAX_MESSAGE_BYTES
         async for piece in self._body:
             size += len(piece)

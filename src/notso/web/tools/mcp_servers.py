@@ -178,8 +178,8 @@ class McpServer:
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         # In the newest protocol, a server asks in its reply to a request, and this method runs in that request's
         # context (_REQUESTER). In older protocols, an elicitation does not name the request to which it belongs. It
-        # must not reach the wrong user, so reply `cancel` to it unless the server has exactly one request to answer.
-        # Canceled requests count until it answers them.
+        # must not reach the wrong user, so reply `cancel` unless the server has exactly one unanswered request. A
+        # canceled request counts as unanswered until the server answers it.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         named = _REQUESTER.get()

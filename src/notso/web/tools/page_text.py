@@ -82,5 +82,5 @@ def extract_text(html: str) -> str:
 
 
 def main() -> None:
-    """Run the child process: read HTML from stdin and write its text to stdout."""
+    """Read HTML from stdin, and write its text to stdout."""
     serve_confined(lambda html: extract_text(html.decode()).encode("utf-8", "replace"), LIMITS)

@@ -126,7 +126,7 @@ class Toolbox:
         return tuple(tool for tool in self.all() if tool.name in chosen)
 
     def definitions(self, names: Iterable[str]) -> list[Tool] | None:
-        """Return the definitions of these tools for the engine, or None if there are none."""
+        """Return the definitions of these tools, or None if there are none."""
         return [tool.definition for tool in self.chosen(names)] or None
 
 
