@@ -69,7 +69,7 @@ class TraceRecorder:
 
     @property
     def is_within_run(self) -> bool:
-        """Whether there is a last run that did not end with tool calls; its request must be sent again."""
+        """Whether the last run must be sent again, because it did not end with tool calls."""
         return bool(self.trace.runs) and self.last.finish != "tool_calls"
 
     @property

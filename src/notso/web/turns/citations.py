@@ -27,9 +27,9 @@ _QUOTE_SPAN = re.compile(r'<span class="quote">(\d{1,3}): ([^<]*+)</span>')
 async def locate_citations(
     store: DocumentStore, owner: str, answer: str, document_ids: Sequence[str]
 ) -> tuple[Citation, ...]:
-    """Locate the quotations of an answer, which refer by number to the documents of its prompt.
+    """Locate an answer's quotations, which refer by number to the documents of its prompt.
 
-    Also return long texts that are in ordinary quotation marks but in none of the documents.
+    If a long text in ordinary quotation marks is in no document, return it, too.
     """
     marks = [each for each in find_marked_quotes(answer) if each.number]
     claims = list(find_claims(answer))

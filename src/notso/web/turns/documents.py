@@ -8,8 +8,6 @@ In a project, the head consists of the project's documents and instructions, and
 the questions. A head is the same in every chat that begins with its documents, because everything that differs between
 chats comes after the head. The head's date is fixed, too: the date of its first document. The engine therefore computes
 the head once and pins its KV cache.
-
-Files attached to a question are read from form fields and precede the question's text.
 """
 
 from __future__ import annotations

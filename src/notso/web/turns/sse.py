@@ -101,7 +101,7 @@ class Feed:
 
 
 PING_SECONDS = 15.0
-MAX_ENCODED = 16  # encoded updates that a log keeps; clients choose the positions at which they begin to read
+MAX_ENCODED = 16  # encoded updates that a log keeps; limited, because clients can begin to read at any position
 
 
 def parse_last_event_id(header: str | None) -> int | None:

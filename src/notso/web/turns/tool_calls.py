@@ -108,7 +108,7 @@ class ToolCalls:
             self._running.cancel()
 
     def abandon(self) -> list[ToolUse]:
-        """Interrupt and return the calls without a result."""
+        """Mark open calls as interrupted, and return them."""
         pending_ids = {use.id for use in self.uses if not use.is_final}
         self.uses = [replace(use, state="interrupted") if use.id in pending_ids else use for use in self.uses]
         return [use for use in self.uses if use.id in pending_ids]

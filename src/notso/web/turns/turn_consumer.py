@@ -44,8 +44,6 @@ AWAY_RETRY_SECONDS = (4.0,) * 8  # for a shared database, which may be restartin
 
 
 class TurnConsumer:
-    """Run one turn: generate the answer, call tools, and save the result."""
-
     def __init__(
         self,
         turn: Turn,

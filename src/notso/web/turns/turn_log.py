@@ -4,8 +4,8 @@ A reader gives the number of the last update that it received, and gets all late
 (which no longer change) to append, the current tails (open blocks), and changed tool cards. Except in snapshots, a
 reader gets each closed block exactly once. A slow reader delays only itself.
 
-Readers are woken together, at most ten times a second and less often if there are many, so that an update can be
-encoded once for all of them.
+All readers are woken together, so that an update can be encoded once for all of them. They are woken at most ten times
+a second, and less often if there are many.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SECONDS_FOR_READER = 0.002
 """With N readers, two updates are at least N times this many seconds apart, so that many readers do not slow down the
 model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
-"""More changes than a log ever has. A log that continues another process's log starts at the next multiple of this."""
+"""Exceeds the number of changes in any log. A log that continues another process's log starts at the next multiple of
+this."""
 CARD_MARK = "<!--tool-->"
 """Marks the place of a tool card in stored HTML. Other HTML is sanitized, so it contains no comments."""
 
@@ -84,10 +85,7 @@ class _Channel:
 
 
 class TurnLog:
-    """Log, written by one task on the event loop and read by any number of tasks. `number` counts changes.
-
-    A log that continues another one of the same turn starts at a higher `number`.
-    """
+    """Written by one task on the event loop, and read by any number of tasks. `number` counts changes."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -144,7 +142,7 @@ class TurnLog:
         self._wake()
 
     def ask(self, waits_for: str) -> None:
-        """Set the pending permission or question; '' for none."""
+        """Set the id of the pending permission or question ('' for none)."""
         self.asking = waits_for
         self.number += 1
         self._wake()
@@ -177,7 +175,7 @@ class TurnLog:
         self._wake()
 
     def clear(self) -> None:
-        """Remove all text and cards; every reader gets a snapshot."""
+        """Remove all text and cards."""
         self.cards, self._card_numbers = {}, {}
         self.replace_html({"reasoning": "", "answer": ""})
 
@@ -205,7 +203,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, self.status)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return the changes after number `after` (-1: all) as JSON values, for a copy's `apply_changes`."""
+        """Return changes after number `after` (-1: all) as JSON values, for a copy of the log on another replica."""
         return {
             "from": self._from,
             "closed": {
