@@ -31,7 +31,7 @@
     const words = note.querySelector("span");
     words.textContent = `${name} ${words.dataset[reason] ?? reason}`;
     list.append(note);
-    sending = false; // the user decides
+    sending = false; // do not send the question without this file
   };
   const removable = (chip) => chip.querySelector("button").addEventListener("click", () => { chip.remove(); renumber(); text.focus(); });
   const attach = (name, content, facts = "", part = "text") => {
@@ -83,7 +83,7 @@
     } catch { refuse(file.name, "offline"); } finally { note.remove(); }
   };
   text.addEventListener("input", forget);
-  // A question that is sent while its files are being read waits for them.
+  // If a question is sent while its files are being read, it waits for them.
   form.addEventListener("submit", (event) => {
     if (event.submitter?.matches("[data-stop]")) return;
     sending = reading > 0;

@@ -38,8 +38,8 @@
     typeset();
   }, { root: document.getElementById("scroller"), rootMargin: "100% 0px" });
   const found = () => document.querySelectorAll(":is([id$=-closed], .bubble) .math:not([data-tex])");
-  // Load KaTeX as soon as the page has formulas, because printing does not wait for it. Safari has no idle callbacks.
-  const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 1000));
+  // Load KaTeX as soon as the page has formulas, because printing does not wait for it.
+  const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 1000)); // Safari has no idle callbacks
   const look = () => {
     const formulas = found();
     for (const formula of formulas) seen.observe(formula);

@@ -39,7 +39,7 @@
     if (form.querySelector("[data-stop]")) enqueue();
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
-  // Sizing the field to very long text is slow: each keystroke lays it out.
+  // Fitting the field to very long text is slow, because each keystroke lays out the whole text.
   const LONG = 5000;
   const measure = () => { text.classList.toggle("long", text.value.length > LONG); };
   text.addEventListener("input", () => { measure(); keep(); });
@@ -80,7 +80,7 @@
     const last = [...document.querySelectorAll("article.assistant")].at(-1);
     if (last?.ariaBusy === "true") return; // the page does not show the end of this answer yet
     const state = last?.dataset.state;
-    if (state !== "done") { // stopped or failed: the user decides
+    if (state !== "done") { // stopped or failed: return the queued messages to the input
       text.value = [...queued(), text.value].filter(Boolean).join("\n\n");
       queue.replaceChildren();
     } else {
@@ -159,7 +159,7 @@
   const edited = () => document.getElementById("edit-text");
   const restore = () => { if (edited()) edited().value = drafts?.getItem(edited().form.action) ?? edited().value; };
   document.addEventListener("input", ({ target }) => { if (target === edited()) remember(target.form.action, target.value); });
-  // A click on Cancel forgets the text. Escape, whose click is made by a script and not trusted, keeps it.
+  // A click on Cancel discards the text. Escape keeps it: its click comes from a script, so it is not trusted.
   document.addEventListener("click", ({ target, isTrusted }) => {
     if (isTrusted && target.closest(".edit [data-stop]")) remember(target.closest(".edit").action, "");
   });

@@ -9,9 +9,9 @@
   const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 64;
   const offer = () => { newest.hidden = following || isAtEnd(); };
   const look = () => {
-    // Being far from the end does not stop following, because text may grow by more than a screen at once; only
-    // scrolling up does. If the height changed, the browser itself may have scrolled up, because messages get their real
-    // height when they are first drawn.
+    // Only scrolling up stops following. Being far from the end does not, because text may grow by more than a screen
+    // at once. If the height changed, the browser itself may have scrolled up, because messages get their real height
+    // when they are first drawn.
     if (isAtEnd()) following = wanted();
     else if (scroller.scrollTop < last && scroller.scrollHeight === height) following = false;
     note();
@@ -19,17 +19,17 @@
   };
   scroller.addEventListener("scroll", look, { passive: true });
   newest.addEventListener("click", () => { following = wanted(); toEnd(); });
-  scroller.addEventListener("click", ({ target }) => { following &&= !target.closest("summary"); }); // the user reads a panel
+  scroller.addEventListener("click", ({ target }) => { following &&= !target.closest("summary"); }); // a click on a panel stops following
   document.getElementById("composer").addEventListener("submit", () => { following = true; });
   new ResizeObserver(() => { if (following) toEnd(); else offer(); }).observe(document.getElementById("turns"));
   new ResizeObserver(() => { if (following) toEnd(); }).observe(scroller);
   if (following) toEnd();
-  // X-From: a response that renders the branch again starts at the oldest message on the page.
+  // X-From: the oldest message on the page, at which a response starts if it renders the branch again.
   document.addEventListener("htmx:config:request", ({ detail }) => {
     const shown = document.querySelectorAll("#turns > article[id^='msg-']");
     const { headers } = detail.ctx.request;
     if (shown.length) headers["X-From"] = shown[0].id.replace("msg-", "");
-    // X-Last: a new message continues the branch that this page shows.
+    // X-Last: the last message on the page, which identifies the branch that a new message continues.
     headers["X-Last"] = shown.length ? shown[shown.length - 1].id.replace("msg-", "") : "";
   });
 }

@@ -9,7 +9,7 @@
   // `refused` is a text with an unknown command. If it is submitted again unchanged, it is sent as a message.
   let [shown, at, closed, refused] = [[], 0, false, null];
   const typed = () => /^\/([\w:-]*)(?:\s+(.*))?$/s.exec(text.value); // not "//..." or "/usr/bin"
-  // Prefer the longest common prefix, and then the fewest letters that the other name does not have.
+  // Prefer the longest common prefix, and then the fewest letters that occur only in `a`.
   const distance = (a, b) => [...a].filter((letter) => !b.includes(letter)).length
     - 9 * [...a, ""].findIndex((letter, at) => letter !== b[at]);
   const choose = (index) => {

@@ -9,7 +9,7 @@
   Object.assign(root.dataset, standard, stored());
   const keep = (name, value) => {
     root.dataset[name] = value;
-    // Another tab may have changed the others.
+    // Another tab may have changed other preferences.
     try { localStorage.setItem("preferences", JSON.stringify({ ...stored(), [name]: value })); } catch { /* no storage */ }
   };
   root.addEventListener("prefer", ({ detail }) => { for (const name in detail) keep(name, detail[name]); });

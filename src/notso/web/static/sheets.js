@@ -19,7 +19,7 @@
     htmx.ajax("GET", link.href, "#source-body").then(() => document.getElementById("quoted")?.focus());
   });
 
-  // A result at the address already shown loads no page.
+  // A search result on the current page loads no page, so close the dialog.
   document.addEventListener("click", (event) => {
     const link = event.target.closest("#search-results a");
     if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) link.closest("dialog")?.close();

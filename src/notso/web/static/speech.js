@@ -1,5 +1,5 @@
-// Reading aloud and dictation by the browser. They are offered only if the browser can do them on this machine, because
-// its remote services would receive text or audio.
+// Reading aloud and dictation by the browser. They are offered only if the browser runs them on this machine, because a
+// remote service would receive the text or audio.
 {
   const root = document.documentElement;
   const text = document.getElementById("text");

@@ -32,7 +32,8 @@
     document.body.dispatchEvent(new Event("turns"));
   });
 
-  // htmx pauses streams while the page is in the background. An answer whose end is awaited there must not pause.
+  // htmx pauses streams while the page is in the background. Keep them running if a notification or a queued message
+  // waits for the end of the answer.
   const notifies = () => document.documentElement.dataset.notify === "on" && window.Notification?.permission === "granted";
   addEventListener("visibilitychange", (event) => {
     const awaited = notifies() || document.querySelector("#queued > li");
@@ -117,7 +118,7 @@
     getSelection().setBaseAndExtent(anchor, within(anchor, from), focus, within(focus, to));
   };
   document.addEventListener("htmx:before:swap", hold);
-  // An error page of a proxy has a title, which must not become that of this page.
+  // An error page of a proxy has a title, which must not become the title of this page.
   document.addEventListener("htmx:before:swap", ({ detail: { ctx } }) => { if (ctx.response?.status >= 400) ctx.title = ""; });
   document.addEventListener("htmx:after:swap", release);
 
