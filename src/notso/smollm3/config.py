@@ -40,7 +40,7 @@ FLOAT_LIMITS = {
     "rope.scaling.yarn_beta_slow": (1e-3, 1e6),
 }
 
-# Values of `rope.scaling.*` keys that do not affect the result. They are accepted with and without YaRN.
+# Values at which `rope.scaling.*` keys have no effect. These values are accepted with and without YaRN.
 NEUTRAL_SCALING = {
     **{"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True},
     **{"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0},
@@ -73,7 +73,7 @@ class YarnRamp:
 
 @dataclass(frozen=True, slots=True)
 class SmolLM3Config:
-    """Model dimensions and constants; `max_position_embeddings` in tokens."""
+    """Model dimensions and constants."""
 
     hidden_size: int
     intermediate_size: int
@@ -90,8 +90,8 @@ class SmolLM3Config:
     # YaRN's factor and the original context in tokens; None if the file does not specify YaRN. If it does, YaRN applies
     # at every context length.
     yarn_of_file: tuple[float, int] | None = None
-    # To detect incompatible caches, kv/model_identity.py hashes repr() and the RoPE frequencies. The frequencies depend
-    # on the ramp, so repr() need not contain it.
+    # To detect incompatible caches, kv/model_identity.py hashes this object's repr() and the RoPE frequencies. The
+    # frequencies depend on the ramp, so repr() need not contain the ramp.
     yarn_ramp: YarnRamp = field(default=YarnRamp(), repr=False)
 
     @classmethod
@@ -151,7 +151,6 @@ class SmolLM3Config:
         return max(self.max_position_embeddings, int(factor * original))
 
     def uses_yarn(self, context_tokens: int) -> bool:
-        """Return whether YaRN applies to an engine with this context."""
         # If the file specifies YaRN, it applies at every length, as in transformers and llama.cpp. Otherwise, it
         # applies only to contexts longer than the trained one.
         return self.yarn_of_file is not None or context_tokens > self.max_position_embeddings
