@@ -1,4 +1,4 @@
-"""Rendering of conversations with a model's chat template, so that content never yields control tokens.
+"""Rendering of conversations with a model's chat template. Content never yields control tokens.
 
 Before rendering, every `<` in content is replaced by a stand-in, a character that occurs nowhere else in the prompt.
 Every special token begins with `<`, so a special token in the rendered text comes from the template or, for past
@@ -41,8 +41,8 @@ _MARKER = re.compile(r"<\|\w+\|>")
 _FLAGS = re.compile("(/no_think|/think|/system_override)")
 
 # Candidates for the stand-in: printable characters without case, which no template alters. Angle brackets come first,
-# because they keep rendered text readable. Ideographs and syllables follow, because only a conversation of hundreds of
-# kilobytes can contain all of them.
+# because they keep rendered text readable. Ideographs and syllables follow. They are so numerous that only a
+# conversation of hundreds of kilobytes can contain all of them.
 _STAND_INS = ((0x2039, 0x27E8, 0x276E, 0x3008), range(0x4E00, 0x9FFF), range(0xAC00, 0xD7A4), range(0x20000, 0x2A6D0))
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ _log = logging.getLogger(__name__)
 class ChatTemplate:
     """A chat template. If it is not in `known`, it runs in a confined child process.
 
-    Raises TemplateError if it does not compile or fails a test, and ModelFileError for an unsupported special token.
+    Raises TemplateError if it does not compile or its output fails a check, and ModelFileError for an unsupported
+    special token.
     """
 
     def __init__(

@@ -15,7 +15,8 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
 CLOSE_TAG = "</think>"
-# Tokens to leave free for an answer of unspecified length when old turns are dropped, if the context is large enough.
+# When old turns are dropped, this many tokens are left free for an answer without `max_tokens`. Small contexts
+# leave fewer.
 GENERATION_TOKENS = 1024
 
 
@@ -99,7 +100,7 @@ class PromptWriter:
         return encode(one[:same]) + ids[: common_length(ids, others)]
 
     def last_turn_at(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
-        """Return the position of the last message's text, or a slightly lower one; for unknown templates, the prompt's
+        """Return the index of a token at or shortly before the last message's text; for unknown templates, the prompt's
         length."""
         if not self.template.is_known:
             return len(prompt.ids)
@@ -162,7 +163,7 @@ class PromptWriter:
     ) -> Prompt:
         """Drop as few of the oldest turns as possible to keep `reserved_tokens` free.
 
-        If the system message and the last turn alone leave less, one free token suffices. Raises ContextLengthError if
+        If the system message and the last turn alone leave fewer, one free token suffices. Raises ContextLengthError if
         there is none.
         """
         limit = context_tokens - reserved_tokens

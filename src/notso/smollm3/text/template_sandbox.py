@@ -2,9 +2,9 @@
 
 A template is a program from an untrusted file. It runs in jinja2's immutable sandbox, with plain values and the few
 functions that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_in_child` runs
-unknown templates in a child process with hard limits; `render_in_process` is for known ones.
+unknown templates in a child process with hard limits.
 
-The child process runs this file by its path. Of this project, the file imports only notso.system.
+The child process runs this file, which imports only notso.system from this project.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def render_in_child(source: str, batch: Sequence[Variables], day: date) -> list[
 
 
 def main() -> None:
-    """Entry point of the child."""
+    """Render a batch in the child."""
     request = json.loads(sys.stdin.buffer.read())
     compile_template(r"{{ '\n' }}").render()  # triggers lazy imports while files can still be opened
     confine(Rights.COMPUTE, CHILD_LIMITS)

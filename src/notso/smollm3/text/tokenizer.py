@@ -88,7 +88,7 @@ class Tokenizer:
 
     # special_ids, specials: ids and texts of control and user-defined tokens.
     # think_open_id etc.: None if the file lacks the tag.
-    # longest_bytes: the maximum number of bytes of a text that an ordinary token can represent.
+    # longest_bytes: the maximum number of bytes, before normalization, that one ordinary token can represent.
     # shrinks: the maximum factor by which normalization shrinks a text.
     def __init__(
         self, vocabulary: Vocabulary, encoder: tokenizers.Tokenizer, ends: frozenset[int], shrinks: int = 1
@@ -111,7 +111,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], path: Path | None = None) -> Tokenizer:
-        """Build from metadata and, if present, the `tokenizer.json` next to `path`, whose tokens must match.
+        """Build from metadata and any `tokenizer.json` next to `path`, which must have the same tokens.
 
         Raises ModelFileError.
         """

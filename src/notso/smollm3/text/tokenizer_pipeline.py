@@ -150,7 +150,7 @@ _DIGITS = {"type": "Digits", "individual_digits": True}
 # llama.cpp's names of pipelines, each with its pre-tokenizer and `ignore_merges`.
 _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("smaug-bpe", (_split(LLAMA_3), True)),
-    # llama.cpp itself applies merges for this name
+    # The name is the same without `ignore_merges`, because llama.cpp itself applies merges for this name.
     ("smaug-bpe", (_split(LLAMA_3), False)),
     ("qwen2", (_split(QWEN_2), False)),
     ("gpt-2", (_byte_level(expression=True), False)),
@@ -159,8 +159,8 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
-# Keys that are checked separately, and keys without effect on prompts: `version`, and `truncation` and `padding`, which
-# transformers does not apply to prompts either.
+# Keys that are checked separately, and keys without effect on prompts (`version`, `truncation` and `padding`).
+# transformers does not apply `truncation` and `padding` to prompts either.
 _CHECKED_SEPARATELY = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 
