@@ -1,1 +1,1 @@
-"""Fine-tuning: training rows, LoRA training with TRL and PEFT, and writing of the results."""
+"""Fine-tuning: training rows, LoRA training, and writing of the results."""

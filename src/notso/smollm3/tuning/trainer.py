@@ -1,7 +1,4 @@
-"""LoRA training with TRL and PEFT, which can be resumed from checkpoints.
-
-Only this module uses these optional libraries. It imports them when training starts.
-"""
+"""Resumable LoRA training with TRL and PEFT, optional libraries that are imported when training starts."""
 
 from __future__ import annotations
 
@@ -82,7 +79,7 @@ class TuningError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """Result of training; losses are in nats per target token."""
+    """Result of training; losses in nats per target token."""
 
     peft_folder: Path  # the adapter in PEFT's format
     steps: int
@@ -104,7 +101,7 @@ def require_libraries() -> None:
 
 
 def run_start_date(folder: Path) -> date | None:
-    """Return the date on which a run was started, or None."""
+    """Return the date when a run started, or None."""
     try:
         return date.fromisoformat(json.loads((folder / RUN_FILE).read_text("utf-8"))["day"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -3,7 +3,7 @@
 The model's chat template renders the conversations as it does at run time. Only the tokens of answers, including their
 end tokens, have labels.
 
-Rehearsal rows contain answers of the untuned model. Training also uses them, to preserve the model's abilities.
+Rehearsal rows contain answers of the untuned model. Training on them preserves its abilities.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _text_of(path: Path) -> str:
 
 
 def _uses_thinking(messages: Sequence[Message], options: RequestOptions) -> bool:
-    # With thinking, if any answer of a conversation has reasoning, answers without reasoning are not trained on.
+    # If thinking is on and any answer has reasoning, answers without reasoning get no labels.
     return options.thinking and any(message.reasoning_content for message in messages)
 
 
@@ -192,7 +192,7 @@ def _require_learnable(answer: Mapping[str, Any], name: str) -> None:
 
 
 def _split_answer(text: str) -> tuple[str, str, list[ToolCall]]:
-    # Tags that the model would write as special tokens become these tokens, not ordinary text.
+    # Reasoning and calls are parsed, so that rendering writes their tags as special tokens, as the model does.
     thoughts = ""
     if found := _REASONING.match(text):
         thoughts, text = found[1] or found[2] or "", text[found.end() :]
@@ -246,8 +246,8 @@ Progress = Callable[[str, int, int], None]
 class RehearsalConversation:
     """A conversation for the model to answer."""
 
-    # An answer is generated after each user message, and after the last of successive tool results, unless an assistant
-    # message follows in `messages`.
+    # An answer is generated after each user message and after the last of successive tool results. If an assistant
+    # message follows in `messages`, that message is used instead.
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
     thinking: bool = False
@@ -305,7 +305,7 @@ def generate_answers(
     day: date,
     progress: Progress = lambda what, done, total: None,
 ) -> list[dict[str, Any]]:
-    """Generate greedy answers and return a row for each usable answer; prompts contain the date `day`."""
+    """Generate greedy answers and return a row for each usable answer."""
     rows = []
     for start in range(0, len(conversations), AT_ONCE):
         progress("answering rehearsal questions", start, len(conversations))
