@@ -1,7 +1,7 @@
 """Conversion of a Hugging Face folder to a GGUF file for this engine and llama.cpp.
 
-Rows are quantized in several threads and written in order. If the user gives a folder as the model, `cached_conversion`
-converts it once and keeps the file in the user's cache folder.
+Rows are quantized in several threads and written in order. If a folder is used as a model, `cached_conversion` converts
+it once and caches the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def require_whole_blocks(columns: int, format: Format) -> None:
 def quantize_chunks(
     rows: Iterable[Floats], format: Format, name: str, importance: Floats | None = None, threads: int | None = None
 ) -> Iterator[Bytes]:
-    """Yield each chunk of `rows` as the bytes of its quantized blocks. Raises OperandError."""
+    """Yield each chunk of `rows` as quantized blocks. Raises OperandError."""
     count = threads or os.cpu_count() or 1
     waiting: deque[Future[Bytes]] = deque()
     with ThreadPoolExecutor(count, "notso-packing") as pool:
