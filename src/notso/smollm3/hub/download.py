@@ -3,8 +3,8 @@
 huggingface_hub builds the URL and provides the HTTP session. The transfer is implemented here because huggingface_hub
 2.4 discards a partial file when the process ends, and makes a file visible before checking its hash.
 
-Each redirect is validated before it is followed. By default, the HTTP library follows up to twenty redirects to any
-address, including from https to http and into the local network.
+Each redirect is validated before it is followed. By default, the HTTP library follows redirects to any address,
+including from https to http and into the local network.
 """
 
 from __future__ import annotations
@@ -396,8 +396,8 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
             reason = _error_line(error)
         if part.complete:
             return
-        # Received bytes alone are no progress: a server that ignores ranges sends the same bytes again. Growth after a
-        # restart is progress, but restarts are limited, because every growth could be followed by one.
+        # Received bytes alone are no progress: a server that ignores ranges sends the same bytes again. Only growth of
+        # the partial file counts. Restarts are limited separately, because growth and restarts could alternate forever.
         failures = 1 if part.size > before else failures + 1
         restarts += part.size < before
         if max(failures, restarts) > RETRIES:

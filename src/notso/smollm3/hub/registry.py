@@ -113,7 +113,7 @@ def _home() -> Path:
 
 
 def _files(root: Path, pattern: str) -> list[Path]:
-    # Skips what cannot be read. Path.glob would skip all that follows, and Path.is_file would raise an error.
+    # Skips what cannot be read. Path.glob would stop there, and Path.is_file would raise an error.
     found = (root / name for name in glob.glob(pattern, root_dir=root, include_hidden=True))  # noqa: PTH207
     return sorted(path for path in found if os.path.isfile(path))  # noqa: PTH113
 
@@ -210,7 +210,7 @@ def known_file(name: str) -> KnownFile:
 
 
 def hub_cache() -> Path:
-    """Return the Hugging Face cache folder, from huggingface_hub's environment variables."""
+    """Return the Hugging Face cache folder."""
     home = os.environ.get("HF_HOME") or ""
     if not home:
         home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
@@ -224,7 +224,7 @@ def repository_folder(file: KnownFile) -> Path:
 
 
 def blob_path(file: KnownFile) -> Path:
-    """Return the path of the contents, which are named by hash."""
+    """Return the path of the contents, named by hash."""
     return repository_folder(file) / "blobs" / file.sha256
 
 
@@ -256,7 +256,7 @@ def _files_by_download(folder: Path) -> list[Path]:
 
 
 def snapshot_path(file: KnownFile) -> Path:
-    """Return the path of the link to the contents; the link has the file's name."""
+    """Return the path of the link to the contents."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 
@@ -318,7 +318,7 @@ def _installed(name: str) -> Path | None:
         raise ModelFileError(f"several files are named {name}; specify the path: {', '.join(map(str, current))}")
     if named:
         return named[0].path
-    # Lists show only one of the names of a file.
+    # A file can have several names in stores. `local_models` lists only one of them.
     stored = (model for model in (*_ollama_models(), *_folder_models()) if model.name.lower() == name.lower())
     return next((model.path for model in stored if is_smollm3(model.path)), None)
 

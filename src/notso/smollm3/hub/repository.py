@@ -36,7 +36,7 @@ def is_downloadable(name: str) -> bool:
 
 
 def is_official(name: str) -> bool:
-    """Return whether a name denotes an official file, whose size and hash are known without the network."""
+    """Return whether a name denotes an official file."""
     try:
         known_file(name)
     except InvalidRequestError:
