@@ -75,7 +75,7 @@ class TokenLogprob:
 class Event:
     """One event of an answer.
 
-    Order: `trimmed` if turns were dropped; `queued` for the first queue position, and for later ones up to 16;
+    Order: `trimmed` if turns were dropped; `queued` for the first queue position, and for later ones of at most 16;
     `started` if token ids are requested; events of the option `replay`; `progress`, and `prompt` if requested, during
     prefill; `embedding` if requested; then `reasoning`, `text`, `tool_call_part`, `tool_call` and `tokens` events;
     finally `usage` and `end`, or `error`.
@@ -131,7 +131,7 @@ class Completion:
     finish_reason: "stop", "tool_calls", "length" (cut off by max_tokens or the context) or "cancelled" (stopped by a
         caller or by `close`).
     stop: matched stop string.
-    logprobs: log probabilities of the generated tokens, if requested.
+    logprobs: those of the generated tokens, if requested.
     dropped_messages: number of oldest messages that the prompt omits.
     """
 
@@ -172,7 +172,7 @@ class Completion:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer was cut off before the model ended it."""
+        """Whether the answer was cut off."""
         return self.finish_reason in ("length", "cancelled")
 
     @property

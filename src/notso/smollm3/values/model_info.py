@@ -30,7 +30,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Public description of a loaded model. Sizes in bytes and tokens."""
+    """Description of a loaded model. Sizes in bytes and tokens."""
 
     name: str
     path: str

@@ -45,8 +45,8 @@ class FixedPrefix:
 
     message: index of the message in which the prefix ends.
     characters: number of leading characters of this message that belong to the prefix.
-    scope: requests with the same scope share the KV blocks of the prefix, even if their owners differ. None: only
-        requests of the same owner share them.
+    scope: requests with the same scope share the prefix's KV blocks, even if their owners differ. None: only requests
+        of the same owner do.
     reading: name under which the blocks are kept on disk; unique per scope, or per owner if scope is None.
         None: the blocks are cached like those of any conversation.
 
@@ -126,7 +126,7 @@ class RequestOptions:
     parallel_tool_calls: allow several calls.
     strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". With required
         calls or a grammar, all schemas are enforced.
-    grammar: constraint on the answer, but not on reasoning or calls; an answer that is cut off may violate it.
+    grammar: constraint on the answer, but not on reasoning or calls; a cut-off answer may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
     prompt_logprobs: the same for prompt tokens, in `prompt` events; bypasses the cache.
     prompt_only: prefill without generating.
@@ -136,15 +136,14 @@ class RequestOptions:
     date: day shown in the prompt.
     priority: scheduling class.
     owner: only requests of the same owner share cached blocks, except those of a `prefix` with a scope.
-    conversation: name by which `clear_cache` can remove the cached blocks. None: only clearing the whole cache removes
-        them.
+    conversation: name by which `clear_cache` can remove the cached blocks.
     continue_last: extend the last assistant message, or its reasoning.
     when_full: if a conversation exceeds the context, reject it ("stop"), or drop the oldest turns ("drop_oldest").
     adapter: name of a loaded adapter.
     logits_processors: names of processors, in order.
     prefix: fixed beginning of the prompt.
     token_ids: report the answer's ids in `tokens` events.
-    replay: tokens that the answer begins with. Their events come first, and generation continues after them.
+    replay: tokens that the answer begins with. Their events come first.
     sources: texts in the prompt that the answer can quote. Text between `[[n: ` and `]]` must occur in source n.
 
     Raises InvalidRequestError, which names the option.

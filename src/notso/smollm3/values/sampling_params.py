@@ -62,7 +62,6 @@ class Parameter:
     is_list: bool = False
 
     def names(self, api: Api) -> Mapping[str, str]:
-        """Return an API's names of this parameter and their documentation."""
         spelled: Mapping[str, str] | None = getattr(self, api)
         return {self.name: self.text or self.help} if spelled is None else spelled
 
