@@ -1,10 +1,8 @@
-"""Benchmark of token rates, relative to hardware ceilings measured in the same run.
+"""Benchmark of token rates, relative to hardware ceilings.
 
 Decoding reads every weight and the whole cache once per token, so no engine can decode more than `read bandwidth /
 bytes read` tokens per second. Decode rates are also reported as a share of this ceiling. Rates and ceilings are
 measured within minutes of each other, because the speed of a shared machine varies.
-
-Results include a description of the machine, memory use and CPU steal time.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.chat_template import KNOWN_TEMPLATES
 from notso.smollm3.text.vocabulary import CONTROL, USER_DEFINED
 
-MAX_SHOWN_TEXT = 200  # characters; longer strings are not shown; in arrays, they are shortened
+MAX_SHOWN_TEXT = 200  # characters; longer strings are omitted, or shortened if they are in an array
 MAX_SHOWN_ITEMS = 16  # items; longer arrays are not shown
 CONTEXTS = (8_192, 32_768, 65_536, 131_072)
 

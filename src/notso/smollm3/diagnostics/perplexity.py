@@ -117,7 +117,7 @@ def _windows(engine: Engine, text: str, window: int) -> list[list[int]]:
 
 
 def _second_half(engine: Engine, ids: Sequence[int]) -> Floats:
-    # Returns the logits (L - L // 2 - 1, V) that predict the scored tokens.
+    # Returns the logits that predict the scored tokens; shape (len(ids) - len(ids) // 2 - 1, vocabulary size).
     return engine.logits(ids)[len(ids) // 2 : -1]
 
 

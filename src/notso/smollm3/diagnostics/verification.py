@@ -1,14 +1,14 @@
 """Verification of a model file's integrity and of this machine's kernels.
 
-There are four checks:
+Checks:
 
 - The file's SHA-256 is compared with those of the published files.
 - The file must have all tensors of the model, with the correct shapes.
 - The tokenizer and the chat template are constructed as for an engine.
-- The scales of every tensor must be finite. For sampled rows w of every matrix and random inputs x, the native kernels
-  compute products x w, which are compared with the float64 products of the dequantized weights. For quantized formats,
-  the kernels' products must also be bit-identical to those of the numpy reference. A row's error is relative to
-  |x| |w|, the largest possible product, so that products near zero do not have large errors.
+- The scales of every tensor must be finite. For sampled rows w of every matrix and random inputs x, the native kernels'
+  products x w are compared with float64 products of the dequantized weights. For quantized formats, the kernels'
+  products must also be bit-identical to the numpy reference's. Errors are relative to |x| |w|, the largest possible
+  product, so that products near zero do not have large errors.
 
 The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
 a different fingerprint means a different file, cache format, RoPE scaling or release, or a fault.
@@ -44,7 +44,7 @@ HEX_DIGITS = 16
 
 
 def model_fingerprint(engine: Engine) -> str:
-    """Hash the logits of a fixed prompt and a greedy answer."""
+    """Hash a fixed prompt's logits and the greedy answer to it."""
     vocab = engine.config.vocab_size
     ids = [(17 + 7919 * at) % vocab for at in range(IDS)]
     greedy = SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
@@ -105,7 +105,6 @@ class Verification:
 
     @property
     def worst(self) -> TensorCheck | None:
-        """The tensor with the largest error, or None."""
         measured = [check for check in self.tensors if check.worst_error is not None]
         return max(measured, key=lambda check: check.worst_error or 0.0, default=None)
 

@@ -2,9 +2,11 @@
 
 The set of goldens in this folder is for the released SmolLM3-3B; its values come from transformers' tests. Sets for
 other models have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A
-case has either `ids` or `text` (without control tokens), and any of `means` (of all logits, per position), `logits`
-(a list of runs: consecutive `values` at a `position`, starting with token `first`), and `continuation` (the ids or text
-that greedy decoding produces next).
+case has either `ids` or `text` (without control tokens), and any of:
+
+    means: the mean logit of each position
+    logits: list of runs, each the `values` of consecutive tokens from `first` on, at a `position`
+    continuation: ids or text that greedy decoding produces next
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start, tuning, measurement and termination of a peer's process."""
+"""Control of a peer's process."""
 
 from __future__ import annotations
 
