@@ -103,7 +103,7 @@ class McpServer:
         self._stop_requested = asyncio.Event()
         self._starting = asyncio.Lock()
         self._not_before = 0.0
-        self._ask_callbacks: list[Ask | None] = []  # one per running request; asks the user for input
+        self._ask_callbacks: list[Ask | None] = []  # one per running request, to ask the user for input
 
     async def start(self) -> bool:
         """Start the server unless it is running or failed recently; return whether it is running."""
