@@ -60,7 +60,7 @@ class ModelDigest:
 
 
 def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the open receipt of an answer that `request` replayed; `facts`: model, adapter, template, KV format and
+    """Return the open receipt of an answer. `request` has replayed it. `facts`: model, adapter, template, KV format and
     RoPE scaling."""
     params, defaults = request.sampler.params, SamplingParams()
     sampling = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}

@@ -1,7 +1,7 @@
 """Index of the cache files in a folder, and the lock that the writer of the folder holds.
 
-A log records the conversations or readings (pinned prompt prefixes, see block_pool) that each cache file belongs to,
-for eviction after a restart:
+A log records to which conversations or readings each cache file belongs, so that whole conversations can be evicted
+after a restart. A reading is a pinned prefix of prompts (see block_pool). The log's format:
 
     magic   8   NOTSO-C1
     ------------
@@ -133,7 +133,7 @@ class ConversationLog:
         return self._is_stale or bool(self._appended)
 
     def unsaved(self) -> tuple[bytes, bool]:
-        """Mark all records as saved; return those to `save`, and whether they replace the log."""
+        """Return the records that the caller must `save`, and whether they replace the log. Later calls omit them."""
         if self._is_stale:
             by_use = {conversation: at for at, conversation in enumerate(self._used)}
             pairs = [(each, name) for name, conversations in self._of.items() for each in conversations]
@@ -253,7 +253,7 @@ class BlockFolder:
             if sweep:
                 self.log.read({BlockName.parse(text) for text in self.files})
                 lost = [text for text in self.files if not self.log.has(BlockName.parse(text))]
-                for text in lost:  # evicting a conversation would never remove a file without a record
+                for text in lost:  # these files belong to no conversation, so they would never be evicted
                     self.unlink(text)
 
     def add(self, name: BlockName, size: int) -> None:

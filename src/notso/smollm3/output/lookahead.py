@@ -77,8 +77,8 @@ class StopStrings:
         return self._lookahead.pop_text(len(pending) - self._pending_length(pending)), False
 
     def _pending_length(self, text: str) -> int:
-        # In the sorted list, the first stop string that starts with `end` is where `end` would be inserted. A binary
-        # search therefore suffices, and many stop strings cost little more than one.
+        # The list is sorted, so a binary search finds the first stop string that starts with a given end of the text.
+        # Many stop strings therefore cost little more than one.
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[start:]
             at = bisect_left(self._stops, end)

@@ -59,7 +59,7 @@ class ModelInfo:
     document_tokens: int = 0  # context for prompts with a fixed prefix; 0: the same as for other prompts
 
     def context_of(self, options: RequestOptions) -> int:
-        """Return the capacity, in tokens, for a prompt with these options and its answer."""
+        """Return the maximum number of tokens of prompt and answer together."""
         return max(self.document_tokens, self.context_tokens) if options.prefix is not None else self.context_tokens
 
 

@@ -52,7 +52,7 @@ class Accounts:
         self._clock = clock
         self._pending: dict[tuple[date, str], UsageTotals] = {}
         self._quotas: dict[str, Quota] = {}
-        self._turns: dict[str, asyncio.Lock] = {}  # make an owner's requests wait for reservations in order of arrival
+        self._turns: dict[str, asyncio.Lock] = {}  # serve the reservations of an owner in order of arrival
         self._reserved: dict[str, Reservation] = {}
         self._released: dict[str, Reservation] = {}
         self._renewed = 0.0
@@ -187,7 +187,8 @@ class Accounts:
                 del self._audited[action]
 
     async def _renew(self) -> None:
-        # Reservations in the store expire, in case their server is killed. Extend those of running requests.
+        # Reservations in the store expire after a while, because a killed server cannot release its own. Extend those
+        # of running requests.
         now = time.monotonic()
         if not self._reserved or now - self._renewed < RENEW_SECONDS:
             return
@@ -294,7 +295,7 @@ def _exceeded(quota: Quota, used: UsageTotals, more: UsageTotals) -> str | None:
 
 
 def _least_tokens(use: MaxTokenUse) -> int:
-    # An answer has at least one token.
+    # An answer has at least one token, unless none may be generated.
     return use.prompt_tokens + min(1, use.answer_tokens)
 
 

@@ -28,7 +28,7 @@ MAX_ANSWER_TOKENS = 512
 SAMPLE_CHARACTERS = 200_000
 SHARE_OF_CONTEXT = 0.6  # leaves room for the question and the answer
 ONLY_THIS_PART = "This is part {number} of {parts}. Answer from this part alone, and briefly."
-QUOTE_PART = "Behind the answer, quote the passages that support it, word for word and each as [[{number}: words]]."
+QUOTE_PART = "After the answer, quote the passages that support it, word for word and each as [[{number}: words]]."
 _COUNT = re.compile(r"[\s*_]*(\d{1,3}(?:,\d{3})+|\d{1,15})[*_]*(?:(?:\.[*_]*)?\s*(?:$|\[\[)|\s+[^\W\d_])")
 """A count at the beginning of an answer: the number alone, or before a word or a quotation. List markers such as "1.",
 decimals and dates such as 2024-05-12 are not counts."""

@@ -222,8 +222,7 @@ class Settings:
     )
     keep_volatile: bool = _setting(
         False,
-        help="Keep Claude Code's x-anthropic-billing-header line, although it prevents caching: it differs in each "
-        "request.",
+        help="Keep the x-anthropic-billing-header line of Claude Code's system prompts, although it prevents caching.",
         after="sign_in",
     )
     strict_fields: bool = _setting(

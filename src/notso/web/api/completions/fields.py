@@ -75,8 +75,8 @@ class TextFields(GrammarFields):
 
 TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
-        f"a text, a list of token ids, or a list of up to {MAX_PROMPTS} texts or lists of token ids, each of which is "
-        "continued; control tokens in texts are not recognized"
+        f"a text or a list of token ids, or a list of up to {MAX_PROMPTS} of these; each is continued; control tokens "
+        "in texts are not recognized"
     ),
     "max_tokens": works(
         "maximum tokens; default 16, as in OpenAI's API; 0: only process the prompt; if it is -1 or larger than the "

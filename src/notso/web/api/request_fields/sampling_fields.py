@@ -124,7 +124,7 @@ class UnsupportedSamplerFields(Fields):
     ban_eos_token: Annotated[Literal[False] | None, inert("false", "use ignore_eos")] = None
     truncation_length: Annotated[int | None, hint("the server sets the context length (`--context`)")] = None
     truncate_prompt_tokens: Annotated[
-        int | None, works("prompts with more tokens are refused, never cut; -1: as many as fit in the context")
+        int | None, works("prompts with more tokens are refused, never cut; -1: only the context limits them")
     ] = None
     mirostat: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
     mirostat_mode: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None

@@ -68,8 +68,8 @@ class EmbeddingFields(Fields):
 
 EMBEDDING_NOTES: Notes = {
     "input": works(
-        f"a text, a list of token ids, or a list of up to {MAX_INPUTS:,} texts or lists of token ids, each of which "
-        "must fit the context; control tokens in texts are not recognized"
+        f"a text or a list of token ids, or a list of up to {MAX_INPUTS:,} of these; each must fit the context; "
+        "control tokens in texts are not recognized"
     ),
     "content": works("llama-server's name for `input`"),
     "model": works("a name listed by `GET /v1/models`; optional"),
@@ -79,7 +79,7 @@ EMBEDDING_NOTES: Notes = {
     "user": hint("describes the caller"),
     "task": hint("the model does not distinguish tasks of embeddings"),
     "input_type": hint("the model does not distinguish types of input"),
-    "truncate_prompt_tokens": works("texts with more tokens are refused, never cut; -1: as many as fit in the context"),
+    "truncate_prompt_tokens": works("texts with more tokens are refused, never cut; -1: only the context limits them"),
 }
 
 router = APIRouter()

@@ -48,8 +48,10 @@ class ApiRequest:
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
-        """Remove the hint `store` if `keep_stream` is set."""
-        # `store` sets `keep_stream`, which has an effect because the request has X-Conversation-Id.
+        """Remove the hint that `store` is ignored if it has an effect.
+
+        To be called for requests with X-Conversation-Id: for them, `store` sets `keep_stream`.
+        """
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     def check_prompts(self, count: Callable[[Prompt], int]) -> None:

@@ -288,7 +288,7 @@ def _select_branch(db: Database, owner: str, chat_id: str, message_id: str) -> N
 
 
 def _select_branch_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
-    # Ignores `through` unless its branch contains the message.
+    # Selects the branch of the message `through`, if this branch contains the message `message_id`.
     passes = (
         through is not None
         and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()
@@ -520,7 +520,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
 
 def _add_replies(db: Database, chat_id: str, trash_id: str) -> None:
     # Replies may belong to an earlier trash entry. If they stayed there, deletion would still cascade to them, but
-    # leave their words in the search index. It would also fail for more than 1,000 levels.
+    # leave their words in the search index. In SQLite, it would also fail for replies nested more than 1,000 deep.
     db.execute(
         "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE chat_id = ? AND trash_id = ?"
         " UNION SELECT m.id FROM below JOIN messages m ON m.parent_id = below.id)"
@@ -604,7 +604,7 @@ def _mark_stale(db: Database, conversations: str, values: tuple[Any, ...]) -> No
 
 
 def remove_piece(db: Database, owner: str) -> bool:
-    """Delete a part of an owner's data other than libraries; return whether there was any."""
+    """Delete some of an owner's rows (libraries excepted); return whether there were any."""
     return _remove_messages(db, owner) or _remove_records(db, owner)
 
 

@@ -182,8 +182,13 @@ def _add_functions(connection: sqlite3.Connection) -> None:
 
 
 def split_statements(script: str) -> Iterator[str]:
-    # Migrations contain neither triggers nor texts with semicolons.
-    return filter(str.strip, script.split(";"))
+    current = ""
+    for piece in script.split(";"):
+        current += piece + ";"
+        if sqlite3.complete_statement(current):  # strings and triggers may contain semicolons
+            if current.strip(" \n;"):
+                yield current
+            current = ""
 
 
 class DirectoryLock:
