@@ -166,7 +166,7 @@ async def _texts_that_fit(
 ) -> dict[str, str] | None:
     texts: dict[str, str] = {}
     for each in documents:
-        if each.characters > free_tokens * 16:  # a text rarely averages 16 characters per token, so do not load it
+        if each.characters > free_tokens * 16:  # too long even at 16 characters per token: do not load the text
             return None
         found = await store.text(owner, each.id)
         texts[each.id] = found.text if found is not None else ""

@@ -31,7 +31,7 @@ class Feed:
     """Counter of changes to chats since the server started. Use on the event loop only."""
 
     def __init__(self) -> None:
-        # Called for each local change with owner, chat, tab, and whether messages changed.
+        # Called for each local change. Arguments: owner, chat, tab, and whether messages changed.
         self.at_announce: Callable[[str, str, str, bool], None] | None = None
         self._process_id = secrets.token_hex(4)
         self._number = 0

@@ -107,7 +107,7 @@ class Turns:
         self._marks[turn.message.chat_id] = mark_for_phase(turn.log.status.phase)
         if not consumer.calls.open:
             phase = "queued" if self._requests.host.model(turn.request.model).accepts_requests else "loading"
-            # Set the phase now, because a long step of the engine may delay its first event.
+            # Set the phase now, because a long step of the engine may delay the turn's first event.
             turn.log.set_status(replace(turn.log.status, phase=phase, label=words[f"phase_{phase}"]))
         if turn.id in self._stopped_early:
             self.stop(turn.id)
