@@ -11,7 +11,7 @@
   const remember = (name, value) => {
     try { value ? drafts?.setItem(name, value) : drafts?.removeItem(name); } catch { /* storage is full: a reload loses the text */ }
   };
-  const both = () => [sent, text.value].filter(Boolean).join("\n\n"); // `sent` is not accepted by the server yet
+  const both = () => [sent, text.value].filter(Boolean).join("\n\n"); // the server has not accepted `sent` yet
   const keep = () => remember(draft, both());
   text.value ||= drafts?.getItem(draft) ?? "";
   // Replace the text from `from` to `to` so that Ctrl+Z can undo it, like typed text.
@@ -24,7 +24,7 @@
       text.dispatchEvent(new Event("input", { bubbles: true }));
     }
   });
-  const giveBack = () => { // with all queued messages, in order
+  const giveBack = () => { // return the message that was not accepted and all queued ones to the input
     text.value = [sent, ...queued(), text.value].filter(Boolean).join("\n\n");
     sent = "";
     queue.replaceChildren();
@@ -95,7 +95,7 @@
   let waited = [];
   try { waited = JSON.parse(drafts?.getItem(line)) ?? []; } catch { /* invalid */ }
   const atHit = () => /[?&]at=/.test(location.search);
-  if (atHit() && waited.length) { // a search hit may be in another branch
+  if (atHit() && waited.length) { // a search hit may be in another branch, so do not send the queued messages there
     text.value = [...waited, text.value].filter(Boolean).join("\n\n");
     keepQueue();
     keep();
@@ -159,7 +159,7 @@
   const edited = () => document.getElementById("edit-text");
   const restore = () => { if (edited()) edited().value = drafts?.getItem(edited().form.action) ?? edited().value; };
   document.addEventListener("input", ({ target }) => { if (target === edited()) remember(target.form.action, target.value); });
-  // A click on Cancel discards the text. Escape keeps it: its click comes from a script, so it is not trusted.
+  // A click on Cancel discards the text. Escape keeps it: Escape clicks Cancel by script, so the click is not trusted.
   document.addEventListener("click", ({ target, isTrusted }) => {
     if (isTrusted && target.closest(".edit [data-stop]")) remember(target.closest(".edit").action, "");
   });

@@ -1,4 +1,4 @@
-// Import the selected file. It is compressed with gzip unless it already is compressed, because the upload size is limited.
+// Import the selected file. It is compressed with gzip unless it is already compressed, because the upload size is limited.
 document.addEventListener("change", async ({ target }) => {
   if (target.id !== "import" || !target.files[0]) return;
   const BYTES = 16 * 1024 * 1024, HEAD = 4;

@@ -24,7 +24,7 @@
   new ResizeObserver(() => { if (following) toEnd(); else offer(); }).observe(document.getElementById("turns"));
   new ResizeObserver(() => { if (following) toEnd(); }).observe(scroller);
   if (following) toEnd();
-  // X-From: the oldest message on the page, at which a response starts if it renders the branch again.
+  // X-From: the oldest message on the page. If a response renders the branch again, it starts with this message.
   document.addEventListener("htmx:config:request", ({ detail }) => {
     const shown = document.querySelectorAll("#turns > article[id^='msg-']");
     const { headers } = detail.ctx.request;
