@@ -199,7 +199,7 @@ class ChatTemplate:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs, most_tokens)
         # The skeleton is the prompt with neutral content (see `_render_runs`). If its special tokens differ from the
-        # prompt's, content has yielded special tokens, because this module has a bug or the template alters text.
+        # prompt's, content has yielded special tokens: this module has a bug, or the template alters text.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError(

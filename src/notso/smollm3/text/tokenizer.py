@@ -45,8 +45,8 @@ class SpecialTexts:
         lengths: dict[str, set[int]] = {}
         for special in self._texts:
             lengths.setdefault(special[0], set()).add(len(special))
-        # Texts are looked up by length, because a file may have a million special tokens, and a regular expression of
-        # all of them would try each at every position.
+        # A file may have a million special tokens. A regular expression of all of them would try each one at every
+        # position, so texts are looked up by length instead.
         self._lengths = {first: sorted(some, reverse=True) for first, some in lengths.items()}
         self._beginning = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
 
@@ -143,8 +143,8 @@ class Tokenizer:
 
     def check_length(self, texts: Iterable[str], most_tokens: int) -> None:
         """Raise ContextLengthError if texts certainly exceed the limit."""
-        # Huge texts are rejected here, because encoding them would take up to a second, and a hundred bytes of memory
-        # per token.
+        # Huge texts are rejected here, because encoding them would take up to a second and use a hundred bytes of
+        # memory per token.
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > most_tokens * self.longest_bytes:
             raise ContextLengthError(-(-size // self.longest_bytes), most_tokens, at_least=True)

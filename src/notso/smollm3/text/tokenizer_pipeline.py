@@ -150,7 +150,7 @@ _DIGITS = {"type": "Digits", "individual_digits": True}
 # llama.cpp's names of pipelines, each with its pre-tokenizer and `ignore_merges`.
 _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("smaug-bpe", (_split(LLAMA_3), True)),
-    # The name is the same without `ignore_merges`, because llama.cpp itself applies merges for this name.
+    # This name is also used without `ignore_merges`, because llama.cpp always applies merges for it.
     ("smaug-bpe", (_split(LLAMA_3), False)),
     ("qwen2", (_split(QWEN_2), False)),
     ("gpt-2", (_byte_level(expression=True), False)),
