@@ -38,21 +38,21 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
         for role, pair in layer.items():
             for part, tensor in (("a", pair.a), ("b", pair.b)):
                 values = tensor.dequantize()
-                # F16 is used if it is precise enough for the tensor. The rank may be larger than in the source, because
-                # `read_adapter` pads it.
+                # F16 is used if it is precise enough for the tensor.
                 stored = QTensor.quantize(values, F32)
                 with suppress(OperandError):  # the values exceed the range of F16
                     halves = QTensor.quantize(values, F16)
                     stored = halves if _is_near(halves.dequantize(), values) else stored
                 tensor_name = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
+                # The rank in the shape may be larger than in the source, because `read_adapter` pads it.
                 writer.add_tensor(tensor_name, tensor.shape, stored.format, stored.data)
     writer.write()
     return writer.tensor_bytes
 
 
 def _is_near(halves: Floats, values: Floats) -> bool:
-    # Returns whether all errors are at most 2^-11 of the largest value. Only values that are subnormal in F16
-    # have larger errors.
+    # Returns whether all errors are at most 2^-11 of the largest value. Only values that are subnormal in F16 can have
+    # larger errors.
     return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
 
 
