@@ -123,7 +123,7 @@ class EngineMeter:
         return self.run_watched(prompt, tokens + 1).steps[:tokens]
 
     def _batch(self, sequences: int, tokens: int) -> list[float]:
-        # Only the steps of `latest`, the last sequence to start, are timed, while all the others run.
+        # Times only the steps of `latest`, the last sequence to start, during which all other sequences also run.
         prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
         params = self.params(max_tokens=tokens + LATE_TOKENS)
         # All prompts are submitted between two steps. Otherwise, the first sequence might end before the last starts.

@@ -32,7 +32,7 @@ class PeerProcess:
     """A peer with a loaded model. Each task runs in the fastest configuration that `tune` found for it."""
 
     def __init__(self, name: str, model: Path, context_tokens: int, threads: int) -> None:
-        """Load `model`, or the folder NOTSO_OPENVINO_MODEL for openvino. Raises InvalidRequestError or EngineError."""
+        """Load `model` (openvino: the folder in NOTSO_OPENVINO_MODEL). Raises InvalidRequestError or EngineError."""
         if name not in PEERS:
             raise InvalidRequestError(f"engine {name!r} is not supported; choices: {', '.join(PEERS)}", param="compare")
         self.name = name
