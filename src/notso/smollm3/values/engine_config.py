@@ -48,7 +48,7 @@ class EngineConfig:
     speculation: use draft tokens where worthwhile; results are unchanged.
     cache_dir: private folder for up to `cache_bytes` of KV blocks, which survive restarts. None: no disk cache.
     library_bytes: separate size limit for prefixes named by `FixedPrefix.reading`, in cache_dir.
-    device: "cpu"; "cuda" or "cuda:N" (this GPU must be usable); or "auto": the first GPU, or the CPU if that GPU cannot
+    device: "cpu"; "cuda" or "cuda:N" (the GPU must be usable); or "auto": the first GPU, or the CPU if that GPU cannot
         run the model. Results are the same on all devices.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
     chat_template_file: Jinja template used instead of the model file's.

@@ -75,10 +75,10 @@ class TokenLogprob:
 class Event:
     """One event of an answer.
 
-    Order: `trimmed` if turns were dropped; `queued` for the first queue position, and for later ones of at most 16;
-    `started` if token ids are requested; events of the option `replay`; `progress`, and `prompt` if requested, during
-    prefill; `embedding` if requested; then `reasoning`, `text`, `tool_call_part`, `tool_call` and `tokens` events;
-    finally `usage` and `end`, or `error`.
+    Order: `trimmed` if turns were dropped; `queued` for the initial queue position, then for changes within the first
+    16; `started` if token ids are requested; events of the option `replay`; `progress`, and `prompt` if requested,
+    during prefill; `embedding` if requested; then `reasoning`, `text`, `tool_call_part`, `tool_call` and `tokens`
+    events; finally `usage` and `end`, or `error`.
 
     Fields set for each kind:
 

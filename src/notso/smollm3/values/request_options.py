@@ -47,7 +47,7 @@ class FixedPrefix:
     characters: number of leading characters of this message that belong to the prefix.
     scope: requests with the same scope share the prefix's KV blocks, even if their owners differ. None: only requests
         of the same owner do.
-    reading: name under which the blocks are kept on disk; unique per scope, or per owner if scope is None.
+    reading: name under which the blocks are kept on disk; unique per scope or, without a scope, per owner.
         None: the blocks are cached like those of any conversation.
 
     Raises InvalidRequestError.
