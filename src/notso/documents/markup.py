@@ -35,7 +35,8 @@ _HIDDEN_STYLE = re.compile(
 )
 
 
-# Text, or a table within a cell: in Markdown, and on one line, because a Markdown table cannot contain another.
+# Text, or a table in two forms: as Markdown, and on one line for a cell of another table (Markdown tables cannot be
+# nested).
 _Piece: TypeAlias = str | tuple[str, str]
 
 

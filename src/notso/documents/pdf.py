@@ -48,7 +48,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
     for number in range(count):
         try:
             page = document[number]
-            # Values of form fields and text annotations are not on the page until it is flattened and loaded again.
+            # Form values and text annotations are not part of the page until it is flattened and loaded again.
             if pypdfium2.raw.FPDFPage_Flatten(page, pypdfium2.raw.FLAT_NORMALDISPLAY) == pypdfium2.raw.FLATTEN_SUCCESS:
                 page.close()
                 page = document[number]
@@ -92,7 +92,7 @@ def join_hyphenated(text: str) -> str:
 
 
 def remove_margins(pages: Sequence[str]) -> list[str]:
-    """Return pages without headers and footers, which are the same on most pages except for page numbers."""
+    """Return pages without headers and footers, which are the same, except for page numbers, on most pages."""
     split = [page.strip("\n").split("\n") for page in pages]
     places: dict[tuple[bool, str], list[tuple[int, str]]] = {}  # (top, line without numbers) -> pages and lines
     for page, lines in enumerate(split):

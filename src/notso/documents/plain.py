@@ -22,7 +22,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
     (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
 )
-# Only these attributes declare the file's encoding. Others may name the encoding of another file, such as an output.
+# Only these attributes declare the file's encoding. Others may name that of another file, such as an output file.
 _DECLARED = re.compile(
     rb"""(?:<meta\s[^<>]*?charset|\A\s*<\?xml\s[^<>]*?encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE
 )

@@ -72,8 +72,8 @@ def format_delimited(text: str) -> str:
 
 
 def _uniform_rows(text: str, delimiter: str) -> int:
-    # Returns how many rows have the same number of cells (the most frequent one above 1). csv.Sniffer is not used,
-    # because it also guesses how cells are quoted, and apostrophes and doubled quotation marks mislead it.
+    # Returns how many rows have the most frequent number of cells, ignoring rows with one cell. csv.Sniffer is not
+    # used, because it also guesses how cells are quoted, and apostrophes and doubled quotation marks mislead it.
     widths = Counter(len(row) for row in _rows(text, delimiter) if len(row) > 1)
     return max(widths.values(), default=0)
 
