@@ -43,7 +43,7 @@ def adapter_files(folder: Path | None) -> list[AdapterFile]:
             for path in folder.iterdir()
             if is_unicode(path)
             and (
-                # Path.is_file would raise an error for what cannot be read.
+                # Path.is_file would raise an error for a path that cannot be accessed.
                 (path.suffix == ".gguf" and os.path.isfile(path)) or os.path.isfile(path / PEFT_CONFIG)  # noqa: PTH113
             )
         )
@@ -81,7 +81,7 @@ FileCheck = Callable[[Path | None], None]
 @dataclass(frozen=True, slots=True)
 class ModelRegistry:
     load: ModelLoader
-    folder: Path | None = None  # folder of the initial model, if one was specified
+    folder: Path | None = None  # folder of the initial model; None if no model was specified
     load_beside: BesideLoader | None = None  # None: only one model can be loaded at a time
     check: FileCheck | None = None  # rejects unusable files before other models are unloaded to make room
 

@@ -191,7 +191,7 @@ class ChatEngine(Protocol):
 
 
 EngineSource = Callable[[], ChatEngine]
-"""Function that loads an engine. It blocks, so it is called in a separate thread, and may raise NotsoError."""
+"""Function that loads an engine. May raise NotsoError. It blocks, so it is called in a separate thread."""
 
 
 @runtime_checkable

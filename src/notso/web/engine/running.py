@@ -1,6 +1,6 @@
 """Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation.
 
-If its owner has a quota, a request first reserves tokens: at most as many as it can use.
+A request whose owner has a quota first reserves tokens, at most as many as it can use.
 """
 
 from __future__ import annotations
