@@ -269,8 +269,8 @@ def find_local(file: KnownFile) -> Path | None:
 
 
 def _may_be(file: KnownFile, path: Path) -> bool:
-    # Other revisions can have the same size, so a known hash must match. If the cache can make links, it names contents
-    # by hash.
+    # A file of another revision can have the same size, so compare hashes. Where links are possible, the cached file is
+    # a link to a file whose name is its hash.
     if _size(path) != file.size_bytes:
         return False
     name = path.resolve().name

@@ -41,7 +41,7 @@ class TokenizeFields(Fields):
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     model: Name | None = None
-    messages: list[Any] | None = None  # parsed as a chat completion, with the fields below
+    messages: list[Any] | None = None  # parsed as a chat completion, with the other _CHAT_FIELDS
     tools: list[Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

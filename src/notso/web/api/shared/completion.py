@@ -124,7 +124,7 @@ class Choice:
         return None
 
     def timings_so_far(self, event: Event) -> dict[str, Any]:
-        """Return the event's field `timings`, if requested."""
+        """Return the chunk's field `timings`, if requested."""
         so_far = self.live_timings.feed(event) if self.live_timings is not None else None
         return {} if so_far is None else {"timings": so_far}
 

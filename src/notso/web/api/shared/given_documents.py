@@ -119,7 +119,7 @@ async def read_body_with_files(
     find_files: Callable[[Mapping[str, Any]], Iterator[RequestFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Parse a body like `read_body`, with its files. Raises ApiError for a file: 404 if unknown, 400 if unreadable."""
+    """Like `read_body`, but parse the files too. Raises ApiError for a file: 404 if unknown, 400 if unreadable."""
     require_json(request)
     files: dict[str, Document] = {}
     body = await request.body()

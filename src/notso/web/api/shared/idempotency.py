@@ -136,7 +136,7 @@ class IdempotencyMiddleware:
             del self._running[owner_and_key]
 
     async def _replay(self, recording: _Recording, owner_and_key: tuple[str, str]) -> bool:
-        # Returns False if no response is stored yet. Another replica may still be generating it.
+        # Returns False if the response is not stored yet. Another replica may still be generating it.
         stored = await self._services.shared.store.records.idempotent_response(*owner_and_key, current_ms())
         if stored is None:
             return False

@@ -23,7 +23,8 @@ def paginate(
     max_limit: int = 100,
 ) -> dict[str, Any]:
     """Return a page of `items` (given oldest first) in the API's format. Raises ApiError (400)."""
-    # With `before`, the page ends just before that item. Anthropic's names are `before_id`, and `after_id` or `page`.
+    # The page begins after the item with the id `after`, or ends just before the item with the id `before`. Anthropic
+    # calls these parameters `after_id` or `page`, and `before_id`.
     limit, order = query.get("limit"), query.get("order")
     if order not in (None, "asc", "desc"):
         raise invalid_field("order", "order must be asc or desc")
