@@ -30,7 +30,7 @@ from notso.web.values.durations import current_ms
 router = APIRouter()
 
 MAX_NAME = 255
-MAX_PARTS, MAX_HEAD_BYTES = 16, 8192  # fields of a form, and bytes of a field's headers
+MAX_PARTS, MAX_HEAD_BYTES = 16, 8192  # maximum fields of a form, and bytes of a field's headers
 MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400  # seconds, as documented by OpenAI
 _NAMES = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 
@@ -163,8 +163,8 @@ def _read_upload(kind: str, body: bytes, now_ms: int, default_purpose: str = "")
 
 
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
-    # Raises ApiError (400) for too many fields. Values are not parsed with the `email` package, because it would
-    # split them into lines, and parse nested forms.
+    # Raises ApiError (400) for too many fields. Only the headers of fields are parsed with the `email` package, because
+    # the package would split values into lines, and parse nested forms.
     boundary = multipart_boundary(kind)
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2) if boundary else []
     if len(pieces) > MAX_PARTS + 2:

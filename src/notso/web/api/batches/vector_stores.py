@@ -156,7 +156,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     try:
         for file_id in file_ids:
             await _add(services, owner, library, file_id, "file_ids")
-    except Exception:  # such as too many documents; do not keep a store whose id the client never receives
+    except Exception:  # such as too many documents; the client never receives the store's id, so delete the store
         await services.shared.store.documents.delete_library(owner, library.id)
         raise
     return JSONResponse(await _store_object(services, owner, library), headers=headers)
@@ -164,7 +164,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 
 @router.get("/v1/vector_stores", dependencies=[GUARDED])
 async def stores(request: Request, services: Services, owner: Owner) -> Response:
-    """List vector stores, newest first, including those of other users that the caller may read."""
+    """List vector stores, newest first, including stores of other users that the caller may read."""
     documents = defaultdict[str, list[StoredDocument]](list)
     for each in await services.shared.store.documents.documents(owner):
         documents[each.library_id].append(each)
@@ -219,7 +219,7 @@ async def search(request: Request, services: Services, owner: Owner, store_id: s
 
 @router.post("/v1/vector_stores/{store_id}/files", dependencies=[GUARDED])
 async def add_file(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
-    """Add an uploaded file to a vector store. It is parsed in the background."""
+    """Add an uploaded file to a vector store, and parse it in the background."""
     library = await get_library(services, owner, store_id, rights=("own", "add"))
     fields, headers = await read_fields_and_headers(request, VectorStoreFileFields, FILE_NOTES)
     document = await _add(services, owner, library, fields.file_id, "file_id")
@@ -269,7 +269,7 @@ def _name(name: str | None) -> str:
 
 
 async def _new_library(services: ApiServices, owner: str, name: str) -> Library:
-    # Appends a number if the name is taken. Raises ApiError (429).
+    # Appends a number if the name is taken. Raises ApiError (429) if the owner has too many stores.
     documents = services.shared.store.documents
     taken = {each.name for each in await documents.libraries(owner) if each.owner == owner}
     if len(taken) < MAX_LIBRARIES_OF_OWNER:

@@ -117,7 +117,7 @@ class AssistantMessage(Fields):
     reasoning: Text | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     refusal: Text | None = None
-    # The following fields have no effect. Most are fields of responses, which client libraries send back.
+    # The following fields have no effect. Client libraries copy most of them from earlier responses.
     name: Annotated[Name | None, Hint()] = None
     annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
     reasoning_details: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -174,7 +174,7 @@ class TextFormat(Fields):
 
 
 class ObjectFormat(Fields):
-    """Any JSON object, or JSON that matches `schema` (llama.cpp) or `value` (TGI)."""
+    """JSON that matches `schema` (llama.cpp) or `value` (TGI); without these, any object."""
 
     type: Literal["json_object", "json"]
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -452,7 +452,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
-    # Clients spell these options in several ways; if a request contains several spellings, they must agree.
+    # Thinking options have several names. If a request sets an option under more than one name, the values must agree.
     options, reasoning, template = fields.thinking, fields.reasoning, fields.chat_template_kwargs
     switches = {
         "chat_template_kwargs": template.enable_thinking if template else None,

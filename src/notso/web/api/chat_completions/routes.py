@@ -119,7 +119,7 @@ async def _find_stream(request: Request, services: ApiServices, owner: str) -> R
 
 
 class ChatSerializer(Serializer):
-    """Writes chunks, then [DONE]. The last chunk of each choice has its finish reason."""
+    """Writes chunks, then [DONE]. Each choice's last chunk has the finish reason."""
 
     def __init__(self, api_request: ChatRequest, completion: Completion) -> None:
         self._request = api_request

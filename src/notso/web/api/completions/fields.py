@@ -187,7 +187,7 @@ def _check_ids(name: str, ids: list[object]) -> None:
 
 
 class TextSerializer(Serializer):
-    """Writes chunks, then [DONE]. The last chunk of each choice has its finish reason."""
+    """Writes chunks, then [DONE]. Each choice's last chunk has the finish reason."""
 
     def __init__(self, api_request: TextRequest, completion: Completion) -> None:
         self._request = api_request

@@ -67,9 +67,9 @@ _ORDER = (
     *("dry_sequence_breakers", "mirostat", "adaptive_target", "adaptive_decay", "stop", "max_tokens", "n_predict"),
     *("n_keep", "n_discard", "ignore_eos", "logit_bias"),
 )
-"""Order of the parameters in llama.cpp's responses. Parameters that are not listed follow these."""
+"""Order of the parameters in llama.cpp's responses. Other parameters follow."""
 _NOT_LLAMA_CPP = ("min_tokens", "stop_token_ids")
-"""Parameters that llama.cpp does not have. They are left out of the settings."""
+"""Parameters unknown to llama.cpp, which `generation_settings` omits."""
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
@@ -102,7 +102,7 @@ MAX_RESPONSE_FIELDS = 64
 MAX_TEXTS = 1024
 """Maximum prompt texts per request; each is tokenized separately."""
 BANNED = -100.0
-"""Bias that `false` stands for. It practically excludes a token."""
+"""Bias that `false` sets, which practically excludes a token."""
 
 MAX_ID_DIGITS = 10  # 1 << 31 has ten digits
 
@@ -312,7 +312,7 @@ NO_SLOT = -1
 
 
 class NativeSerializer(Serializer):
-    """Writes an event for each piece of text, and one with `stop: true` per choice; no end marker."""
+    """Writes an event per text fragment, then one with `stop: true` per choice, but no end marker."""
 
     def __init__(self, api_request: NativeRequest, info: ModelInfo, id: str) -> None:
         self._request = api_request

@@ -153,7 +153,7 @@ def apply_edits(
 
 
 def _count_cleared_uses(before: Sequence[Message], after: Sequence[Message]) -> int:
-    # An earlier edit may have cleared some of the results already.
+    # Compares the messages, because an earlier edit may have cleared some of the results already.
     ids: set[str | None] = set()
     for old, new in zip(before, after, strict=True):
         if old.content != new.content:
@@ -446,7 +446,7 @@ class AnyChoice(Fields):
 
 
 class ToolChoiceByName(Fields):
-    """This tool must be called."""
+    """The named tool must be called."""
 
     type: Literal["tool"]
     name: Name

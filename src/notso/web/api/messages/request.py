@@ -140,7 +140,7 @@ def _join_blocks(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
 
 
 def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str, Any] | None:
-    """Return a quotation as a citation, or None if the document lacks it."""
+    """Return a quotation's citation, or None if the document lacks the quotation."""
     found = documents.find_quotation(quotation.number, quotation.words)
     if found is None:
         return None
@@ -163,7 +163,7 @@ def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str,
 
 
 def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
-    """Return an earlier text block as generated, with its quotations first."""
+    """Restore an earlier block's generated text, which begins with the quotations."""
     quotations = []
     for each in block.citations or ():
         for kind, name in PLACES.items():
@@ -177,7 +177,7 @@ def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
 # removed only from the start of the system prompt, and only if the pattern matches the whole line. Quantifiers are
 # possessive, so that a malicious text cannot cause slow backtracking.
 VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
-    # Claude Code's version, launch mode and a checksum of the request, which differs every time.
+    # Claude Code's version and launch mode, and a checksum, which is different for every request.
     "x-anthropic-billing-header": re.compile(
         r"x-anthropic-billing-header:(?:[ \t]*+[a-z_]++=[\w.\-]*+;?+)++[ \t]*+(?:\n|\Z)"
     ),
@@ -296,7 +296,7 @@ def _request(
 
 
 def _left_out(fields: CountFields) -> Iterable[RequestHint]:
-    # Blocks of server tools and uploads are dropped from the prompt. The response names each type that was dropped.
+    # The prompt omits the blocks of server tools, and upload blocks. The response names each omitted type.
     hints: dict[str, RequestHint] = {}
     for number, turn in enumerate(fields.messages):
         for at, block in enumerate(() if isinstance(turn.content, str) else turn.content):
@@ -306,7 +306,7 @@ def _left_out(fields: CountFields) -> Iterable[RequestHint]:
 
 
 def _format(fields: CountFields) -> tuple[OutputFormat | None, str]:
-    # Returns the format and the name of the field with its schema.
+    # Returns the format, and the name of the field that contains the schema.
     newer = fields.output_config.format if fields.output_config else None
     older = fields.output_format
     if newer is not None and older is not None and newer != older:
@@ -327,7 +327,7 @@ def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHi
     has_effort = fields.output_config is not None and fields.output_config.effort is not None
     if not has_effort or isinstance(fields.thinking, ThinkingAdaptive):
         return hints
-    return (*hints, RequestHint("output_config.effort", "output_config.effort", False))  # `_budget` ignores it
+    return (*hints, RequestHint("output_config.effort", "output_config.effort", False))  # `_budget` ignores the effort
 
 
 def _prompt_tools(fields: CountFields) -> list[AnthropicTool]:
@@ -382,7 +382,7 @@ class PinnedPrefix:
 
     def record(self, blocks: Sequence[object], parts: Sequence[str], message: Message) -> None:
         """Record a message's last pinning breakpoint, if any."""
-        # The message ends with `parts`, the texts of `blocks`, joined by line breaks.
+        # `parts` are the texts of `blocks`. The message ends with them, joined by line breaks.
         for number, block in enumerate(blocks, start=1):
             control = getattr(block, "cache_control", None)
             if control is not None and control.ttl == PINNED_TTL:

@@ -98,7 +98,7 @@ class MessageSerializer(Serializer):
         return MessageSerializer(self._request, self._model, self.id)
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
-        # message_start contains the number of cached tokens, which is unknown until processing begins.
+        # message_start is sent when processing begins, because it contains the number of cached tokens.
         if event.kind not in PRELIMINARY_KINDS and not self._is_started:
             self._is_started = True
             if event.progress is not None:

@@ -68,11 +68,11 @@ class OptionFields(Fields):
     """Sampling and runtime options; the engine checks sampler ranges."""
 
     stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
-    # Only neutral values are accepted. Other values would change the answer in ways that are not supported.
+    # These three fields accept only values that have no effect, because other values are not implemented.
     tfs_z: float | None = None
     mirostat: Literal[0] | None = None
     penalize_newline: Literal[True] | None = None
-    # These are ignored. Most of them configure the machine's resources, which the server manages itself.
+    # The following fields are ignored. Most of them configure the machine's resources, which the server manages itself.
     num_ctx: Ignored = None
     num_keep: Ignored = None
     num_batch: Ignored = None

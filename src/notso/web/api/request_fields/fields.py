@@ -239,7 +239,7 @@ def nesting_depth(value: object) -> int:
 
 F = TypeVar("F", bound=BaseModel)
 
-# Of the errors at one path, the one with the highest priority is reported.
+# Of the errors with the longest path, the one with the highest priority is reported.
 _PRIORITIES = {"extra_forbidden": 2, "too_short": 1}
 _SHOWN_CHARACTERS = 80  # maximum length of a client's field name in errors
 
@@ -265,7 +265,7 @@ def check_depth(param: str, schema: object) -> None:
 
 
 def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
-    # Some messages are written here, because pydantic's would repeat the client's input.
+    # Some messages replace pydantic's, which would repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports an error per alternative; the deepest error probably concerns the intended alternative.
     fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _PRIORITIES.get(each["type"], 0)))

@@ -141,7 +141,7 @@ UNSUPPORTED_NOTES = notes_in(UnsupportedSamplerFields)
 
 
 def _parse_list(value: Any) -> Any:
-    # text-generation-webui and its clients send the list as JSON text.
+    # text-generation-webui and its clients send the list as JSON text, with or without brackets.
     if not isinstance(value, str):
         return value
     try:
@@ -391,11 +391,10 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
     "grammar_triggers": refused("remove it: a grammar applies from the first token of the answer"),
     "structural_tag": refused("use tools with strict: true"),
 }
-"""Includes the sampling notes."""
 
 
 def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
-    """Return the answer's grammar, if any, and its field.
+    """Return the answer's grammar, if any, and the field that sets it.
 
     Raises ApiError (400) for several grammars, or a schema nested too deeply.
     """

@@ -238,7 +238,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
 
 
 def replace_conversation(api_request: ResponseRequest, conversation: tuple[Message, ...]) -> ResponseRequest:
-    """Replace the conversation. Keep reasoning only in messages with tool calls after the last user message."""
+    """Replace the conversation. Keep only the reasoning that led to tool calls after the last user message."""
     last_user = max((at for at, message in enumerate(conversation) if message.role == "user"), default=-1)
     conversation = tuple(
         replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > last_user))
@@ -372,7 +372,7 @@ def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
         choice = choice.mode
     is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
     if choice is None or choice in ("none", "auto") or is_met:
-        return "auto"  # not validated, because `validate_tool_choice` fails if there are no tools
+        return "auto"  # not validated: `validate_tool_choice` refuses requests without tools
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return validate_tool_choice("tool_choice", name, [*functions])
 

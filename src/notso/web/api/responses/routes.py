@@ -71,7 +71,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
             raise unsupported_field("stream", "the events of this response are no longer available; use stream=false")
         return reread_stream(services, owner, stream, 0 if start is None else int(start) + 1)
     if running is not None:
-        if running.finished:  # wait until it is stored
+        if running.finished:  # wait until the response is stored
             await asyncio.shield(running.follow_task)
         return await large_response(running.live_serializer.body, headers)
     if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
@@ -188,7 +188,7 @@ RequestParser = Callable[[Mapping[str, Any], Mapping[str, Item] | None], Respons
 @router.post("/responses", dependencies=[GUARDED])
 @router.post("/v1/responses", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
-    """Create a response, which may continue a stored one. It is stored unless `store` is false. If `background` is
+    """Create a response, which may continue a stored one, and store it unless `store` is false. If `background` is
     true, return at once; clients poll the response by id."""
     api_request = await _read(request, services, owner, parse_response_request)
     if api_request.store and services.shared.store.read_only:
