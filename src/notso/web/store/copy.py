@@ -69,7 +69,7 @@ TABLES = (
             "tries",
         ),
         ("id",),
-        # No server holds the response, so any server may continue it immediately.
+        # In the copy, no server holds a response, so any server may continue it immediately.
         constants={"holder": "", "held_until_ms": 0},
     ),
     Table("response_tokens", ("response_id", "first", "told"), ("response_id", "first")),
@@ -110,8 +110,8 @@ ACCESS_TABLES = (
 def copy_database(source: str, target: str) -> tuple[CopiedTable, ...]:
     """Copy a data directory or postgresql:// database to an empty one.
 
-    The copied rows are read back and compared before the commit. Raises SettingsError, or StorageError if either
-    database is in use by a server, damaged or unreachable, or if the target is not empty.
+    The copied rows are read back and compared before the commit. Raises SettingsError. Raises StorageError
+    if the target is not empty, or if either database is damaged, unreachable or in use by a server.
     """
     return asyncio.run(_copy(source, target))
 

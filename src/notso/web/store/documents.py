@@ -163,7 +163,7 @@ class DocumentStore(Protocol):
     ) -> StoredDocument:
         """Store a document for parsing, or return the existing one with the same content or id.
 
-        If the existing one failed, it is parsed again. Raises StorageFullError if the library's owner has reached a
+        A document whose parsing failed is queued again. Raises StorageFullError if the library's owner has reached a
         limit.
         """
 

@@ -1,9 +1,9 @@
 """Protocol for the store of chats, and the values that it stores.
 
 A chat is a tree of messages: each edited question or regenerated answer starts another branch. One branch at a time is
-shown ("chosen"). A turn is a question with its answer. A generation produces or continues one answer; its id names the
-event stream that chat pages receive. A generation consists of one or more requests to the engine ("runs"): the first
-one, and one after each round of tool calls.
+shown ("chosen"). A turn is a question with its answer. A generation produces or continues one answer; the
+generation's id names the event stream that chat pages receive. A generation consists of one or more requests to the
+engine ("runs"): the first one, and one after each round of tool calls.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAX_MEMORIES, MAX_MEMORY_CHARACTERS = 50, 4_000
 MOST_SHOWN = 1000
 """Maximum number of messages on a chat page when it is opened."""
 MOST_SHOWN_CHARACTERS = 1 << 22
-"""Approximate maximum size of the messages that are loaded for a page. A longer turn is loaded whole."""
+"""Approximate maximum size of the messages loaded for a page. The newest turn may be larger."""
 FAILED = Sentence("conversations cannot be read or written at the moment", "storage_failed")
 DISK_FULL = Sentence("the disk is full: free some space; nothing was lost", "storage_disk_full")
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: back them up with pg_dump --format=custom"
-# An unfinished turn belongs to the process that generates it. If a process does not renew its lease for LEASE_SECONDS
-# (by the clock of the database), the next heartbeat of another process takes over or interrupts its turns.
+# An unfinished turn belongs to the process that generates it. If this process does not renew its lease for
+# LEASE_SECONDS (by the clock of the database), the next heartbeat of another process takes over or interrupts the turn.
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 3.0
 
@@ -122,9 +122,9 @@ class ToolUse:
     round: int = 0  # number of the round; the calls of a round were generated together
     result: str = ""
     duration_ms: float = 0.0
-    content_at: int = 0  # characters of the answer before the call
-    reasoning_at: int = 0  # characters of the reasoning before the call
-    round_end: int = 0  # characters of the answer at the end of the round
+    content_at: int = 0  # length of the answer before the call
+    reasoning_at: int = 0  # length of the reasoning before the call
+    round_end: int = 0  # length of the answer at the end of the round
 
     @property
     def is_final(self) -> bool:
@@ -149,7 +149,7 @@ class StoredMessage:
     reasoning_html: str = ""
     renderer: int = 0  # version of the renderer that produced the HTML; 0: not rendered
     parent_id: str | None = None
-    kind: MessageKind = "turn"  # a `summary` replaces all messages above it in prompts
+    kind: MessageKind = "turn"  # in prompts, a `summary` replaces all messages before it
     chosen_child: str | None = None  # the next message on the shown branch
     edited: bool = False
     attachments: tuple[Attachment, ...] = ()
@@ -170,8 +170,8 @@ class AnswerRun:
     """A run (engine request) of an answer, recorded so that it can be repeated."""
 
     params: Mapping[str, Any]  # fields of SamplingParams, including the seed
-    content_at: int = 0  # characters of the answer before this run
-    reasoning_at: int = 0  # characters of the reasoning before this run
+    content_at: int = 0  # length of the answer before this run
+    reasoning_at: int = 0  # length of the reasoning before this run
     calls: int = 0  # number of tool calls before this run
     is_apart: bool = False  # whether a tool call separates this run's text from that of the previous run
     hurry: bool = False  # whether the engine was asked to end the reasoning at once
@@ -190,7 +190,8 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    # Number of attempts to generate the answer since the last new token or part. Includes the attempt that produced it.
+    # Number of attempts to generate the answer, counted from the one that produced the latest token or part (see
+    # `parts`).
     tries: int = 0
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
@@ -241,7 +242,7 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The turn was not stored. With neither `running` nor `moved`, the chat or a suitable message does not exist."""
+    """The turn was not stored. If `running` and `moved` are unset, the chat or a suitable message does not exist."""
 
     running: StoredMessage | None  # the unfinished answer, if any
     is_generated_here: bool = True  # whether this process generates that answer and can stop it
@@ -445,20 +446,20 @@ class ChatStore(Protocol):
     ) -> Branch | None:
         """Return the branch that ends in message `last` (None: the chosen branch; '': an empty one).
 
-        `line` is empty for an unknown message. With `most_characters`, it omits messages before the newest finished
+        `line` is empty for an unknown message. With `most_characters`, omit messages before the newest finished
         summary, and messages followed by more than this many characters.
         """
 
     async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
-        """Return the attachments of all messages above `message_id`, oldest first."""
+        """Return the attachments of messages before `message_id`, oldest first."""
 
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
         """Return the newest `limit` messages of the branch that contains `through` (None: the chosen branch).
 
-        The limit is rounded up to whole turns. Also includes older messages back to `first`, up to MOST_SHOWN messages
-        in total. Turns beyond MOST_SHOWN_CHARACTERS are left out.
+        The limit is rounded up to whole turns. Older messages back to `first` are included, up to MOST_SHOWN in total.
+        Turns beyond MOST_SHOWN_CHARACTERS are left out.
         """
 
     async def shown_before(
@@ -466,7 +467,7 @@ class ChatStore(Protocol):
     ) -> ShownChat | None:
         """Return the `limit` messages before this one, with the same rules as `shown_chat`.
 
-        With `first`, return those before index `first` of the branch.
+        With `first`, return messages before index `first` of the branch.
         """
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None: ...
@@ -516,7 +517,7 @@ class ChatStore(Protocol):
     async def edit_message(
         self, owner: str, chat_id: str, message_id: str, content: str, *, through: str | None = None
     ) -> bool:
-        """Replace a finished answer's text, mark it as edited, and make its branch the shown one."""
+        """Replace a finished answer's text, mark the answer as edited, and make its branch the shown one."""
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
         """Make this message's branch the shown one."""
@@ -626,7 +627,7 @@ class ChatStore(Protocol):
     async def response(self, owner: str, response_id: str) -> StoredResponse | None: ...
 
     async def delete(self, owner: str, kind: Deletable, key: str) -> bool:
-        """Delete an owner's memory or response by id, or prompt by name; return whether it existed."""
+        """Delete a memory (by id), response (by id) or prompt (by name); return whether it existed."""
 
 
 HIT_BEGINS, HIT_ENDS = "\x02", "\x03"

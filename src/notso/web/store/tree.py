@@ -25,7 +25,7 @@ N = TypeVar("N", bound=Node)
 def shown_path(
     messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None
 ) -> list[ShownMessage]:
-    """Return the branch that contains `through` (None: the chosen branch, or else the newest)."""
+    """Return the branch that contains `through` (None: the chosen branch, else the newest)."""
     children = _children(messages)
     line = branch(messages, chosen_root, through)
     before, after = _previous_user_messages(line), reversed([*_previous_user_messages(reversed(line))])
@@ -71,7 +71,7 @@ def _previous_user_messages(line: Iterable[StoredMessage]) -> Iterator[str | Non
 
 
 def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = None) -> list[N]:
-    """Return the shown branch from root to leaf. `nodes` must be sorted, oldest first."""
+    """Return a branch (see shown_path) from root to leaf. `nodes` must be sorted, oldest first."""
     nodes = list(nodes)
     children = _children(nodes)
     path_ids = _ids_on_path(nodes, through)

@@ -61,9 +61,8 @@ class PostgresStore(SQLStore):
             try:
                 async with _abort_if_hung(self._connections, HANG_SECONDS):
                     await self._lease_thread.run(lambda: self._connections.write(PostgresDatabase.release_lease))
-            # The database is not responding; the lease will expire.
             except StorageError:
-                pass
+                pass  # the database is not responding; the lease will expire
             finally:
                 await self._lease_thread.run(self._connections.close)
         self._writes.close()

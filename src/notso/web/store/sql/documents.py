@@ -42,8 +42,8 @@ from notso.web.values.ids import new_id
 # Records of stale caches in a shared database are deleted after this time. If a server was down for longer, its
 # disk cache must be cleared manually.
 STALE_DAYS = 30
-# Records are numbered before they are committed, so a lower number may become visible after a higher one. Therefore,
-# each query starts this far below the highest known number.
+# Records of stale caches are numbered before they are committed, so a lower number may become visible after a higher
+# one. Therefore, each query for records starts this far below the highest number that was cleared.
 COMMIT_SPREAD = 1000
 ROWS_AT_ONCE = 200
 

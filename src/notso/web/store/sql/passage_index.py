@@ -17,13 +17,13 @@ from itertools import islice
 from notso.documents.passages import Passage
 from notso.web.store.sql.search_words import split_words
 
-# B is less than the usual 0.75, which ranks short passages too high. Passages are about equally long; a shorter one is
+# The usual value of B, 0.75, would rank short passages too high: passages are about equally long, and a shorter one is
 # usually the end of a page.
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
 _POSTING = struct.Struct("<3H")
 MAX_POSTINGS = 300_000  # takes about a second to rank; beyond that, the most frequent words of a query are ignored
-MOST = 0xFFFF  # maximum of each number in a posting; passages with higher numbers are not indexed
+MOST = 0xFFFF  # maximum of each field of a posting; passages beyond this index are not searchable
 
 
 @dataclass(frozen=True, slots=True)

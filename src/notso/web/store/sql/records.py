@@ -29,8 +29,8 @@ _ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?
 _ADD_PART = "INSERT INTO api_file_parts (file_id, part, content) VALUES (?, ?, ?)"
 _OPEN = columns_of(UnfinishedResponse)
 _BATCH = columns_of(StoredBatch)
-# Deletes an owner's oldest idempotent responses beyond the maximum number or total size. The running sum of sizes
-# includes the row itself.
+# Deletes an owner's oldest idempotent responses beyond the maximum number or total size. A response whose own
+# size exceeds the maximum is deleted, too.
 _FORGET_ANSWERS = """
 DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
     SELECT idempotency_key FROM (

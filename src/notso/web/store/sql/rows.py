@@ -27,7 +27,7 @@ CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
 CHAT_BOOLEANS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
 _NUMBERS = tuple(each.name for each in fields(AnswerStats))
-# Fields that are converted, or stored in other tables or columns.
+# Fields that are converted, or are not stored in a column of the same name.
 _CONVERTED = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")
 _PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _CONVERTED)
 _SAVED = (

@@ -39,7 +39,8 @@ WITH RECURSIVE down(id, chosen_child, n) AS (
 )
 """
 _LAST = "SELECT id FROM down ORDER BY n DESC LIMIT 1"
-# Sizes are read only for messages that are probably shown: SQLite stores the size after the text, which may be long.
+# Sizes are read only for messages that are probably shown, because SQLite must read the text, which may be long, to
+# reach the size.
 _FOUND = "id, parent_id, role, CASE WHEN k <= ? THEN (SELECT m.size FROM messages m WHERE m.id = up.id) END AS size"
 _END = f"""
 {_DOWN}, {_UP.format(last=_LAST)}
@@ -143,7 +144,7 @@ def load_prompt_branch(
 
 
 def load_earlier_attachments(db: Database, owner: str, chat_id: str, message_id: str) -> list[str]:
-    """Return the attachments of earlier messages in stored form, oldest first."""
+    """Return the attachments of earlier messages as JSON, oldest first."""
     rows = db.execute(_FILES, (message_id, chat_id, owner, _NO_END))
     return [row["attachments"] for row in rows]
 

@@ -218,7 +218,7 @@ class SQLStore(Transactions):
 
         def read(db: Database) -> tuple[list[ChatRow], bool]:
             with db.snapshot():
-                if part or by == "title":  # fold here, because each database would fold in its own way
+                if part or by == "title":  # done here, because databases handle case and accents differently
                     listed = db.execute(f"SELECT id, title FROM ({counted}) AS listed {in_order}", (owner,))
                     titles = [(fold(row["title"]), row["id"]) for row in listed]
                     titles = [each for each in titles if part in each[0]]

@@ -288,7 +288,7 @@ def _select_branch(db: Database, owner: str, chat_id: str, message_id: str) -> N
 
 
 def _select_branch_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
-    # Selects the branch of the message `through`, if this branch contains the message `message_id`.
+    # Selects the branch of the message `through` if this branch contains `message_id`; otherwise, that of `message_id`.
     passes = (
         through is not None
         and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()
@@ -422,9 +422,9 @@ def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating
 
 
 def add_hidden_piece(db: Database, owner: str, piece: Piece, trash_id: str | None) -> str:
-    """Write a piece of an import, hidden in the trash entry `trash_id` (None: a new one).
+    """Write a chunk of an import, hidden in the trash entry `trash_id` (None: a new one).
 
-    All pieces share one entry. Returns its id. Raises StorageError if it was purged in the meantime.
+    All chunks share one entry. Returns the entry's id. Raises StorageError if the entry was purged.
     """
     if trash_id is not None and _lock_trash_row(db, owner, trash_id) is None:
         raise StorageError(TOO_SLOW)
@@ -519,8 +519,9 @@ def purge_piece(db: Database, trash_id: str) -> bool:
 
 
 def _add_replies(db: Database, chat_id: str, trash_id: str) -> None:
-    # Replies may belong to an earlier trash entry. If they stayed there, deletion would still cascade to them, but
-    # leave their words in the search index. In SQLite, it would also fail for replies nested more than 1,000 deep.
+    # Replies may belong to an earlier trash entry. If they stayed there, deletion of a message would also delete its
+    # replies (ON DELETE CASCADE), but not their words in the search index. In SQLite, the deletion would fail if
+    # replies were nested more than 1,000 deep.
     db.execute(
         "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE chat_id = ? AND trash_id = ?"
         " UNION SELECT m.id FROM below JOIN messages m ON m.parent_id = below.id)"

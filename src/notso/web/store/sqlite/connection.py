@@ -292,7 +292,7 @@ def detect_damage(path: Path) -> Damage:
             return _log_damage("gone" if acknowledged else "", "is empty, although it had content")
         if version > SCHEMA_VERSION:
             return ""  # `open_writer` raises DataDirectoryNewerError
-        committed = read_commit_count(reader)  # None: a backup, or written by a release without the counter
+        committed = read_commit_count(reader)  # None: a backup, or a database of a release without the counter
         damage: Damage = ""
         if acknowledged is not None and committed is not None and committed < acknowledged:
             damage = _log_damage("behind", f"has {committed} of {acknowledged} commits")

@@ -139,7 +139,7 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
     CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
-    # 8: because SQLite's query planner assumes ten messages per owner, it preferred sizes_of_owners to the index of
+    # 8: SQLite's query planner assumes ten messages per owner, and therefore preferred sizes_of_owners to the index of
     # ids. As a partial index, sizes_of_owners is used only for the sum of sizes.
     """
     DROP INDEX sizes_of_owners;

@@ -1,4 +1,4 @@
-"""ChatStore in a SQLite file, with one writer thread and several reader threads, and backups."""
+"""ChatStore in a SQLite file, with one writer thread and several reader threads; also its backups."""
 
 from __future__ import annotations
 
