@@ -170,7 +170,7 @@ class Compaction:
     def schedule_if_needed(self, turn: Turn) -> None:
         """Compact the turn's chat in the background if the chat is long and compaction is automatic."""
         engine = self._services.shared.engine.model(turn.request.model).engine
-        # After tool calls, an answer has several requests, each with the whole chat, so only the last one counts.
+        # An answer with tool calls has several requests. The last one contains the whole chat, so use its token counts.
         usage = turn.last_usage
         if usage is None or engine is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
             return

@@ -146,7 +146,8 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
 Submitted = tuple[TurnAccepted, ChatView]
-"""The stored turn, and a view of the branch that ends in its question. A `repeated` turn leaves the view unchanged."""
+"""The stored turn, and a view of the branch that ends in its question. For a turn that was stored earlier (`repeated`),
+the view is unchanged."""
 
 MAX_TITLE_CHARACTERS = 120
 TITLE_WIDTH = 100
@@ -168,7 +169,7 @@ async def submit_question(
     """Store a question at the end of the view's branch and queue its answer.
 
     last: id of the last message on the page; '' for an empty page; None for the end of the chosen branch. instead_of:
-    the question that was edited. Its attachments are kept, except those that the form replaces.
+    the question that was edited, whose attachments are kept unless the form replaces them.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
@@ -283,7 +284,7 @@ async def continue_answer(
     through: str | None,
     hurry: bool = False,
 ) -> Submitted:
-    """Continue an answer on the branch that contains `through`. hurry: end its reasoning first."""
+    """Continue an answer on the branch that contains `through`. hurry: end the reasoning first."""
     store, answer = services.shared.store, replace(_new_message(view.chat), id=message.id)
     generation_id = answer.generation_id or ""
     with _admit(services, owner) as running:
@@ -327,7 +328,7 @@ async def fork(
     replacement: tuple[int, ...],
     fields: dict[str, str],
 ) -> Submitted:
-    """Generate another version of an answer. It keeps the tokens before `place` (run, token) and adds `replacement`.
+    """Generate another version of an answer from the tokens before `place` (run, token), followed by `replacement`.
 
     Raises Problem, for example 409 if the conversation or the model has changed.
     """
@@ -596,7 +597,7 @@ async def load_branch_documents(
 async def build_request(
     services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, kind: MessageKind = "turn"
 ) -> tuple[Request, ToolOffer | None]:
-    """Return the request for an answer to the branch, or for its summary, and the offered tools."""
+    """Return the request for an answer or summary that follows the branch, and the offered tools."""
     if kind == "summary":
         return await summary_request(services, owner, view, choice), None
     chat, settings = view.chat, view.settings
@@ -691,7 +692,7 @@ async def _store_once_unlocked(services: ChatServices, owner: str, store: StoreC
 async def finish_if_lost(services: ChatServices, owner: str, message: StoredMessage) -> bool:
     """Finish an answer that has ended, but is stored as unfinished because its last save failed.
 
-    Return whether it was finished. Raises StorageError.
+    Return whether this call finished the answer. Raises StorageError.
     """
     if not message.active or services.shared.stopping:  # at shutdown, another process will continue the answer
         return False

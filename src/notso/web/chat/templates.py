@@ -112,8 +112,8 @@ class ChatMarkNotifier:
         self._announce(turn)
 
 
-# Smaller pages fit in one packet without compression. Compressing pages that contain secrets does not expose them to
-# the BREACH attack, because SameSite cookies (edge/access.py) keep other sites from injecting text into the pages.
+# Smaller pages fit in one packet without compression. Secrets in compressed pages are not exposed to the BREACH attack,
+# because SameSite cookies (edge/access.py) keep other sites from injecting text into the pages.
 MIN_PACKED_BYTES = 1024
 
 PACKING_LEVEL = 5

@@ -26,7 +26,7 @@ from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
 LISTED_CHATS, MOST_LISTED = 100, 1000
-"""Number of chats by which the sidebar's list grows, and its maximum length. The page *All chats* has no maximum."""
+"""Number of chats by which the sidebar's list grows, and the list's maximum length. The page *All chats* has none."""
 
 STARTS = ("explain", "rewrite", "plan", "code")
 """Names of the prompt templates offered in a new chat."""
@@ -227,7 +227,7 @@ def announce(request: Request, services: ChatServices, owner: str, view: View) -
 
 def _just_ended(path: list[ShownMessage]) -> bool:
     now_ms = current_ms()
-    # An answer may end before its page connects to the stream. Treat it like an answer that ended while it was shown.
+    # If an answer ends before the page connects to its stream, show it like one that ended while the page was open.
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 

@@ -32,7 +32,7 @@ _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 
 def enable_inline_marks(parser: MarkdownIt) -> None:
-    """Add rules to a parser for bare URLs, task list boxes, and the tokens `note` and `quotation`."""
+    """Add parser rules for bare URLs, task list boxes, footnotes (token `note`) and quotations (token `quotation`)."""
     parser.inline.ruler.after("text", "bare_address", _bare_url)
     parser.inline.ruler.before("link", "note", _footnote_mark)
     parser.inline.ruler.before("note", "quotation", _quotation)
@@ -174,7 +174,7 @@ def _details(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     inline = state.push("inline", "", 0)
     inline.content, inline.map, inline.children = (title or _WORDS["details"]).strip(), [start, first], []
     state.push("summary_close", "summary", -1)
-    # Parse the lines inside as blocks, and end the blocks before the closing tag.
+    # Parse the lines inside <details> as blocks that end before the closing tag.
     outside, kind = state.lineMax, state.parentType
     state.lineMax, state.parentType = last, "root"
     state.md.block.tokenize(state, first, last)

@@ -25,7 +25,7 @@ _IS_TEX = re.compile(r"[\\^_={}]")
 
 
 def enable_math(parser: MarkdownIt) -> None:
-    """Add rules to a parser for the tokens `formula` (block) and `formula_inline`, whose content is TeX."""
+    """Add parser rules for the tokens `formula` (block) and `formula_inline`, whose content is TeX."""
     interrupted = ["paragraph", "blockquote", "list", "table"]
     parser.block.ruler.before("fence", "formula", _block, {"alt": interrupted})
     parser.inline.ruler.before("escape", "formula_inline", _inline)

@@ -56,7 +56,7 @@ async def _run(arguments: Mapping[str, Any], context: ToolContext) -> str:
 def parse_url(text: str) -> httpx2.URL:
     """Parse an http(s) address. Raises ToolError if it is invalid or has credentials or a nonstandard port."""
     try:
-        import httpx2  # imported here, because the server must also start if it is not installed
+        import httpx2  # imported here, because the server must also start without this package
     except ModuleNotFoundError:
         raise ToolError("pages cannot be fetched: the package httpx2 is not installed here") from None
     try:

@@ -73,7 +73,7 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
     """Connection to a server, for `mcp.Client`."""
 
     def __init__(self, entry: McpServerConfig) -> None:
-        self.fault = ""  # description of the limit that the server exceeded, if any
+        self.fault = ""  # the exceeded limit or expired session that ended the connection, if any
         self.ended = asyncio.Event()  # set when the server closes its output or accepts no more input
         self.left_out: list[SkippedItem] = []  # unusable tools
         self.unanswered: set[str] = set()  # ids of requests in which the server may ask the user

@@ -64,8 +64,7 @@ def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
         except PluginError as error:
             raise ToolError(str(error)) from None
 
-    # A call that exceeds `seconds` disables the plugin. The timeout in `use` is longer, so it does not end the call
-    # first.
+    # A call that exceeds `seconds` disables the plugin. The timeout in `use` is longer, so `seconds` expires first.
     tool = ChatTool(str(row["name"]), description, row["parameters"], run, process.name, seconds + 2 * SEND_SECONDS)
     return tool
 

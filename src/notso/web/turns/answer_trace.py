@@ -42,7 +42,7 @@ def replay_request(run: AnswerRun, full_request: Request, message: StoredMessage
 class TraceRecorder:
     """Records the trace of an answer during its generation.
 
-    `is_counted`: whether `trace.tries` already includes the next try, because this process took over the answer.
+    `is_counted`: whether `trace.tries` already includes the next try, as for an answer taken over by this process.
     """
 
     def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:
@@ -69,7 +69,7 @@ class TraceRecorder:
 
     @property
     def is_within_run(self) -> bool:
-        """Whether the last run must be sent again, because it did not end with tool calls."""
+        """Whether the last run did not end with tool calls and must be sent again."""
         return bool(self.trace.runs) and self.last.finish != "tool_calls"
 
     @property

@@ -101,7 +101,7 @@ class Feed:
 
 
 PING_SECONDS = 15.0
-MAX_ENCODED = 16  # encoded updates that a log keeps: one for each position at which clients read
+MAX_ENCODED = 16  # encoded updates that a log keeps, one per reader position and language
 
 
 def parse_last_event_id(header: str | None) -> int | None:

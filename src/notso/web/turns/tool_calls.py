@@ -121,7 +121,7 @@ class ToolCalls:
         return True
 
     def reply(self, question_id: str, reply: Reply) -> bool:
-        """Answer the question. Return False if it is not pending."""
+        """Answer a tool's question. Return False if it is not pending."""
         if self.question is None or self.question.id != question_id or self._reply is None or self._reply.done():
             return False
         self._reply.set_result(reply)
@@ -144,7 +144,7 @@ class ToolCalls:
             result = words["tool_says_unknown"].format(names=names)
             await self._update_call(at, replace(use, state="failed", result=result))
             return
-        # The interrupted call may have had an effect.
+        # Ask before repeating an interrupted call, because it may have had an effect.
         is_repeated = use.id in self._interrupted_ids and tool.origin != ""
         if tool.always_asks or is_repeated or tool.digest not in self._offer.granted:
             refusal = await self._request_permission(at, use, self._offer, tool)

@@ -1,4 +1,4 @@
-"""Read the JSON documents of an imported file: JSON or JSON Lines, plain, compressed with gzip, or in a zip archive.
+"""Read the JSON documents of an imported file (JSON or JSON Lines), which may be gzipped or a zip archive.
 
 This module imports no third-party packages, so that the child process that parses files starts quickly.
 """

@@ -21,7 +21,7 @@ from notso.web.values.child_work import run_confined
 LIMITS = Limits(cpu_s=60, memory_bytes=1 << 30, wall_s=180.0, answer_bytes=64 << 20)
 
 SHAPE = JsonLimits(depth=64, objects=400_000, values=4_000_000)
-"""Limits for each chat. The server decodes chats; an empty dict needs thirty times as much memory as the text `{}`."""
+"""Limits for each chat, which the server decodes: an empty dict needs thirty times as much memory as the text `{}`."""
 
 Entry = tuple[str, Any]
 
@@ -82,7 +82,7 @@ def _limit_error(what: str) -> bytes:
 
 def main() -> None:
     """Run the child process: parse the file on stdin."""
-    # Codecs are loaded on first use, which fails once the child can no longer open files. Archives use cp437 for names.
+    # Load the codecs now, because the child cannot open files later. Archives use cp437 for names.
     for name in ("cp437", "utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         codecs.lookup(name)
     serve_confined(encode_entries, LIMITS)

@@ -543,7 +543,7 @@ def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
             for step in version.get("steps") or [version]:
                 _add_step(node, step, reader)
             # Messages have no ids, and positions are reused after messages change or are deleted. The digest depends
-            # on the messages above, so a changed message and all messages below it get new ids.
+            # on the earlier messages, so a changed message and all later messages get new ids.
             digest = hashlib.sha256(f"{before}\n{node.content}".encode()).hexdigest()
             node.id = f"{at}/{number}/{digest[:16]}"
             versions.append(node)

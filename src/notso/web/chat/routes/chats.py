@@ -165,7 +165,7 @@ router = APIRouter()
 MAX_HITS, MOST_HITS = 40, 1000  # number of search results shown at first, and maximum number
 MAX_QUERY_CHARACTERS = 200
 _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
-"""Markdown syntax, removed from search hits because they are shown as plain text."""
+"""Markdown syntax, removed from search hits, which are shown as plain text."""
 
 
 @router.get("/chats", dependencies=[GUARDED])
@@ -294,7 +294,7 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
 @router.post("/chats/{chat_id}/clear", dependencies=[GUARDED])
 @router.post("/chats/{chat_id}/reset", dependencies=[GUARDED])
 async def clear(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Delete a chat's messages; /reset also resets its settings."""
+    """Delete a chat's messages; /reset also resets the chat's settings."""
     chat = await find_chat(services, owner, chat_id)
     await read_form(request)
     services.turns.stop_chat(owner, chat.id)

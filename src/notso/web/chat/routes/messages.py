@@ -107,7 +107,7 @@ async def regenerate(request: Request, services: Services, owner: Owner, chat_id
 async def continue_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str
 ) -> Response:
-    """Continue an answer. If the form field `mode` is `answer`, end its reasoning first."""
+    """Continue an answer. If the form field `mode` is `answer`, end the reasoning first."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     if (
@@ -163,7 +163,7 @@ async def rate(request: Request, services: Services, owner: Owner, chat_id: str,
 
 @router.post("/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Delete a message and all messages below it."""
+    """Delete a message and all that follow it."""
     await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     trash_id = await services.shared.store.trash_message(owner, chat_id, message.id)
@@ -191,7 +191,7 @@ async def branch(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.post("/unsummarize", dependencies=[GUARDED])
 async def unsummarize(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Remove a summary, so that prompts contain the messages above it again."""
+    """Remove a summary, so that prompts contain the messages before it again."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     through = last_shown_id(request, fields)

@@ -240,7 +240,7 @@ async def feed(
     """Report changes as server-sent events. `chats`: the chat list has changed. `turns`: messages of `chat` were
     changed in another tab."""
     shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
-    if shown is not None:  # the chat's answer may have ended, unread, before the page connected
+    if shown is not None:  # an answer that ended before the page connected has marked the chat as unread
         await _mark_read(services, owner, shown)
     events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
     return CountedStream(services.page_streams, owner, events)

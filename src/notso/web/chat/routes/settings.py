@@ -95,8 +95,8 @@ async def change_settings(
     else:
         await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
-    # Compare with the value that the page showed before, not with the stored one. After a change in a field and a click
-    # on Save, the page sends two requests: the first may have stored the change, but the page discards its response.
+    # Compare with the value that the page showed, not with the stored one. After a change in a field and a click on
+    # Save, the page sends two requests. It discards the response to the first, which may have stored the change.
     budget_changed = project is None and is_changed("thinking_budget", form)
     if problems:  # show all input again, so that the errors can be corrected
         typed = {name: value for name, value in form.items() if name in form_values({})}

@@ -64,15 +64,15 @@ async def delete_link(request: Request, services: Services, owner: Owner, chat_i
 async def show_shared(request: Request, services: Services, secret: str, first: First = None) -> Response:
     """Show a shared chat without reasoning. Messages added after the link was created are not shown.
 
-    If a response was edited or continued later, the new text is shown. A long chat is shown in parts: `first` is the
-    number of the last message in the part.
+    If a response was edited or continued later, the new text is shown. A long chat is shown in parts: the part ends
+    before message `first` (counted from 0).
     """
     store = services.shared.store
     share = await store.shared(_digest(secret), current_ms()) if len(secret) < 100 else None
     if share is None:
         raise Problem(404, words["share_gone"])
     last = await store.shown_message(share.owner, share.chat_id, share.message_id)
-    # A part is selected by a number, not by a message id, which could be that of a message in another branch.
+    # A part is selected by a number, because a message id could belong to another branch.
     before = await store.shown_before(share.owner, share.chat_id, share.message_id, MOST_SHOWN, first=first)
     if before is None or last is None:
         raise Problem(404, words["share_gone"])

@@ -49,7 +49,7 @@ async def show_tokens(
 
     Returns JSON if the request has an Accept header without text/html.
     """
-    # Tool calls divide an answer into runs, numbered from 0; the default of `run` is the last one.
+    # Tool calls divide an answer into runs, numbered from 0; the default of `run` is the last run.
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
     trace = await require_trace(services, owner, message)
