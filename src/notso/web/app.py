@@ -148,7 +148,7 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | 
 
 
 TEMPORARY_SECONDS = 3600.0  # lifetime of a temporary chat after its last use
-UNDO_SECONDS = 15.0  # the page offers undo for 10 s
+UNDO_SECONDS = 15.0  # longer than the 10 s for which the page offers undo
 PURGE_SECONDS = 10.0
 TRIM_SECONDS = 60.0
 
@@ -181,7 +181,7 @@ async def trim_memory_periodically() -> None:
             await asyncio.to_thread(release_freed_memory)
 
 
-PAGE_THREADS = 2  # only for templates, so that pages do not wait until the Markdown of other chats is rendered
+PAGE_THREADS = 2  # they render only templates, so that pages do not wait for the Markdown of other chats
 STOP_SECONDS = 1.0  # time limit for stopped requests to end
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
@@ -507,7 +507,7 @@ async def _require_sign_in(request: Request) -> Response:
 
 
 async def _handle_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # never received, because the client has disconnected
+    return Response(status_code=400)  # the client has disconnected and does not receive this response
 
 
 async def _show_api_error(request: Request, error: Exception) -> Response:

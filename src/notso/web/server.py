@@ -34,7 +34,7 @@ SWITCH_SECONDS = 0.0005
 thread to release the GIL, so pages spend most of their time waiting."""
 DATE_SECONDS = 1.0
 LAST_RESORT_SECONDS = 4.5
-"""A process that still hangs this long after the drain period or a second signal is killed. Acknowledged data is
+"""Time after the drain period, or after a second signal, at which a hanging process is killed. Acknowledged data is
 already on disk. The process exits within 5 s, including the time to print tracebacks."""
 
 
@@ -111,8 +111,8 @@ class ChatServer(uvicorn.Server):
         watchdog: Watchdog | None = None,
     ) -> None:
         self._watchdog = watchdog
-        # The function `serve` above replaces this with faulthandler's timer, which prints tracebacks and kills the
-        # process after `seconds`, even if another thread holds the GIL.
+        # The module's function `serve` replaces `end_in` with faulthandler's timer. After `seconds`, the timer prints
+        # tracebacks and kills the process, even if another thread holds the GIL.
         self.end_in: Callable[[float], None] = lambda seconds: None
         self._wakeup = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -67,7 +67,7 @@ NOBODY = Caller("nobody", "nobody")
 
 class SignIn(Protocol):
     async def __call__(self, request: Request) -> Caller | None:
-        """Return the caller, or None if not signed in. Must finish in bounded time and not raise."""
+        """Return the caller, or None if not signed in. Implementations take bounded time and never raise."""
 
 
 class KeyStore(Protocol):
@@ -238,8 +238,8 @@ class KeyRing:
                     break
             if caller is not None:
                 return caller
-            # Many client libraries cannot omit the key. An open server therefore ignores any key that does not have the
-            # prefix of issued keys.
+            # Many client libraries cannot omit the key. Therefore, a server without authentication ignores invalid
+            # keys. It rejects them only if it has a key store and they begin with KEY_PREFIX, such as revoked keys.
             if not self.is_open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in keys)):
                 return None
         if self.is_open:
@@ -320,8 +320,8 @@ async def public() -> None:
 
 @dataclass(frozen=True, slots=True)
 class AccessMark:
-    # Access requirements of a route. `audit`: the action that the audit log records for its requests ("": none).
-    # `uses_model`: whether requests to a page route count toward the limits of the caller's key.
+    # Access requirements of a route. `audit`: action recorded in the audit log for each request to the route, or "" for
+    # none. `uses_model`: whether requests to a page route count toward the limits of the caller's key.
 
     operators: bool = False
     audit: str = ""
@@ -401,9 +401,9 @@ def owner_of(request: Request) -> str:
 
 
 def _keys_sent(request: Request) -> list[str]:
-    # Return all distinct keys. They are used only if all are valid, so that no header can override another.
-    # Authorization schemes other than Bearer are ignored, because proxies may forward the Basic credentials with which
-    # clients sign in to the proxy.
+    # Return all distinct keys. Every key is checked, so that no header can override another. Authorization schemes
+    # other than Bearer are ignored, because proxies may forward the Basic credentials with which clients sign in to the
+    # proxy.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")

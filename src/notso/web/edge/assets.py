@@ -62,7 +62,7 @@ class Assets:
         self.by_path: dict[str, Asset] = {}
         self._urls: dict[str, str] = {}
         paths = [path for path in sorted(directory.rglob("*")) if path.suffix in _TYPES and path.is_file()]
-        # Files with references come last, because the digests of the referenced files become part of their content.
+        # Files that contain references come last, because a rewritten reference includes the referenced file's digest.
         for path in sorted(paths, key=lambda path: path.suffix in _REFERENCES):
             name, body = path.relative_to(directory).as_posix(), path.read_bytes()
             if pattern := _REFERENCES.get(path.suffix):

@@ -144,7 +144,7 @@ PATHS = frozenset(
         "/openapi.json",
     }
 )
-"""API paths that have none of the prefixes."""
+"""API paths that begin with none of PREFIXES."""
 
 _CODES = {
     401: "invalid_api_key",

@@ -30,7 +30,7 @@ def multipart_boundary(content_type: str) -> bytes:
     """Return the boundary named by a Content-Type; empty if there is none or it cannot be decoded."""
     try:
         boundary = HeaderParser().parsestr(f"Content-Type: {content_type}").get_boundary()
-    except (LookupError, ValueError, TypeError):  # unknown or wrong charset, or only some RFC 2231 parts are numbered
+    except (LookupError, ValueError, TypeError):  # invalid charset, or only some of the RFC 2231 sections are numbered
         return b""
     return (boundary or "").encode("latin-1", "replace")
 

@@ -75,10 +75,10 @@ MEASURE_SECONDS = 0.1
 
 FREE_BYTES = 64 * 1024
 """Leading bytes of each body that are not counted, so that ordinary requests always fit. The connection limit bounds
-their total."""
+the total of these bytes."""
 
 FAIR_SECONDS = 2.0
-"""Time in which a body must arrive if others wait for its memory. The largest import needs a tenth of this time."""
+"""Time in which a body must arrive if other bodies wait for memory. The largest import needs a tenth of this time."""
 
 
 def available_bytes() -> int:
@@ -213,7 +213,7 @@ class BodyBudget:
         now = asyncio.get_running_loop().time()
         late = [each for each in self._arriving if each.since + FAIR_SECONDS <= now]
         if late:
-            # Among equals, max() returns the oldest body.
+            # Among bodies of one holder, max() returns the oldest, because `late` begins with the oldest body.
             evicted = max(late, key=lambda each: self._held[each.holder])
             evicted.evict()
             if evicted is arrival:
@@ -245,7 +245,7 @@ PIECE_BYTES = 64 * 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Maximum total size of the bodies being sent in pieces: enough for any page and a few full exports."""
 RETRY_SECONDS = 5
-"""Retry-After if the budget is used up. By then, the bodies being received now have arrived or can be evicted."""
+"""Retry-After if the budget is used up. After this time, the bodies that used it have arrived or can be evicted."""
 
 
 class RequestLimits(HttpMiddleware):
@@ -299,7 +299,7 @@ class RequestLimits(HttpMiddleware):
             text = "The server is receiving too much data at once. Please try again in a moment.\n"
             answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
             # The rest of a small body is received and discarded, because a client that is still sending may not notice
-            # the response. For a large body this would take too long.
+            # the response. For a large body, this would take too long, so the connection is closed.
             if limit > MAX_BODY_BYTES:
                 answer.headers["Connection"] = "close"
         finally:

@@ -122,8 +122,8 @@ class TurnRelay:
             copy.check_now.set()
 
     async def _follow(self, copy: _Copy) -> None:
-        # Keep the copy up to date until its replica or the database reports the end of the turn, or the copy has had no
-        # readers for UNREAD_SECONDS.
+        # Keep the copy up to date until the turn ends (according to the replica that runs it, or to the database), or
+        # until the copy has had no readers for UNREAD_SECONDS.
         unread_s = 0.0
         try:
             with self._exchange.following(copy.generation_id, copy.apply_changes):

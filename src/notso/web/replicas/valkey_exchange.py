@@ -51,8 +51,8 @@ KEEP_FINISHED_SECONDS = 300
 CLAIM_SECONDS = 6
 RENEW_SECONDS = 2.0
 WHOLE_BYTES = 65_536
-"""A log's stream contains a whole copy and the changes since then. If the changes exceed this size plus four times that
-of the copy, a new whole copy replaces both."""
+"""A log's stream contains a copy of the whole log, and later changes. If the changes exceed WHOLE_BYTES plus four times
+the copy's size, a new copy replaces both."""
 
 Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
@@ -62,8 +62,8 @@ class _Published:
     log: ChangeLog
     key: str
     sent: int = -1  # number of the last change in the Valkey server's stream; -1: send the whole log
-    whole_bytes: int = 0  # size of the last whole copy
-    more_bytes: int = 0  # size of the changes sent since then
+    whole_bytes: int = 0  # size of the last copy of the whole log
+    more_bytes: int = 0  # size of the changes sent since that copy
 
     def after(self) -> int:
         return -1 if self.more_bytes > 4 * self.whole_bytes + WHOLE_BYTES else self.sent
@@ -91,7 +91,7 @@ class ValkeyExchange:
             url, socket_timeout=BLOCK_SECONDS + ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS
         )
         self._outbox: deque[bytes] = deque(maxlen=MAX_MESSAGES)
-        self._unsaved: dict[str, tuple[str, int]] = {}  # key -> value and lifetime, until Valkey is reachable again
+        self._unsaved: dict[str, tuple[str, int]] = {}  # values to send again: key -> (value, lifetime)
         self._published: dict[str, _Published] = {}
         self._changed: dict[str, None] = {}
         self._subscribers: dict[str, list[Subscriber]] = {}
@@ -209,7 +209,7 @@ class ValkeyExchange:
         task.add_done_callback(self._tasks.remove)
 
     async def _delete(self, key: str) -> None:
-        async with self._renewing:  # otherwise, the renewal could store the claim again
+        async with self._renewing:  # wait for a running renewal, which could store the claim again
             pass
         with suppress(*FAILURES):
             await self._client.delete(key)
@@ -234,7 +234,7 @@ class ValkeyExchange:
         message_count, names, ring_bell = len(self._outbox), list(self._changed), self._should_ring_bell
         self._changed.clear()
         pipe, values = self._client.pipeline(transaction=False), dict(self._unsaved)
-        for key, (value, lifetime) in values.items():  # before the messages, which may be about them
+        for key, (value, lifetime) in values.items():  # values come first, because messages may refer to them
             pipe.set(key, value, ex=lifetime)
         for body in list(self._outbox):
             pipe.xadd(self._bus, {b"json": body}, maxlen=MAX_MESSAGES, approximate=True)

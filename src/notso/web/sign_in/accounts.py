@@ -33,8 +33,8 @@ MAX_PENDING = 10_000
 """Maximum number of (day, owner) usage entries, and of audited (owner, action) pairs, in memory. If the store fails for
 so long that usage entries reach this limit, the usage of further owners is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
-"""Interval after an audit entry in which repetitions of the same action by the same owner are only counted. At its end,
-they are written as one entry. SELDOM has other intervals for some actions."""
+"""Interval after an audit entry in which repetitions of the same action by the same owner are only counted. After the
+interval, one entry with the number of repetitions is written. SELDOM has other intervals for some actions."""
 KEY_REQUESTS = "requests of keys"
 _log = logging.getLogger("notso.web.access")
 
@@ -42,8 +42,9 @@ _log = logging.getLogger("notso.web.access")
 class Accounts:
     """Records usage and enforces quotas."""
 
-    # Usage is written every few seconds. If the owner has a quota, each request first reserves tokens in the store: its
-    # maximum use, or less if the quota does not allow it. Thus, several servers together cannot exceed the quota.
+    # Usage is written every few seconds. If the owner has a quota, each request first reserves tokens in the store: as
+    # many as it can use at most, or fewer if the rest of the quota is smaller. Thus, several servers together cannot
+    # exceed the quota.
 
     # counters: count the requests of each key; servers share them if Valkey is configured. clock: returns Unix time.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
@@ -187,8 +188,8 @@ class Accounts:
                 del self._audited[action]
 
     async def _renew(self) -> None:
-        # Reservations in the store expire after a while, because a killed server cannot release its own. Extend those
-        # of running requests.
+        # Reservations in the store expire after a while, because a killed server cannot release its reservations.
+        # Therefore, extend the reservations of running requests.
         now = time.monotonic()
         if not self._reserved or now - self._renewed < RENEW_SECONDS:
             return
@@ -295,7 +296,7 @@ def _exceeded(quota: Quota, used: UsageTotals, more: UsageTotals) -> str | None:
 
 
 def _least_tokens(use: MaxTokenUse) -> int:
-    # An answer has at least one token, unless none may be generated.
+    # Every generated answer has at least one token. If `answer_tokens` is 0, nothing is generated.
     return use.prompt_tokens + min(1, use.answer_tokens)
 
 

@@ -37,7 +37,7 @@ MAX_COMPLETED = 10_000
 KEYS_SECONDS = 3600.0
 """Age at which the provider's public keys are fetched again."""
 KEYS_REFRESH_SECONDS = 10.0
-"""Minimum age at which keys are fetched again after they failed to verify a token. The provider may have new keys."""
+"""Minimum age at which keys that failed to verify a token are fetched again. The provider may have replaced them."""
 LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Accepted signature algorithms: only asymmetric ones, neither `none` nor those with a shared secret."""
@@ -54,7 +54,7 @@ class OidcProvider:
         # Whether browsers use https, even if a proxy forwards their requests to this server as http.
         self.is_https = settings.public_url.lower().startswith("https:")
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
-        # Shared by all requests, because loading the CA certificates is slow.
+        # All requests share this TLS context, because loading the CA certificates is slow.
         self._trusted = httpx2.create_ssl_context(trust_env=False)
         self._flow_secret = secrets.token_bytes(32)
         self._completed: dict[str, None] = {}

@@ -1,6 +1,6 @@
 """Look up users by name, for example to add them to a project, and remove users with all stored data.
 
-An owner is the id of a user: the sign-in method or `key`, a colon, and the user's name or the key's id.
+An owner is the id of a user: `METHOD:NAME` with the sign-in method, or `key:ID` for an API key.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def user_named(access: AccessStore | None, name: str) -> str:
 async def revoke_key_of(access: AccessStore, owner: str) -> None:
     """Revoke the owner's key, if any, so that the user cannot store new data. Raises StorageError."""
     key = await access.key(owner.removeprefix(KEY_OWNER)) if owner.startswith(KEY_OWNER) else None
-    if key is not None and not key.revoked_ms:  # another key may have taken the name of a revoked key
+    if key is not None and not key.revoked_ms:  # the name of a revoked key may belong to a new key
         await access.revoke_key(key.name, time.time_ns() // 1_000_000)
 
 

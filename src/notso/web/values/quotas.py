@@ -39,7 +39,7 @@ class Reservation:
 
 
 def allocate_tokens(left: int, uses: Sequence[MaxTokenUse]) -> list[int] | None:
-    """Divide the `left` tokens, minus those of the prompts, among the answers. Return None if there are too few."""
+    """Subtract the prompts' tokens from `left` and divide the rest among the answers. Return None if too few remain."""
     # Answers get equal shares, but not more than they need; the rest of a share goes to the other answers.
     left -= sum(each.prompt_tokens for each in uses)
     if left < sum(1 for each in uses if each.answer_tokens):
