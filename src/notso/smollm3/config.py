@@ -145,7 +145,7 @@ class SmolLM3Config:
     @property
     def max_context_tokens(self) -> int:
         if self.yarn_of_file is None:
-            # YaRN has not been tested with larger factors.
+            # Not longer, because YaRN has not been tested with larger factors.
             return int(YARN_FACTOR * self.max_position_embeddings)
         factor, original = self.yarn_of_file
         return max(self.max_position_embeddings, int(factor * original))

@@ -75,7 +75,7 @@ class EngineError(ModelError):
 
 
 class EngineLostError(EngineError):
-    """The engine was lost during an answer, which another engine can continue from its tokens."""
+    """The engine was lost during this answer. Another engine can continue the answer from its tokens."""
 
 
 class DownloadError(ModelError):

@@ -144,9 +144,9 @@ class Engine:
         self._context_tokens = plan.context_tokens
         self._closed = False
         self._digest = ModelDigest(file)
-        # The order matters, because components use earlier components. No component refers to the engine: the finalizer
-        # refers to the components, so such a reference would keep the engine from being freed. Device memory is
-        # allocated before threads and folders are created, so that a failed allocation leaves nothing to clean up.
+        # The order matters, because components use earlier components. No component may refer to the engine: the
+        # finalizer keeps the components alive, so they would keep the engine alive, too. Device memory is allocated
+        # before threads and folders are created, so that a failed allocation leaves nothing to clean up.
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
         cache = KVCache(
@@ -291,7 +291,7 @@ class Engine:
             self._offload.evict(conversation)
 
     def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
-        """Return the size on disk of a reading (pinned prompt prefix) of a scope or an owner.
+        """Return the size on disk of a scope's or owner's reading (pinned prompt prefix).
 
         Raises InvalidRequestError or EngineError.
         """
@@ -364,7 +364,7 @@ class Engine:
         return len(self.encode_chat(messages, options))
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        """Return the expected cost of a prompt. Raises ContextLengthError if it is too long to be counted."""
+        """Return the expected cost of a prompt. Raises ContextLengthError if the prompt far exceeds the context."""
         self._require_open()
         options = options or RequestOptions()
         prompt = self._prompts.write(messages, options, most_tokens=self._inputs.context_of(options))
@@ -406,7 +406,7 @@ class Engine:
         request = self._request(messages, params, options)
         adapter = self.adapters.of(options.adapter)
         if request.is_plain or not self._prompts.may_think(request.sequence.prompt):
-            # `thinking` has no effect here, and earlier versions did not record it.
+            # `thinking` has no effect here. True keeps it out of the receipt, as in earlier versions.
             options = replace(options, thinking=True)
         receipt = build_receipt(request, options, self._facts(adapter))
         return seal(receipt) if sealed else receipt
@@ -585,7 +585,7 @@ class Engine:
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """Prefill an unsent prompt while the engine is idle; it replaces the owner's previous one.
+        """Prefill an unsent prompt, in place of the owner's previous one, while the engine is idle.
 
         Nothing is written to disk. Raises the same errors as `submit`.
         """

@@ -151,7 +151,7 @@ class EngineCore:
         self._closing = self._ended = False
         self._process = os.getpid()
         self._on_device_lost = on_device_lost
-        self._is_stuck = False  # no request can continue until new work arrives
+        self._is_stuck = False  # True: no request can continue until new work arrives
         self._requests: dict[Sequence, Request] = {}
         self.prompt_s_per_token = 0.0  # 0: not measured yet
         self._totals = StepTotals()
@@ -489,7 +489,7 @@ class EngineCore:
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
-            return  # a smaller step takes as long as a full tile, so it does not show the prefill speed
+            return  # less than a tile of rows takes as long as a full tile, which would understate the speed
         mean = self.prompt_s_per_token
         self.prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._totals.prefill_tokens_per_s = plan.rows / seconds

@@ -92,7 +92,7 @@ class InputProcessor:
         """Build a request. salt: see `salt_with_prefix`. rendered: the prompt, if already rendered. Raises
         InvalidRequestError, ContextLengthError or TemplateError."""
         params = params.with_defaults(self._sampling)
-        if options.tool_choice not in ("auto", "none"):  # the answer consists of calls, and contains no text
+        if options.tool_choice not in ("auto", "none"):  # the answer consists of calls only
             options = replace(options, grammar=None)
         prompt = rendered or self._prompt_within_context(prompt_input, params, options)
         tokenizer = self._tokenizer

@@ -122,9 +122,9 @@ def plan_engine(
 ) -> EnginePlan:
     """Choose the unset settings so that the plan fits in memory. Explicit settings are not reduced.
 
-    The default context, 8,192 tokens or the trained context if smaller, is reduced in steps of 1,024, to at least
-    2,048. `document_tokens`, chosen last, takes at most half of the remaining memory. With `beside_bytes`, defaults are
-    not reduced.
+    The default context is 8,192 tokens, or the trained context if shorter. It is reduced in steps of 1,024, to at
+    least 2,048. `document_tokens`, chosen last, takes at most half of the remaining memory. With `beside_bytes`,
+    defaults are not reduced.
     kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, fewer bits only if memory requires it. With `fine_weights` (floats
     or 8 bits): f16 up to 32,768 tokens, k8v8 beyond. stored: KV format chosen earlier, tried first.
 

@@ -6,8 +6,8 @@ tokens are known when the answer ends, so the engine prefills them while it is i
 blocks of the block pool; if the next prompt is different, only idle time is wasted.
 
 Drafts, which are messages that a user has not sent yet, are also prefilled, with the tokens that the template adds
-after them. If a draft is sent unchanged, only one token remains to be computed. If text is added to it first, only this
-text and a few tokens before it remain.
+after them. If a draft is sent unchanged, only one token remains to be computed. If the user adds text first, only the
+new text and a few tokens before it remain.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.sequence import PRIORITIES, Sequence
 from notso.smollm3.values.messages import Message
 
-# After an answer, a prefill starts when no request has arrived for this many seconds. The request for the chat's title,
-# which immediately follows an answer, is thus not delayed; the user's next message arrives later.
+# After an answer, a prefill starts when no request has arrived for this many seconds. A request for the chat's
+# title immediately follows an answer, so it is not delayed. The user's next message arrives later.
 QUIET_S = 0.3
 
 # Maximum number of pending prefills after answers, and of stored drafts (one per owner).
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 class _PendingPrefill:
     # write: renders the ids to prefill.
     # spent: tokens of the finished prompt and answer, or of the owner's previous draft, which this prefill replaces.
-    # first_obsolete: index of the first block of `spent` that may be obsolete. Blocks that `ids` needs are not.
+    # first_obsolete: index of the first block of `spent` that may be obsolete (not needed for `ids`).
     # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
     adapter: Adapter | None

@@ -190,7 +190,7 @@ class Request:
                 continue
             token = replay.ids[at]
             try:
-                if self.structured_output is not None:  # called only to update its state
+                if self.structured_output is not None:  # `permits` also updates the state; its result is ignored
                     self.structured_output.permits(token, self.output.in_reasoning, self.remaining_tokens - 1)
                 self.replayed_events += self.consume(token)
             except (ValueError, RuntimeError) as error:

@@ -130,7 +130,7 @@ _QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF1
 
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Suffix of a file that contains only a part of a model; -00001-of-00001 contains all of it.
+# Suffix of a file that contains only a part of a model. A file -00001-of-00001 contains a whole model.
 PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 
 
@@ -243,8 +243,8 @@ def _files_by_download(folder: Path) -> list[Path]:
         main, main_at = read_regular(folder / "refs/main", 64), (folder / "refs/main").stat().st_mtime_ns
 
     def downloaded_at(path: Path) -> int:
-        # The link's time is used, because revisions with the same content share a blob. If huggingface_hub
-        # downloads a revision whose files are already cached, it only writes the commit to refs/main.
+        # The link's time is used, because revisions with the same content share a blob. The time of refs/main counts,
+        # too: if huggingface_hub downloads a revision whose files are already cached, it writes only this file.
         is_main = path.relative_to(folder).parts[1].encode() == main.strip()
         return max(path.lstat().st_mtime_ns, main_at if is_main else 0)
 

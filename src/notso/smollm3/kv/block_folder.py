@@ -253,7 +253,7 @@ class BlockFolder:
             if sweep:
                 self.log.read({BlockName.parse(text) for text in self.files})
                 lost = [text for text in self.files if not self.log.has(BlockName.parse(text))]
-                for text in lost:  # these files belong to no conversation, so they would never be evicted
+                for text in lost:  # evicting conversations would not remove these files
                     self.unlink(text)
 
     def add(self, name: BlockName, size: int) -> None:

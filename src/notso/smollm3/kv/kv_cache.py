@@ -52,7 +52,7 @@ def load_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> 
 
 
 def store_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
-    """Store the KV format for a file; drop the oldest entries."""
+    """Store a file's KV format; keep only the newest entries."""
     key = _key(file, context_tokens)
     with _writing:
         entries = _read(folder)

@@ -30,7 +30,7 @@ AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a d
 
 RETRY_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk: the length of a default context
+READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk: those of a default context
 
 MOST_READERS = 4  # maximum threads that load blocks; fewer if there are fewer processors
 
@@ -131,7 +131,7 @@ class KVOffload:
 
     @property
     def ready_blocks(self) -> int:
-        # Page faults of untouched memory can take longer than reading from disk.
+        # Number of blocks to touch before loads, because page faults can take longer than reading from disk.
         return min(self._files.blocks + self.readings.files.blocks, READY_BLOCKS)
 
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
@@ -205,7 +205,8 @@ class KVOffload:
                     self.readings.record_owner(hash, sequence.reading)
             elif not self.has(hash):
                 offered = self._offers.get(block)
-                if self._has_room and (offered is None or offered.hash != hash):  # keep an equal one: it may be pinned
+                # An equal offer is kept, because it may be pinned.
+                if self._has_room and (offered is None or offered.hash != hash):
                     self._offers[block] = _PendingBlock(hash, parent_hash, tokens, block, False, at == 0)
             else:
                 for files, owner in product(self._chats, sequence.block_owners(index)):

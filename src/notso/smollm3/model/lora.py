@@ -305,7 +305,7 @@ _ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
 # Supported `adapter.*` keys. The task name and the prompt prefix do not affect results: llama.cpp only displays them.
 _GGUF_KEYS = {"type", "lora.alpha", "lora.task_name", "lora.prompt_prefix"}
 
-Place = tuple[int, str, str]  # layer, name in LayerWeights, "a" or "b"
+Place = tuple[int, str, str]  # layer, name in LayerWeights, and either "a" or "b"
 Floats = npt.NDArray[np.float32]
 # Returns the scale of a matrix's update, given the layer, the name in LayerWeights and the rank.
 Factor = Callable[[int, str, int], float]

@@ -70,7 +70,7 @@ class ModelRunner:
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
         """Run a step. Return each chunk's logits (sampled rows, vocab), valid until the next step.
 
-        A step that is not captured calls `go_on(layer)` before each layer and returns None if that returns False.
+        Unless the step is captured, call `go_on(layer)` before each layer, and return None if the call returns False.
         `once`: neither capture nor replay the step.
         """
         order = sorted(range(len(chunks)), key=lambda number: _adapter_key(chunks[number]))
@@ -83,7 +83,7 @@ class ModelRunner:
         counts = [chunk.sampled_rows for chunk in chunks]
         adapted = _adapter_rows(chunks)
         is_lasting = all(each.end - each.begin == rows and each.adapter in self._adapters for each in adapted)
-        # Shapes of scored prompts rarely repeat.
+        # Steps with scored prompts are not captured, because their shapes rarely repeat.
         once = once or not is_lasting or any(chunk.scores for chunk in chunks)
         for chunk in chunks:
             self.cache.place(chunk, _batch_index(chunk))

@@ -38,7 +38,8 @@ class Sequence:
     starvation_count: int = 0  # later arrivals admitted first (see MAX_STARVATION)
     cached: int = 0  # tokens found in the cache
     started: bool = False  # a chunk has been computed
-    returned: bool = False  # preempted after it started, so it may find cached blocks that it computed itself
+    # Preempted after it started. `cached` then stays unchanged, because blocks found later may be its own.
+    returned: bool = False
     is_evicted: bool = False  # the conversation or reading was evicted, so no further blocks are registered
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ class Event:
     tool_call_part: `text` (next part of the arguments of `begun_call`); `tokens` so far. Sent only if a grammar
         constrains calls. The tool_call with the same id follows unless the answer is cut off.
     tokens: `token_ids` since the last `tokens` event, sent after the events with their text; `tokens` so far;
-        `is_forced` if the engine inserted them to end the reasoning.
+        `is_forced` if the engine inserted these tokens to end the reasoning.
     prompt: `logprobs`.
     end: `finish_reason`; `stop`, the matched stop string; `logprobs` of tokens without visible text.
     progress, embedding, usage, error: the field with this name.

@@ -122,7 +122,7 @@ class RequestOptions:
 
     thinking: allow reasoning.
     tools: tools that can be called.
-    tool_choice: "auto", "none", "required", or a ToolName to call once.
+    tool_choice: "auto", "none", "required", or a ToolName (called once).
     parallel_tool_calls: allow several calls.
     strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". With required
         calls or a grammar, all schemas are enforced.
