@@ -141,7 +141,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED
-        if isinstance(stop.__context__, BrokenPipeError):  # how typer exits if stdout is a closed pipe
+        if isinstance(stop.__context__, BrokenPipeError):  # typer exits in this way if stdout is a closed pipe
             terminal.abandon_stdout()
             code = exit_codes.OUTPUT_CLOSED
     except BaseException as error:

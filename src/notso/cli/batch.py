@@ -94,7 +94,7 @@ def batch(
         if not ray:
             load = partial(engines.open_engine, model, context, threads, kv=kv, device=device, fetch=fetch)
             # The engine is loaded only now, because a batch that is already complete does not need it. Later loads are
-            # silent, because they would print into the progress bar.
+            # silent, because their messages would disturb the progress bar.
             engine = BatchEngine(load(silent=as_json), partial(load, silent=True))
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if engine is None:

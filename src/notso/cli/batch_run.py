@@ -210,7 +210,7 @@ class BatchEngine:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-            gc.collect()  # the next load measures the available memory
+            gc.collect()  # free memory now, because the next load measures the available memory
             release_freed_memory()
 
 
@@ -218,7 +218,7 @@ class _RunningRequest:
     def __init__(self, line: RequestLine, request: ChatRequest, info: ModelInfo) -> None:
         self.line = line
         self.request = request
-        self.info = info  # of the engine that answers
+        self.info = info  # model of the engine that answers
         # One generation for each of the request's `n` choices.
         self.generations: list[Generation] = []
 
@@ -391,7 +391,7 @@ BLAMED = "the engine failed twice while it was answering this request"
 
 
 def _is_engine_failure(error: Exception) -> bool:
-    # An error of the engine says nothing about the line. If it were written, the next run would skip the line.
+    # An error of the engine says nothing about the line. If the error were written, the next run would skip the line.
     from notso.smollm3.engine.engine_core import CLOSED, FAILED
     from notso.smollm3.errors import EngineLostError
 

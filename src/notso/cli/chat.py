@@ -93,7 +93,7 @@ def _process_message(conversation: ChatSession, text: str) -> bool:
 
     outcome, messages = CommandResult(question=text), conversation.messages
     try:
-        # A message that begins with a slash is sent by typing two slashes.
+        # To send a message that begins with a slash, the user types two slashes.
         if text.startswith("//"):
             outcome = CommandResult(question=text[1:])
         elif text.startswith("/"):
@@ -105,7 +105,7 @@ def _process_message(conversation: ChatSession, text: str) -> bool:
         try:
             answer = conversation.continue_answer() if outcome.question is None else conversation.ask(outcome.question)
         except BaseException:
-            conversation.messages = messages  # /regenerate has removed the last turn
+            conversation.messages = messages  # restore the turn that /regenerate has removed
             raise
     except (NotsoError, OSError) as error:
         _, line = exit_codes.explain(error, _COMMAND)

@@ -97,8 +97,8 @@ def _check_server(server: str) -> Finding:
 
     from notso.cli.backup import open_url
 
+    # Service managers and containers run `notso doctor --from` as a health check.
     try:
-        # Service managers and containers run `notso doctor --from` as a health check.
         with open_url(server.rstrip("/") + "/health", 10, {}) as answer:
             return Finding("ok", "server", f"{server} is ready with {json.load(answer)['model']}")
     except HTTPError as error:

@@ -61,7 +61,7 @@ def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False)
         found = installed_model(model)
     except ModelFileError as error:
         name = str(model or os.environ.get("NOTSO_MODEL") or "")
-        if error.__cause__ is not None or not is_downloadable(name):  # the cause: a path that cannot be read
+        if error.__cause__ is not None or not is_downloadable(name):  # a cause means that the path cannot be read
             raise
         return _download_missing(name, silent=silent, fetch=fetch, missing=error)
     if found is None or not found.is_dir():
@@ -107,7 +107,7 @@ def _download_missing(name: str, *, silent: bool, fetch: bool, missing: Exceptio
         raise ModelFileError(message) from missing
     if not (fetch or can_ask):
         raise ModelFileError(f"{name} is not installed; use `--fetch` to download it") from missing
-    # The look-up sends the name to the Hub, and the name may be a mistyped path.
+    # Ask first: the look-up sends the name to the Hub, and the name may be a mistyped path.
     question = f"{name} is not installed. Look for it on the Hugging Face Hub?"
     if not (fetch or is_official(name) or typer.confirm(question, default=True, err=True)):
         raise missing

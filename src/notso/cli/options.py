@@ -1,6 +1,6 @@
 """Command-line options shared by several commands: names, help texts and validation.
 
-The sampling options of `run` and `chat` and the settings of `serve` are generated from field metadata.
+Sampling options of `run` and `chat`, and settings of `serve`, are generated from field metadata.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def serve(
 
 
 class StartupSummary(NamedTuple):
-    """Lines of text, and facts for --json."""
+    """Startup information: text lines, or `facts` for --json."""
 
     lines: list[str]
     facts: dict[str, Any]

@@ -197,7 +197,7 @@ def _rehearsal_rows(
     conversations += training_rows.read(prompts, "--rehearse")
     # Rehearsal rows are answers of the untuned model. They are added to the training rows to limit forgetting, and they
     # are stored for resumed runs. Stored rows may be from another model, so they are reused only if the folder has a
-    # record of a run. `trainer.train` raises an error if the model differs from that run's.
+    # record of a run. `trainer.train` raises an error if that run used another model.
     file = folder / f"rehearsal-{hashlib.sha256((shipped + prompts).encode()).hexdigest()[:16]}.json"
     if trainer.run_start_date(folder) is not None:
         with suppress(OSError, ValueError):

@@ -30,13 +30,13 @@ CONNECT_SECONDS = 10.0
 
 @contextlib.contextmanager
 def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
-    """Connect to Ray at `address` ('auto': on this machine); if it is None, start Ray. Raises ClusterError."""
+    """Connect to Ray at `address` ('auto': on this machine); if None, start Ray. Raises ClusterError."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
         if address is not None:
             host, _, port = address.rpartition(":")
-            if port.isdecimal() and "/" not in host:  # not `auto` or ray://
+            if port.isdecimal() and "/" not in host:  # neither `auto` nor a ray:// URL
                 # Ray itself would retry for minutes without reporting the reason.
                 socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
             ray.init(address=address, **quiet)
@@ -96,8 +96,8 @@ def deploy(config: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    state: str = "NOT_STARTED"  # of the Serve application
-    replicas: dict[str, int] = field(default_factory=dict)  # number by state
+    state: str = "NOT_STARTED"  # state of the Serve application
+    replicas: dict[str, int] = field(default_factory=dict)  # state -> number of replicas
     message: str = ""
 
 

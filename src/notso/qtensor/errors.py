@@ -1,13 +1,13 @@
 """Errors of the tensor layer, and `NotsoError`, from which most errors of the project derive.
 
-ARCHITECTURE.md shows them as a tree. Each layer translates errors at its boundary.
+ARCHITECTURE.md shows the errors as a tree. Each layer translates errors at its boundary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Maximum length of a message, a few lines on a screen. Values quoted from a file could otherwise add megabytes.
+# Maximum length of a message (a few lines on a screen). Without a limit, values quoted from a file could add megabytes.
 MAX_MESSAGE_CHARACTERS = 600
 
 # Maximum length of one quoted value, so that the rest of the message is not cut off.

@@ -1,9 +1,9 @@
 """Supported block formats, names of unsupported ones, and KV cache formats.
 
-Rows consist of blocks of `block_values` values in `block_bytes` bytes. `reference/blocks.py` (readable) and
+A row consists of blocks, each with a fixed number of values and bytes. `reference/blocks.py` (readable) and
 `native/blocks.h` (fast) define the layouts.
 
-native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with `KV_FORMATS`.
+native/cache_format.h defines the byte layout of KV cache formats.
 """
 
 # The name of a KV format gives the bits per element: k8v4 stores keys in 8 bits and values in 4. Every format but f16
@@ -21,7 +21,7 @@ KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 
 TILE_POSITIONS = 128  # positions per KV cache block; a tile is the part of a sequence that one block holds
 
-# Up to this head dimension, integer sums are exact for all KV formats other than f16.
+# Maximum head dimension of all KV formats except f16: up to it, float32 represents sums of byte products exactly.
 MAX_BYTE_DIM = 1024
 
 SCALE_BYTES = 2

@@ -5,13 +5,13 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
     "GGUF"  version u32  tensor count u64  entry count u64
     entry:   key string, value type u32, value          (an array: item type u32, count u64, items)
     tensor:  name string, number of dimensions u32, dimensions u64 each (row length first), format u32, offset u64
-    padding to `general.alignment` (default 32); tensor offsets are relative to its end
+    padding to `general.alignment` (default 32); tensor offsets are relative to the end of this padding
 
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
-# Comments here and in tests/qtensor refer to the checks as GG1 to GG15. The layer above checks whether the entries
-# describe a usable model.
+# Comments here and in tests/qtensor refer to the checks as GG1 to GG15. The package notso.smollm3 checks
+# whether the entries describe a usable model.
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEFAULT_ALIGNMENT: Final = 32
 MIN_ALIGNMENT: Final = 8  # GG6
 MAX_ALIGNMENT: Final = 4096  # GG6
 SHORT_TEXT_BYTES: Final = 1024  # longer strings are decoded on access
-MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: larger products and sums are rejected
+MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: maximum product of dimensions, and maximum end of a tensor
 SMALLEST_ENTRY: Final = 14  # a one-letter key, a type and a one-byte value
 SMALLEST_TENSOR: Final = 33  # a one-letter name, one dimension, a format and an offset
 
@@ -59,7 +59,7 @@ ARRAY_TYPES: Final[dict[int, np.dtype[Any]]] = {number: np.dtype("<" + code) for
 
 
 class TextSpan:
-    """A long string, decoded on access, because text can take four times the memory of its bytes (GG12)."""
+    """A long string, decoded on access, because decoding can quadruple its size (GG12)."""
 
     def __init__(self, raw: memoryview) -> None:
         self._raw = raw

@@ -73,7 +73,7 @@ class GGUFWriter:
     # Metadata
 
     def add(self, key: str, value: Any, type_name: str) -> None:
-        """Add an entry; `type_name` as in `GGUFFile.metadata_types`."""
+        """Add an entry. type_name: for example, "uint32" or "array of string"."""
         field, raw = f"metadata {key!a}", key.encode()
         if not 1 <= len(raw) <= MAX_KEY_BYTES or "\0" in key or key in self._entries:
             raise GGUFError("a key must be new, free of NUL and 1..256 bytes long", field=field)

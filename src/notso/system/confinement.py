@@ -67,7 +67,7 @@ def confine(rights: Rights, limits: Limits | None = None) -> None:
 
 
 def serve_confined(work: Callable[[bytes], bytes], limits: Limits) -> None:
-    """Confine this process and answer the request on stdin with `work`. Call in the child, after all imports."""
+    """Confine this process, pass stdin to `work`, and write the result to stdout. Call after all imports."""
     request = sys.stdin.buffer
     confine(Rights.COMPUTE, limits)
     answer = work(request.read())
@@ -446,7 +446,7 @@ def _has_seccomp() -> bool:
 
 
 def _machine() -> int | None:
-    # Returns the index of this machine in _SYSTEM_CALLS, or None if the calls cannot be made.
+    # Returns the index of this machine's numbers in _SYSTEM_CALLS, or None for other machines.
     is_known = sys.platform == "linux" and sys.maxsize > 2**32
     return _MACHINES.get(os.uname().machine) if is_known else None
 

@@ -1,6 +1,6 @@
 """Memory limits of this process, and huge pages. Sizes are in bytes.
 
-The lowest limit applies: the memory that the kernel reports as available, the limits of control groups (Linux), or the
+The lowest of these limits applies: memory that the kernel reports as available, limits of control groups (Linux), and
 process limits (ulimit).
 """
 
@@ -89,7 +89,7 @@ def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
 def memory_limits(
     mapped_bytes: int = 0, proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> list[MemoryLimit]:
-    """Return all limits that can be read; never empty."""
+    """Return all limits that can be read, at least one."""
     # mapped_bytes: size of mapped files that the caller's memory plan includes. It is subtracted from the address space
     # in use, so that these files are not counted twice.
     if sys.platform == "darwin":

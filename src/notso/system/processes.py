@@ -77,9 +77,9 @@ def lower_thread_priority() -> None:
 
 def make_undumpable() -> None:
     """Make the process non-dumpable (Linux)."""
-    # The memory and environment of a non-dumpable process, which contain keys, can be read only by root: children (MCP
-    # servers, plugins) cannot read /proc/PPID/environ, and debuggers cannot attach. This also disables core dumps.
-    # Programs that the process executes are dumpable again.
+    # Only root can read the memory and environment of a non-dumpable process: children (MCP servers, plugins) cannot
+    # read keys in /proc/PPID/environ, and debuggers cannot attach. This also disables core dumps. Programs that the
+    # process executes are dumpable again.
     _process_control(4, 0)  # PR_SET_DUMPABLE
 
 

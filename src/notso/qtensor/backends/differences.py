@@ -1,6 +1,6 @@
 """Check that two backends compute bit-identical results in small random operations.
 
-The check runs before a device is used for a model, and takes well under a second.
+The check runs before a device is used for a model, and takes less than a second.
 """
 
 from __future__ import annotations

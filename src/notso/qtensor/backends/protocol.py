@@ -120,7 +120,7 @@ class Backend(Protocol):
     def weight_arena(self, size_bytes: int, count: int, *, is_requested: bool) -> WeightArena | None:
         """Reserve memory for `count` weights; return None if reading would not get faster. Raises QTensorError.
 
-        is_requested: whether packed weights were requested; they may be slower for some batches.
+        is_requested: whether the user requested packed weights, which may be slower for some batches.
         """
 
     @property
@@ -169,7 +169,7 @@ class Backend(Protocol):
         """table = factor * (cos, sin) of position * frequency."""
 
     def rope(self, x: Array, positions: Array, table: tuple[Array, Array], *, adjacent: bool) -> None:
-        """Rotate x in place by the table's rows `positions`. adjacent: rotate pairs (2i, 2i + 1)."""
+        """Rotate x in place by rows `positions` of the table. adjacent: rotate pairs (2i, 2i + 1)."""
 
     def store_key_values(
         self,

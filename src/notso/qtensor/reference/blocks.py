@@ -251,7 +251,7 @@ def unpack_q5_k(b: Bytes) -> SuperBlocks:
 
 def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
     """Unpack (n, 210): ql[128] qh[64] scales[16] (int8) d[2]."""
-    # Each half of 128 values takes 64 bytes of ql (a nibble per value) and 32 of qh (two bits per value).
+    # Each half of a block (128 values) takes 64 bytes of ql (a nibble per value) and 32 of qh (two bits per value).
     low = unpack_nibbles(b[:, :128], 64)
     scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.int32)
     return SignedSuperBlocks(read_half(b, 208), scales, (low | unpack_pairs(b[:, 128:192]) << 4) - 32)

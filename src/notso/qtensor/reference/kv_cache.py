@@ -124,7 +124,7 @@ def exp2(x: Floats) -> Floats:
 
 
 def attention(q: Floats, keys: RoundedVectors, values: RoundedVectors, start: int, scale: float) -> Floats:
-    """Return causal attention of q (L, H, D) from position `start` over keys and values (S, KH, D)."""
+    """Return causal attention of q (L, H, D) over keys and values (S, KH, D). start: position of q[0]."""
     # Operations are ordered as in ByteAttentionTask in native/kernel_table.h.
     out = np.empty_like(q)
     head = np.arange(q.shape[1]) // (q.shape[1] // keys.levels.shape[1])

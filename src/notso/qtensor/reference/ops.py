@@ -258,7 +258,7 @@ def rope(
 
 
 def attention(q: Floats, k: Floats, v: Floats, start: int, scale: float | None = None) -> Floats:
-    """Return causal attention of q (L, H, D) from position `start` over k, v (S, KH, D)."""
+    """Return causal attention of q (L, H, D) over k, v (S, KH, D). start: position of q[0]."""
     # Query head h reads key head h // (H / KH). Keys from start + L on are ignored. `scale` defaults to 1 / sqrt(D).
     _require_operand(
         q.ndim == 3 and k.ndim == 3 and k.shape == v.shape, f"shapes {q.shape}, {k.shape}, {v.shape} disagree"

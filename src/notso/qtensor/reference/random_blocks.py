@@ -119,7 +119,7 @@ def _random_halves(format: Format, count: int, rng: np.random.Generator, std: fl
     d = rng.uniform(0.7, 1.3, count).astype(np.float32) * np.float32(std / deviation)
     if format == Q5_1:
         return np.stack([d, d * np.float32(-mean)], axis=1)
-    if format == Q2_K:  # `mean` includes the average scale, 7.5; the average of the mins is 7.5, too
+    if format == Q2_K:  # dmin * mins, with mins of 7.5 on average, removes the mean
         return np.stack([d, d * np.float32(mean / 7.5)], axis=1)
     signed: Floats = d * rng.choice(np.array([-1, 1], np.float32), count)
     return signed[:, None]

@@ -1,8 +1,8 @@
 """Memory on 2 MiB pages, for key-value pools and copies of tensors (packed if the processor's kernels support it).
 
-A mapped file consists mostly of 4 KiB pages, whose page table walks slow decoding down by a quarter to a third. Packing
-only rearranges a tensor's bytes in the order in which the kernels load them into vector registers
-(native/packed_weights.h), so results stay bit-identical.
+A mapped file consists mostly of 4 KiB pages. Page table lookups for them slow decoding down by a quarter to a third.
+Packing only reorders a tensor's bytes for the kernels' vector loads (native/packed_weights.h), so results stay
+bit-identical.
 
 A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
 layout; this module treats a head's part of a block as bytes of known length.
@@ -26,12 +26,12 @@ from notso.qtensor.tensor import QTensor
 from notso.system.memory import huge_pages_available, use_huge_pages
 
 PAGE_BYTES = 2 << 20
-TENSOR_ALIGNMENT = 4096  # of each copied tensor or group of interleaved tensors, so that no two share a cache line
+TENSOR_ALIGNMENT = 4096  # alignment of copied tensors and interleaved groups, so that no two of them share a cache line
 COPY_BYTES = 8 << 20  # bytes copied per numpy call; each call releases the interpreter lock
-SLAB_ROWS = 64  # as in native/packed_weights.h; tensors with fewer rows are not packed
+SLAB_ROWS = 64  # rows per slab (native/packed_weights.h); tensors with fewer rows are not packed
 SUPER_BLOCK = 256  # values of a row in a packed block
 
-LARGE_BYTES = 4 << 20  # minimum size for huge pages, because a part of the last page is wasted
+LARGE_BYTES = 4 << 20  # minimum size for huge pages; smaller memory would waste much of the last page
 
 
 def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
@@ -78,7 +78,7 @@ class HugePageArena:
 
         packs: pack tensors where the kernels support it.
         """
-        # More address space is reserved than needed, because packing pads rows; the unused part takes no memory.
+        # Packing pads rows, so the reserved address space is larger than the tensors. Its unused part takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

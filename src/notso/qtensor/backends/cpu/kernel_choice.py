@@ -61,7 +61,7 @@ def is_packed(format: Format) -> bool:
 
 
 def packs_by_default() -> bool:
-    """Return whether packed weights are never slower with the current kernels, and therefore the default."""
+    """Return whether packed weights are the default, because the current kernels are never slower with them."""
     return bool(native.packs_by_default())
 
 

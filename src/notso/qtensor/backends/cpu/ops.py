@@ -106,7 +106,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
     """out = x @ weight.T, with x normalized first if `norm` is given. x (L, K), weight (N, K), out (L, N) float32."""
     # For quantized weights, each row of x is first quantized to bytes, with one scale per 256 values, or per 32 values
-    # for formats with blocks of 32. Sums over these values are exact integers. Float weights are multiplied in float32.
+    # for formats with blocks of 32. Sums over values with the same scale are exact integers.
+    # Float weights are multiplied in float32.
     _matmul(x, [(weight, out)], norm, _PLAIN)
 
 
@@ -232,7 +233,7 @@ def attention(
 ) -> None:
     """Write causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
-    Row i attends to positions 0..positions[i] of its sequence. Their keys and values must already be stored.
+    Row i attends to positions 0..positions[i] of its sequence, whose keys and values must already be stored.
     """
     # Query head h reads head h // (H / KH) of the keys and of the values. With a format below 8 bits, a row at position
     # p reads tiles 0 and p // 128 from the window pool (see `store_key_values`) and all other tiles from `pool`; the
