@@ -49,7 +49,8 @@ def main() -> None:
 def write_document_frames(
     file: BinaryIO, output: BinaryIO, extension: str, missing_features: list[str], enter_sandbox: Callable[[], None]
 ) -> None:
-    # `enter_sandbox` is called after all imports, because they open files, and before the document is parsed.
+    # The sandbox prevents opening files. It is entered after all imports, which open files, but before the document is
+    # parsed.
     try:
         try:
             container = kinds.detect_container(file.read(1024), extension)

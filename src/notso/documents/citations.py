@@ -15,7 +15,7 @@ MAX_QUOTE_CHARACTERS = 2_000
 MAX_MARK_CHARACTERS = len("[[100: ]]")
 MAX_CLAIMS = 64
 LEAST_CLAIMED_WORDS = 5
-LEAST_CLAIMED_CHARACTERS = 12  # minimum length of a claim (see `find_claims`) in scripts without spaces
+LEAST_CLAIMED_CHARACTERS = 12  # in scripts without spaces
 PIECE_CHARACTERS = 1 << 18
 """Characters searched at a time, so that other threads do not wait long for the interpreter lock."""
 
@@ -37,7 +37,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class QuotedSpan:
-    """A quotation at characters `start` to `end` of an answer. `number`: its document; 0 for [[none]] and claims."""
+    """A quotation in an answer, from `start` to `end`. `number`: its document, or 0 ([[none]], `find_claims`)."""
 
     start: int
     end: int

@@ -86,7 +86,7 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
     archive = Archive(file)
     main = _main_part(archive) or "ppt/presentation.xml"
     targets = _relationships(archive, main)
-    # The list of slides is followed by a list of sections, whose `sldId` elements contain ids of another kind.
+    # Read only the list of slides: the list of sections after it has `sldId` elements with ids of another kind.
     slides = takewhile(lambda each: each != XMLEvent("end", "sldIdLst", {}), xml_events(archive.pieces(main)))
     order = [each.get("id", "") for each in _elements(slides, "sldId")]
     for relationship_id in filter(None, order):

@@ -48,7 +48,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
     for number in range(count):
         try:
             page = document[number]
-            # Form values and text annotations are not part of the page until it is flattened and loaded again.
+            # Text annotations and form field values are part of the page only after it is flattened and loaded again.
             if pypdfium2.raw.FPDFPage_Flatten(page, pypdfium2.raw.FLAT_NORMALDISPLAY) == pypdfium2.raw.FLATTEN_SUCCESS:
                 page.close()
                 page = document[number]

@@ -22,7 +22,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
     (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
 )
-# Only these attributes declare the file's encoding. Others may name that of another file, such as an output file.
+# Only these attributes declare the file's encoding. Others, such as `charset` of a <script>, refer to other files.
 _DECLARED = re.compile(
     rb"""(?:<meta\s[^<>]*?charset|\A\s*<\?xml\s[^<>]*?encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE
 )
@@ -116,7 +116,7 @@ def email_text(data: bytes) -> tuple[str, str, list[str]]:
     """Return subject, text and warnings of a message; attachments are listed but not read. Raises UnreadableError."""
     try:
         message = BytesParser(_class=EmailMessage, policy=policy.default).parsebytes(
-            data.removeprefix(codecs.BOM_UTF8).lstrip()  # otherwise, the headers would be part of the text
+            data.removeprefix(codecs.BOM_UTF8).lstrip()  # otherwise, the headers would be parsed as text
         )
         if sum(1 for _ in islice(message.walk(), MAX_PARTS + 2)) > MAX_PARTS + 1:
             raise UnreadableError(f"has more than {MAX_PARTS:,} parts")

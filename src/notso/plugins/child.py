@@ -36,7 +36,7 @@ class PluginWorker:
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         self._rows = {each.name: each for each in plugin.logits_processors}
         if self._rows:
-            import numpy  # noqa: F401  # imported here because it may take longer than the timeout of a call
+            import numpy  # noqa: F401  # now, because this import may take longer than the timeout of a call
         self._kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
             "tool": self._tool,
             "logits": self._logits,

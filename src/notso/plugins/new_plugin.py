@@ -41,7 +41,6 @@ def _name_conflict(name: str, module: str) -> str | None:
         return "it is a Python keyword"
     if name in {each.name for each in list_installed()}:
         return "a plugin of that name is already installed"
-    # The module's name has underscores in place of the plugin's dashes.
     if (
         module in sys.stdlib_module_names
         or module in _TAKEN
@@ -51,5 +50,6 @@ def _name_conflict(name: str, module: str) -> str | None:
     return None
 
 
-# The new project or its tests use these module names, so they conflict even if no such module is installed.
+# Names of modules that the new project or its tests use. Plugins cannot have these names even if no such module is
+# installed.
 _TAKEN = frozenset({"notso", "pytest", "test_plugin", "setup", "conftest"})

@@ -121,8 +121,8 @@ class PluginProcess:
     def ask(self, kind: str, arguments: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
         """Start a call; return its future, which may raise PluginRefusalError or PluginError.
 
-        If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is not on, is
-        overloaded, or cannot receive `arguments`.
+        If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is starting,
+        disabled or overloaded, or cannot receive `arguments`.
         """
         try:
             number = next(self._call_ids)
@@ -194,12 +194,13 @@ class PluginProcess:
             self.state, self.failure = "off", reason
             calls, process, connection = list(self._calls.values()), self._process, self._connection
             self._calls.clear()
-            self.ready.set()  # under the lock, so that this cannot undo the `clear` of the next start
+            self.ready.set()  # under the lock; otherwise, the next start could clear `ready` before this line
         if reason != SERVER_ENDS:
             _log.warning("the plugin %s was disabled: %s", self.name, reason)
         if process is not None:
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # a session leader cannot leave its process group
+                # The group always includes `process`, because a session leader cannot leave its process group.
+                os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         for call in calls:

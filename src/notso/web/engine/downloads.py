@@ -180,7 +180,7 @@ download as done before its model starts loading."""
 def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
     """Return a callback that makes the downloaded `file` the default model."""
     # This function must be called on the event loop. The callback waits for the loop, so it must be called in another
-    # thread. It replaces only the demo model, and only if the file can be loaded.
+    # thread. The callback replaces only the demo model, and only if the file can be loaded.
     loop = asyncio.get_running_loop()
     if registry is None:
         return lambda: None

@@ -227,7 +227,7 @@ class EngineHost:
             elif self.default is old and served.state == "ready":
                 self.switch(served)
             elif self.default is old:
-                self.request_load(old)  # it may have been unloaded to make room
+                self.request_load(old)  # the old model may have been unloaded to make room
 
         self.request_load(served)
         switch_if_ready()
@@ -360,13 +360,13 @@ class EngineHost:
 
     async def _evict_one(self, others: list[ServedModel], served: ServedModel) -> None:
         # Close the engine that has been idle longest, but the default engine only if no other is idle. If no engine is
-        # idle, wait until one is, or all have been lost.
+        # idle, wait until one is idle or all have been lost.
         while served.state == "loading" and any(each.engine is not None for each in others):
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
                 await self._unload_model(min(idle, key=lambda each: (each is self.default, each.idle_since)))
                 return
-            # Accept no new requests meanwhile: if requests kept arriving, no engine would ever become idle.
+            # Accept no new requests until then: if requests kept arriving, no engine would ever become idle.
             for each in others:
                 each.leaving = True
             await self._wait_for_change()

@@ -151,7 +151,7 @@ class ChatEngine(Protocol):
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str: ...
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return token ids; `special` parses control tokens."""
+        """Return token ids. `special`: parse control tokens."""
 
     def detokenize(self, ids: Sequence[int]) -> str: ...
 
@@ -173,7 +173,7 @@ class ChatEngine(Protocol):
     ) -> Mapping[str, Any]:
         """Return a receipt to verify an answer. Raises the errors of `submit`.
 
-        `params` must contain the answer's seed, and `options.replay` must contain its tokens.
+        `params` must contain the answer's seed, and `options.replay` the answer's tokens.
         """
 
     def stats(self) -> EngineStats: ...
@@ -185,7 +185,7 @@ class ChatEngine(Protocol):
         """Delete the cache of a pinned prompt prefix, in memory and on disk."""
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, from any thread, after a GPU failure or lost connection. The engine must be loaded again."""
+        """Call `callback`, from any thread, when the GPU or connection has failed and the engine must be reloaded."""
 
     def close(self) -> None: ...
 

@@ -105,7 +105,7 @@ Submitter = Callable[[ChatEngine], Iterable[Generation]]
 Submissions object, so that the number of tokens to reserve can be computed."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
-"""The finish reason is None if the generation failed."""
+"""The finish reason of a failed generation is None."""
 
 MOST_AT_ONCE = 32
 """Maximum events per batch, so that a reader that is catching up does not block the event loop."""
@@ -255,9 +255,9 @@ class RunningRequest:
     async def events(
         self, *, pace_s: float = 0.0, silence_s: float | None = None
     ) -> AsyncIterator[tuple[int, list[Event]]]:
-        """Yield (choice number, new events) until the end, and (0, []) whenever `silence_s` pass without events.
+        """Yield (choice number, new events) until the end, and (0, []) after `silence_s` seconds without events.
 
-        Reads are at least `pace_s` apart; each can yield several batches. Several readers may iterate.
+        Reads are at least `pace_s` seconds apart; each can yield several batches. Several readers may iterate.
         """
         has_events = asyncio.Event()
         self._readers.add(has_events)
@@ -409,7 +409,7 @@ class RunningRequests:
     def __init__(self, host: EngineHost, most_waiting: int) -> None:
         self.host = host
         self.wakes = CallbackQueue()
-        self.at_end: list[OnEnd] = []  # called at the end of each generation
+        self.at_end: list[OnEnd] = []  # called at the end of each generation, even if it failed
         self.quotas: Quotas | None = None  # reserves tokens for each request, and counts the tokens used
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
@@ -438,7 +438,7 @@ class RunningRequests:
     ) -> RunningRequest:
         """Open a request even if the queue is full.
 
-        `counts`: whether `admit` counts it as waiting; False for background work.
+        `counts`: whether `admit` counts the request as waiting; False for background work.
         """
         request = RunningRequest(self, name, owner, choices, on_end)
         self._open[request] = counts

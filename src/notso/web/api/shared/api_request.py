@@ -48,9 +48,9 @@ class ApiRequest:
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
-        """Remove the hint that `store` is ignored if it has an effect.
+        """If `keep_stream` is set, remove the hint that `store` is ignored.
 
-        To be called for requests with X-Conversation-Id: for them, `store` sets `keep_stream`.
+        Call only for requests with X-Conversation-Id: in them, `store` has an effect.
         """
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 

@@ -216,7 +216,7 @@ class BackgroundResponses:
         status, error = await self._repeat_request(app, inner_app, unfinished, caller)
         if error.get("param") == "replay" and not json.loads(unfinished.body).get("stream"):
             # The tokens cannot be replayed, because the model or the version of the numerical code has changed. The
-            # request has no `stream`: there is no stream to continue, so the response starts again.
+            # response can start again, because it is not streamed.
             status, error = await self._repeat_request(app, inner_app, replace(unfinished, progress=""), caller)
         if status != 200:
             message = str(error.get("message", "the response could not be continued"))
@@ -267,7 +267,7 @@ def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
 
 
 def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -> Submission:
-    """Return a copy that reports token ids, has a seed, and replays the tokens of `unfinished`."""
+    """Return a submission that reports token ids, has a seed, and replays the tokens of `unfinished`."""
     submission = with_seed_and_token_ids(submission, unfinished.seed if unfinished is not None else None)
     if unfinished is None or not unfinished.progress:
         return submission

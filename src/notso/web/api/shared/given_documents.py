@@ -239,7 +239,7 @@ async def _read(request: Request, file: RequestFile) -> Document:
             if stored.size > MAX_FILE_BYTES:
                 raise UnreadableError(f"is larger than {MAX_FILE_BYTES // MIB} MiB")
         unconfined = services.shared.settings.unconfined_documents
-        # Contents are loaded or decoded inside the turn, so that waiting requests do not hold them in memory.
+        # Load or decode the file only during the owner's turn, so that waiting requests do not hold files in memory.
         async with services.shared.documents.turn(owner):
             if file.file_id:
                 data = b"".join([part async for part in services.shared.store.records.content(owner, file.file_id)])

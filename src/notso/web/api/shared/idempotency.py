@@ -156,7 +156,7 @@ class IdempotencyMiddleware:
                 recording.replayed = True
                 await _copy(found, recording.log)
                 return
-            if await self._replay(recording, owner_and_key):  # the other replica has just stored it
+            if await self._replay(recording, owner_and_key):  # the other replica has just stored the response
                 return
             detail = "the first request with this key is being answered"
             raise ApiError(409, "generation_in_progress", detail, retry_after_seconds=1)

@@ -9,7 +9,7 @@ from typing import Any
 from notso.web.api.request_fields.fields import invalid_field
 
 PAGE = "page_"
-"""Prefix of Anthropic's newer cursor: the `next_page` of a response is the parameter `page` of the next request."""
+"""Prefix of a cursor of Anthropic's API, returned as `next_page` and sent as `page` of the next request."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _AFTER, _BEFORE = ("after", "after_id", "page"), ("before", "before_id")  # aliases

@@ -35,7 +35,7 @@ def requested_receipt(request: Request) -> str | None:
 
 
 def with_seed_and_token_ids(submission: Submission, seed: int | None = None) -> Submission:
-    """Return a copy that reports token ids and has a seed: its own, `seed` or a random one."""
+    """Return a submission that reports token ids and has a seed: its own, `seed` or a random one."""
     params = submission.params
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63) if seed is None else seed)
@@ -91,7 +91,7 @@ class ReceiptSerializer:
         body = self.inner.body()
         if self._receipts is None:
             return body
-        if isinstance(body, list):  # of llama.cpp's API: one object per choice
+        if isinstance(body, list):  # in llama.cpp's API: one object per choice
             receipts = self._receipts if isinstance(self._receipts, list) else [self._receipts]
             return [each | {FIELD: receipt} for each, receipt in zip(body, receipts, strict=True)]
         return body | {FIELD: self._receipts}

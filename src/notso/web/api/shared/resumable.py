@@ -34,7 +34,7 @@ PING_SECONDS = 15.0
 
 
 class AnswerLog:
-    # Log of an answer: its events and its body. Readers wait for changes; other replicas apply them to a copy.
+    # Log of an answer: its events and its body. Readers wait for changes; other replicas apply the changes to copies.
 
     def __init__(self, id: str = "", body: Any = None) -> None:
         self.id = id  # of the answer
@@ -349,7 +349,7 @@ class ResumableStreams:
                 stream.running.stop("client")
 
     def _forget_old(self, name: str) -> None:
-        # Another replica has started a newer answer in the conversation. It replaces the finished answer here.
+        # Drop the finished answer, because another replica has started a newer answer in the conversation.
         for key, stream in list(self._streams.items()):
             if stream.finished and claim_name(*key) == name:
                 del self._streams[key]

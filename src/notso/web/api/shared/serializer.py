@@ -85,7 +85,7 @@ async def large_response(body: Callable[[], Any], headers: Mapping[str, str] | N
 
 
 def as_json(value: Any, *, is_whole: bool = False) -> str:
-    """Encode as one line of JSON; large values (`is_whole`) in small steps."""
+    """Encode as one line of JSON. `is_whole`: encode in small steps, for large values."""
     text = "".join(json_steps(value)) if is_whole else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

@@ -212,7 +212,7 @@ async def respond(
         await _check_prompts(request, api_request, engine)
         if api_request.keep_alive_s is not None:
             host.keep(host.model(choice.model), api_request.keep_alive_s)
-        # Only n is limited to max_num_seqs. Further prompts wait in the engine's queue.
+        # Only n (answers per prompt) is limited to max_num_seqs. Further prompts wait in the engine's queue.
         if n > info.max_num_seqs:
             raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
         if choices > max(MAX_CHOICES, n):

@@ -234,7 +234,7 @@ class EngineLink:
                 raise EngineError(f"{self.name} sent too much data")
             if time.monotonic() > ends:
                 raise TimeoutError
-        response.close()  # read1 does not close it, and the connection is blocked while a response is open
+        response.close()  # read1 leaves the response open, which would block the connection
         self._raise_for_status(response)
         return bytes(body)
 
@@ -242,7 +242,7 @@ class EngineLink:
         while self._spare:
             try:
                 connection, used = self._spare.pop()
-            except IndexError:  # another thread took it
+            except IndexError:  # another thread took the last one
                 break
             if time.monotonic() - used < SPARE_SECONDS and not _was_closed(connection):
                 self._in_use.add(connection)
@@ -373,8 +373,8 @@ class EngineLink:
             self._when_changed()
 
     def _record_failure(self, problem: str, is_lost: bool) -> None:
-        # While `is_up`, a broken stream is logged and reported only once the engine counts as lost: after LOST_SECONDS,
-        # or at once if a retry cannot help.
+        # While `is_up`, a broken stream is not logged or reported until the engine is considered lost: after
+        # LOST_SECONDS, or at once if a retry cannot help.
         was_up = self.is_up
         if problem != self.problem and (is_lost or not was_up):
             logger.warning("%s", problem)

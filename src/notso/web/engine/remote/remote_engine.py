@@ -1,4 +1,4 @@
-"""ChatEngine of a front end; it forwards all work to the engine of another server."""
+"""ChatEngine of a front end: forwards all work to the engine of another server."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _is_same(info: ModelInfo | None, other: ModelInfo) -> bool:
 
 
 class RemoteAdapters:
-    """Adapters of the engine's server, which must be loaded and unloaded there."""
+    """Adapters of a remote engine. They can be loaded and unloaded only there."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
