@@ -361,8 +361,8 @@ def _regex_part(source: str) -> Part:
 
 
 def _checked_lark(source: str) -> str:
-    # The number of intersected terminals is limited like that of patterns in schemas. %json would bypass the checks of
-    # schemas.
+    # Intersections of terminals are limited for the same reason as those of patterns in schemas (see MAX_INTERSECTED).
+    # %json would bypass the checks of schemas.
     bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:
         raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param="grammar")
@@ -403,7 +403,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
 
 
 def _subschemas(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    # Yields the direct parts of a schema with their JSON pointers relative to it.
+    # Yields the direct parts of a schema with their JSON pointers relative to the schema.
     if "$ref" in schema:
         yield "", root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
     named = {f"/properties/{name}": each for name, each in schema.get("properties", {}).items()}

@@ -10,8 +10,8 @@ from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Takes tokens, int32 (L,), and logits, float32 (V,), and returns new logits, float32 (V,), all as bytes. It must return
-# in bounded time and raise only NotsoErrors.
+# A function of tokens, int32 (L,), and logits, float32 (V,), that returns new logits, float32 (V,), all as bytes. It
+# must return in bounded time and raise only NotsoErrors.
 RowFunction = Callable[[memoryview, memoryview], bytes]
 
 FindProcessor = Callable[[str], RowFunction | None]  # returns the processor of this name, or None
@@ -63,7 +63,7 @@ class AnswerEnd:
         self._late = np.array(sorted(own_ends) if params.ignore_eos else (), np.intp)
 
     def restrict(self, logits: Floats, generated: int) -> Floats:
-        """Return logits (V,) with end tokens masked, in a copy if any are."""
+        """Return logits (V,) with end tokens masked; the same array if none are."""
         masked = self._early if generated < self._min_tokens else self._late
         if not len(masked):
             return logits

@@ -200,9 +200,9 @@ class QuoteIndex:
         return _Sample(interval.low, every, self._words[places].astype(np.uint64))
 
     def _bound(self, low: Ints, high: Ints, depth: int, keys: Keys, sample: _Sample | None, *, is_upper: bool) -> Ints:
-        # Searches the intervals [low, high), one for each key. A place is compared with a key by its 8 bytes from
-        # offset `depth` on. Returns the first place in each interval that is at or above the key (is_upper: above the
-        # key), or `high` if there is none.
+        # Searches the intervals [low, high), one for each key. A place is compared with a key by the 8 bytes at
+        # offset `depth` after the place. Returns the first place in each interval that is at or above the key
+        # (is_upper: above the key), or `high` if there is none.
         if sample is not None:
             block = np.searchsorted(sample.keys, keys, "right" if is_upper else "left").astype(np.int32)
             low = np.maximum(low, sample.low + (block - 1) * sample.every)

@@ -49,7 +49,7 @@ LIKELIEST = 512
 FIRST_PLACES = 64
 ROW = 32
 LOOKUPS = 512
-"""Approximate maximum lookups of tokens with 8 bytes or more, per mask. Beyond it, only shorter tokens are allowed."""
+"""Approximate maximum lookups of tokens with 8 bytes or more, per mask. Afterward, only shorter tokens are allowed."""
 MIN_REMAINING = 48
 """Minimum remaining tokens for starting a quotation."""
 LAST_TOKENS = 8
@@ -298,8 +298,8 @@ class QuotedOutput(StructuredOutput):
         return index if index.whole.high else None
 
     def _mark_completing_tokens(self) -> list[int]:
-        # Returns the tokens that would complete `[[N: ` but not start a quotation: they have more text after it,
-        # or the source cannot be opened.
+        # Returns the tokens that would complete `[[N: ` but not start a quotation: tokens with text after the mark, or
+        # all that complete it if source N cannot be opened.
         return [
             each
             for each in (self._vocabulary.marking if b"[" in self._tail else ())

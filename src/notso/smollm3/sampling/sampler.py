@@ -47,8 +47,8 @@ class BreakerTokens:
     """Tokens (`single`) and token sequences (`tails`) that contain a sequence breaker."""
 
     single: frozenset[int] = frozenset()
-    # For a sequence without its first token, the keys are its last token, its length and its tokens. The values are all
-    # possible first tokens, in a set, because thousands of tokens can end with the same letter.
+    # The keys describe a sequence without its first token: the last token, the number of tokens, and all tokens. The
+    # values are sets of possible first tokens, because thousands of tokens can end with the same letter.
     tails: Mapping[int, Mapping[int, Mapping[tuple[int, ...], frozenset[int]]]] = field(default_factory=dict)
 
 
@@ -284,7 +284,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 class Sampler:
     """Deterministic sampler of one sequence with a 64-bit seed.
 
-    Raises InvalidRequestError for logit_bias ids outside the vocabulary. Without `vocab_size`, `sample` raises it.
+    Raises InvalidRequestError for logit_bias ids outside the vocabulary (without `vocab_size`, in `sample`).
     """
 
     def __init__(

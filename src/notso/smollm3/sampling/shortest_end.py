@@ -15,7 +15,7 @@ import numpy as np
 from notso.smollm3.text.tokenizer import Tokenizer
 
 MAX_PIECE_BYTES = 32
-"""Longer tokens are ignored: they are rarely needed, and would add lengths to try at every position."""
+"""Longer tokens are ignored: they are rarely needed, and every length must be tried at every position."""
 
 FEW_OTHERS = 3
 """Where a value can end, up to this many continuations are tried in addition to ending it."""
@@ -163,7 +163,7 @@ class ShortestEndingSearch:
         # orders: for each object, positions of members by name.
         # texts: ends of strings, shortest first.
         # memory: results of earlier searches in this grammar.
-        # earlier_ending: its suffixes are tried first.
+        # earlier_ending: an ending whose suffixes are tried first.
         memory = SearchMemory() if memory is None else memory
         ticket = itertools.count()
         start = _Node(matcher.deep_copy(), b"", [0], Place(in_string, escaped), 0)
@@ -266,8 +266,9 @@ class ShortestEndingSearch:
     def _required_name_nodes(
         self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]
     ) -> list[_Node]:
-        # Returns a node for each required name that can come next. Of several such names of one object, only the last
-        # in the order of its members is used. Members must be in this order, so the earlier ones can be skipped here.
+        # Returns a node for each required name that can come next. Of several such names in one object's order, only
+        # the last is used. Members must be in this order, so if the last can come next, the others are not required
+        # here.
         nodes = {name: each for name in names if (each := self._node_after(node, name)) is not None}
         if len(nodes) > 1:
             lasts = {max(nodes, key=order.__getitem__) for order in orders if nodes.keys() <= order.keys()}

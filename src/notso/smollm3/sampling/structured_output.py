@@ -174,8 +174,8 @@ class StructuredCalls(StructuredOutput):
     """Constrains only tool calls."""
 
     # A call starts with the token of its opening tag; tokens that would complete the tag as ordinary text are masked.
-    # started: beginning of the answer in the prompt. If it ends with an unfinished call that violates the grammar, this
-    # call is not constrained or, with is_strict, InvalidRequestError is raised.
+    # started: beginning of the answer in the prompt. If it ends with an unfinished call that violates the grammar,
+    # InvalidRequestError is raised if is_strict; otherwise, this call is not constrained.
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -238,7 +238,7 @@ class StructuredCalls(StructuredOutput):
         return False
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """Return whether the call of `token` can end within `left` more tokens; True outside calls or if unknown."""
+        """Return whether a call can end within `left` tokens after `token`; True outside calls or if unknown."""
         if self._call is not None:
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:
@@ -297,7 +297,7 @@ def structured_output_for(
         if matcher.is_over:
             raise InvalidRequestError("the answer is already complete according to its grammar", param="continue_last")
     if fields is not None:
-        for piece in re.split(rb'(?<=")', started.encode()):  # text after a " must begin a piece, as in an answer
+        for piece in re.split(rb'(?<=")', started.encode()):  # a quotation must begin a new piece, as in an answer
             fields.consume(piece)
         if not fields.narrow(matcher.allowed(), np.zeros(tokenizer.vocab_size, np.float32)).any():
             raise InvalidRequestError("the text so far does not match the documents", param="continue_last")
@@ -350,8 +350,8 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCompiler, started: str
 ) -> StructuredOutput | None:
-    # Constrains calls to the names of the tools, and to their parameters if strict. Returns None if no tool is strict
-    # and calls cannot be constrained, because the model has no token for them or a tool has no name.
+    # Constrains calls to the names of the tools, and to their parameters if strict. Without strict tools, returns
+    # None if calls cannot be constrained: the model has no token for them, or a tool has no name.
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):
         return None

@@ -1,13 +1,13 @@
 """Completion of structured answers within their token limit.
 
 An ending is a sequence of tokens that completes the answer according to its grammar; the distance to the end is the
-length of the shortest one. Near the limit, a token is rejected if an ending that fits in the remaining tokens was found
-before the token, but none is found after it.
+length of the shortest one. Near the limit, once an ending that fits in the remaining tokens is known, a token is
+rejected if no such ending is found after it.
 
 Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
-the largest number that one token can add to the distance, for example by opening an object with required members. The
-two estimates determine when a search is necessary. They err on the high side, so that the search is not too late. Near
-the limit, the last known ending is tried first and usually still works.
+how much one token can increase the distance, for example by opening an object with required members. The two estimates
+determine when a search is necessary. They err on the high side, so that the search is not too late. Near the limit, the
+last known ending is tried first and usually still works.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def _sum(extents: Iterable[Extent]) -> Extent:
 
 
 def _text_grammar_extent(source: str, is_call: bool) -> Extent:
-    # is_call: the grammar includes tool calls. This part is then assumed to have only literals, because the arguments
-    # are in separate parts.
+    # is_call: the grammar has several parts, as for tool calls. A Lark part is then assumed to consist of literals,
+    # because the arguments of calls are in separate parts.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)

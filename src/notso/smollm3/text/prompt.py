@@ -81,7 +81,7 @@ class PromptWriter:
         if started is None:
             return Prompt(ids, may_think=self.may_think(ids))
         beginning = self._continued_ids(started, options.thinking)
-        if not beginning:  # the message is empty, or has only reasoning and thinking is off
+        if not beginning:  # the message is empty, or has only reasoning while thinking is off
             return Prompt(ids, may_think=self.may_think(ids))
         return Prompt(ids + beginning, goes_on=True, started=started.content)
 
@@ -163,8 +163,8 @@ class PromptWriter:
     ) -> Prompt:
         """Drop as few of the oldest turns as possible to keep `reserved_tokens` free.
 
-        If the system message and the last turn alone leave fewer, one free token suffices. Raises ContextLengthError if
-        there is none.
+        If only the system message and the last turn remain, one free token suffices. Raises ContextLengthError if none
+        is free.
         """
         limit = context_tokens - reserved_tokens
 

@@ -16,7 +16,7 @@ END_TEXTS = ("<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 END_IDS_KEY = "notso.tokenizer.eos_token_ids"
 
 # Tags that this engine reads in the text of an answer. Fine-tuned models often declare them as control tokens, which
-# decoded text omits.
+# decoded text omits; this module treats them as user-defined.
 READ_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -25,7 +25,7 @@ END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "token
 # characters.
 MAX_TOKEN_CHARACTERS = 1024
 
-# Maximum length of a special token. The search for special tokens looks up texts of every length up to this one.
+# Maximum length of a special token. The search for special tokens may try every length up to this one.
 MAX_SPECIAL_CHARACTERS = 256
 
 # Maximum number of distinct first characters of special tokens; published files have only `<`.

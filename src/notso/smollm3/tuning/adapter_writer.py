@@ -51,8 +51,8 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
 
 
 def _is_near(halves: Floats, values: Floats) -> bool:
-    # Returns whether all errors are at most 2^-11 of the largest value. Only values that are subnormal in F16 can have
-    # larger errors.
+    # Returns whether all errors are at most 2^-11 of the largest value. Larger errors can occur only if all values are
+    # subnormal in F16.
     return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
 
 

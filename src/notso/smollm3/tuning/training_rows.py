@@ -3,7 +3,7 @@
 The model's chat template renders the conversations as it does at run time. Only the tokens of answers, including their
 end tokens, have labels.
 
-Rehearsal rows contain answers of the untuned model. Training on them preserves its abilities.
+Rehearsal rows contain answers of the untuned model. Training on them preserves the model's abilities.
 """
 
 from __future__ import annotations
@@ -316,8 +316,8 @@ def generate_answers(
                 _answer(generation, each.thinking) for generation, each in zip(generations, open_ones, strict=True)
             ]
             for each, answer in zip(open_ones, answers, strict=True):
-                # If an answer is truncated or empty, or its reasoning does not match `thinking`, the rest of the
-                # conversation is dropped.
+                # The rest of the conversation is dropped if an answer is truncated or empty, or has reasoning although
+                # thinking is off, or has none although thinking is on.
                 if answer is None:
                     each.history.clear()
                     each.messages.clear()

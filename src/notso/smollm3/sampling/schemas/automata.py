@@ -103,8 +103,8 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def plain_pattern(node: Node, write: Callable[[Ranges], str]) -> str | None:
-    """Return a pattern for texts that begin with a match of `node`, or None if `node` has assertions other than a final
-    `$`, or classes that `write` cannot express."""
+    """Return a pattern for texts that begin with a match of `node`. Return None if `node` has classes that `write`
+    cannot express, or assertions other than a final `$`."""
     text = _plain_text(node, write)
     return None if text is None else f"^(?:{text})"
 

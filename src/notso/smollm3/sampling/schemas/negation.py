@@ -236,7 +236,7 @@ class Negation:
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
         # Returns the schemas that a value must satisfy together: the schema, its `allOf` members and the targets of
-        # `$ref`, or None if one is False. References that are followed are added to `_following`.
+        # `$ref`. Returns None if one of them is False. References that are followed are added to `_following`.
         found: list[dict[str, Any]] = []
         pending = [schema]
         while pending:

@@ -86,8 +86,8 @@ class _NotUnicodeError(PatternError):
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    # A character class: ranges of code points, and Unicode properties in the library's spelling. is_pair: a character
-    # beyond U+FFFF, which is two UTF-16 units without the flag `u`.
+    # A character class: ranges of code points, and Unicode properties in the library's spelling. is_pair: the class
+    # is one character beyond U+FFFF, which is two UTF-16 units without the flag `u`.
 
     ranges: Ranges
     properties: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ def matches(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=512)
 def exclude_texts(pattern: str, texts: tuple[str, ...]) -> str | None:
-    """Return a pattern for the texts that match `pattern`, except `texts`, or None, as in `complement`."""
+    """Return a pattern for the texts that match `pattern`, except `texts`; None as in `complement`."""
     try:
         lookaheads = (
             LookaheadNode(_parse_converted(each).whole_search_node, is_negated)
@@ -192,7 +192,8 @@ def _parse(pattern: str) -> _Reader:
 
 
 def _parse_converted(pattern: str) -> _Reader:
-    # Parses a pattern in the library's dialect. Raises PatternError if only the library knows the members of a class.
+    # Parses a pattern in the library's dialect. Raises PatternError if it has a Unicode property, because
+    # only the library knows the characters of properties.
     reader = _read(pattern.replace("\\x{", "\\u{"), is_unicode=True)
     if reader.is_opaque:
         raise PatternError("has a Unicode property")

@@ -269,7 +269,7 @@ class SchemaRewriter:
         self._is_old = is_old_draft(document)
         self._references = References(document, param)
         self._names: dict[int, str] = {}
-        self._pending: dict[str, tuple[Any, str]] = {}  # targets of references by name, with the pointers to them
+        self._pending: dict[str, tuple[Any, str]] = {}  # by name: target, and pointer to a reference to it
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._count_steps)
         self._declared: dict[int, dict[str, Schema]] = {}  # by id(): rewritten `properties` outside conditions
@@ -554,9 +554,9 @@ class SchemaRewriter:
         return cases
 
     def _evaluated(self, schema: Any, path: str, depth: int, *, is_own: bool = False) -> Iterator[_Case]:
-        # is_own: `schema` itself has the keyword at `path`; otherwise, `schema` is a part of the one that has it.
-        # A rewritten branch inherits the depth, because it may contain this keyword again. Its pointer is cut, so that
-        # pointers do not grow with the depth.
+        # is_own: the keyword at `path` is in `schema` itself, not in a schema that contains or refers to `schema`.
+        # Branches are rewritten at the current depth, because they may contain this keyword again. Their pointers are
+        # cut, so that pointers do not grow with the depth.
         self._count_steps()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} has a circular reference, or is nested too deeply")

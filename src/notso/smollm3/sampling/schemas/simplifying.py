@@ -5,8 +5,8 @@ forever. Objects stay open if `additionalProperties` requires it, or if there wo
 `minProperties`.
 
 Closed schemas are then simplified; the result allows the same values, except beyond LARGEST_BOUND. The library
-intersects a reference with the keywords next to it, and the schema of a declared name with those of patterns that match
-the name. This fails if one of these schemas is recursive, so the intersections are computed here where possible.
+intersects a reference with the keywords next to it, and the schema of a declared name with the schemas of matching
+patterns. This fails if one of these schemas is recursive, so the intersections are computed here where possible.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ObjectCloser:
     # A definition that alone describes a value is closed. If several schemas describe the same value, they are closed
     # together, and their references lead to open copies of definitions.
     #
-    # declared: Python `id()`s of the `properties` that declare properties, rather than test them in a condition.
+    # declared: Python `id()`s of the values of `properties`, except in conditions, where they only test objects.
     # negation: resolves references to the open definitions.
     # refusal: returns the error for a `oneOf` with options that overlap.
 
@@ -86,8 +86,8 @@ class ObjectCloser:
         return {**self._keep_branches_open(schema, rest), **rest}
 
     def _exclusive(self, schema: dict[str, Any], closed: dict[str, Any], closings: list[Schema]) -> dict[str, Any]:
-        # Excludes the open forms of the other options from each closed option: a value that also matches one of them is
-        # not valid.
+        # Excludes from each closed option the values that also match the open form of another option, because `oneOf`
+        # rejects these values.
         if "oneOf" not in closed:
             return closed
         common = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
@@ -231,7 +231,7 @@ _PLAIN = {
 
 LARGEST_BOUND = 2**63 - 1024
 """The largest double below 2**63. The library refuses bounds beyond it or its negative, except upper bounds of integers
-and bounds next to `enum` or `const`. Refused bounds are narrowed."""
+and bounds next to `enum` or `const`. Refused bounds are narrowed if possible."""
 
 
 class Simplifier:
@@ -287,8 +287,8 @@ class Simplifier:
         return rest if self._kinds_of(rest) <= _declared(schema["type"]) else schema
 
     def _with_disjoint_names(self, schema: dict[str, Any]) -> dict[str, Any]:
-        # Intersects the schemas of declared names with those of patterns that match the names, and excludes these names
-        # from the patterns. The library cannot do this if a schema is recursive.
+        # Intersects the schema of each declared name with the schemas of patterns that match the name, and excludes the
+        # name from these patterns. The library cannot do this if a schema is recursive.
         if not schema.get("properties") or not any(map(_has_reference, schema.get("patternProperties", {}).values())):
             return schema
         properties, patterns = dict(schema["properties"]), {}
