@@ -30,7 +30,7 @@ from notso.text_file import open_regular
 
 VERSION = 1
 READ_BYTES = 4 << 20
-# Entries that receipts of earlier versions lack.
+# Entries that receipts written by earlier releases lack.
 OPTIONAL_FACTS = ("rope_scaling",)
 # Fields that a sealed receipt omits.
 _OMITTED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", "sources")
@@ -60,12 +60,12 @@ class ModelDigest:
 
 
 def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the open receipt of the answer that `request` has replayed. `facts`: model, adapter, template, KV format
-    and RoPE scaling."""
+    """Return the open receipt of an answer. `request` must have replayed it. `facts`: model, adapter, template, KV
+    format and RoPE scaling."""
     params, defaults = request.sampler.params, SamplingParams()
     sampling = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
     changed = {name: value for name, value in sampling.items() if value != getattr(defaults, name)}
-    if "logit_bias" in changed:  # keys are text, as in JSON, because numeric keys would be hashed in another order
+    if "logit_bias" in changed:  # keys are text, as after reading JSON: numbers would be sorted differently
         changed["logit_bias"] = {str(token): bias for token, bias in changed["logit_bias"].items()}
     choice = options.tool_choice
     prompt, ids = list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :]

@@ -318,7 +318,7 @@ class BlockFolder:
             self.used_bytes = 0
 
     def drop(self, name: BlockName, error: Exception) -> None:
-        """Remove a file that is missing or damaged; keep it after other read errors."""
+        """Forget a file that is missing, delete one that is damaged, and keep one that could not be read."""
         if not isinstance(error, FileNotFoundError):
             _log.log(logging.DEBUG if self._has_warned else logging.WARNING, "a cached block is not used: %s", error)
             self._has_warned = True

@@ -1,8 +1,8 @@
 """Completion of structured answers within their token limit.
 
 An ending is a sequence of tokens that completes the answer according to its grammar; the distance to the end is the
-length of the shortest one. Near the limit, once an ending that fits in the remaining tokens is known, a token is
-rejected if no such ending is found after it.
+length of the shortest one. Near the limit, a token is accepted only if an ending is found after it that fits in the
+tokens then left. This rule applies as soon as one such ending is known.
 
 Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
 how much one token can increase the distance, for example by opening an object with required members. The two estimates
@@ -70,7 +70,7 @@ class GrammarExtent:
     names: tuple[bytes, ...]  # `"NAME":` of required members
     strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each string
     formats: tuple[str, ...] = ()  # formats of strings
-    orders: tuple[dict[bytes, int], ...] = ()  # per object with required members: positions of members by `"NAME":`
+    orders: tuple[dict[bytes, int], ...] = ()  # per object with required members: `"NAME":` -> position
 
     def texts(self) -> list[str]:
         """Return short texts that satisfy a string's patterns and minimum length, or its format."""

@@ -40,7 +40,7 @@ BLOCK_SECONDS = 1.0
 CANCEL_SECONDS = 0.5
 RETRY_SECONDS = 0.25
 SEND_SECONDS = 0.05
-"""Delay before sending. It batches messages, and lets the response of the request that caused them go first."""
+"""Delay before messages are sent, so that they are batched and the response to the request is sent before them."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MAX_MESSAGES = 10_000

@@ -31,7 +31,7 @@
     const words = note.querySelector("span");
     words.textContent = `${name} ${words.dataset[reason] ?? reason}`;
     list.append(note);
-    sending = false; // do not send the question without this file
+    sending = false; // the user decides
   };
   const removable = (chip) => chip.querySelector("button").addEventListener("click", () => { chip.remove(); renumber(); text.focus(); });
   const attach = (name, content, facts = "", part = "text") => {

@@ -24,7 +24,7 @@
       text.dispatchEvent(new Event("input", { bubbles: true }));
     }
   });
-  const giveBack = () => { // return the message that was not accepted and all queued ones to the input
+  const giveBack = () => { // return all unsent messages to the input
     text.value = [sent, ...queued(), text.value].filter(Boolean).join("\n\n");
     sent = "";
     queue.replaceChildren();
@@ -39,7 +39,7 @@
     if (form.querySelector("[data-stop]")) enqueue();
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
-  // Fitting the field to very long text is slow, because each keystroke lays out the whole text.
+  // Fitting the field to very long text is slow: each keystroke lays it out.
   const LONG = 5000;
   const measure = () => { text.classList.toggle("long", text.value.length > LONG); };
   text.addEventListener("input", () => { measure(); keep(); });
@@ -80,7 +80,7 @@
     const last = [...document.querySelectorAll("article.assistant")].at(-1);
     if (last?.ariaBusy === "true") return; // the page does not show the end of this answer yet
     const state = last?.dataset.state;
-    if (state !== "done") { // stopped or failed: return the queued messages to the input
+    if (state !== "done") { // stopped or failed
       text.value = [...queued(), text.value].filter(Boolean).join("\n\n");
       queue.replaceChildren();
     } else {
@@ -95,7 +95,7 @@
   let waited = [];
   try { waited = JSON.parse(drafts?.getItem(line)) ?? []; } catch { /* invalid */ }
   const atHit = () => /[?&]at=/.test(location.search);
-  if (atHit() && waited.length) { // a search hit may be in another branch, so do not send the queued messages there
+  if (atHit() && waited.length) { // a search hit may be in another branch
     text.value = [...waited, text.value].filter(Boolean).join("\n\n");
     keepQueue();
     keep();
@@ -159,7 +159,7 @@
   const edited = () => document.getElementById("edit-text");
   const restore = () => { if (edited()) edited().value = drafts?.getItem(edited().form.action) ?? edited().value; };
   document.addEventListener("input", ({ target }) => { if (target === edited()) remember(target.form.action, target.value); });
-  // A click on Cancel discards the text. Escape keeps it: Escape clicks Cancel by script, so the click is not trusted.
+  // A click on Cancel discards the text. Escape, whose click is made by a script and not trusted, keeps the text.
   document.addEventListener("click", ({ target, isTrusted }) => {
     if (isTrusted && target.closest(".edit [data-stop]")) remember(target.closest(".edit").action, "");
   });

@@ -19,7 +19,7 @@
   };
   scroller.addEventListener("scroll", look, { passive: true });
   newest.addEventListener("click", () => { following = wanted(); toEnd(); });
-  scroller.addEventListener("click", ({ target }) => { following &&= !target.closest("summary"); }); // a click on a panel stops following
+  scroller.addEventListener("click", ({ target }) => { following &&= !target.closest("summary"); }); // the user reads a panel
   document.getElementById("composer").addEventListener("submit", () => { following = true; });
   new ResizeObserver(() => { if (following) toEnd(); else offer(); }).observe(document.getElementById("turns"));
   new ResizeObserver(() => { if (following) toEnd(); }).observe(scroller);
@@ -29,7 +29,7 @@
     const shown = document.querySelectorAll("#turns > article[id^='msg-']");
     const { headers } = detail.ctx.request;
     if (shown.length) headers["X-From"] = shown[0].id.replace("msg-", "");
-    // X-Last: the last message on the page, which identifies the branch that a new message continues.
+    // X-Last: a new message continues the branch of this one.
     headers["X-Last"] = shown.length ? shown[shown.length - 1].id.replace("msg-", "") : "";
   });
 }

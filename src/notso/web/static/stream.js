@@ -32,8 +32,7 @@
     document.body.dispatchEvent(new Event("turns"));
   });
 
-  // htmx pauses streams while the page is in the background. Keep them running if a notification or a queued message
-  // waits for the end of the answer.
+  // htmx pauses streams in the background. Keep those running whose end a notification or a queued message awaits.
   const notifies = () => document.documentElement.dataset.notify === "on" && window.Notification?.permission === "granted";
   addEventListener("visibilitychange", (event) => {
     const awaited = notifies() || document.querySelector("#queued > li");

@@ -54,7 +54,7 @@ class AnswerStatus:
     label: str = ""  # in the status badge
     reasoning_label: str = ""  # above the reasoning
     detail: str = ""  # next to the moving dots
-    progress: Mapping[str, Stat] = field(default_factory=dict)  # figures of the phase, as numbers
+    progress: Mapping[str, Stat] = field(default_factory=dict)  # the numbers in `detail`
 
 
 @dataclass(frozen=True, slots=True)

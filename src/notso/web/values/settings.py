@@ -192,7 +192,7 @@ class Settings:
         variable="NOTSO_BASE_PATH",
     )
     leave_seconds: float = _setting(
-        0.0, help="On shutdown, keep serving for this long while /health returns 503.", metavar="S", low=0, high=600
+        0.0, help="On shutdown, keep serving for S seconds, but return 503 at /health.", metavar="S", low=0, high=600
     )
     mcp_config: Path | None = _setting(
         None,

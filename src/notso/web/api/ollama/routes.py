@@ -60,10 +60,10 @@ class OllamaSerializer(Serializer):
         self._model = model
         self._created = timestamp(datetime.now(UTC))
         self._choice = new_choice(logprobs=api_request.options.top_logprobs is not None)
-        self._calls: list[dict[str, Any]] = []  # without calls that are cut off, because their arguments are not JSON
+        self._calls: list[dict[str, Any]] = []  # omits cut-off calls: their arguments are not JSON
         self._last_logprobs: dict[str, Any] = {}
         self.id = new_id("ollama")
-        # A line without text keeps the connection alive, because JSON lines, unlike SSE, have no comments.
+        # Sent to keep the connection alive. JSON lines have no comments (unlike SSE), so this is a line without text.
         self.ping = self._line(self._piece())
 
     def fresh_copy(self) -> OllamaSerializer:

@@ -127,7 +127,7 @@ class SearchCallItem(Fields):
 
 
 class WebSearchCallItem(Fields):
-    """A past web search by another server. The prompt contains only what the answer says about the results."""
+    """A past web search by another server. Its results are left out of the prompt."""
 
     type: Literal["web_search_call"]
     id: Name | None = None
@@ -345,8 +345,8 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "include": Note(
         "hint",
         f"`{LOGPROBS}`, `{SEARCH_RESULTS}`",
-        f"{LOGPROBS}, {SEARCH_RESULTS} and reasoning.encrypted_content can be included",
-        "reasoning is not encrypted, and the other values concern images and unavailable tools",
+        f"use {LOGPROBS}, {SEARCH_RESULTS} or reasoning.encrypted_content",
+        "reasoning is returned unencrypted, and the other values concern images and unavailable tools",
     ),
     "store": works(
         "true (default): the response is stored until it is deleted or 1,000 newer ones are stored; false: not stored"
@@ -366,13 +366,12 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "prompt_cache_retention": hint("prompts are cached as long as there is space"),
     "prompt_cache_options": hint("prompts are cached as long as there is space"),
     "max_tool_calls": works(
-        "1 or more; no effect, because `file_search` runs at most once per response and calls of functions are not "
-        "limited",
+        "1 or more; no effect: `file_search` runs at most once per response, and clients run functions themselves",
         "use 1 or more",
     ),
     "prompt": inert("null", "stored prompts are not available; use instructions"),
     "context_management": hint(
-        "conversations are not summarized; use truncation", "an empty list", "use compaction or truncation"
+        "conversations are not summarized; use truncation", "an empty list", "use an empty list or the type compaction"
     ),
     "moderation": inert("null", "moderation is not available; remove this field"),
     "access_programs": refused("not available"),

@@ -87,7 +87,7 @@ class IdempotencyMiddleware:
                 raise ApiError(
                     400, "invalid_value", "Idempotency-Key must be 1 to 255 printable ASCII characters", param=HEADER
                 )
-            request.state.caller = caller  # `receive` then counts the body against the owner's limit
+            request.state.caller = caller  # so that the body counts against this owner's limit
             message = await receive()
             if message["type"] != "http.request":
                 return
@@ -245,8 +245,8 @@ def _start(status: int, headers: list[list[str]]) -> bytes:
 
 
 def _claim_key(owner: str, key: str) -> tuple[str, str]:
-    # Idempotency keys use the same claims (locks across replicas) as resumable answers. The space prevents collisions
-    # with the conversation names that clients choose, because these names cannot contain spaces.
+    # Idempotency keys use the same claims (locks across replicas) as resumable answers. Names of
+    # conversations, which clients choose, contain no spaces, so they differ from this name.
     return owner, f"idempotency-key {key}"
 
 

@@ -127,7 +127,7 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (owner, name)
     ) STRICT;
     """,
-    # 7: covering indexes, so that branches and sorted lists are read without the messages; total size per owner.
+    # 7: covering indexes, so that queries for branches and sorted lists read no message rows; total size per owner.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position, id, chosen_child, trash_id, owner);
