@@ -39,7 +39,7 @@
     if (form.querySelector("[data-stop]")) enqueue();
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
-  // Fitting the field to very long text is slow: each keystroke lays it out.
+  // Fitting the field to very long text is slow.
   const LONG = 5000;
   const measure = () => { text.classList.toggle("long", text.value.length > LONG); };
   text.addEventListener("input", () => { measure(); keep(); });
