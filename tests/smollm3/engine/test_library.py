@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 from golden.random_models import RANDOM
 from smollm3.conversion.hf_folder_of import write_folder
@@ -95,6 +97,21 @@ def test_load_error_names_a_path_that_cannot_be_read(own_home: Path, monkeypatch
         assert engine.info.is_demo
     with pytest.raises(ModelFileError, match=r"secret/model\.gguf cannot be read: Permission denied"):
         Engine.load("secret/model.gguf")
+
+
+def test_failure_to_write_a_conversion_does_not_blame_the_folder(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_folder(RANDOM, own_home / "folder")
+    cache = own_home / "full"
+
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: cache)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OSError, match=f"No space left on device: '{cache}"):
+        Engine.load(folder)
 
 
 def test_unknown_setting_suggests_the_closest_name() -> None:

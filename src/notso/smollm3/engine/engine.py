@@ -88,16 +88,19 @@ def model_path(model: str | None) -> Path:
         raise ModelFileError("the name of the model is empty")
     path = Path(expand_home(model))
     try:
-        if (path / "config.json").is_file():
-            from notso.smollm3.conversion.converter import cached_conversion  # loaded for folders only
-
-            return cached_conversion(path)
-        if path.exists() or path.is_absolute() or path.suffix == ".gguf":
-            return path  # clearly a path; if the file is missing, opening it raises an error that says so
+        is_folder = (path / "config.json").is_file()
+        is_path = path.exists() or path.is_absolute() or path.suffix == ".gguf"
     except OSError as error:
         # If the current folder is not searchable, this error occurs even if `model` is a name.
         if os.path.lexists(path):
             raise ModelFileError(f"{path} cannot be used: {error.strerror}") from error
+        is_folder = is_path = False
+    if is_folder:
+        from notso.smollm3.conversion.converter import cached_conversion  # loaded for folders only
+
+        return cached_conversion(path)
+    if is_path:
+        return path  # if the file is missing, opening it raises an error that says so
     return resolve_model(model) or demo_path()
 
 
