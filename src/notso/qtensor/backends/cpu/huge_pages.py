@@ -14,7 +14,6 @@ import math
 import mmap
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +104,7 @@ class HugePageArena:
             return tuple(each for tensor in tensors for each in self.copy(tensor))
         *starts, stride = accumulate((_packed_bytes(tensor, SLAB_ROWS, 1) for tensor in tensors), initial=0)
         sizes = [_packed_bytes(tensor, tensor.rows, stride) for tensor in tensors]
-        memory = self._reserve(tensors[0].name, max(map(add, starts, sizes)))
+        memory = self._reserve(tensors[0].name, max(start + size for start, size in zip(starts, sizes, strict=True)))
         packed = []
         for tensor, start, size in zip(tensors, starts, sizes, strict=True):
             data = memory[start : start + size]
