@@ -10,8 +10,8 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
-# Comments here and in tests/qtensor refer to the checks as GG1 to GG15. The package notso.smollm3 checks
-# whether the entries describe a usable model.
+# Comments here and in tests/qtensor refer to the checks as GG1 to GG15. Whether the entries describe a usable model is
+# checked by the code that loads the model.
 
 from __future__ import annotations
 
