@@ -283,6 +283,33 @@ def test_number_of_values_that_wait_is_limited(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(run())
 
 
+def test_newest_value_is_kept_when_earlier_calls_fail_late_or_are_canceled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        exchange, is_away = ValkeyExchange("unix:///nowhere/valkey.sock"), asyncio.Event()
+
+        async def set_value(key: str, value: str, ex: int) -> None:
+            if value != "new":
+                await is_away.wait()
+                raise OSError
+
+        monkeypatch.setattr(exchange._client, "set", set_value)
+        slow = asyncio.create_task(exchange.set_value("v", "old", 60))
+        await asyncio.sleep(0)
+        await exchange.set_value("v", "new", 60)
+        is_away.set()
+        await slow
+        assert not exchange._unsaved and not exchange._work.is_set()
+        is_away.clear()
+        slow = asyncio.create_task(exchange.set_value("v", "newer", 60))
+        await asyncio.sleep(0)
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        assert await exchange.get_value("v") == "newer" and exchange._work.is_set()
+        await exchange.close()
+
+    asyncio.run(run())
+
+
 def test_invalid_valkey_url_is_rejected() -> None:
     assert isinstance(exchange_at(None), LocalExchange)
     with pytest.raises(SettingsError, match="valkey_url is not a server URL"):

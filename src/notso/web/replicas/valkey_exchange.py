@@ -158,15 +158,21 @@ class ValkeyExchange:
             return True
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
-        key, lifetime = f"notso:value:{name}", max(1, int(seconds))
+        # Queue the value first, so that it is not lost if this call is canceled, and so that a call that fails late
+        # does not queue an older value than another call has stored.
+        key, unsaved = f"notso:value:{name}", (value, max(1, int(seconds)))
         self._unsaved.pop(key, None)
+        self._unsaved[key] = unsaved
+        if len(self._unsaved) > MAX_MESSAGES:
+            del self._unsaved[next(iter(self._unsaved))]
         try:
-            await self._client.set(key, value, ex=lifetime)
-        except FAILURES:
-            self._unsaved[key] = value, lifetime
-            if len(self._unsaved) > MAX_MESSAGES:
-                del self._unsaved[next(iter(self._unsaved))]
-            self._work.set()
+            with suppress(*FAILURES):
+                await self._client.set(key, value, ex=unsaved[1])
+                if self._unsaved.get(key) is unsaved:
+                    del self._unsaved[key]
+        finally:
+            if key in self._unsaved:
+                self._work.set()
 
     async def get_value(self, name: str) -> str | None:
         key = f"notso:value:{name}"
