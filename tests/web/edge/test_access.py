@@ -331,6 +331,7 @@ class Storage(LocalExchange):
         self.subscribers: list[Subscriber] = []
         self.messages: list[Body] = []
         self.after_read: Callable[[], Awaitable[None]] | None = None
+        self.is_reachable = True
 
     def send(self, kind: str, **body: Any) -> None:
         self.messages.append(body)
@@ -347,8 +348,9 @@ class Storage(LocalExchange):
     async def set_value(self, name: str, value: str, seconds: float) -> None:
         self.values[name] = value
 
-    async def get_value(self, name: str) -> str | None:
-        value, action, self.after_read = self.values.get(name), self.after_read, None
+    async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None:
+        value = self.values.get(name) if self.is_reachable else if_unreachable
+        action, self.after_read = self.after_read, None
         if action is not None:
             await action()
         return value
@@ -399,6 +401,27 @@ def test_concurrent_requests_do_not_revive_a_revoked_session() -> None:
 
         storage.after_read = ask_again_at_next_read
         assert await there._resume_session(token) is None and seen == [None]
+
+    asyncio.run(scenario())
+
+
+def test_storage_that_fails_before_the_check_does_not_revive_a_revoked_session() -> None:
+    async def scenario() -> None:
+        now, storage = 1e9, Storage()
+        here, there = KeyRing(KEY, lambda: now, storage=storage), KeyRing(KEY, lambda: now, storage=storage)
+        token, kept = await here.new_session(), await here.new_session()
+        await here.end_session(token)
+
+        async def fail() -> None:
+            storage.is_reachable = False
+
+        storage.after_read = fail
+        for ring in (there, here):
+            assert await ring._resume_session(token) is None
+            storage.is_reachable, storage.after_read = True, fail
+        assert not there._sessions
+        now, storage.is_reachable = now + SESSION_RENEWAL_SECONDS, False
+        assert await here._resume_session(kept)  # a known session continues
 
     asyncio.run(scenario())
 

@@ -256,6 +256,7 @@ def test_values_set_during_an_outage_are_stored_before_the_messages(valkey: Valk
         log.add("one", last=True)
         here.send("word", value="said")
         assert await here.get_value("v") == "new" and await there.get_value("v") is None
+        assert await there.get_value("v", "unknown") == "unknown"
         await until(lambda: there.is_unreachable)
         await asyncio.to_thread(valkey.start)
         await until(lambda: heard == ["said"])

@@ -155,7 +155,7 @@ class SharedStorage(Protocol):
 
     async def set_value(self, name: str, value: str, seconds: float) -> None: ...
 
-    async def get_value(self, name: str) -> str | None: ...
+    async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None: ...
 
     def send(self, kind: str, **body: Any) -> None: ...
 
@@ -266,9 +266,12 @@ class KeyRing:
             return None
         session.used = now
         if now - session.shared >= SESSION_RENEWAL_SECONDS:  # also true for every session that was just loaded
-            if self._storage is not None and await self._storage.get_value(_revocation_key(digest)) is not None:
-                self._drop(digest)
-                return None
+            if self._storage is not None:
+                # If the storage is unreachable, continue known sessions only: a loaded one may have been revoked.
+                unknown = None if session.shared else "1"
+                if await self._storage.get_value(_revocation_key(digest), unknown) is not None:
+                    self._drop(digest)
+                    return None
             session.shared = now
             await self._share_session(digest, session)
         return session.caller

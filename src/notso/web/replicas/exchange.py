@@ -73,8 +73,8 @@ class Exchange(Protocol):
     async def set_value(self, name: str, value: str, seconds: float) -> None:
         """Store a value for all replicas once they are reachable. If too many values wait, drop the oldest."""
 
-    async def get_value(self, name: str) -> str | None:
-        """Return a stored value; None if missing or unreachable."""
+    async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None:
+        """Return a stored value; None if missing."""
 
     def start(self) -> None: ...
 
@@ -109,7 +109,7 @@ class LocalExchange:
 
     async def set_value(self, name: str, value: str, seconds: float) -> None: ...
 
-    async def get_value(self, name: str) -> str | None:
+    async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None:
         return None
 
     def start(self) -> None: ...

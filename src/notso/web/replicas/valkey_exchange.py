@@ -174,14 +174,14 @@ class ValkeyExchange:
             if key in self._unsaved:
                 self._work.set()
 
-    async def get_value(self, name: str) -> str | None:
+    async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None:
         key = f"notso:value:{name}"
         if key in self._unsaved:
             return self._unsaved[key][0]
         try:
             found = await self._client.get(key)
         except FAILURES:
-            return None
+            return if_unreachable
         return found.decode() if found is not None else None
 
     def start(self) -> None:
