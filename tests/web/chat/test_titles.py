@@ -141,6 +141,38 @@ def test_new_turn_stops_all_title_generations(start: Start, monkeypatch: pytest.
     ended.set()
 
 
+def test_turn_that_starts_while_the_title_prompt_is_built_precedes_the_title(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, built, generated = threading.Event(), threading.Event(), threading.Event()
+    build, generate = submit.follow_up_request, IdleRequests.generate
+
+    async def slow(*arguments: Any) -> Any:
+        building.set()
+        await asyncio.to_thread(built.wait, 30)
+        return await build(*arguments)
+
+    async def recorded(*arguments: Any) -> str | None:
+        generated.set()
+        return await generate(*arguments)
+
+    monkeypatch.setattr(titles, "follow_up_request", slow)
+    monkeypatch.setattr(IdleRequests, "generate", recorded)
+    engine = ScriptedEngine(script)
+    server = start(engine).ready()
+    server.client.post("/settings", data={"titles": "on"})
+    asked = server.ask("Tell me about cats")
+    server.finished(asked)
+    assert building.wait(30)
+    engine.gate.clear()
+    other = server.ask("And about dogs?")
+    built.set()
+    assert not generated.wait(1)
+    engine.gate.set()
+    server.finished(other)
+    server.wait(lambda: name_of(server, asked.chat_id) == "A Chat About Cats")
+
+
 def test_title_prompt_is_not_built_on_the_event_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     on_loop: list[bool] = []
     build = submit.prompt_messages

@@ -52,11 +52,13 @@ class Titles:
             if not is_first or found.chat.title not in _derived_titles(line[0]):
                 return  # this is not the first answer, or the user has renamed the chat
             view = ChatView(found.chat, found.base, services.feed.revision, line, line[0].id)
-            if not view.settings.titles or not await self._requests.wait_until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
+            if not view.settings.titles:
                 return
             choice = ModelChoice(turn.request.model, turn.request.options.adapter)
             params = replace(view.settings.sampling, temperature=0.0, max_tokens=MAX_TOKENS, thinking_budget=0)
             request = await follow_up_request(services, owner, view, choice, REQUEST, params)
+            if not await self._requests.wait_until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
+                return
             title = parse_title(await self._requests.generate(request, PATIENCE_SECONDS) or "")
             current = await store.chat(owner, chat_id)
             if title and current is not None and current.title == view.chat.title:  # not renamed in the meantime
