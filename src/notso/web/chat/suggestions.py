@@ -87,6 +87,8 @@ class Suggestions:
         if not self._requests.is_idle:
             return []
         request = await build_request()
+        if not self._requests.is_idle:  # a turn has started in the meantime
+            return []
         self._requests.stop()
         text = await self._requests.generate(request, WAIT_SECONDS)
         if text is None:
