@@ -10,7 +10,7 @@ from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import BF16, F16, F32, FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
 from notso.qtensor.reference import blocks
 from notso.qtensor.reference.random_blocks import HALVES, write_halves
-from notso.qtensor.reference.unpacked_blocks import grid
+from notso.qtensor.reference.unpacked_blocks import UNPACK_256, grid
 
 ALL = list(FORMATS.values())
 
@@ -261,6 +261,6 @@ def test_super_block_scales_survive_packing(format: Format) -> None:
     scales, mins = rng.integers(0, 64, (2, 500, 8))
     raw = random_blocks(format, 500, seed=9)
     raw[:, 4:16] = blocks.pack_scales(scales, mins)
-    unpacked = (blocks.unpack_q4_k if format is Q4_K else blocks.unpack_q5_k)(raw)
+    unpacked = UNPACK_256[format](raw)
     np.testing.assert_array_equal(unpacked.scales, scales)
     np.testing.assert_array_equal(unpacked.mins, mins)

@@ -98,15 +98,11 @@ def test_matmul_q8k_equals_scalar_loops(format: Format) -> None:
         for b in range(2):
             ours = packed[b * per_block : (b + 1) * per_block]
             if format in (Q4_K, Q5_K):
-                part = (blocks.unpack_q4_k if format is Q4_K else blocks.unpack_q5_k)(ours)
+                part = UNPACK_256[format](ours)
                 total = sum(int(part.q[0, i]) * int(part.scales[0, i // 32]) * int(qx[b, i]) for i in range(256))
                 minimum = sum(int(part.mins[0, i // 2]) * int(bsums[b, i]) for i in range(16))
                 f = np.float32(total) * part.d[0]
                 f = scalar_fma(-np.float32(minimum), part.dmin[0], f)
-            elif format is Q6_K:
-                signed = blocks.unpack_q6_k(ours)
-                total = sum(int(signed.q[0, i]) * int(signed.scales[0, i // 16]) * int(qx[b, i]) for i in range(256))
-                f = np.float32(total) * signed.d[0]
             elif format in UNPACK_256:
                 large = UNPACK_256[format](ours)
                 total = sum(int(large.q[0, i]) * int(large.scales[0, i // 16]) * int(qx[b, i]) for i in range(256))
@@ -115,8 +111,7 @@ def test_matmul_q8k_equals_scalar_loops(format: Format) -> None:
                     minimum = sum(int(large.mins[0, i]) * int(bsums[b, i]) for i in range(16))
                     f = scalar_fma(-np.float32(minimum), large.dmin[0], f)
             else:
-                known = UNPACK_32.get(format) or getattr(blocks, f"unpack_{format.name.lower()}")
-                small = known(ours)
+                small = UNPACK_32[format](ours)
                 f = np.float32(0)
                 for j in range(8):
                     q, d = fine_q[8 * b + j], fine_d[8 * b + j]

@@ -1,7 +1,7 @@
 """Supported block formats, names of unsupported ones, and KV cache formats.
 
-A row consists of blocks, each with a fixed number of values and bytes. `reference/blocks.py` (readable) and
-`native/blocks.h` (fast) define the layouts.
+A row consists of blocks, each with a fixed number of values and bytes. `reference/unpacked_blocks.py`
+(readable) and `native/blocks.h` (fast) define the layouts.
 
 native/cache_format.h defines the byte layout of KV cache formats.
 """

@@ -1,8 +1,8 @@
 """Reference implementation of the block formats.
 
-`unpack_*` extracts integers and scales, `dequantize` computes float32 values with one rounding per operation, and
-`quantize` creates blocks. Arrays of blocks are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are
-float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
+`dequantize` computes float32 values with one rounding per operation, and `quantize` creates blocks. Arrays of blocks
+are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are float16 in the file and float32 here. Layouts:
+ggml's `ggml-common.h` and `ggml-quants.c`.
 
 A super-block consists of groups of values; each group has an integer scale. Quantization searches for scales that
 minimize sum(w * (dequantized - x)^2), where w is the importance of each value. For each group, it tries several scales
@@ -27,12 +27,8 @@ from notso.qtensor.formats import BF16, F16, F32, MXFP4, Q4_0, Q4_1, Q4_K, Q5_K,
 from notso.qtensor.reference.unpacked_blocks import (
     UNPACK_32,
     UNPACK_256,
-    Unpacked32,
     dequantize_blocks,
     read_half,
-    unpack_nibbles,
-    unpack_pairs,
-    zero_minimum,
 )
 
 # The search maps a group's largest value to the largest integer plus each of STRETCHES. With signed integers, it maps
@@ -186,24 +182,6 @@ LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # largest value; MAX_HALF for
 CHUNK_VALUES = 1 << 20  # values per chunk; bounds the size of temporary arrays
 
 
-class SuperBlocks(NamedTuple):
-    """Q4_K, Q5_K: value = d * scales[j] * q - dmin * mins[j] for 32-value group j."""
-
-    d: Floats  # (n,)
-    dmin: Floats  # (n,)
-    scales: Integers  # (n, 8) int32, 0..63
-    mins: Integers  # (n, 8) int32, 0..63
-    q: Integers  # (n, 256) int32, 0..15 or 0..31
-
-
-class SignedSuperBlocks(NamedTuple):
-    """Q6_K: value = d * scales[j] * q for 16-value group j."""
-
-    d: Floats  # (n,)
-    scales: Integers  # (n, 16) int32, -128..127
-    q: Integers  # (n, 256) int32, -32..31
-
-
 class Q8KBlocks(NamedTuple):
     """Activations in blocks of 256: value = d * q."""
 
@@ -219,77 +197,7 @@ class Q8x32Blocks(NamedTuple):
     q: npt.NDArray[np.int8]  # (M, K / 32, 32), -127..127
 
 
-# Bytes to integers and scales
-
-
-def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
-    """Unpack (n, 12) bytes to (n, 8) scales and mins."""
-    # Scales and mins have six bits. The first four scales are the low six bits of bytes 0 to 3, and the first four mins
-    # are the low six bits of bytes 4 to 7. The others are split. Their lower four bits are in bytes 8 to 11: the low
-    # nibbles for scales, the high nibbles for mins. Their upper two bits are the top two bits of bytes 0 to 3 for
-    # scales, and of bytes 4 to 7 for mins.
-    first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
-    scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
-    mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
-    return scales, mins
-
-
-def unpack_q4_k(b: Bytes) -> SuperBlocks:
-    """Unpack (n, 144): d[2] dmin[2] scales[12] qs[128]."""
-    scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
-    return SuperBlocks(read_half(b, 0), read_half(b, 2), scales, mins, unpack_nibbles(b[:, 16:], 32))
-
-
-def unpack_q5_k(b: Bytes) -> SuperBlocks:
-    """Unpack (n, 176): d[2] dmin[2] scales[12] qh[32] qs[128]."""
-    # Bit j of qh[l] is the fifth bit of value l in run j (a run has 32 values).
-    scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
-    low = unpack_nibbles(b[:, 48:], 32)
-    bits = b[:, None, 16:48].astype(np.int32) >> np.arange(8)[:, None] & 1
-    return SuperBlocks(read_half(b, 0), read_half(b, 2), scales, mins, low + 16 * bits.reshape(len(b), 256))
-
-
-def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
-    """Unpack (n, 210): ql[128] qh[64] scales[16] (int8) d[2]."""
-    # Each half of a block (128 values) takes 64 bytes of ql (a nibble per value) and 32 of qh (two bits per value).
-    low = unpack_nibbles(b[:, :128], 64)
-    scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.int32)
-    return SignedSuperBlocks(read_half(b, 208), scales, (low | unpack_pairs(b[:, 128:192]) << 4) - 32)
-
-
-def unpack_q8_0(b: Bytes) -> Unpacked32:
-    """Unpack (n, 34): d[2] qs[32] (int8)."""
-    q = np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.int32)
-    return Unpacked32(read_half(b, 0), zero_minimum(b), q)
-
-
-def unpack_q4_0(b: Bytes) -> Unpacked32:
-    """Unpack (n, 18): d[2] qs[16]; q is a nibble minus 8."""
-    return Unpacked32(read_half(b, 0), zero_minimum(b), unpack_nibbles(b[:, 2:], 16) - 8)
-
-
-def unpack_q4_1(b: Bytes) -> Unpacked32:
-    """Unpack (n, 20): d[2] m[2] qs[16]."""
-    return Unpacked32(read_half(b, 0), read_half(b, 2), unpack_nibbles(b[:, 4:], 16))
-
-
 # Bytes to values
-
-
-def _dequantize_super(blocks: SuperBlocks) -> Floats:
-    scale = blocks.d[:, None] * blocks.scales.astype(np.float32)
-    minimum = blocks.dmin[:, None] * blocks.mins.astype(np.float32)
-    q = blocks.q.reshape(-1, 8, 32).astype(np.float32)
-    return scale[:, :, None] * q - minimum[:, :, None]
-
-
-def _dequantize_signed(blocks: SignedSuperBlocks) -> Floats:
-    scale = blocks.d[:, None] * blocks.scales.astype(np.float32)
-    return scale[:, :, None] * blocks.q.reshape(-1, 16, 16).astype(np.float32)
-
-
-def _dequantize_small(blocks: Unpacked32) -> Floats:
-    return blocks.d[:, None] * blocks.q.astype(np.float32) + blocks.m[:, None]
 
 
 def _dequantize_bf16(b: Bytes) -> Floats:
@@ -301,12 +209,6 @@ _NUMBERS: dict[Format, Callable[[Bytes], Floats]] = {
     F32: lambda b: np.ascontiguousarray(b).view("<f4").astype(np.float32),
     F16: lambda b: read_half(b, 0),
     BF16: _dequantize_bf16,
-    Q4_0: lambda b: _dequantize_small(unpack_q4_0(b)),
-    Q4_1: lambda b: _dequantize_small(unpack_q4_1(b)),
-    Q8_0: lambda b: _dequantize_small(unpack_q8_0(b)),
-    Q4_K: lambda b: _dequantize_super(unpack_q4_k(b)),
-    Q5_K: lambda b: _dequantize_super(unpack_q5_k(b)),
-    Q6_K: lambda b: _dequantize_signed(unpack_q6_k(b)),
 }
 
 
@@ -342,7 +244,7 @@ def half_bytes(values: Floats) -> Bytes:
 
 
 def pack_scales(scales: Integers, mins: Integers) -> Bytes:
-    """Inverse of `unpack_scales`."""
+    """Pack (n, 8) scales and mins to the 12 bytes of Q4_K and Q5_K (see unpacked_blocks.py)."""
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = mins[:, :4] | mins[:, 4:] >> 4 << 6
     third = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4
@@ -470,6 +372,8 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
     # If all returned numbers are finite, every value of the tensor is finite. In MXFP4, a value can overflow although
     # its scale is finite, so each scale is multiplied by the largest magnitude in its block.
     blocks = split_blocks(format, rows)
+    if format in _SCALE_FIELDS:
+        return np.stack([read_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)
     if format in UNPACK_32:
         small = UNPACK_32[format](blocks)
         if format == MXFP4:
@@ -480,9 +384,7 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
     if format in UNPACK_256:
         large = UNPACK_256[format](blocks)
         return np.stack([large.d, large.dmin], axis=1)
-    if format not in _SCALE_FIELDS:
-        return _NUMBERS[format](blocks).reshape(-1, 1)
-    return np.stack([read_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)
+    return _NUMBERS[format](blocks).reshape(-1, 1)
 
 
 def quantize_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor.errors import OperandError
-from notso.qtensor.formats import Q2_K, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Format
+from notso.qtensor.formats import Q2_K, Q4_1, Q4_K, Q5_1, Q5_K, Format
 from notso.qtensor.reference import blocks
 from notso.qtensor.reference.unpacked_blocks import UNPACK_32, UNPACK_256
 from notso.qtensor.tensor import QTensor
@@ -103,13 +103,7 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
 
 
 def _super_block_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
-    if format == Q6_K:
-        d, scales, q = blocks.unpack_q6_k(packed)
-        dmin, mins = np.zeros_like(d), np.zeros_like(scales[:, :8])
-    elif format in UNPACK_256:
-        d, dmin, scales, mins, q = UNPACK_256[format](packed)
-    else:
-        d, dmin, scales, mins, q = (blocks.unpack_q4_k if format == Q4_K else blocks.unpack_q5_k)(packed)
+    d, dmin, scales, mins, q = UNPACK_256[format](packed)
     scaled = (q.reshape(*scales.shape, -1) * scales[:, :, None]).reshape(rows, -1, 256)
     groups = mins.shape[1]
     d, dmin, mins = d.reshape(rows, -1), dmin.reshape(rows, -1), mins.reshape(rows, -1, groups)
@@ -124,9 +118,7 @@ def _super_block_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes,
 
 
 def _small_block_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
-    unpackers = {Q8_0: blocks.unpack_q8_0, Q4_0: blocks.unpack_q4_0, Q4_1: blocks.unpack_q4_1}
-    unpacked = unpackers[format](packed) if format in unpackers else UNPACK_32[format](packed)
-    d, m, q = (part.reshape(rows, -1, *part.shape[1:]) for part in unpacked)
+    d, m, q = (part.reshape(rows, -1, *part.shape[1:]) for part in UNPACK_32[format](packed))
     acc = np.zeros((len(x.d), rows), np.float32)
     with np.errstate(all="ignore"):  # MXFP4's largest scales overflow
         for first in range(0, x.d.shape[1], 8):

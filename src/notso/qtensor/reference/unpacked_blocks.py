@@ -1,7 +1,7 @@
-"""Unpacking of the block formats that `blocks.py` does not handle: from bytes to integers and scales.
+"""Unpacking of the quantized block formats: from bytes to integers and scales.
 
-This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes)
-uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
+This is the numpy reference for `native/blocks.h` and `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are
+(n, block_bytes) uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
 Grids (lookup tables of the IQ1, IQ2 and IQ3 formats) are packed as in `native/kernels/portable/grid_codes.h`; a test
 compares the two copies. A row of a grid consists of eight 2-bit indices (IQ1, IQ2) or four 4-bit indices (IQ3) into the
@@ -31,8 +31,14 @@ from notso.qtensor.formats import (
     MXFP4,
     Q2_K,
     Q3_K,
+    Q4_0,
+    Q4_1,
+    Q4_K,
     Q5_0,
     Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
     TQ1_0,
     TQ2_0,
     Format,
@@ -154,12 +160,12 @@ LEVELS_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 
 class Unpacked256(NamedTuple):
-    """256-value block: value = d * scales[j] * q - dmin * mins[j] for 16-value group j."""
+    """256-value block: value = d * scales[j] * q - dmin * mins[j] for group j of 32 (Q4_K, Q5_K) or 16 values."""
 
     d: Floats  # (n,): d of the file, divided by a power of two where scales or q would otherwise be fractions
-    dmin: Floats  # (n,); zero except in Q2_K
-    scales: Integers  # (n, 16) int32
-    mins: Integers  # (n, 16) int32
+    dmin: Floats  # (n,); zero except in Q2_K, Q4_K and Q5_K
+    scales: Integers  # (n, groups) int32
+    mins: Integers  # (n, groups) int32
     q: Integers  # (n, 256) int32, -128..127
 
 
@@ -181,8 +187,7 @@ def _read_words(b: Bytes, start: int, count: int, kind: str) -> Integers:
     return np.ascontiguousarray(b[:, start : start + size * count]).view(kind).astype(np.int64)
 
 
-def zero_minimum(b: Bytes) -> Floats:
-    """Return zeros (n,)."""
+def _zero_minimum(b: Bytes) -> Floats:
     return np.zeros(len(b), np.float32)
 
 
@@ -193,16 +198,14 @@ def _without_minimum(d: Floats, scales: Integers, q: Integers) -> Unpacked256:
     )
 
 
-def unpack_nibbles(qs: Bytes, width: int = 16) -> Integers:
-    """Unpack (n, k) to (n, 2 * k)."""
-    # For every `width` bytes, first their low nibbles, then their high nibbles.
+def _unpack_nibbles(qs: Bytes, width: int = 16) -> Integers:
+    # (n, k) -> (n, 2 * k): for every `width` bytes, first their low nibbles, then their high nibbles.
     runs = qs.reshape(len(qs), -1, 1, width).astype(np.int32)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
 
-def unpack_pairs(qs: Bytes) -> Integers:
-    """Unpack (n, 64) to (n, 256)."""
-    # For every 32 bytes, first the lowest two bits of each byte, then the next two, and so on.
+def _unpack_pairs(qs: Bytes) -> Integers:
+    # (n, 64) -> (n, 256): for every 32 bytes, first the lowest two bits of each byte, then the next two, and so on.
     return (qs.reshape(-1, 2, 1, 32).astype(np.int32) >> 2 * np.arange(4)[:, None] & 3).reshape(len(qs), 256)
 
 
@@ -229,26 +232,42 @@ def _fifth_bits(b: Bytes, start: int) -> Integers:
     return (_read_words(b, start, 1, "<u4") >> np.arange(32) & 1).astype(np.int32) << 4
 
 
+def _int8(b: Bytes) -> Integers:
+    return np.ascontiguousarray(b).view(np.int8).astype(np.int32)
+
+
+def _q4_0(b: Bytes) -> Unpacked32:
+    return Unpacked32(read_half(b, 0), _zero_minimum(b), _unpack_nibbles(b[:, 2:]) - 8)
+
+
+def _q4_1(b: Bytes) -> Unpacked32:
+    return Unpacked32(read_half(b, 0), read_half(b, 2), _unpack_nibbles(b[:, 4:]))
+
+
+def _q8_0(b: Bytes) -> Unpacked32:
+    return Unpacked32(read_half(b, 0), _zero_minimum(b), _int8(b[:, 2:]))
+
+
 def _q5_0(b: Bytes) -> Unpacked32:
-    return Unpacked32(read_half(b, 0), zero_minimum(b), (unpack_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16)
+    return Unpacked32(read_half(b, 0), _zero_minimum(b), (_unpack_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16)
 
 
 def _q5_1(b: Bytes) -> Unpacked32:
-    return Unpacked32(read_half(b, 0), read_half(b, 2), unpack_nibbles(b[:, 8:]) | _fifth_bits(b, 4))
+    return Unpacked32(read_half(b, 0), read_half(b, 2), _unpack_nibbles(b[:, 8:]) | _fifth_bits(b, 4))
 
 
 def _iq4_nl(b: Bytes) -> Unpacked32:
-    return Unpacked32(read_half(b, 0), zero_minimum(b), LEVELS_IQ4[unpack_nibbles(b[:, 2:])])
+    return Unpacked32(read_half(b, 0), _zero_minimum(b), LEVELS_IQ4[_unpack_nibbles(b[:, 2:])])
 
 
 def _mxfp4(b: Bytes) -> Unpacked32:
     d = np.ldexp(np.float32(1), b[:, 0].astype(np.int32) - 128).astype(np.float32)
-    return Unpacked32(d, zero_minimum(b), LEVELS_MXFP4[unpack_nibbles(b[:, 1:])])
+    return Unpacked32(d, _zero_minimum(b), LEVELS_MXFP4[_unpack_nibbles(b[:, 1:])])
 
 
 def _q2_k(b: Bytes) -> Unpacked256:
     scales = b[:, :16].astype(np.int32)
-    return Unpacked256(read_half(b, 80), read_half(b, 82), scales & 15, scales >> 4, unpack_pairs(b[:, 16:80]))
+    return Unpacked256(read_half(b, 80), read_half(b, 82), scales & 15, scales >> 4, _unpack_pairs(b[:, 16:80]))
 
 
 def _q3_k(b: Bytes) -> Unpacked256:
@@ -256,13 +275,40 @@ def _q3_k(b: Bytes) -> Unpacked256:
     s = b[:, 96:108].astype(np.int32)
     low = np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], axis=1)
     top = (s[:, None, 8:] >> 2 * np.arange(4)[:, None] & 3).reshape(len(b), 16)
-    return _without_minimum(read_half(b, 108), (low | top << 4) - 32, unpack_pairs(b[:, 32:96]) + 4 * high - 4)
+    return _without_minimum(read_half(b, 108), (low | top << 4) - 32, _unpack_pairs(b[:, 32:96]) + 4 * high - 4)
+
+
+def _scales_and_mins(b: Bytes) -> tuple[Integers, Integers]:
+    # Scales and mins have six bits. The first four scales are the low six bits of bytes 0 to 3, and the first four mins
+    # are the low six bits of bytes 4 to 7. The others are split. Their lower four bits are in bytes 8 to 11: the low
+    # nibbles for scales, the high nibbles for mins. Their upper two bits are the top two bits of bytes 0 to 3 for
+    # scales, and of bytes 4 to 7 for mins.
+    first, second, third = (b[:, start : start + 4].astype(np.int32) for start in (4, 8, 12))
+    scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
+    return scales, np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
+
+
+def _q4_k(b: Bytes) -> Unpacked256:
+    return Unpacked256(read_half(b, 0), read_half(b, 2), *_scales_and_mins(b), _unpack_nibbles(b[:, 16:], 32))
+
+
+def _q5_k(b: Bytes) -> Unpacked256:
+    # Bit j of byte 16 + l is the fifth bit of value l in run j (a run has 32 values).
+    bits = (b[:, None, 16:48].astype(np.int32) >> np.arange(8)[:, None] & 1).reshape(len(b), 256)
+    q = _unpack_nibbles(b[:, 48:], 32) + 16 * bits
+    return Unpacked256(read_half(b, 0), read_half(b, 2), *_scales_and_mins(b), q)
+
+
+def _q6_k(b: Bytes) -> Unpacked256:
+    # Each half of a block (128 values) takes 64 bytes of nibbles and 32 bytes of bit pairs.
+    q = (_unpack_nibbles(b[:, :128], 64) | _unpack_pairs(b[:, 128:192]) << 4) - 32
+    return _without_minimum(read_half(b, 208), _int8(b[:, 192:208]), q)
 
 
 def _iq4_xs(b: Bytes) -> Unpacked256:
     high = _read_words(b, 2, 1, "<u2") >> 2 * np.arange(8) & 3
     scales = (_nibble_pairs(b[:, 4:8]) | high << 4) - 32
-    return _without_minimum(read_half(b, 0), np.repeat(scales, 2, axis=1), LEVELS_IQ4[unpack_nibbles(b[:, 8:])])
+    return _without_minimum(read_half(b, 0), np.repeat(scales, 2, axis=1), LEVELS_IQ4[_unpack_nibbles(b[:, 8:])])
 
 
 def _unpack_sign_groups(words: Integers) -> Integers:
@@ -344,13 +390,16 @@ def _tq1_0(b: Bytes) -> Unpacked256:
 
 
 def _tq2_0(b: Bytes) -> Unpacked256:
-    return _without_minimum(read_half(b, 64), np.ones((len(b), 16), np.int32), unpack_pairs(b[:, :64]) - 1)
+    return _without_minimum(read_half(b, 64), np.ones((len(b), 16), np.int32), _unpack_pairs(b[:, :64]) - 1)
 
 
 # Functions that unpack (n, block_bytes) uint8.
 UNPACK_256: dict[Format, Callable[[Bytes], Unpacked256]] = {
     Q2_K: _q2_k,
     Q3_K: _q3_k,
+    Q4_K: _q4_k,
+    Q5_K: _q5_k,
+    Q6_K: _q6_k,
     IQ4_XS: _iq4_xs,
     IQ2_XXS: _iq2_xxs,
     IQ2_XS: _iq2_xs,
@@ -364,6 +413,9 @@ UNPACK_256: dict[Format, Callable[[Bytes], Unpacked256]] = {
 }
 
 UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
+    Q4_0: _q4_0,
+    Q4_1: _q4_1,
+    Q8_0: _q8_0,
     Q5_0: _q5_0,
     Q5_1: _q5_1,
     IQ4_NL: _iq4_nl,
@@ -376,9 +428,10 @@ def dequantize_blocks(format: Format, b: Bytes) -> Floats:
     if format in UNPACK_32:
         small = UNPACK_32[format](b)
         numbers: Floats = small.d[:, None] * small.q.astype(np.float32)
-        return numbers + small.m[:, None] if format == Q5_1 else numbers
+        # Where m is zero, adding it still replaces -0 by 0.
+        return numbers + small.m[:, None] if format in (Q4_0, Q4_1, Q5_1, Q8_0) else numbers
     w = UNPACK_256[format](b)
     scale = w.d[:, None] * w.scales.astype(np.float32)
     minimum = w.dmin[:, None] * w.mins.astype(np.float32)
-    q = w.q.reshape(-1, 16, 16).astype(np.float32)
+    q = w.q.reshape(*scale.shape, -1).astype(np.float32)
     return (scale[:, :, None] * q - minimum[:, :, None]).reshape(-1, 256)
