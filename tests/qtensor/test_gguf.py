@@ -300,13 +300,13 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     assert path.read_text() == "the old file"
 
 
-def test_tensor_data_may_be_bytes_array_iterable_or_function(tmp_path: Path) -> None:
+def test_tensor_data_may_be_bytes_array_or_iterable(tmp_path: Path) -> None:
     path, raw = tmp_path / "x.gguf", np.arange(210, dtype=np.uint8)
     with GGUFWriter(path) as writer:
         writer.add_tensor("bytes", (256,), Q6_K, raw.tobytes())
         writer.add_tensor("array", (1, 256), Q6_K, raw)
         writer.add_tensor("pieces", (1, 256), Q6_K, [raw[:100], memoryview(raw[100:].copy())])
-        writer.add_tensor("function", (1, 256), Q6_K, lambda: (raw[i : i + 1] for i in range(210)))
+        writer.add_tensor("generator", (1, 256), Q6_K, (raw[i : i + 1] for i in range(210)))
         assert writer.tensor_bytes == 4 * 210
     with GGUFFile.open(path) as file:
         for tensor in file.tensors.values():
@@ -381,7 +381,7 @@ def test_concurrent_writers_use_separate_temporary_files(tmp_path: Path) -> None
 
     outer = GGUFWriter(path, durable=False)
     outer.add("name", "outer", "string")
-    outer.add_tensor("t", (1,), F32, lambda: [while_writing()])
+    outer.add_tensor("t", (1,), F32, (while_writing() for _ in range(1)))
     outer.write()
     with GGUFFile.open(path) as file:
         assert file.metadata["name"] == "outer"

@@ -2,7 +2,7 @@
 
     with GGUFWriter(path) as writer:
         writer.add("demo.size", 3, "uint32")
-        writer.add_tensor("weight", (2, 256), Q4_K, lambda: chunks())
+        writer.add_tensor("weight", (2, 256), Q4_K, chunks())
 
 Tensor data is read only when the file is written, at the end of the `with` block.
 """
@@ -44,7 +44,8 @@ from notso.qtensor.gguf import (
 from notso.system.files import sync
 
 Chunk: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
-TensorBytes: TypeAlias = Chunk | Iterable[Chunk] | Callable[[], Iterable[Chunk]]
+TensorBytes: TypeAlias = Chunk | Iterable[Chunk]
+Progress: TypeAlias = Callable[[int, int], None]  # bytes of tensors written, total bytes of tensors
 
 _NUMBERS = {name: number for number, name in VALUE_TYPES.items()}
 
@@ -62,10 +63,14 @@ class GGUFWriter:
     Methods raise GGUFError for invalid entries, tensors or data sizes; `write` may raise OSError.
     """
 
-    def __init__(self, path: str | Path, *, durable: bool = True) -> None:
+    def __init__(
+        self, path: str | Path, *, durable: bool = True, progress: Progress = lambda written, total: None
+    ) -> None:
         """durable: call fsync before renaming, so that a power failure leaves no partial file."""
         self.path = Path(path)
         self._durable = durable
+        self._progress = progress
+        self._written = 0
         self._alignment = DEFAULT_ALIGNMENT
         self._entries: dict[str, bytes] = {}
         self._tensors: dict[str, tuple[tuple[int, ...], Format, int, TensorBytes]] = {}
@@ -111,7 +116,7 @@ class GGUFWriter:
 
     def add_tensor(self, name: str, shape: Sequence[int], format: Format, data: TensorBytes) -> None:
         """Declare a tensor; `shape` is in numpy order. Raises OperandError for incomplete blocks."""
-        # `data` (bytes, chunks, or a function that returns chunks) is read in `write`.
+        # `data` (bytes or chunks) is read in `write`.
         field = f"tensor {name!a}"
         if not 1 <= len(name.encode()) <= MAX_NAME_BYTES or "\0" in name or name in self._tensors:
             raise GGUFError("a name must be new, free of NUL and 1..64 bytes long", field=field)
@@ -158,18 +163,15 @@ class GGUFWriter:
             raise
 
     def _write_tensor(self, file: BufferedWriter, name: str, size: int, data: TensorBytes) -> None:
-        pieces: Iterable[Chunk]
-        if isinstance(data, bytes | bytearray | memoryview | np.ndarray):
-            pieces = [data]
-        else:
-            pieces = data() if callable(data) else data
         written = 0
-        for piece in pieces:
+        for piece in [data] if isinstance(data, bytes | bytearray | memoryview | np.ndarray) else data:
             raw = memoryview(piece.tobytes() if isinstance(piece, np.ndarray) else piece)
             written += raw.nbytes
             if written > size:
                 break
             file.write(raw)
+            self._written += raw.nbytes
+            self._progress(self._written, self.tensor_bytes)
         if written != size:
             more = "at least " if written > size else ""
             raise GGUFError(f"{more}{written} bytes given, {size} declared", field=f"tensor {name!a}")

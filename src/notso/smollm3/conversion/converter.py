@@ -10,7 +10,7 @@ import hashlib
 import os
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -23,7 +23,7 @@ import platformdirs
 from notso.qtensor import Format, GGUFFile, GGUFWriter, NotsoError, QTensor, set_error_path
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.conversion.hf_config import CONFIG, Entries, config_entries, end_tokens, read_object
-from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
+from notso.smollm3.conversion.hf_folder import HFFolder
 from notso.smollm3.conversion.hf_tokenizer import folder_tokenizer
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, Q5_K_M, SmolLM3Weights, format_in
@@ -32,13 +32,16 @@ Floats = npt.NDArray[np.float32]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def require_whole_blocks(columns: int, format: Format) -> None:
-    """Raise InvalidRequestError unless rows consist of whole blocks."""
+def tensor_format(mix: str, name: str, shape: Sequence[int], layers: int, *, is_tied: bool) -> Format:
+    """Return a tensor's format in a file of type `mix`. Raises InvalidRequestError unless rows are whole blocks."""
+    format = format_in(mix, name.removesuffix(".weight"), len(shape), layers, is_tied=is_tied)
+    columns = shape[-1]
     if columns % format.block_values:
         raise InvalidRequestError(
             f"rows of {columns} values are not a multiple of {format}'s block size; F16, BF16 and F32 accept any size",
             param="type",
         )
+    return format
 
 
 def quantize_chunks(
@@ -60,12 +63,15 @@ def quantize_chunks(
                 future.cancel()
 
 
+Progress = Callable[[int, int], None]  # bytes written, total bytes
+
+
 @contextmanager
-def new_model_file(out: Path) -> Iterator[GGUFWriter]:
+def new_model_file(out: Path, progress: Progress) -> Iterator[GGUFWriter]:
     """Yield a writer; then write and validate the file, and move it to `out`. Raises ModelFileError or OSError."""
     # The name is unique, because another thread may write a file to the same path.
     unchecked = out.with_name(f".{out.name[:50]}.{uuid.uuid4().hex}.new")
-    writer = GGUFWriter(unchecked)
+    writer = GGUFWriter(unchecked, progress=progress)
     try:
         yield writer
         writer.write()
@@ -81,8 +87,6 @@ MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q
 
 # Increment this when a code change alters the converted files, so that cached conversions are redone.
 VERSION = 2
-
-Progress = Callable[[int, int], None]  # bytes written, total bytes
 
 
 def convert(
@@ -111,25 +115,16 @@ def _convert(folder: Path, out: Path, mix: str, progress: Progress, threads: int
     entries = _general_entries(folder, mix) | config_entries(config)
     entries |= folder_tokenizer(folder, config["vocab_size"], end_tokens(folder, config))
     head_dim = entries[f"{ARCHITECTURE}.rope.dimension_count"][0]
-    with HFFolder(folder) as source, new_model_file(out) as writer:
+    with HFFolder(folder) as source, new_model_file(out, progress) as writer:
         for key, (value, type_name) in entries.items():
             writer.add(key, value, type_name)
-        written = 0
-
-        def blocks(tensor: FolderTensor, format: Format) -> Iterator[Bytes]:
-            nonlocal written
-            for data in quantize_chunks(tensor.chunks(), format, tensor.name, threads=threads):
-                yield data
-                written += data.size
-                progress(written, writer.tensor_bytes)
-
         tensors = source.tensors(config, head_dim)
         is_tied = all(tensor.name != "output" for tensor in tensors)
         for tensor in tensors:
             shape = tensor.source.shape
-            format = format_in(mix, tensor.name, len(shape), config["num_hidden_layers"], is_tied=is_tied)
-            require_whole_blocks(shape[-1], format)
-            writer.add_tensor(f"{tensor.name}.weight", shape, format, blocks(tensor, format))
+            format = tensor_format(mix, tensor.name, shape, config["num_hidden_layers"], is_tied=is_tied)
+            blocks = quantize_chunks(tensor.chunks(), format, tensor.name, threads=threads)
+            writer.add_tensor(f"{tensor.name}.weight", shape, format, blocks)
     return writer.tensor_bytes
 
 

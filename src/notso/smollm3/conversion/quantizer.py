@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from notso.qtensor import FORMATS_BY_NAME, Format, GGUFFile, GGUFWriter, QTensor
+from notso.qtensor import FORMATS_BY_NAME, GGUFFile, GGUFWriter
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.conversion.converter import convert, new_model_file, quantize_chunks, require_whole_blocks
+from notso.smollm3.conversion.converter import convert, new_model_file, quantize_chunks, tensor_format
 from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
 from notso.smollm3.conversion.importance import Importance, importance
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
-from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, Q5_K_M, SmolLM3Weights, format_in
+from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, Q5_K_M, SmolLM3Weights
 
 # Supported output types; `convert` supports more.
 MIXES = (Q4_K_M, Q5_K_M, "Q6_K", "Q8_0")
 
 Progress = Callable[[str, int, int], None]  # activity, amount done, total amount
-_SUFFIX = ".weight"
 _REPLACED = ("general.file_type", "general.quantization_version", "quantize.imatrix.")
 
 
@@ -67,36 +63,25 @@ def _quantize_file(
                     "The lost precision cannot be recovered; use the original file (F16, BF16 or F32) instead"
                 )
         is_tied = "output.weight" not in file.tensors
-        formats = {name: _format(mix, tensor, config, is_tied) for name, tensor in file.tensors.items()}
+        layers = config.num_hidden_layers
+        formats = {
+            name: tensor_format(mix, name, tensor.shape, layers, is_tied=is_tied)
+            for name, tensor in file.tensors.items()
+        }
         measured = None
         if text is not None:
             measured = importance(file, text[1], threads, lambda done, total: progress("reading", done, total))
-        with new_model_file(out) as writer:
+        with new_model_file(out, lambda done, total: progress("writing", done, total)) as writer:
             for key, value in file.metadata.items():
                 if not key.startswith(_REPLACED):
                     writer.add(key, value, file.metadata_types[key])
             _add_quantization_keys(writer, mix, text[0] if text else "", measured)
-            written = 0
-
-            def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
-                nonlocal written
-                rows = FolderTensor(tensor.name, tensor)
-                columns = measured.of.get(tensor.name) if measured is not None else None
-                for data in quantize_chunks(rows.chunks(), format, tensor.name, columns, threads):
-                    yield data
-                    written += data.size
-                    progress("writing", written, writer.tensor_bytes)
-
             for name, tensor in file.tensors.items():
-                writer.add_tensor(name, tensor.shape, formats[name], blocks(tensor, formats[name]))
+                rows = FolderTensor(name, tensor).chunks()
+                columns = measured.of.get(name) if measured is not None else None
+                blocks = quantize_chunks(rows, formats[name], name, columns, threads)
+                writer.add_tensor(name, tensor.shape, formats[name], blocks)
     return writer.tensor_bytes
-
-
-def _format(mix: str, tensor: QTensor, config: SmolLM3Config, is_tied: bool) -> Format:
-    name = tensor.name.removesuffix(_SUFFIX)
-    format = format_in(mix, name, len(tensor.shape), config.num_hidden_layers, is_tied=is_tied)
-    require_whole_blocks(tensor.cols, format)
-    return format
 
 
 def _add_quantization_keys(writer: GGUFWriter, mix: str, text_name: str, measured: Importance | None) -> None:

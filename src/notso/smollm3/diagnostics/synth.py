@@ -111,7 +111,7 @@ def write_synthetic(
     template: str | None = None,
     seed: int = 0,
     formats: str = OFFICIAL_FORMATS,
-    progress: Progress | None = None,
+    progress: Progress = lambda written, total: None,
 ) -> int:
     """Write a GGUF file of random weights, which depend only on the arguments; return the size of its tensors in bytes.
 
@@ -122,28 +122,22 @@ def write_synthetic(
     shape = SyntheticShape(layers, hidden, ffn, heads, kv_heads, vocab)
     tensors = synthetic_tensors(shape, formats)
     entries = _tokenizer_entries(tokenizer, vocab, template)
-    writer = GGUFWriter(path, durable=False)  # no fsync, because a lost file can be written again
+    # No fsync, because a lost file can be written again.
+    writer = GGUFWriter(path, durable=False, progress=progress)
     _add_config(writer, shape, formats)
     for key, (value, type_name) in entries.items():
         writer.add(key, value, type_name)
-    written = 0
 
     def weights(index: int, sides: tuple[int, ...], format: Format) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
-        nonlocal written
         rng = np.random.Generator(np.random.SFC64([seed, index]))
         left = int(np.prod(sides)) // format.block_values
         while left:
             count = min(left, CHUNK_BYTES // format.block_bytes)
             if len(sides) == 1:
-                norm = (1 + 0.1 * rng.standard_normal(count)).astype("<f4")
-                chunk = norm.view(np.uint8)
+                yield (1 + 0.1 * rng.standard_normal(count)).astype("<f4").view(np.uint8)
             else:
-                chunk = random_blocks(format, count, rng, 0.02 * (2048 / hidden) ** 0.5).reshape(-1)
-            yield chunk
+                yield random_blocks(format, count, rng, 0.02 * (2048 / hidden) ** 0.5).reshape(-1)
             left -= count
-            written += chunk.size
-            if progress is not None:
-                progress(written, writer.tensor_bytes)
 
     for index, (name, sides, format) in enumerate(tensors):
         writer.add_tensor(name, sides, format, weights(index, sides, format))

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import F16, F32, Format, GGUFFile, GGUFWriter, OperandError, QTensor
+from notso.qtensor import F16, F32, GGUFFile, GGUFWriter, OperandError, QTensor
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
-from notso.smollm3.conversion.converter import quantize_chunks, require_whole_blocks
+from notso.smollm3.conversion.converter import quantize_chunks, tensor_format
 from notso.smollm3.model.lora import read_adapter
-from notso.smollm3.model.weights import FILE_TYPES, TENSOR_NAMES, format_in
+from notso.smollm3.model.weights import FILE_TYPES, TENSOR_NAMES
 
 CHUNK_VALUES = 4 << 20
 
@@ -85,14 +85,10 @@ def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: in
                     values = values + b[start : start + step] @ a
                 yield values
 
-        def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
-            return quantize_chunks(rows(tensor), format, tensor.name, threads=threads)
-
         is_tied = "output.weight" not in file.tensors
         for name, tensor in file.tensors.items():
-            base_name, dimensions = name.removesuffix(".weight"), len(tensor.shape)
-            format = format_in(mix, base_name, dimensions, config.num_hidden_layers, is_tied=is_tied)
-            require_whole_blocks(tensor.cols, format)
-            writer.add_tensor(name, tensor.shape, format, blocks(tensor, format))
+            format = tensor_format(mix, name, tensor.shape, config.num_hidden_layers, is_tied=is_tied)
+            blocks = quantize_chunks(rows(tensor), format, name, threads=threads)
+            writer.add_tensor(name, tensor.shape, format, blocks)
         writer.write()
     return writer.tensor_bytes
