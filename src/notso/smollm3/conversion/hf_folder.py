@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from notso.qtensor import QTensor, SafetensorsFile
 from notso.smollm3.errors import ModelFileError, quoted
+from notso.smollm3.model.weights import TENSOR_NAMES, module_name
 from notso.text_file import read_regular
 
 Floats = npt.NDArray[np.float32]
@@ -27,19 +28,6 @@ Floats = npt.NDArray[np.float32]
 INDEX_FILE, WHOLE_FILE = "model.safetensors.index.json", "model.safetensors"
 MAX_INDEX_BYTES = 16 << 20
 CHUNK_VALUES = 4 << 20  # approximate number of values converted to blocks at a time
-
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
 
 # Name suffix of the RoPE frequency tensors in older folders. They are ignored, because config.json determines the
 # frequencies.
@@ -102,9 +90,9 @@ class HFFolder:
             unused["model.embed_tokens.weight"] = embed = head
         found = [pop_tensor("token_embd", "model.embed_tokens")]
         for layer in range(config["num_hidden_layers"]):
-            for role, module in _LAYER.items():
-                rows = head_dim if role in ("attn_q", "attn_k") else 0
-                found.append(pop_tensor(f"blk.{layer}.{role}", f"model.layers.{layer}.{module}", rows))
+            for role, name in TENSOR_NAMES.items():
+                rows = head_dim if role in ("q_proj", "k_proj") else 0
+                found.append(pop_tensor(f"blk.{layer}.{name}", f"model.layers.{layer}.{module_name(role)}", rows))
         found.append(pop_tensor("output_norm", "model.norm"))
         if head is not None and not (is_tied and embed is not None and _tensors_equal(head, embed)):
             found.append(FolderTensor("output", head))

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from notso.qtensor import F32, Backend, GGUFFile, OperandError, QTensor, QTensorError, SafetensorsFile, Weight
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import AdapterFileError, ModelFileError, OutOfMemoryError, quoted
-from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
+from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes, module_name
 from notso.text_file import read_regular
 
 MAX_RANK = 512  # bounds the preallocated memory of a step
@@ -435,8 +435,7 @@ def _from_peft(folder: Path, tensors: _TensorCollector, scale: float) -> Factor:
 
 
 def _module_name(layer: int, role: str) -> str:
-    block = "mlp" if role in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-    return f"model.layers.{layer}.{block}.{role}"
+    return f"model.layers.{layer}.{module_name(role)}"
 
 
 def _interleave_rope_rows(tensor: QTensor, head_dim: int) -> QTensor:

@@ -87,6 +87,13 @@ TENSOR_NAMES = {
 }
 
 
+def module_name(role: str) -> str:
+    """Return a role's module name in transformers, within its layer."""
+    if role in NORMS:
+        return role
+    return f"{'mlp' if role in ('gate_proj', 'up_proj', 'down_proj') else 'self_attn'}.{role}"
+
+
 @dataclass(frozen=True, slots=True)
 class SmolLM3Weights:
     """All weights; `lm_head` is `embed_tokens` if tied, as in the official files."""
@@ -111,10 +118,13 @@ class SmolLM3Weights:
         unused = dict(tensors)
         hidden = config.hidden_size
 
-        def matrix(name: str, rows: int, cols: int) -> QTensor:
-            tensor = unused.pop(name, None)
-            if tensor is None:
+        def pop_tensor(name: str) -> QTensor:
+            if name not in unused:
                 raise ModelFileError(f"the file has no tensor {name!r}")
+            return unused.pop(name)
+
+        def matrix(name: str, rows: int, cols: int) -> QTensor:
+            tensor = pop_tensor(name)
             if tensor.shape != (rows, cols):
                 raise ModelFileError(
                     f"tensor {name!r} has shape {tensor.shape}, but the configuration implies {(rows, cols)}"
@@ -122,9 +132,7 @@ class SmolLM3Weights:
             return tensor
 
         def norm(name: str) -> Array:
-            tensor = unused.pop(name, None)
-            if tensor is None:
-                raise ModelFileError(f"the file has no tensor {name!r}")
+            tensor = pop_tensor(name)
             if tensor.shape != (hidden,) or tensor.format != F32:
                 raise ModelFileError(f"tensor {name!r} must be F32 of shape {(hidden,)}")
             return tensor.as_float32()

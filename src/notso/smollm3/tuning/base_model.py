@@ -11,7 +11,7 @@ import numpy.typing as npt
 from notso.qtensor import GGUFFile, QTensor
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import ModelFileError
-from notso.smollm3.model.weights import MATRICES, NORMS, TENSOR_NAMES, SmolLM3Weights
+from notso.smollm3.model.weights import TENSOR_NAMES, SmolLM3Weights, module_name
 
 Floats = npt.NDArray[np.float32]
 
@@ -78,17 +78,10 @@ def _from_gguf(source: Path, dtype: Any) -> Any:
         if weights.lm_head is not weights.embed_tokens:
             put("lm_head", weights.lm_head.dequantize())
         for index in range(config.num_hidden_layers):
-            for role in (*MATRICES, *NORMS):
-                tensor = file.tensors[f"blk.{index}.{TENSOR_NAMES[role]}.weight"]
+            for role, name in TENSOR_NAMES.items():
+                tensor = file.tensors[f"blk.{index}.{name}.weight"]
                 put(f"model.layers.{index}.{module_name(role)}", hf_rows(tensor, role, config.head_dim))
     return model
-
-
-def module_name(role: str) -> str:
-    """Return a role's module name in transformers."""
-    if role in NORMS:
-        return role
-    return f"{'self_attn' if role in ('q_proj', 'k_proj', 'v_proj', 'o_proj') else 'mlp'}.{role}"
 
 
 def hf_rows(tensor: QTensor, role: str, head_dim: int) -> Floats:
