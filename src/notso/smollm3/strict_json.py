@@ -1,9 +1,12 @@
-"""Standard JSON, without NaN and Infinity."""
+"""Standard JSON, without NaN and Infinity, and values that mean "off" in settings of other programs."""
 
 from __future__ import annotations
 
 import json
-from typing import NoReturn
+from typing import Any, NoReturn
+
+# Values that mean "off" or "not set". An unknown field with one of these values is ignored.
+OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 
 def is_json_object(text: object) -> bool:
@@ -14,8 +17,9 @@ def is_json_object(text: object) -> bool:
         return False
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError; for the argument `parse_constant` of json.loads."""
     raise ValueError(f"{name} is not JSON")
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+DECODER = json.JSONDecoder(parse_constant=refuse_constant)

@@ -22,6 +22,7 @@ from notso.smollm3.config import (
     yarn_attention_factor,
 )
 from notso.smollm3.errors import ModelFileError, quoted
+from notso.smollm3.strict_json import OFF
 from notso.text_file import read_regular
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -133,9 +134,6 @@ GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_length": (0,),
     "min_new_tokens": (0,),
 }
-
-# Values that mean "off" or "not set". An unknown field with one of these values is ignored.
-OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 # Key -> (value, GGUF type name), the arguments of `GGUFWriter.add`.
 Entries = dict[str, tuple[Any, str]]

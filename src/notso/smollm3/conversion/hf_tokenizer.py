@@ -14,8 +14,9 @@ from typing import Any
 
 import tokenizers
 
-from notso.smollm3.conversion.hf_config import OFF, Entries, read_object
+from notso.smollm3.conversion.hf_config import Entries, read_object
 from notso.smollm3.errors import ModelFileError, quoted
+from notso.smollm3.strict_json import OFF
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.text.tokenizer_pipeline import MAX_JSON_BYTES, tokenizer_entries
 from notso.smollm3.text.vocabulary import CONTROL, END_IDS_KEY, UNUSED

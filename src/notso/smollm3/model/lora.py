@@ -31,6 +31,7 @@ from notso.qtensor import F32, Backend, GGUFFile, OperandError, QTensor, QTensor
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import AdapterFileError, ModelFileError, OutOfMemoryError, quoted
 from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes, module_name
+from notso.smollm3.strict_json import OFF
 from notso.text_file import read_regular
 
 MAX_RANK = 512  # bounds the preallocated memory of a step
@@ -134,7 +135,6 @@ _CHANGES_BASE_MODEL = ("pissa", "olora", "corda", "loftq")
 # Values of init_lora_weights with which PEFT's initial update B A is random. With the others in CHOICES, it is zero.
 _RANDOM = (None, False)
 
-_OFF: tuple[object, ...] = (None, False, [], {}, "")
 _LAYER_NAMES = ("layers", "model.layers")
 
 
@@ -194,9 +194,9 @@ def _reject_unknown(settings: Mapping[str, Any]) -> None:
             ):
                 raise ModelFileError(f"{key}: {quoted(value)} is not supported{_unsupported_hint(key, normalized)}")
         elif key in REFUSED:
-            if value not in _OFF:
+            if value not in OFF:
                 raise ModelFileError(f"{key}: {REFUSED[key]} is not supported")
-        elif key not in COMPUTED and key not in HARMLESS and value not in _OFF:
+        elif key not in COMPUTED and key not in HARMLESS and value not in OFF:
             raise ModelFileError(f"{quoted(key)}: unknown setting, which could change the results")
 
 
@@ -244,7 +244,7 @@ def _matches_layer_list(pattern: Any) -> bool:
 def _module_matcher(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
     # `value` is a list of names or suffixes, or a regular expression for whole names. If it is None, the matcher always
     # returns `none`.
-    if value is None or (key == "exclude_modules" and value in _OFF):
+    if value is None or (key == "exclude_modules" and value in OFF):
         return lambda module: none
     if isinstance(value, str):
         return _compile_expression(key, value)

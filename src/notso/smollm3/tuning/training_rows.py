@@ -21,6 +21,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.errors import InvalidRequestError, TemplateError, one_line, quoted
 from notso.smollm3.output.tool_parser import OPEN, ToolCallParser
+from notso.smollm3.strict_json import OFF
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -38,7 +39,6 @@ THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
 _REASONING = re.compile(r"\s*<think>(?:\n(.*?)\n</think>\n|\n?(.*?)\n?</think>\n?)", re.DOTALL)
 # Fields of messages in which other programs store reasoning.
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-_OFF: tuple[Any, ...] = (None, False, [], {}, "")
 NOT_LEARNED = -100  # label that PyTorch's cross entropy ignores
 
 LEAST_TO_HOLD_OUT = 10  # with fewer rows, none are held out
@@ -154,7 +154,7 @@ def _template_kwargs(record: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(options, dict):
         raise ValueError("chat_template_kwargs must be an object")
     for name, value in options.items():
-        if name != "enable_thinking" and value not in _OFF:
+        if name != "enable_thinking" and value not in OFF:
             raise ValueError(f"chat_template_kwargs: {quoted(name)} is not supported")
     if not isinstance(options.get("enable_thinking"), bool | None):
         raise ValueError("enable_thinking must be true or false")

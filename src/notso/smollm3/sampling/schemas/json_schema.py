@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.schemas.negation import Schema
 from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
 from notso.smollm3.sampling.schemas.simplifying import MANY, MAX_PATTERN_PROPERTIES, NAMED, ONE
+from notso.smollm3.strict_json import refuse_constant
 
 MAX_CHARACTERS = 2**20
 """Maximum length of a schema in a request."""
@@ -69,7 +70,7 @@ def checked_schema(source: str) -> EnforcedSchema:
 
 def _read(source: str) -> EnforcedSchema:
     try:
-        schema = json.loads(source, parse_constant=_refuse_constant, parse_float=_finite)
+        schema = json.loads(source, parse_constant=refuse_constant, parse_float=_finite)
         source.encode()
         if "\\u" in source:  # escapes can stand for lone surrogates, which error messages and headers cannot contain
             json.dumps(schema, ensure_ascii=False).encode()
@@ -209,7 +210,3 @@ def _finite(number: str) -> float:
     if math.isinf(value):
         raise ValueError(f"{number[:40]} is too large")
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
