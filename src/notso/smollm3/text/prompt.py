@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
@@ -149,28 +148,19 @@ class PromptWriter:
         context_tokens: int,
         reserved_tokens: int,
     ) -> Prompt:
-        write = partial(self.write, options=options, most_tokens=context_tokens)
-        if options.when_full == "stop":
-            return write(messages)
-        return self.write_dropping_oldest(messages, write, context_tokens, reserved_tokens)
-
-    def write_dropping_oldest(
-        self,
-        messages: Sequence[Message],
-        write: Callable[[Sequence[Message]], Prompt],
-        context_tokens: int,
-        reserved_tokens: int,
-    ) -> Prompt:
-        """Drop as few of the oldest turns as possible to keep `reserved_tokens` free.
+        """Return the prompt. With "drop_oldest", drop as few of the oldest turns as possible to keep `reserved_tokens`
+        free.
 
         If only the system message and the last turn remain, one free token suffices. Raises ContextLengthError if none
         is free.
         """
+        if options.when_full == "stop":
+            return self.write(messages, options, most_tokens=context_tokens)
         limit = context_tokens - reserved_tokens
 
         def attempt(remaining: Sequence[Message]) -> Prompt | ContextLengthError:
             try:
-                return write(remaining)
+                return self.write(remaining, options, most_tokens=context_tokens)
             except ContextLengthError as error:  # the prompt is too long to be encoded
                 return error
 
