@@ -167,6 +167,11 @@ def part_path(file: KnownFile) -> Path:
     return registry.blob_path(file).with_name(f"{file.sha256}.incomplete")
 
 
+def hub_endpoint() -> str:
+    """Return the address of the Hugging Face Hub or of the mirror in HF_ENDPOINT."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
 def is_offline() -> bool:
     """Return whether Hugging Face's environment variables disable the network."""
     return any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
@@ -242,7 +247,7 @@ class _Interrupted(Exception):
 class _Part:
     def __init__(self, path: Path, file: KnownFile, report: Progress) -> None:
         self._handle: IO[bytes] = path.open("a+b")
-        self._file = file
+        self.name, self.total = file.filename, file.size_bytes
         self._digest = hashlib.sha256()
         self.size = 0
         self.received = 0
@@ -250,8 +255,8 @@ class _Part:
         while chunk := self._handle.read(_CHUNK_BYTES):
             self._digest.update(chunk)
             self.size += len(chunk)
-            report("checking", self.size, file.size_bytes)
-        if self.size > file.size_bytes:
+            report("checking", self.size, self.total)
+        if self.size > self.total:
             self.restart()
 
     def __enter__(self) -> _Part:
@@ -262,15 +267,7 @@ class _Part:
 
     @property
     def complete(self) -> bool:
-        return self.size == self._file.size_bytes
-
-    @property
-    def total(self) -> int:
-        return self._file.size_bytes
-
-    @property
-    def name(self) -> str:
-        return self._file.filename
+        return self.size == self.total
 
     @property
     def sha256(self) -> str:
@@ -284,7 +281,7 @@ class _Part:
         self.size = 0
 
     def append(self, chunk: bytes) -> None:
-        if self.size + len(chunk) > self._file.size_bytes:
+        if self.size + len(chunk) > self.total:
             self.restart()
             raise DownloadError(f"{self.name} is longer than the published {self.total:,} bytes")
         self._handle.write(chunk)
@@ -347,7 +344,7 @@ def _resolve_url(file: KnownFile) -> str:
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    endpoint = hub_endpoint()
     require_safe(endpoint)
     url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}

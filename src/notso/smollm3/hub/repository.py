@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -97,7 +96,7 @@ def _fetch_listing(repository: str) -> Mapping[str, Any]:
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    endpoint = download.hub_endpoint()
     url = f"{endpoint}/api/models/{quote(repository)}/revision/main?blobs=true"
     received = b""
     try:
