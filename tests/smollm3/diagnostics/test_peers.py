@@ -10,7 +10,7 @@ import pytest
 from cli.test_bench_compare import STAND_IN
 
 from notso.smollm3.diagnostics.benchmark import Samples, _BenchmarkRun
-from notso.smollm3.diagnostics.peers import PeerProcess, Task
+from notso.smollm3.diagnostics.peers.process import PeerProcess, Task
 from notso.smollm3.hub.registry import demo_path
 
 TASKS: tuple[Task, ...] = (("prefill", 32, 16), ("decode", 4, 0), ("batch", 4, 3))

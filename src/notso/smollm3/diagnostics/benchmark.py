@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from notso.qtensor import GGUFFile, ceilings, kernel_choice, process_memory, zeroed
 from notso.smollm3.diagnostics.inspection import weight_bytes_per_token
-from notso.smollm3.diagnostics.peers import PeerProcess, Task
+from notso.smollm3.diagnostics.peers.process import PeerProcess, Task
 from notso.smollm3.diagnostics.verification import model_fingerprint
 from notso.smollm3.engine.engine import Engine
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token
@@ -369,10 +369,9 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     #   fingerprint      hash of the model's output, equal on any machine for this file and cache format
     report = progress or (lambda _what, _done, _total: None)
     stolen = StolenTime()
-    first_load_s = _load_seconds(path, plan)
-    started = time.perf_counter()
-    engine = _load(path, plan)
-    load_s = time.perf_counter() - started
+    engine, first_load_s = _load(path, plan)
+    engine.close()
+    engine, load_s = _load(path, plan)
     peer: PeerProcess | None = None
     try:
         if plan.compare is not None:
@@ -550,7 +549,9 @@ def _labels(task: Task) -> dict[str, Any]:
     return {"depth": last} if kind == "decode" else {"tokens": tokens, "depth": last}
 
 
-def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
+def _load(path: Path | None, plan: BenchmarkPlan) -> tuple[Engine, float]:
+    # Returns the engine and the seconds that loading took.
+    started = time.perf_counter()
     engine = Engine.load(
         path,
         context_tokens=plan.context_tokens or -(-plan.longest_tokens // 1024) * 1024,
@@ -563,17 +564,12 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
         # would speed it up more than ordinary text.
         speculation=False,
     )
+    seconds = time.perf_counter() - started
     if (longest := engine.info.context_tokens) < plan.longest_tokens:
         engine.close()
         message = f"the measurements need {plan.longest_tokens:,} tokens, but the context is {longest:,}"
         raise InvalidRequestError(message)
-    return engine
-
-
-def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:
-    started = time.perf_counter()
-    _load(path, plan).close()
-    return time.perf_counter() - started
+    return engine, seconds
 
 
 def _weight_bytes(engine: Engine) -> int:

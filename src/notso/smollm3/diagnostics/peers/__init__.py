@@ -3,7 +3,3 @@
 A peer runs in a separate process and stays loaded between measurements. Peers are not required to run or test this
 project.
 """
-
-from notso.smollm3.diagnostics.peers.process import PeerProcess, Task
-
-__all__ = ["PeerProcess", "Task"]
