@@ -505,10 +505,8 @@ def likeliest(values: Floats, count: int) -> list[int]:
     return [int(token) for token in ids[np.lexsort((ids, -values[ids]))][:count]]
 
 
-# Fractions of the largest weight. Only weights above the first fraction that leaves enough of them are sorted.
-_SHARES = (1e-2, 1e-4, 1e-7)
 # Deviations from the expected surprise (negative log probability), in nats. For typical_p, they limit the sorted tokens
-# in the same way.
+# as _CANDIDATE_FLOORS does.
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -559,7 +557,7 @@ def _typical(ids: Indices, weights: Floats, share: float) -> Indices:
 
 def _nucleus(ids: Indices, weights: Floats, share: float) -> Indices:
     least, greatest = share * float(weights.sum(dtype=np.float64)), weights.max()
-    for floor in (*_SHARES, 0.0):
+    for floor in (*_CANDIDATE_FLOORS, 0.0):
         listed = weights >= np.float32(floor) * greatest
         if weights[listed].sum(dtype=np.float64) >= least:
             break
