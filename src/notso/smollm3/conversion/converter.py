@@ -145,11 +145,9 @@ MIX = "Q4_K_M"  # output type of cached conversions
 Announce = Callable[[Path, Path], AbstractContextManager[Progress]]
 
 
-def _no_progress(folder: Path, target: Path) -> AbstractContextManager[Progress]:
-    return nullcontext(lambda done, total: None)
-
-
-def cached_conversion(folder: Path, announce: Announce = _no_progress) -> Path:
+def cached_conversion(
+    folder: Path, announce: Announce = lambda folder, target: nullcontext(lambda done, total: None)
+) -> Path:
     """Return a folder's cached GGUF file, converting a new or changed folder. Raises the errors of `convert`."""
     target = _target(folder.resolve())
     if not target.is_file():
