@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
-from notso.qtensor import _native as native
+from notso.qtensor import _native
 from notso.qtensor.errors import KernelChoiceError
 from notso.qtensor.formats import Format
 from notso.system.processors import usable_cores
@@ -12,24 +14,9 @@ from notso.system.processors import usable_cores
 KERNELS_VARIABLE = "NOTSO_KERNELS"
 ATTENTION_VARIABLE = "NOTSO_ATTENTION"
 
-__all__ = [
-    "ATTENTION_VARIABLE",
-    "KERNELS_VARIABLE",
-    "attention_variant",
-    "available_kernels",
-    "configure",
-    "cpu_features",
-    "end_on_bus_errors",
-    "is_packed",
-    "kernels",
-    "native",
-    "packs_by_default",
-    "set_threads",
-    "threads",
-    "use_attention",
-    "use_kernels",
-    "work_shares",
-]
+native = _native
+
+T = TypeVar("T")
 
 
 def cpu_features() -> list[str]:
@@ -49,10 +36,7 @@ def kernels() -> str:
 
 def use_kernels(name: str) -> None:
     """Select a kernel family. Raises KernelChoiceError, which lists the choices."""
-    try:
-        native.use_kernels(name)
-    except ValueError as error:
-        raise KernelChoiceError(str(error)) from None
+    _choose(native.use_kernels, name)
 
 
 def is_packed(format: Format) -> bool:
@@ -76,10 +60,7 @@ def use_attention(variant: str) -> None:
 
     Raises KernelChoiceError for other values, and for `tiles` if the current kernels do not support it.
     """
-    try:
-        native.use_attention(variant)
-    except ValueError as error:
-        raise KernelChoiceError(str(error)) from None
+    _choose(native.use_attention, variant)
 
 
 def threads() -> int:
@@ -92,8 +73,12 @@ def set_threads(count: int) -> None:
 
     Raises KernelChoiceError if `count` is outside 1..1024 or exceeds a system limit.
     """
+    _choose(native.set_thread_count, count)
+
+
+def _choose(choose: Callable[[T], None], choice: T) -> None:
     try:
-        native.set_thread_count(count)
+        choose(choice)
     except (ValueError, RuntimeError) as error:
         raise KernelChoiceError(str(error)) from None
 
