@@ -8,6 +8,7 @@ work.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -154,6 +155,7 @@ class CUDA:
         return Program(self)
 
     def _dispatch(self, key: Hashable, check: Check, launch: Launch, *used: object) -> None:
+        # Launches get the number of tiles that `check` returns; only attention uses it.
         if self.recording is not None:
             self.recording.add(key, check, launch, used)
             return
@@ -165,28 +167,19 @@ class CUDA:
 
     def embed_rows(self, weight: DeviceWeight, ids: DeviceArray, out: DeviceArray) -> None:
         _expect_shape("out", out, (ids.size, weight.columns))
-        native, rows = self.device.native, ids.size
-
-        def check() -> None:
-            check_below("row", ids.numbers, weight.rows)
-
-        if rows:
-            args = ids.address, rows, out.address
+        if ids.size:
+            native, args = self.device.native, (weight.facts, ids.address, ids.size, out.address)
+            check = partial(check_below, "row", ids, weight.rows)
             key = "embed", ids.key, weight.rows
-            self._dispatch(key, check, lambda _: call_native(native.embed_rows, weight.facts, *args), out)
+            self._dispatch(key, check, lambda _: call_native(native.embed_rows, *args), weight, out)
 
     def gather_rows(self, x: DeviceArray, ids: DeviceArray, out: DeviceArray) -> None:
         _expect_shape("out", out, (ids.size, x.shape[1]))
-        native, rows = self.device.native, ids.size
-
-        def check() -> None:
-            check_below("row", ids.numbers, x.shape[0])
-
-        if rows:
-            args = x.address, ids.address, rows, x.shape[1], out.address
-            self._dispatch(
-                ("gather", ids.key, x.shape[0]), check, lambda _: call_native(native.gather_rows, *args), x, out
-            )
+        if ids.size:
+            native, args = self.device.native, (x.address, ids.address, ids.size, x.shape[1], out.address)
+            check = partial(check_below, "row", ids, x.shape[0])
+            key = "gather", ids.key, x.shape[0]
+            self._dispatch(key, check, lambda _: call_native(native.gather_rows, *args), x, out)
 
     def matmul(self, x: DeviceArray, weight: DeviceWeight, out: DeviceArray, *, norm: RMSNorm | None = None) -> None:
         self.matmul_many(x, [(weight, out)], norm=norm)
@@ -256,11 +249,8 @@ class CUDA:
         _expect_shape("positions", positions, (rows,))
         for name, of_table in zip(("cosine", "sine"), table, strict=True):
             _expect_shape(name, of_table, (length, dim // 2))
-
-        def check() -> None:
-            check_below("position", positions.numbers, length)
-
         if rows:
+            check = partial(check_below, "position", positions, length)
             rotation = positions.address, table[0].address, table[1].address
             launch = RopeLaunch(self.device, x.address, (rows, heads, dim), rotation, adjacent)
             self._dispatch(("rope", positions.key, length), check, launch, x, table)
@@ -278,11 +268,8 @@ class CUDA:
         _expect_shape("k", k, (positions.size, pool.kv_heads, pool.head_dim))
         _expect_shape("v", v, k.shape)
         key, places = _place_arguments(positions, sequences, tables, pool, window)
-
-        def check() -> None:
-            check_written(positions.numbers, sequences.numbers, tables.numbers, pool, window)
-
         if positions.size:
+            check = partial(check_written, positions, sequences, tables, pool, window)
             facts = pool.facts, (window[1] if window else pool).facts
             launch = StoreLaunch(self.device, k.address, v.address, places, *facts)
             self._dispatch(("store", *key), check, launch, k, v, pool, window)
@@ -305,11 +292,8 @@ class CUDA:
             raise OperandError(f"{heads} query heads cannot share {pool.kv_heads} heads of keys and values")
         key, places = _place_arguments(positions, sequences, tables, pool, window)
         facts = places, pool.facts, (window[1] if window else pool).facts, float(scale), out.address
-
-        def check() -> int:
-            return check_read(positions.numbers, sequences.numbers, tables.numbers, pool, window)
-
         if rows:
+            check = partial(check_read, positions, sequences, tables, pool, window)
             launch = AttentionLaunch(self.device, q.address, (rows, heads, dim), *facts)
             self._dispatch(("attention", *key), check, launch, q, out, pool, window)
 
@@ -337,22 +321,25 @@ Integers = npt.NDArray[np.int32]
 Window: TypeAlias = tuple[DeviceArray, DevicePool]
 
 
-def check_below(what: str, numbers: Integers, limit: int) -> None:
+def check_below(what: str, array: DeviceArray, limit: int) -> None:
     """Raise OperandError for a value outside 0..limit-1."""
+    numbers = array.numbers
     wrong = (numbers < 0) | (numbers >= limit)
     if wrong.any():
         raise OperandError(f"{what} {numbers[wrong][0]} is outside 0..{limit - 1}")
 
 
-def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> None:
-    """Raise OperandError unless all rows refer to existing sequences and tiles."""
+def check_rows(positions: DeviceArray, sequences: DeviceArray, tables: DeviceArray) -> tuple[Integers, Integers]:
+    """Return the tile and sequence of each row. Raises OperandError unless all of them exist."""
+    places, rows = positions.numbers, sequences.numbers
     count, length = tables.shape
-    wrong = (sequences < 0) | (sequences >= count)
+    wrong = (rows < 0) | (rows >= count)
     if wrong.any():
         raise OperandError(f"row {int(wrong.argmax())} refers to a sequence that does not exist")
-    wrong = (positions < 0) | (positions >= length * TILE_POSITIONS)
+    wrong = (places < 0) | (places >= length * TILE_POSITIONS)
     if wrong.any():
-        raise OperandError(f"position {positions[wrong][0]} is outside the block table")
+        raise OperandError(f"position {places[wrong][0]} is outside the block table")
+    return places // TILE_POSITIONS, rows
 
 
 def check_blocks(blocks: Integers, pool: DevicePool) -> None:
@@ -363,16 +350,15 @@ def check_blocks(blocks: Integers, pool: DevicePool) -> None:
 
 
 def check_written(
-    positions: Integers, sequences: Integers, tables: Integers, pool: DevicePool, window: Window | None
+    positions: DeviceArray, sequences: DeviceArray, tables: DeviceArray, pool: DevicePool, window: Window | None
 ) -> None:
     """Raise OperandError unless each row has a block to be stored in."""
-    check_rows(positions, sequences, tables)
-    tiles = positions // TILE_POSITIONS
-    blocks = tables[sequences, tiles]
+    tiles, rows = check_rows(positions, sequences, tables)
+    blocks = tables.numbers[rows, tiles]
     if window is None:
         check_blocks(blocks, pool)
         return
-    window_blocks = window[0].numbers[sequences, tiles]
+    window_blocks = window[0].numbers[rows, tiles]
     unplaced = (blocks == -1) & (window_blocks == -1)
     if unplaced.any():
         raise OperandError(f"row {int(unplaced.argmax())} has no block to be stored in")
@@ -381,19 +367,16 @@ def check_written(
 
 
 def check_read(
-    positions: Integers, sequences: Integers, tables: Integers, pool: DevicePool, window: Window | None
+    positions: DeviceArray, sequences: DeviceArray, tables: DeviceArray, pool: DevicePool, window: Window | None
 ) -> int:
     """Return the largest number of tiles that a row reads. Raises OperandError for invalid rows or blocks."""
-    check_rows(positions, sequences, tables)
-    if not positions.size:
-        return 0
-    tiles = positions // TILE_POSITIONS
+    tiles, rows = check_rows(positions, sequences, tables)
     if window is not None:
         windows = window[0].numbers
-        check_blocks(windows[sequences, tiles], window[1])
-        check_blocks(windows[sequences, 0], window[1])
-    first = 0 if window is None else 1
-    for sequence in np.unique(sequences):
-        last = int(tiles[sequences == sequence].max())
-        check_blocks(tables[sequence, first : last + (window is None)], pool)
+        check_blocks(windows[rows, tiles], window[1])
+        check_blocks(windows[rows, 0], window[1])
+    first, blocks = 0 if window is None else 1, tables.numbers
+    for sequence in np.unique(rows):
+        last = int(tiles[rows == sequence].max())
+        check_blocks(blocks[sequence, first : last + (window is None)], pool)
     return int(tiles.max()) + 1
