@@ -112,7 +112,7 @@ def convert(
 
 def _convert(folder: Path, out: Path, mix: str, progress: Progress, threads: int | None) -> int:
     config = read_object(folder, CONFIG)
-    entries = _general_entries(folder, mix) | config_entries(config)
+    entries = general_entries(folder.resolve().name or "SmolLM3", mix) | config_entries(config)
     entries |= folder_tokenizer(folder, config["vocab_size"], end_tokens(folder, config))
     head_dim = entries[f"{ARCHITECTURE}.rope.dimension_count"][0]
     with HFFolder(folder) as source, new_model_file(out, progress) as writer:
@@ -128,11 +128,12 @@ def _convert(folder: Path, out: Path, mix: str, progress: Progress, threads: int
     return writer.tensor_bytes
 
 
-def _general_entries(folder: Path, mix: str) -> Entries:
+def general_entries(name: str, mix: str) -> Entries:
+    """Return the `general.*` entries of a model of type `mix`."""
     return {
         "general.architecture": (ARCHITECTURE, "string"),
         "general.type": ("model", "string"),
-        "general.name": (folder.resolve().name or "SmolLM3", "string"),
+        "general.name": (name, "string"),
         "general.quantization_version": (2, "uint32"),
         "general.file_type": (FILE_TYPES[mix], "uint32"),
     }

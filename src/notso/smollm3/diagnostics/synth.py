@@ -14,8 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from notso.qtensor import F32, FORMATS_BY_NAME, Q4_K, Q6_K, Format, GGUFFile, GGUFWriter, random_blocks
+from notso.smollm3.conversion.converter import general_entries
+from notso.smollm3.conversion.hf_config import Entries
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
-from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, has_more_bits
+from notso.smollm3.model.weights import Q4_K_M, has_more_bits
 from notso.smollm3.text.tokenizer_pipeline import PIPELINE_KEY, tokenizer_entries
 from notso.smollm3.text.vocabulary import CONTROL, gguf_list
 
@@ -121,10 +123,9 @@ def write_synthetic(
     """
     shape = SyntheticShape(layers, hidden, ffn, heads, kv_heads, vocab)
     tensors = synthetic_tensors(shape, formats)
-    entries = _tokenizer_entries(tokenizer, vocab, template)
+    entries = _config_entries(shape, formats) | _tokenizer_entries(tokenizer, vocab, template)
     # No fsync, because a lost file can be written again.
     writer = GGUFWriter(path, durable=False, progress=progress)
-    _add_config(writer, shape, formats)
     for key, (value, type_name) in entries.items():
         writer.add(key, value, type_name)
 
@@ -145,25 +146,24 @@ def write_synthetic(
     return writer.tensor_bytes
 
 
-def _add_config(writer: GGUFWriter, shape: SyntheticShape, formats: str) -> None:
-    writer.add("general.architecture", "smollm3", "string")
-    writer.add("general.type", "model", "string")
-    writer.add("general.name", "Random weights in the shapes of SmolLM3", "string")
-    writer.add("general.quantization_version", 2, "uint32")
-    writer.add("general.file_type", FILE_TYPES[Q4_K_M if formats == OFFICIAL_FORMATS else formats], "uint32")
-    writer.add("smollm3.block_count", shape.layers, "uint32")
-    writer.add("smollm3.context_length", 65536, "uint32")
-    writer.add("smollm3.embedding_length", shape.hidden, "uint32")
-    writer.add("smollm3.feed_forward_length", shape.ffn, "uint32")
-    writer.add("smollm3.attention.head_count", shape.heads, "uint32")
-    writer.add("smollm3.attention.head_count_kv", shape.kv_heads, "uint32")
-    writer.add("smollm3.rope.freq_base", 5_000_000.0, "float32")
-    writer.add("smollm3.rope.dimension_count", shape.hidden // shape.heads, "uint32")
-    writer.add("smollm3.attention.layer_norm_rms_epsilon", 1e-6, "float32")
-    writer.add("smollm3.vocab_size", shape.vocab, "uint32")
+def _config_entries(shape: SyntheticShape, formats: str) -> Entries:
+    mix = Q4_K_M if formats == OFFICIAL_FORMATS else formats
+    return {
+        **general_entries("Random weights in the shapes of SmolLM3", mix),
+        "smollm3.block_count": (shape.layers, "uint32"),
+        "smollm3.context_length": (65536, "uint32"),
+        "smollm3.embedding_length": (shape.hidden, "uint32"),
+        "smollm3.feed_forward_length": (shape.ffn, "uint32"),
+        "smollm3.attention.head_count": (shape.heads, "uint32"),
+        "smollm3.attention.head_count_kv": (shape.kv_heads, "uint32"),
+        "smollm3.rope.freq_base": (5_000_000.0, "float32"),
+        "smollm3.rope.dimension_count": (shape.hidden // shape.heads, "uint32"),
+        "smollm3.attention.layer_norm_rms_epsilon": (1e-6, "float32"),
+        "smollm3.vocab_size": (shape.vocab, "uint32"),
+    }
 
 
-def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str | None) -> dict[str, tuple[Any, str]]:
+def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str | None) -> Entries:
     metadata = _tokenizer_metadata(source)
     tokens = gguf_list(metadata, "tokenizer.ggml.tokens", str)
     kinds = gguf_list(metadata, "tokenizer.ggml.token_type", int)
@@ -178,7 +178,7 @@ def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str
             tokens.append(name)
             kinds.append(CONTROL)
         number += 1
-    entries: dict[str, tuple[Any, str]] = {
+    entries: Entries = {
         "tokenizer.ggml.model": (metadata.get("tokenizer.ggml.model", "gpt2"), "string"),
         "tokenizer.ggml.pre": (metadata.get("tokenizer.ggml.pre", "smaug-bpe"), "string"),
         "tokenizer.ggml.tokens": (tokens, "array of string"),

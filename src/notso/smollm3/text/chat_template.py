@@ -23,6 +23,7 @@ from notso.smollm3.strict_json import is_json_object
 from notso.smollm3.text import template_sandbox
 from notso.smollm3.text.template_sandbox import SandboxFailure
 from notso.smollm3.text.tokenizer import Run, SpecialTexts, Tokenizer, check_unicode
+from notso.smollm3.text.vocabulary import require_token_id
 from notso.smollm3.values.messages import ROLES, Message, Tool, ToolCall, thinking_set_by
 from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS, dropped_parts
 
@@ -243,8 +244,7 @@ def _token_text(metadata: Mapping[str, Any], key: str, tokenizer: Tokenizer) -> 
     index = metadata.get(name)
     if index is None:
         return ""
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < tokenizer.vocab_size:
-        raise ModelFileError(f"{name} must be 0..{tokenizer.vocab_size - 1}, not {quoted(index)}")
+    require_token_id(name, index, tokenizer.vocab_size)
     return tokenizer.token_text(index)
 
 

@@ -143,12 +143,17 @@ def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[in
     if END_IDS_KEY in metadata:
         named += [(END_IDS_KEY, index) for index in gguf_list(metadata, END_IDS_KEY, int)]
     for key, index in named:
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(vocabulary):
-            raise ModelFileError(f"{key} must be 0..{len(vocabulary) - 1}, not {quoted(index)}")
+        require_token_id(key, index, len(vocabulary))
         ends.add(index)
     if not ends:
         raise ModelFileError("the file has no end-of-sequence token (tokenizer.ggml.eos_token_id)")
     return frozenset(ends)
+
+
+def require_token_id(key: str, index: Any, vocab_size: int) -> None:
+    """Raise ModelFileError unless the value of `key` is a token id."""
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < vocab_size:
+        raise ModelFileError(f"{key} must be 0..{vocab_size - 1}, not {quoted(index)}")
 
 
 def gguf_list(metadata: Mapping[str, Any], key: str, kind: type[T]) -> list[T]:

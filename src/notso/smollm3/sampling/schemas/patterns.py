@@ -186,23 +186,17 @@ def _literal_pattern(texts: Iterable[str]) -> str:
 
 def _parse(pattern: str) -> _Reader:
     try:
-        return _read(pattern, is_unicode=True)
+        return _Reader(pattern, is_unicode=True)
     except _NotUnicodeError:
-        return _read(pattern, is_unicode=False)
+        return _Reader(pattern, is_unicode=False)
 
 
 def _parse_converted(pattern: str) -> _Reader:
     # Parses a pattern in the library's dialect. Raises PatternError if it has a Unicode property, because
     # only the library knows the characters of properties.
-    reader = _read(pattern.replace("\\x{", "\\u{"), is_unicode=True)
+    reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
     if reader.is_opaque:
         raise PatternError("has a Unicode property")
-    return reader
-
-
-def _read(pattern: str, *, is_unicode: bool) -> _Reader:
-    reader = _Reader(pattern, is_unicode=is_unicode)
-    reader.read()
     return reader
 
 
@@ -303,19 +297,22 @@ def _repetition(quantifier: str) -> tuple[int, int | None]:
 
 
 class _Reader:
+    # Raises PatternError, or _NotUnicodeError if the pattern may be valid without the flag `u`.
+
     def __init__(self, pattern: str, *, is_unicode: bool) -> None:
         self._pattern = pattern
         self._is_unicode = is_unicode
         self._at = 0
         self._groups = 0
-        self.text = ""
-        self.root: Node = Sequence(())
         self.automaton_part = ""  # name of a part that needs an automaton, such as "a lookahead", or ""
         self.is_opaque = False  # contains classes with members known only to the library
         self._names: set[str] = set()
         self._refused: str | None = None  # message about an unsupported part, raised if the syntax is valid
         self._backreferences: list[int] = []
         self._named_backreferences: list[str] = []
+        self.text, self.root = self._alternatives(0)
+        self._find_anchors(self.root)
+        self._check_whole()
 
     @property
     def search_node(self) -> Node:
@@ -327,10 +324,7 @@ class _Reader:
         """Like `search_node`, but up to the end of the text, for lookaheads."""
         return Sequence((self.search_node, Assertion("$")))
 
-    def read(self) -> None:
-        # Raises PatternError, or _NotUnicodeError if the pattern may be valid without the flag `u`.
-        self.text, self.root = self._alternatives(0)
-        self._find_anchors(self.root)
+    def _check_whole(self) -> None:
         if self._at < len(self._pattern):
             raise self._syntax_error("unmatched )")
         if any(number > self._groups for number in self._backreferences):
