@@ -195,6 +195,16 @@ def test_text_answer_with_tools_is_not_taken_for_json(grammars: GrammarCompiler,
         assert not output.is_whole
 
 
+def test_long_text_answer_with_tools_is_not_begun_near_the_limit(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer
+) -> None:
+    """Unlike the text of a call, a text answer can be much longer than its grammar."""
+    options = RequestOptions(grammar=Grammar("regex", "a[0-9]{999}|c"), tools=[WEATHER], thinking=False)
+    output = structured(grammars, small_tokenizer, options)
+    assert not output.permits(small_tokenizer.encode("a")[0], False, 200)
+    assert output.permits(small_tokenizer.encode("c")[0], False, 200)
+
+
 def test_number_in_a_call_beside_a_text_answer_is_limited(
     grammars: GrammarCompiler, small_tokenizer: Tokenizer
 ) -> None:

@@ -85,11 +85,11 @@ class GrammarExtent:
 
 def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
     """Estimate the length of answers that follow an llguidance grammar, in linear time."""
-    schemas = _SchemaExtents()
+    schemas, has_tools = _SchemaExtents(), len(parts) > 1
     extents = [
         schemas.extent_of(part["json_schema"])
         if "json_schema" in part
-        else _text_grammar_extent(str(part.get("lark_grammar", "")), is_call=len(parts) > 1)
+        else _text_grammar_extent(str(part.get("lark_grammar", "")), is_call=has_tools and part is parts[0])
         for part in parts
     ]
     return GrammarExtent(
@@ -102,8 +102,8 @@ def _sum(extents: Iterable[Extent]) -> Extent:
 
 
 def _text_grammar_extent(source: str, is_call: bool) -> Extent:
-    # is_call: the grammar has several parts, as for tool calls. A Lark part is then assumed to consist of literals,
-    # because the arguments of calls are in separate parts.
+    # is_call: the part describes tool calls. It is assumed to consist of literals, because the arguments of calls are
+    # in separate parts. So is the answer that may be given instead of calls.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)
