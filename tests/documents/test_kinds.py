@@ -102,6 +102,16 @@ def test_sections_of_pptx_are_not_taken_for_slides() -> None:
     assert read_here(made, "a.pptx").text == "One"
 
 
+@pytest.mark.parametrize("name", ["a.docx", "a.pptx"])
+def test_content_with_a_fallback_is_read_once(name: str) -> None:
+    branch = paragraph("sum") if name == "a.docx" else "<p:sp><a:p><a:r><a:t>sum</a:t></a:r></a:p></p:sp>"
+    content = (
+        '<mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006">'
+        f'<mc:Choice Requires="a14">{branch}</mc:Choice><mc:Fallback>{branch}</mc:Fallback></mc:AlternateContent>'
+    )
+    assert read_here(docx(content) if name == "a.docx" else pptx([content]), name).text == "sum"
+
+
 def test_odt_headings_and_tables_are_read_without_deletions() -> None:
     table = (
         "<table:table><table:table-row><table:table-cell><text:p>A</text:p></table:table-cell><table:table-cell>"

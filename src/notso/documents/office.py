@@ -198,6 +198,7 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
     page, skip_depth, in_text = _Page(), 0, False
     for event in events:
         start = event.kind == "start"
+        # A Fallback repeats the content of the Choice before it for older programs.
         if event.kind != "text" and event.name in ("Fallback", "instrText", "del", "moveFrom"):
             skip_depth += 1 if start else -1
         elif skip_depth:
@@ -248,10 +249,14 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
 
 
 def _slide_text(events: Iterator[XMLEvent]) -> str:
-    page, in_text = _Page(), False
+    page, skip_depth, in_text = _Page(), 0, False
     for event in events:
         start = event.kind == "start"
-        if event.kind == "text":
+        if event.kind != "text" and event.name == "Fallback":
+            skip_depth += 1 if start else -1
+        elif skip_depth:
+            continue
+        elif event.kind == "text":
             if in_text:
                 page.paragraph.append(event.name)
         elif event.name == "t":
