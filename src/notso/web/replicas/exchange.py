@@ -74,7 +74,7 @@ class Exchange(Protocol):
         """Store a value for all replicas once they are reachable. If too many values wait, drop the oldest."""
 
     async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None:
-        """Return a stored value; None if missing."""
+        """Return a stored value; None if missing; `if_unreachable` if unknown."""
 
     def start(self) -> None: ...
 
