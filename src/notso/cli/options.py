@@ -118,7 +118,7 @@ Weights = Annotated[
     env_option(
         "--weights",
         variable="NOTSO_WEIGHTS",
-        help="Keep weights in a mapped file (mmap) or in a repacked copy (packed or hugepages); auto chooses.",
+        help="Use the mapped file (mmap) or copy weights to huge pages (packed or hugepages); auto chooses.",
     ),
 ]
 KV = Annotated[
