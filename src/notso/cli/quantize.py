@@ -14,7 +14,7 @@ EXAMPLES = """\
   notso quantize SmolLM3-F16.gguf SmolLM3-Q4_K_M.gguf
   notso quantize my-finetune my-finetune-Q5_K_M.gguf --type Q5_K_M --imatrix-text samples.txt"""
 
-_TITLES = {"joining": "reading the folder", "reading": "computing the importance matrix", "writing": "writing"}
+_TITLES = {"converting": "converting to GGUF", "measuring": "computing the importance matrix", "writing": "writing"}
 
 
 def quantize(
@@ -54,7 +54,7 @@ def quantize(
         def report(what: str, done: int, total: int) -> None:
             if what not in progress_bars:
                 bars.close()
-                progress_bars[what] = bars.enter_context(terminal.progress(in_bytes=what in ("joining", "writing")))
+                progress_bars[what] = bars.enter_context(terminal.progress(in_bytes=what in ("converting", "writing")))
             progress_bars[what](_TITLES[what], done, total)
 
         quantize_model(source, out, mix, text, threads, report)

@@ -65,10 +65,12 @@ def test_calibration_text_determines_column_importance(tmp_path: Path) -> None:
     source = SMALL.write(tmp_path / "floats.gguf")
     told: list[str] = []
     quantize(source, tmp_path / "made.gguf", "Q4_K_M", TEXT, 1, lambda what, done, total: told.append(what))
-    assert list(dict.fromkeys(told)) == ["reading", "writing"]
+    assert list(dict.fromkeys(told)) == ["measuring", "writing"]
     quantize(source, tmp_path / "plain.gguf", "Q4_K_M", threads=1)
     folder = write_folder(SMALL, tmp_path / "folder")
-    quantize(folder, tmp_path / "of-folder.gguf", "Q4_K_M", TEXT, 1)
+    told.clear()
+    quantize(folder, tmp_path / "of-folder.gguf", "Q4_K_M", TEXT, 1, lambda what, done, total: told.append(what))
+    assert list(dict.fromkeys(told)) == ["converting", "measuring", "writing"]
     assert {path.name for path in tmp_path.iterdir()} == {
         *("floats.gguf", "made.gguf", "plain.gguf", "folder", "of-folder.gguf")
     }

@@ -44,7 +44,9 @@ def quantize(
         return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
     floats = out.with_name(f".{out.name[:50]}.{uuid.uuid4().hex}.floats")
     try:  # measuring importance requires a GGUF file
-        convert(source, floats, _common_format(source), lambda done, total: progress("joining", done, total), threads)
+        convert(
+            source, floats, _common_format(source), lambda done, total: progress("converting", done, total), threads
+        )
         return _quantize_file(floats, out, mix, text, threads, progress)
     finally:
         floats.unlink(missing_ok=True)
@@ -70,7 +72,7 @@ def _quantize_file(
         }
         measured = None
         if text is not None:
-            measured = importance(file, text[1], threads, lambda done, total: progress("reading", done, total))
+            measured = importance(file, text[1], threads, lambda done, total: progress("measuring", done, total))
         with new_model_file(out, lambda done, total: progress("writing", done, total)) as writer:
             for key, value in file.metadata.items():
                 if not key.startswith(_REPLACED):
