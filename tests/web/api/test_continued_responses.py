@@ -46,15 +46,18 @@ def load() -> Engine:
 
 
 @pytest.fixture
-def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy the store when it holds eight tokens of a response; return the folder of the copy."""
-    copy, note = tmp_path / "left", SQLRecords.save_progress
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """Copy the store when it holds eight tokens of a response; return the folder of the copy.
+
+    A parameter has further values that the store must hold."""
+    copy, note, more = tmp_path / "left", SQLRecords.save_progress, getattr(request, "param", {})
     COPIED.clear()
     monkeypatch.setattr(secrets, "randbits", lambda bits: 3)  # a seed whose answers are long enough
 
     async def noted(self: Any, id: str, holder: str, first: int, progress: str, *, is_further: bool) -> None:
         await note(self, id, holder, first, progress, is_further=is_further)
-        if not COPIED.is_set() and first + len(json.loads(progress)["ids"]) >= 8:
+        told = json.loads(progress)
+        if not COPIED.is_set() and first + len(told["ids"]) >= 8 and more.items() <= told.items():
             shutil.copytree(tmp_path / "data", copy, ignore=shutil.ignore_patterns("*lock*"))
             COPIED.set()
 
@@ -173,6 +176,18 @@ def test_polled_response_restarts_when_model_differs(start: Start, left: Path) -
     server.wait(COPIED.is_set)
     again = start(other_arithmetic, data_dir=left).ready()
     again.wait(lambda: again.client.get(f"/v1/responses/{id}").json().get("status") in ("completed", "incomplete"))
+
+
+@pytest.mark.parametrize("left", [{"is_read": True}], indirect=True)
+def test_response_whose_events_were_read_fails_when_model_differs(start: Start, left: Path) -> None:
+    """Otherwise, readers that continue would get other events under the numbers of those that they have read."""
+    server = start(load).ready()
+    body = {"input": "Hello", "background": True, "max_output_tokens": 80}
+    id = server.client.post("/v1/responses", json=body).json()["id"]
+    assert server.client.get(f"/v1/responses/{id}?stream=true").status_code == 200
+    again = start(other_arithmetic, data_dir=left).ready()
+    again.wait(lambda: again.client.get(f"/v1/responses/{id}").json().get("status") not in ("queued", "in_progress"))
+    assert again.client.get(f"/v1/responses/{id}").json()["status"] == "failed"
 
 
 def test_a_response_keeps_its_creation_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,10 @@ def test_background_response_can_be_read_and_cancelled_elsewhere(replica: Replic
     asked = here.client.post("/v1/responses", json={"input": "Hello", "background": True}).json()
     shown = there.client.get(f"/v1/responses/{asked['id']}").json()
     assert (shown["id"], shown["status"]) == (asked["id"], asked["status"])
+    find = here.api.resumable_streams.find
+    assert not find("local", asked["id"]).is_read
+    with there.client.stream("GET", f"/v1/responses/{asked['id']}?stream=true"):
+        here.wait(lambda: find("local", asked["id"]).is_read)
     cancelled = there.client.post(f"/v1/responses/{asked['id']}/cancel").json()
     assert cancelled["id"] == asked["id"] and cancelled["status"] == "cancelled"
     assert there.client.get(f"/v1/responses/{asked['id']}").json()["status"] == "cancelled"

@@ -138,7 +138,9 @@ class BackgroundResponses:
         """Store a running response with its tokens until it ends."""
         self._own_ids.add(response_id)
         stream.is_continued = lambda: self._is_continued(stream)
-        if UNFINISHED not in request.scope:
+        if (resumed := resumed_response(request)) is not None:
+            stream.is_read = _has_read_events(resumed)
+        else:
             body, caller = decode_text(await request.body()), json.dumps(astuple(caller_of(request)))
             headers = {name: request.headers[name] for name in STORED_HEADERS if name in request.headers}
             unfinished = UnfinishedResponse(
@@ -160,11 +162,13 @@ class BackgroundResponses:
         record = stream.record
         if record is None:
             return
-        replayed, stored, saved_state = record.replayed, record.replayed, ("", record.replayed)
+        replayed = stored = record.replayed
+        saved_state: tuple[str, int, bool] | None = None
         while not (await asyncio.wait([stream.follow_task], timeout=SAVE_SECONDS))[0]:
-            if saved_state == (record.origin, record.tokens):
+            state = record.origin, record.tokens, stream.is_read
+            if state == saved_state or state[:2] == ("", replayed):  # nothing is new, or the model is still loading
                 continue
-            state, progress = (record.origin, record.tokens), json.dumps(asdict(record.since(stored)))
+            progress = json.dumps(asdict(record.since(stored)) | {"is_read": stream.is_read})
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 is_further, records = record.tokens > replayed, self._shared.store.records
                 await records.save_progress(response_id, self._holder, stored, progress, is_further=is_further)
@@ -214,9 +218,9 @@ class BackgroundResponses:
         if unfinished.has_used_all_tries:
             return await self._fail(unfinished, "the server stopped several times during this response")
         status, error = await self._repeat_request(app, inner_app, unfinished, caller)
-        if error.get("param") == "replay" and not json.loads(unfinished.body).get("stream"):
+        if error.get("param") == "replay" and not _has_read_events(unfinished):
             # The tokens cannot be replayed, because the model or the version of the numerical code has changed. The
-            # response can start again, because it is not streamed.
+            # response can start again, because no events of it have been sent.
             status, error = await self._repeat_request(app, inner_app, replace(unfinished, progress=""), caller)
         if status != 200:
             message = str(error.get("message", "the response could not be continued"))
@@ -274,6 +278,10 @@ def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -
     progress = json.loads(unfinished.progress)
     replay = Replay(tuple(progress["ids"]), tuple(progress["closed_at"]), progress["origin"])
     return replace(submission, options=replace(submission.options, replay=replay))
+
+
+def _has_read_events(unfinished: UnfinishedResponse) -> bool:
+    return bool(json.loads(unfinished.body).get("stream") or json.loads(unfinished.progress or "{}").get("is_read"))
 
 
 def resumed_response(request: Request) -> UnfinishedResponse | None:

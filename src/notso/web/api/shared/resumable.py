@@ -106,6 +106,9 @@ class RemoteAnswer:
     def stop(self) -> None:
         self._exchange.send("stop answer", name=self._name)
 
+    def mark_read(self) -> None:
+        self._exchange.send("read answer", name=self._name)
+
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
         """Yield numbered events from number `start`, and pings while there are none."""
         number, silent_s = start, 0.0
@@ -246,6 +249,7 @@ class ResumableStream:
         self.live_serializer = serializer.fresh_copy()  # receives every event as it is generated
         self.log = log  # published to other replicas; None if no replicas are configured
         self.is_continued: Callable[[], bool] = lambda: False  # whether another process continues the unfinished answer
+        self.is_read = False  # whether events were read by number, so that their numbers must keep their meaning
         self.follow_task = asyncio.create_task(self._follow())
 
     @property
@@ -273,6 +277,9 @@ class ResumableStream:
             if self.log is not None:
                 self.log.finish(await asyncio.to_thread(serializer.body))
 
+    def mark_read(self) -> None:
+        self.is_read = True
+
     def _append_to_log(self, sse_events: Iterable[bytes]) -> None:
         sse_events = list(sse_events)
         if self.log is not None:
@@ -285,6 +292,7 @@ class ResumableStreams:
     def __init__(self, exchange: Exchange | None = None) -> None:
         self._exchange = exchange or LocalExchange()
         self._exchange.subscribe("stop answer", lambda body: self._stop(body["name"]))
+        self._exchange.subscribe("read answer", lambda body: self._mark_read(body["name"]))
         self._exchange.subscribe("new answer", lambda body: self._forget_old(body["name"]))
         self.remote_answers = RemoteAnswers(self._exchange)
         self._streams: dict[tuple[str, str], ResumableStream] = {}
@@ -347,6 +355,11 @@ class ResumableStreams:
         for key, stream in self._streams.items():
             if claim_name(*key) == name:
                 stream.running.stop("client")
+
+    def _mark_read(self, name: str) -> None:
+        for key, stream in self._streams.items():
+            if claim_name(*key) == name:
+                stream.mark_read()
 
     def _forget_old(self, name: str) -> None:
         # Drop the finished answer, because another replica has started a newer answer in the conversation.

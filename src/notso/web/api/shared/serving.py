@@ -342,6 +342,7 @@ async def sse_events(
 def reread_stream(services: ApiServices, owner: str, stream: ResumableStream | RemoteAnswer, start: int) -> Response:
     """Stream an answer's events from number `start`. Raises Problem (429) at the owner's limit."""
     services.reread_streams.opened(owner)
+    stream.mark_read()
     if isinstance(stream, RemoteAnswer):
         events = stream.events(start, PING)
     else:
