@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 import os
 import threading
 import time
@@ -103,8 +104,26 @@ class StepTotals:
     generated_tokens_total: int = 0
     drafted_tokens_total: int = 0
     accepted_tokens_total: int = 0
-    prefill_tokens_per_s: float = 0.0
-    decode_tokens_per_s: float = 0.0
+
+
+RATE_WINDOW_S = 10.0
+
+
+class TokenRate:
+    """Mean of tokens per second over about the last RATE_WINDOW_S seconds of work."""
+
+    # Older work counts less and less, so that neither a short step nor a change of load makes the rate jump.
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        kept = math.exp(-seconds / RATE_WINDOW_S)
+        self._tokens = kept * self._tokens + tokens
+        self._seconds = kept * self._seconds + seconds
+
+    @property
+    def per_s(self) -> float:
+        return self._tokens / self._seconds if self._seconds else 0.0
 
 
 Floats = npt.NDArray[np.float32]
@@ -155,6 +174,7 @@ class EngineCore:
         self._requests: dict[Sequence, Request] = {}
         self.prompt_s_per_token = 0.0  # 0: not measured yet
         self._totals = StepTotals()
+        self._prefill_rate, self._decode_rate = TokenRate(), TokenRate()
         self._thread = threading.Thread(target=self._run, name="notso-engine", daemon=True)
         self._thread.start()
 
@@ -206,6 +226,8 @@ class EngineCore:
             kv_blocks_used=cache.blocks - cache.available,
             kv_blocks_cached=cache.cached,
             preemptions_total=self.scheduler.preemptions,
+            prefill_tokens_per_s=self._prefill_rate.per_s,
+            decode_tokens_per_s=self._decode_rate.per_s,
             weight_placement=weight_placement,
         )
 
@@ -331,6 +353,7 @@ class EngineCore:
         self._record_step(plan, time.perf_counter() - started_at)
         self._pool_hidden_states(plan)
         self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks), plan.rows)
+        generated = self._totals.generated_tokens_total
         for chunk, rows in zip(plan.chunks, logits, strict=True):
             request = self._requests[chunk.sequence]
             try:
@@ -340,6 +363,9 @@ class EngineCore:
             except Exception as error:
                 request.generation.context.run(_log.exception, "generation failed")
                 self._fail(request, EngineError(_internal_error(error)))
+        if all(chunk.count <= FEW_ROWS and not chunk.scores for chunk in plan.chunks):
+            generated = self._totals.generated_tokens_total - generated
+            self._decode_rate.observe(generated, time.perf_counter() - started_at)
 
     def _pool_hidden_states(self, plan: Plan) -> None:
         for chunk in plan.chunks:
@@ -484,7 +510,6 @@ class EngineCore:
         prefilling = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
         if not prefilling:
             self._latency.observe(plan.rows, seconds)
-            self._totals.decode_tokens_per_s = len(plan.chunks) / seconds
             return
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
@@ -492,7 +517,7 @@ class EngineCore:
             return  # less than a tile of rows takes as long as a full tile, which would understate the speed
         mean = self.prompt_s_per_token
         self.prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
-        self._totals.prefill_tokens_per_s = plan.rows / seconds
+        self._prefill_rate.observe(plan.rows, seconds)
 
 
 # Seconds between increments of idle work. An increment captures a step for replay, offloads a block of a finished

@@ -82,7 +82,7 @@ class PromptEstimate:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Current state, totals since loading, and rates of the latest measured steps."""
+    """Current state, totals since loading, and mean rates of the last ten seconds of work."""
 
     running: int = 0
     waiting: int = 0
