@@ -332,6 +332,7 @@ class Storage(LocalExchange):
         self.messages: list[Body] = []
         self.after_read: Callable[[], Awaitable[None]] | None = None
         self.is_reachable = True
+        self.is_unreachable = False  # as noticed by the latest messages
 
     def send(self, kind: str, **body: Any) -> None:
         self.messages.append(body)
@@ -422,6 +423,28 @@ def test_storage_that_fails_before_the_check_does_not_revive_a_revoked_session()
         assert not there._sessions
         now, storage.is_reachable = now + SESSION_RENEWAL_SECONDS, False
         assert await here._resume_session(kept)  # a known session continues
+
+    asyncio.run(scenario())
+
+
+def test_known_session_does_not_wait_for_unreachable_storage() -> None:
+    """It is checked when the storage is reachable again."""
+
+    async def scenario() -> None:
+        now, storage = 1e9, Storage()
+        here, there = KeyRing(KEY, lambda: now, storage=storage), KeyRing(KEY, lambda: now, storage=storage)
+        token = await here.new_session()
+        assert await there._resume_session(token)
+        await here.end_session(token)  # the message is lost
+        now, storage.is_unreachable = now + SESSION_RENEWAL_SECONDS, True
+
+        async def fail() -> None:
+            raise AssertionError
+
+        storage.after_read = fail
+        assert await there._resume_session(token)
+        storage.is_unreachable, storage.after_read = False, None
+        assert await there._resume_session(token) is None
 
     asyncio.run(scenario())
 

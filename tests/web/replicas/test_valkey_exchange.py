@@ -284,6 +284,18 @@ def test_number_of_values_that_wait_is_limited(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(run())
 
 
+def test_value_is_queued_without_waiting_for_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        exchange = ValkeyExchange("unix:///nowhere/valkey.sock")
+        exchange.is_unreachable = True
+        monkeypatch.setattr(exchange._client, "set", lambda *_, **__: pytest.fail("the server was asked"))
+        await exchange.set_value("v", "1", 60)
+        assert await exchange.get_value("v") == "1" and exchange._work.is_set()
+        await exchange.close()
+
+    asyncio.run(run())
+
+
 def test_newest_value_is_kept_when_earlier_calls_fail_late_or_are_canceled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         exchange, is_away = ValkeyExchange("unix:///nowhere/valkey.sock"), asyncio.Event()

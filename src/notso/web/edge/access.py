@@ -153,6 +153,9 @@ class _Session:
 class SharedStorage(Protocol):
     # Key-value storage and messages between replicas.
 
+    @property
+    def is_unreachable(self) -> bool: ...
+
     async def set_value(self, name: str, value: str, seconds: float) -> None: ...
 
     async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None: ...
@@ -267,6 +270,8 @@ class KeyRing:
         session.used = now
         if now - session.shared >= SESSION_RENEWAL_SECONDS:  # also true for every session that was just loaded
             if self._storage is not None:
+                if session.shared and self._storage.is_unreachable:
+                    return session.caller  # without waiting; the next request after the outage renews the session
                 # If the storage is unreachable, continue known sessions only: a loaded one may have been revoked.
                 unknown = None if session.shared else "1"
                 if await self._storage.get_value(_revocation_key(digest), unknown) is not None:

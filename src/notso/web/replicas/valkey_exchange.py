@@ -167,6 +167,8 @@ class ValkeyExchange:
             del self._unsaved[next(iter(self._unsaved))]
         try:
             with suppress(*FAILURES):
+                if self.is_unreachable:  # the task that sends the messages tries again
+                    return
                 await self._client.set(key, value, ex=unsaved[1])
                 if self._unsaved.get(key) is unsaved:
                     del self._unsaved[key]
