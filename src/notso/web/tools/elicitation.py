@@ -88,10 +88,10 @@ def parse_question(server: str, message: str, schema: Mapping[str, Any]) -> Elic
 
 
 def parse_form(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value]:
-    """Return the non-empty values of a submitted form, by the server's field names. Raises Problem (400).
+    """Return the values of a submitted form by field name, without optional empty ones. Raises Problem (400).
 
-    `value-N` is the value of field N, or the index of its selected choice; `value-N-M` is present if choice M is
-    checked.
+    `value-N` is the value of field N or the index of its choice; a boolean is true if it is present. `value-N-M` is
+    present if choice M is checked.
     """
     values: dict[str, Value] = {}
     for at, each in enumerate(question.fields):
