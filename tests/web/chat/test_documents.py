@@ -399,13 +399,16 @@ def test_folder_sync_tries_a_file_without_space_again_after_a_deletion(
         store = SQLiteStore(tmp_path / "data")
         await store.open()
         library = FolderLibrary(store.documents, tmp_path / "folder")
-        for _ in range(3):
-            await library.sync()
+        assert [await library.sync() for _ in range(3)] == [True, False, False]
+        (tmp_path / "folder" / "c.txt").write_text("c.txt")
+        assert not await library.sync(), "a file without space is not added"
+        (tmp_path / "folder" / "c.txt").unlink()
         assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-            "b.txt was not added to the library"
+            "b.txt was not added to the library",
+            "c.txt was not added to the library",
         ]
         (tmp_path / "folder" / "a.txt").unlink()
-        await library.sync()
+        assert await library.sync()
         assert [each.name for each in await store.documents.documents("anyone")] == ["b.txt"]
         await store.close()
 

@@ -150,7 +150,7 @@ class FolderLibrary:
         self._unreadable: set[str] = set()  # files and folders that the last sync could not read
 
     async def sync(self) -> bool:
-        """Add new documents and delete missing ones; return whether any were new. Raises OSError or StorageError."""
+        """Add new documents and delete missing ones; return whether any were added. Raises OSError or StorageError."""
         in_folder, unreadable = (
             await asyncio.to_thread(self._scan_folder, self.root) if self.root is not None else ({}, [])
         )
@@ -169,15 +169,16 @@ class FolderLibrary:
         }
         if not missing or self.root is None:
             return False
-        library = await self._store.library(EVERYONE, self.root.name or "/")
+        library, has_added = await self._store.library(EVERYONE, self.root.name or "/"), False
         for sha256, name in missing.items():
             data = await asyncio.to_thread((self.root / name).read_bytes)
             try:
                 await self._store.add(EVERYONE, library.id, display_name(name), data)
+                has_added = True
             except StorageFullError as error:
                 self._refused.add(sha256)
                 logger.warning("%s was not added to the library: %s", name, error)
-        return True
+        return has_added
 
     def _scan_folder(self, root: Path) -> tuple[dict[str, str], list[str]]:
         # Returns names by digest, and the names of files and folders that cannot be read.
