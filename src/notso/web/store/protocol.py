@@ -175,7 +175,7 @@ class AnswerRun:
     calls: int = 0  # number of tool calls before this run
     is_apart: bool = False  # whether a tool call separates this run's text from that of the previous run
     hurry: bool = False  # whether the engine was asked to end the reasoning at once
-    origin: str = ""  # digest of the prompt and model, from the engine's `started` event
+    origin: str = ""  # from the engine's `started` event: a digest of the prompt, model, adapter and arithmetic
     limit: int = 0  # maximum number of tokens, from the same event
     ids: tuple[int, ...] = ()  # ids of the tokens so far
     closed_at: tuple[int, ...] = ()  # indices in `ids` at which the engine ended the reasoning
