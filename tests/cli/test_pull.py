@@ -111,6 +111,6 @@ def test_list_shows_downloaded_and_local_models(
     assert models[0]["size_bytes"] == 3_000_000
 
     (tmp_path / "bad.gguf").symlink_to("a" * 300)
-    assert (
-        notso("list", str(tmp_path)).err == f"{tmp_path}/bad.gguf is not listed, because it is not a readable file.\n"
-    )
+    named_twice = notso("list", str(tmp_path), f"{tmp_path}/../{tmp_path.name}")
+    assert named_twice.err == f"{tmp_path}/bad.gguf is not listed, because it is not a readable file.\n"
+    assert named_twice.out == result.out

@@ -31,12 +31,14 @@ def list_models(
     """
     from notso.smollm3.hub import registry
 
+    distinct: dict[Path, Path] = {}
     for folder in folders or ():
         if not folder.is_dir():
             raise typer.BadParameter(f"{folder} is not a folder", param_hint="FOLDER")
         if not os.access(folder, os.R_OK | os.X_OK):
             raise typer.BadParameter(f"{folder} cannot be searched: Permission denied", param_hint="FOLDER")
-    models = registry.local_models(folders or ())
+        distinct.setdefault(folder.resolve(), folder)
+    models = registry.local_models(distinct.values())
     if as_json:
         terminal.print_json(
             [
@@ -58,7 +60,7 @@ def list_models(
     ]
     terminal.print_lines(terminal.columns([["name", "type", "size", "where", "verified", "path"], *rows], right=(2,)))
     listed = {model.path for model in models}
-    for path in (path for folder in folders or () for path in sorted(folder.glob("*.gguf")) if path not in listed):
+    for path in (path for folder in distinct.values() for path in sorted(folder.glob("*.gguf")) if path not in listed):
         terminal.note(f"{path} is not listed, because it is not a readable file.")
     if not any(model.where == "cache" for model in models):
         terminal.note("SmolLM3-3B is not installed: download it with `notso pull` (1.92 GB).")
