@@ -104,10 +104,12 @@ def test_number_of_indexes_is_limited(demo_engine: Engine, monkeypatch: pytest.M
     assert indexes(demo_engine, text, [12, 12, 15]) == 3
     assert indexes(demo_engine, text, [len(text), 1024, 10**30]) == 1
     assert indexes(demo_engine, text[:90], [90, 100, 110]) == 1
-    monkeypatch.setattr("notso.smollm3.sampling.quoted_fields.CACHED_CHARACTERS", 60_000)
+    monkeypatch.setattr("notso.smollm3.sampling.quoted_fields.CACHED_BYTES", 60_000)
     assert indexes(demo_engine, text, list(range(1, 12))) == 12
     with pytest.raises(InvalidRequestError, match="too many different values of maxLength"):
         indexes(demo_engine, text, list(range(1, 13)))
+    with pytest.raises(InvalidRequestError, match="too many different values of maxLength"):
+        indexes(demo_engine, text.replace("e", "é"), list(range(1, 12)))  # the same characters, but more bytes
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.quote_index import QUOTE_BYTES, QuoteIndex, QuoteLimits
 from notso.smollm3.sampling.quotes import (
-    CACHED_CHARACTERS,
+    CACHED_BYTES,
     Ids,
     PinnedReading,
     Quotation,
@@ -35,7 +35,7 @@ from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource,
 
 FIELD = QuoteLimits(least_words=1, least_characters=1)
 INDEX_COST = 4_096
-"""Fixed cost of an index: the time for indexing about this many characters."""
+"""Fixed cost of an index: the time for indexing about this many bytes."""
 COMBINABLE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
 """Keywords that can be combined with x-quote-of."""
 _CLOSER = re.compile(rb'"[\s,}\]]*')
@@ -253,9 +253,8 @@ def quoted_fields(
         raise InvalidRequestError("the schema is nested too deeply", param="grammar") from None
     needed = {id(part): _quotable(part, options.sources) for part in parts}
     distinct = set(needed.values())  # each needs an index
-    texts = {text for text, _ in distinct}
-    total, least = (sum(len(text) + INDEX_COST for text in each) for each in ((text for text, _ in distinct), texts))
-    if total - least > CACHED_CHARACTERS:
+    costs = {text: len(text.encode("utf-8", "surrogatepass")) + INDEX_COST for text, _ in distinct}
+    if sum(costs[text] for text, _ in distinct) - sum(costs.values()) > CACHED_BYTES:
         raise InvalidRequestError(
             f"strings with {QUOTE_OF} have too many different values of maxLength for the length of their documents",
             param="grammar",

@@ -59,7 +59,7 @@ CHARACTERS_INDEXED_HERE = 1_000_000
 CHARACTERS_FILED = 50_000
 """The index of a text of at least this length is stored in a file if the text is part of a pinned reading, which is a
 named prompt prefix (see block_pool)."""
-CACHED_CHARACTERS = 8_000_000
+CACHED_BYTES = 8_000_000
 """Maximum total bytes of the indexed texts kept in memory for later requests. The latest one is always kept."""
 
 Ids = npt.NDArray[np.intp]
@@ -374,7 +374,7 @@ class QuoteManager:
         with self._lock:
             self._indexes[key] = index
             total = sum(len(each.content) for each in self._indexes.values())
-            while total > CACHED_CHARACTERS and len(self._indexes) > 1:
+            while total > CACHED_BYTES and len(self._indexes) > 1:
                 total -= len(self._indexes.popitem(last=False)[1].content)
         return index
 
