@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.documents.citations import QUOTE_FIRST
 from notso.smollm3 import Event, Message
 from notso.web.api.batches import vector_stores
+from notso.web.api.shared import vector_search
 from notso.web.store.sql import documents
 
 Start = Callable[..., Any]
@@ -41,6 +43,21 @@ def filled(client: openai.OpenAI) -> tuple[str, str, str]:
     assert (added.id, added.status, added.last_error) == (herons, "completed", None)
     assert client.vector_stores.files.poll(storks, vector_store_id=store.id, poll_interval_ms=50).status == "completed"
     return store.id, storks, herons
+
+
+def test_file_ids_are_not_computed_on_the_event_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine(citing)).ready()
+    client = client_of(server)
+    store, storks, herons = filled(client)
+    threads, compute = set[int](), vector_search.document_id_of
+
+    def noted(file_id: str, library_id: str) -> str:
+        threads.add(threading.get_ident())
+        return compute(file_id, library_id)
+
+    monkeypatch.setattr(vector_search, "document_id_of", noted)
+    assert {each.id for each in client.vector_stores.files.list(store)} == {storks, herons}
+    assert threads and server.on_loop(threading.get_ident) not in threads
 
 
 def test_vector_store_is_filled_searched_renamed_and_deleted(start: Start) -> None:

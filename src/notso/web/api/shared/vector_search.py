@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
@@ -83,8 +84,13 @@ async def map_file_ids(services: ApiServices, owner: str, documents: Iterable[St
     """Map document ids to file ids; a document without a file gets a derived id."""
     uploaded = [each.id for each in await services.shared.store.records.files(owner)]
     found = list(documents)
-    file_ids = {document_id_of(name, each): name for each in {each.library_id for each in found} for name in uploaded}
-    return {each.id: file_ids.get(each.id, f"file-{each.id}") for each in found}
+
+    def file_ids() -> dict[str, str]:
+        return {document_id_of(name, each): name for each in {each.library_id for each in found} for name in uploaded}
+
+    # A thread computes the digests, because there may be a thousand files.
+    known = await asyncio.to_thread(file_ids)
+    return {each.id: known.get(each.id, f"file-{each.id}") for each in found}
 
 
 def store_id_of(library_id: str) -> str:
