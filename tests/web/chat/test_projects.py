@@ -129,6 +129,9 @@ def test_project_names_and_texts_are_validated(start: Start) -> None:
     project = created(client, "Birds")
     for name, status in (("", 400), ("\u200b", 400), ("x" * 101, 400), ("Birds", 409), ("Documents", 409)):
         assert client.post("/projects", data={"name": name}).status_code == status
+    again = client.get("/projects")  # loads the address of the error page again
+    assert (again.status_code, again.headers["location"]) == (303, "/documents")
+    assert "Birds" in client.get("/documents").text
     created(client, "Fish")
     assert client.post(f"/projects/{project}", data={"name": "Fish"}).status_code == 409
     assert client.post(f"/projects/{project}", data={"name": "Fowl"}).status_code == 303

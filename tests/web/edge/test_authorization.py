@@ -125,6 +125,7 @@ ENTRIES: dict[str, Entry] = {
     "GET /documents/{document_id}/pages/{page}/image": Entry(own=frozenset({404})),  # the document is not a PDF
     "POST /documents/{document_id}/retry": Entry(form={}, own=frozenset({404})),
     "POST /documents/{document_id}/delete": Entry(ids={"document_id": "other_document"}, form={}),
+    "GET /projects": OPEN,
     "POST /projects": Entry(form={"name": "{new_key}"}, others=FOUND),
     "GET /projects/{project_id}": Entry(member=FOUND),
     "POST /projects/{project_id}": Entry(form={"instructions": "Obey."}, member=DENIED),

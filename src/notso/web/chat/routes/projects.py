@@ -43,6 +43,12 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     return RedirectResponse(f"/projects/{project.id}", 303)
 
 
+@router.get("/projects", dependencies=[GUARDED])
+async def list_projects() -> Response:
+    """Redirect to the page that lists the projects."""
+    return RedirectResponse("/documents", 303)
+
+
 @router.get("/projects/{project_id}", dependencies=[GUARDED])
 async def show_project(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
     project = await find_project(services, owner, project_id)
