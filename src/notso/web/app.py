@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -93,6 +92,7 @@ from notso.web.tools.command_view import CommandView
 from notso.web.tools.toolbox import PluginTools, Toolbox, ToolSource, mcp_servers
 from notso.web.turns.sse import Feed
 from notso.web.turns.turns import Turns
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import (
     NotsoError,
     Problem,
@@ -161,12 +161,12 @@ async def purge(shared: SharedServices, turns: Turns) -> None:
             await _trash_expired_chats(shared, turns)
             await store.purge(UNDO_SECONDS)
             await clear_stale_caches(store, shared.engine)
-            await store.records.purge(time.time_ns() // 1_000_000)
+            await store.records.purge(current_ms())
         await asyncio.sleep(PURGE_SECONDS)
 
 
 async def _trash_expired_chats(shared: SharedServices, turns: Turns) -> None:
-    before_ms = time.time_ns() // 1_000_000 - int(TEMPORARY_SECONDS * 1000)
+    before_ms = current_ms() - int(TEMPORARY_SECONDS * 1000)
     for owner, chat_id in await shared.store.expired_temporary_chats(before_ms):
         turns.stop_chat(owner, chat_id)
         await shared.store.trash_chat(owner, chat_id)

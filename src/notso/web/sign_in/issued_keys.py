@@ -15,6 +15,7 @@ from typing import TypedDict, TypeVar, Unpack
 
 from notso.web.edge.access import KEY_PREFIX, Caller
 from notso.web.store.access import AccessStore, ApiKey
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import SettingsError, StorageError
 
 SECRET_BYTES = 32
@@ -35,7 +36,7 @@ class KeyOptions(TypedDict, total=False):
 
 def new_key(name: str, **options: Unpack[KeyOptions]) -> tuple[str, ApiKey]:
     secret = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-    return secret, ApiKey(secrets.token_hex(8), name, time.time_ns() // 1_000_000, **options)
+    return secret, ApiKey(secrets.token_hex(8), name, current_ms(), **options)
 
 
 def digest_of(secret: str) -> bytes:
@@ -117,8 +118,7 @@ class KeyManager:
 
     def revoke(self, name: str) -> ApiKey:
         """Revoke a key at once. Raises SettingsError if no active key has that name."""
-        now_ms = time.time_ns() // 1_000_000
-        key = self._with_store(lambda store: store.revoke_key(name, now_ms, by=self._by))
+        key = self._with_store(lambda store: store.revoke_key(name, current_ms(), by=self._by))
         if key is None:
             raise SettingsError(f"there is no active key named {name}", setting="name")
         return key

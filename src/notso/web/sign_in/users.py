@@ -5,11 +5,10 @@ An owner is the id of a user: `METHOD:NAME` with the sign-in method, or `key:ID`
 
 from __future__ import annotations
 
-import time
-
 from notso.web.sign_in.issued_keys import owner_of_key
 from notso.web.store.access import AccessStore, AuditEntry
 from notso.web.store.protocol import ChatStore
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
 from notso.web.values.sign_in import is_user_name
@@ -62,7 +61,7 @@ async def revoke_key_of(access: AccessStore, owner: str) -> None:
     """Revoke the owner's key, if any, so that the user cannot store new data. Raises StorageError."""
     key = await access.key(owner.removeprefix(KEY_OWNER)) if owner.startswith(KEY_OWNER) else None
     if key is not None and not key.revoked_ms:  # the name of a revoked key may belong to a new key
-        await access.revoke_key(key.name, time.time_ns() // 1_000_000)
+        await access.revoke_key(key.name, current_ms())
 
 
 async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, removed_by: str) -> None:
@@ -80,5 +79,6 @@ async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, 
     if access is not None:
         # The audit log does not name the removed user.
         removed = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
-        now_ms = time.time_ns() // 1_000_000
-        await access.add_audit(AuditEntry(now_ms, removed_by, f"removed {removed} with all data", by_operator=True))
+        await access.add_audit(
+            AuditEntry(current_ms(), removed_by, f"removed {removed} with all data", by_operator=True)
+        )

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import secrets
-import time
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, fields, replace
@@ -36,6 +35,7 @@ from notso.web.store.protocol import StoredMessage
 from notso.web.store.records import PART_BYTES
 from notso.web.store.sql.database import Database, Transactions, placeholders
 from notso.web.store.sql.passage_index import TextIndex, WordPostings, index_text, query_words, rank_passages
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
@@ -109,7 +109,7 @@ class SQLDocuments:
 
         def detach_chats(db: Database) -> None:
             if db.execute(own, (library_id, owner)).fetchone() is not None:
-                _mark_caches_stale(db, _IN_PROJECT, library_id)
+                _mark_chats_stale(db, _IN_PROJECT, library_id)
                 db.execute("UPDATE chats SET project = '' WHERE project = ? AND project <> ''", (library_id,))
 
         def delete_some(db: Database) -> bool | None:
@@ -159,7 +159,7 @@ class SQLDocuments:
             )
             moved = db.execute(sql, (library_id, chat_id, owner, library_id, library_id, library_id, owner)).rowcount
             if moved:  # the chat's prompts now start with other documents, so its KV cache is stale
-                _mark_caches_stale(db, "SELECT id AS chat_id FROM chats WHERE id = ?", chat_id)
+                _mark_chats_stale(db, "SELECT id AS chat_id FROM chats WHERE id = ?", chat_id)
             same = "SELECT 1 AS one FROM chats WHERE id = ? AND owner = ? AND project = ?"
             return moved > 0 or db.execute(same, (chat_id, owner, library_id)).fetchone() is not None
 
@@ -169,7 +169,7 @@ class SQLDocuments:
         self, owner: str, library_id: str, name: str, content: bytes, *, document_id: str = ""
     ) -> StoredDocument:
         digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
-        now = _now_ms()
+        now = current_ms()
         day = date.today().isoformat()
         document = StoredDocument(document_id or new_id(), library_id, name, digest, len(content), now, day)
 
@@ -349,7 +349,7 @@ class SQLDocuments:
             return
         self._cleared.update(each.number for each in caches)
         self._cleared = {each for each in self._cleared if each > max(self._cleared) - 2 * COMMIT_SPREAD}
-        before = _now_ms() - STALE_DAYS * 86_400_000
+        before = current_ms() - STALE_DAYS * 86_400_000
         await self._store.change("", "DELETE FROM stale_caches WHERE since_ms < ?", before)
 
 
@@ -453,9 +453,9 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
     ).fetchone()
     if row is None:
         return False
-    now = _now_ms()
+    now = current_ms()
     chats = f"SELECT chat_id FROM chat_documents WHERE document_id = ? UNION {_IN_PROJECT}"
-    _mark_caches_stale(db, chats, document_id, row["library_id"])
+    _mark_chats_stale(db, chats, document_id, row["library_id"])
     readings = db.execute("SELECT scope, name FROM readings WHERE document_id = ?", (document_id,)).fetchall()
     for each in readings:
         db.execute(f"{_STALE} VALUES ('', '', ?, ?, ?)", (each["scope"], each["name"], now))
@@ -468,17 +468,19 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
     return True
 
 
-def _mark_caches_stale(db: Database, chats: str, *values: str) -> None:
+def mark_stale(db: Database, conversations: str, *values: str) -> None:
+    """Record that engines must clear the caches of conversations (rows with `id` and `owner`)."""
+    db.execute(f"{_STALE} SELECT owner, id, '', '', {current_ms()} FROM {conversations}", values)
+
+
+def _mark_chats_stale(db: Database, chats: str, *values: str) -> None:
     # SQLite does not reorder a cross join. With an inner join, it would read the first messages of all chats.
-    db.execute(
-        f"{_STALE} SELECT messages.owner, messages.id, '', '', {_now_ms()} FROM ({chats}) AS used CROSS JOIN messages"
-        " WHERE messages.chat_id = used.chat_id AND messages.parent_id IS NULL",
-        values,
-    )
+    first_messages = "messages.chat_id = used.chat_id AND messages.parent_id IS NULL"
+    mark_stale(db, f"({chats}) AS used CROSS JOIN messages WHERE {first_messages}", *values)
 
 
 def _create(db: Database, owner: str, name: str) -> Library | None:
-    library = Library(new_id(), owner, name, secrets.token_hex(16), _now_ms())
+    library = Library(new_id(), owner, name, secrets.token_hex(16), current_ms())
     values = [_to_column(getattr(library, each)) for each in LIBRARY_COLUMNS]
     sql = f"INSERT INTO libraries ({', '.join(LIBRARY_COLUMNS)}) VALUES ({placeholders(values)}) ON CONFLICT DO NOTHING"
     return library if db.execute(sql, values).rowcount else None
@@ -519,7 +521,3 @@ def load_text(db: Database, document_id: str) -> DocumentText | None:
         return None
     passages = tuple(Passage(*each) for each in json.loads(row["passages"]))
     return DocumentText(zlib.decompress(bytes(row["text"])).decode(), tuple(json.loads(row["pages"])), passages)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
@@ -22,6 +21,7 @@ from notso.web.store.records import (
     UnfinishedResponse,
 )
 from notso.web.store.sql.database import Database, Transactions, columns_of, placeholders
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import StorageFullError
 
 _FILE = columns_of(StoredFile)
@@ -250,7 +250,7 @@ class SQLRecords:
                 return None
             values = dict(row)
             values["tries"] += values.pop("holder") != holder
-            db.execute(lease, (holder, _lease_expiry(time.time_ns() // 1_000_000), values["tries"], values["id"]))
+            db.execute(lease, (holder, _lease_expiry(current_ms()), values["tries"], values["id"]))
             return _to_unfinished_response(db, values)
 
         return await self._store.write(work)

@@ -25,7 +25,7 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.store.sql.database import Database, Rows, Value, placeholders
-from notso.web.store.sql.documents import verify_citations
+from notso.web.store.sql.documents import mark_stale, verify_citations
 from notso.web.store.sql.rows import (
     insert_chat,
     insert_message,
@@ -35,6 +35,7 @@ from notso.web.store.sql.rows import (
     update_message,
 )
 from notso.web.store.sql.shown_part import query_last_shown
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import Sentence, StorageError
 
 Piece: TypeAlias = list[Chat | StoredMessage]
@@ -354,8 +355,7 @@ def _find_refusal(db: Database, owner: str, chat_id: str) -> TurnRefused | None:
 
 
 def _touch(db: Database, owner: str, chat_id: str) -> None:
-    now_ms = time.time_ns() // 1_000_000
-    db.execute("UPDATE chats SET updated_ms = ? WHERE id = ? AND owner = ?", (now_ms, chat_id, owner))
+    db.execute("UPDATE chats SET updated_ms = ? WHERE id = ? AND owner = ?", (current_ms(), chat_id, owner))
 
 
 def trash_chat(db: Database, owner: str, chat_id: str) -> str | None:
@@ -505,7 +505,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
         if row["kind"] == "messages":
             _add_replies(db, row["chat_id"], trash_id)
         for chat_id, which, values in _trashed_chats(db, row):
-            _mark_stale(db, f"messages WHERE chat_id = ? AND parent_id IS NULL{which}", (chat_id, *values))
+            mark_stale(db, f"messages WHERE chat_id = ? AND parent_id IS NULL{which}", chat_id, *values)
         db.execute("UPDATE trash SET owner = '' WHERE id = ?", (trash_id,))
     left = PURGED_MESSAGES
     for chat_id, which, values in _trashed_chats(db, row):
@@ -573,7 +573,7 @@ def _create_trash_entry(
     settings = chat["settings"] if with_settings else ""
     db.execute(
         "INSERT INTO trash (id, owner, chat_id, kind, settings, chosen_root, thrown_ms) VALUES (?,?,?,?,?,?,?)",
-        (trash_id, owner, chat_id, kind, settings, chat["chosen_root"], time.time_ns() // 1_000_000),
+        (trash_id, owner, chat_id, kind, settings, chat["chosen_root"], current_ms()),
     )
     return trash_id
 
@@ -596,12 +596,7 @@ ROWS_AT_ONCE = 200
 def mark_owner_caches_stale(db: Database, owner: str) -> None:
     """Record that engines must clear the caches of the owner's chats and stored responses."""
     for table in ("messages WHERE parent_id IS NULL AND", "responses WHERE", "open_responses WHERE"):
-        _mark_stale(db, f"{table} owner = ?", (owner,))
-
-
-def _mark_stale(db: Database, conversations: str, values: tuple[Any, ...]) -> None:
-    columns = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
-    db.execute(f"{columns} SELECT owner, id, '', '', {time.time_ns() // 1_000_000} FROM {conversations}", values)
+        mark_stale(db, f"{table} owner = ?", owner)
 
 
 def remove_piece(db: Database, owner: str) -> bool:
