@@ -120,12 +120,6 @@ class PostgresDatabase(Database):
             (owner, message.chat_id, message.id, to_tsvector(message.content)),
         )
 
-    def unindex_chat(self, chat_id: str) -> None:
-        pass
-
-    def unindex_message(self, message_id: str) -> None:
-        pass
-
     def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
         return self.execute(_FIND, (tsquery(terms), owner, limit)).fetchall()
 

@@ -59,22 +59,17 @@ class SQLConnection(Protocol):
         """Return a context manager in which all reads see the same snapshot."""
 
 
-class Database(ABC):
+class Database(SQLConnection, ABC):
     """A connection with the operations that differ between databases."""
 
-    for_update: str  # SELECT suffix that locks the selected rows until the transaction ends
-
-    @abstractmethod
-    def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows: ...
-
-    @abstractmethod
-    def snapshot(self) -> AbstractContextManager[None]: ...
+    # SELECT suffix that locks the selected rows until the transaction ends. With a single writer, no lock is needed.
+    for_update: str = ""
 
     @abstractmethod
     def prepare_bulk_copy(self) -> None:
         """Prepare this transaction for a long copy: defer foreign keys, and disable idle timeouts."""
 
-    # ---- search index
+    # ---- search index. By default, its rows are deleted with their chat or message.
 
     @abstractmethod
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
@@ -84,13 +79,13 @@ class Database(ABC):
     def index_message(self, owner: str, message: StoredMessage) -> None:
         """Index a message, replacing the previous entry."""
 
-    @abstractmethod
     def unindex_chat(self, chat_id: str) -> None:
         """Remove a chat from the index before it is deleted."""
+        return None
 
-    @abstractmethod
     def unindex_message(self, message_id: str) -> None:
         """Remove a message from the index before it is deleted."""
+        return None
 
     def merge_index(self) -> bool:
         """Remove some of the words of deleted texts from the index; return whether more are left."""
@@ -104,21 +99,21 @@ class Database(ABC):
     def vocabulary(self, owner: str) -> Iterator[str]:
         """Yield the indexed words of this owner, and possibly of other owners."""
 
-    # ---- leases on unfinished answers
+    # ---- leases on unfinished answers. By default, they are not needed, because a single process uses the database.
 
-    @abstractmethod
     def acquire(self, owner: str, message_id: str) -> None:
         """Assign an unfinished answer to this process."""
+        return None
 
-    @abstractmethod
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
         """Mark the chat's unfinished answer as interrupted if its lease has expired."""
+        return None
 
-    @abstractmethod
-    def holds_lease(self, message_id: str) -> bool: ...
+    def holds_lease(self, message_id: str) -> bool:
+        return True
 
-    @abstractmethod
-    def release(self, message_id: str) -> None: ...
+    def release(self, message_id: str) -> None:
+        return None
 
 
 class Transactions(ABC):

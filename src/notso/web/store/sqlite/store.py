@@ -312,8 +312,6 @@ MERGED_PAGES = 500  # pages of the search index merged per transaction
 
 
 class SQLiteDatabase(SQLiteStatements, Database):
-    for_update = ""  # rows need not be locked, because a single connection writes
-
     def prepare_bulk_copy(self) -> None:
         self.execute("PRAGMA defer_foreign_keys=ON")
 
@@ -350,18 +348,6 @@ class SQLiteDatabase(SQLiteStatements, Database):
     def vocabulary(self, owner: str) -> Iterator[str]:
         for row in self.execute("SELECT term FROM vocabulary"):
             yield row["term"]
-
-    def acquire(self, owner: str, message_id: str) -> None:
-        pass
-
-    def interrupt_expired(self, owner: str, chat_id: str) -> None:
-        pass
-
-    def holds_lease(self, message_id: str) -> bool:
-        return True
-
-    def release(self, message_id: str) -> None:
-        pass
 
 
 def _add_index_row(db: sqlite3.Connection, owner: str, chat_id: str, message_id: str | None) -> int:
