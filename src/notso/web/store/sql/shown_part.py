@@ -81,7 +81,7 @@ SELECT m.attachments FROM up JOIN messages m ON m.id = up.id WHERE m.attachments
 
 def load_branch_end(
     db: Database, owner: str, chat_id: str, *, limit: int, through: str | None, first: str | None
-) -> tuple[list[ShownMessage], int]:
+) -> tuple[tuple[ShownMessage, ...], int]:
     """Return the newest messages (see ChatStore.shown_chat) and the number of messages before them."""
     chat_key = (chat_id, owner)
     # Send both statements before reading a result, so that PostgreSQL needs only one round trip.
@@ -89,7 +89,7 @@ def load_branch_end(
     above = db.execute(_DEPTH, (through, *chat_key, _NO_END)) if through is not None else None
     line = found.fetchall()
     if not line:
-        return [], 0
+        return (), 0
     depth = above.fetchone()["depth"] if above is not None else None
     count = line[0]["below"] + (depth or 0) + 1
     since_first = next((at + 1 for at, row in enumerate(line[:MOST_SHOWN]) if row["id"] == first), 0)
@@ -124,7 +124,7 @@ def piece(db: Database, owner: str, ids: list[str]) -> list[StoredMessage]:
 
 def load_prompt_branch(
     db: Database, owner: str, chat_id: str, last: str | None, *, most_characters: int | None
-) -> tuple[list[StoredMessage], str | None, int, bool]:
+) -> tuple[tuple[StoredMessage, ...], str | None, int, bool]:
     """Return the fields `line`, `first_id`, `above` and `summarized` of a Branch."""
     chat_key = (chat_id, owner)
     limits = (_NO_END, _NO_END if most_characters is None else most_characters, most_characters is not None)
@@ -134,9 +134,9 @@ def load_prompt_branch(
         found = db.execute(f"WITH RECURSIVE {_PART.format(last=_MESSAGE)}", (last, *chat_key, *limits))
     rows = found.fetchall()
     if not rows:
-        return [], None, 0, False
+        return (), None, 0, False
     top = rows[0]
-    line = [message_from_row(row) for row in rows]
+    line = tuple(message_from_row(row) for row in rows)
     if top["parent_id"] is None:
         return line, line[0].id, 0, bool(top["is_summary"])
     first = db.execute(_FIRST, (line[0].id, *chat_key, _NO_END)).fetchone()
@@ -151,7 +151,7 @@ def load_earlier_attachments(db: Database, owner: str, chat_id: str, message_id:
 
 def load_shown_before(
     db: Database, owner: str, chat_id: str, message_id: str, *, limit: int, first: int | None
-) -> tuple[list[ShownMessage], int] | None:
+) -> tuple[tuple[ShownMessage, ...], int] | None:
     key = (message_id, chat_id, owner)
     if first is not None:
         row = db.execute(_NUMBERED, (*key, _NO_END, first)).fetchone()
@@ -174,13 +174,13 @@ def load_shown_message(db: Database, owner: str, chat_id: str, message_id: str) 
 
 def _load_shown(
     db: Database, owner: str, chat_id: str, line: list[Any], begin: int, limit: int, *, whole_turns: bool = True
-) -> list[ShownMessage]:
+) -> tuple[ShownMessage, ...]:
     # `line` starts with the newest message.
     sizes = _query_sizes(db, owner, line[begin:], min(limit + 1, PIECE_MESSAGES))
     end = begin + (count_shown(sizes, limit) if whole_turns else limit)
     rows = line[begin:end]
     if not rows:
-        return []
+        return ()
     ids, parents = [row["id"] for row in rows], [row["parent_id"] for row in rows if row["parent_id"] is not None]
     found = db.execute(f"SELECT * FROM messages WHERE id IN ({placeholders(ids)}) AND owner = ?", (*ids, owner))
     siblings = []
@@ -205,7 +205,7 @@ def _load_shown(
         if message is not None:
             path.append(ShownMessage(message, tuple(versions[row["parent_id"]]), above, below))
         below = row["id"] if row["role"] == "user" else below
-    return path[::-1]
+    return tuple(reversed(path))
 
 
 def _query_sizes(db: Database, owner: str, line: list[Any], chunk: int) -> Iterator[tuple[str, int]]:

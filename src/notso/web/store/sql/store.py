@@ -239,34 +239,35 @@ class SQLStore(Transactions):
         rows = await self.read(owner, _CHAT, chat_id, owner)
         return chat_from_row(rows[0]) if rows else None
 
-    async def chat_snapshot(self, owner: str, chat_id: str) -> ChatSnapshot | None:
-        def read(db: Database) -> ChatSnapshot | None:
+    async def _load_with_chat(
+        self, kind: Callable[..., T], owner: str, chat_id: str, load: Callable[[Database], tuple[Any, ...] | None]
+    ) -> T | None:
+        # Calls `kind` with the chat, its defaults and the values from `load`, unless one of them does not exist.
+        def read(db: Database) -> T | None:
             with db.snapshot():
                 found = _query_chat_and_defaults(db, owner, chat_id)
-                rows = db.execute(_MESSAGES, (chat_id, owner))
+                loaded = load(db)
                 chat, base = found()
-                messages = rows.fetchall() if chat is not None else []
-            return ChatSnapshot(chat, base, tuple(map(self._message, messages))) if chat is not None else None
+            return kind(chat, base, *loaded) if chat is not None and loaded is not None else None
 
         return await self.run_read(read, owner)
+
+    async def chat_snapshot(self, owner: str, chat_id: str) -> ChatSnapshot | None:
+        def load(db: Database) -> tuple[tuple[StoredMessage, ...]]:
+            return (tuple(map(self._message, db.execute(_MESSAGES, (chat_id, owner)).fetchall())),)
+
+        return await self._load_with_chat(ChatSnapshot, owner, chat_id, load)
 
     async def branch(
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
-
         if self.read_only:  # load the whole chat from its rows, because index entries may be damaged
             return _branch_of(await self.chat_snapshot(owner, chat_id), last)
 
-        def read(db: Database) -> Branch | None:
-            with db.snapshot():
-                found = _query_chat_and_defaults(db, owner, chat_id)
-                line, first_id, above, summarized = shown_part.load_prompt_branch(
-                    db, owner, chat_id, last, most_characters=most_characters
-                )
-                chat, base = found()
-            return Branch(chat, base, tuple(line), first_id, above, summarized) if chat is not None else None
+        def load(db: Database) -> tuple[Any, ...]:
+            return shown_part.load_prompt_branch(db, owner, chat_id, last, most_characters=most_characters)
 
-        return await self.run_read(read, owner)
+        return await self._load_with_chat(Branch, owner, chat_id, load)
 
     async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
         stored = await self.run_read(
@@ -277,27 +278,19 @@ class SQLStore(Transactions):
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
-
-        if self.read_only:  # load the whole chat from its rows, because index entries may be damaged
+        if self.read_only:
             snapshot = await self.chat_snapshot(owner, chat_id)
             path, earlier = branch_end(_shown_path_of(snapshot, through), limit, first)
             return ShownChat(snapshot.chat, snapshot.base, tuple(path), earlier) if snapshot is not None else None
 
-        def read(db: Database) -> ShownChat | None:
-            with db.snapshot():
-                found = _query_chat_and_defaults(db, owner, chat_id)
-                path, earlier = shown_part.load_branch_end(
-                    db, owner, chat_id, limit=limit, through=through, first=first
-                )
-                chat, base = found()
-            return ShownChat(chat, base, tuple(path), earlier) if chat is not None else None
+        def load(db: Database) -> tuple[Any, ...]:
+            return shown_part.load_branch_end(db, owner, chat_id, limit=limit, through=through, first=first)
 
-        return await self.run_read(read, owner)
+        return await self._load_with_chat(ShownChat, owner, chat_id, load)
 
     async def shown_before(
         self, owner: str, chat_id: str, message_id: str, limit: int, *, first: int | None = None
     ) -> ShownChat | None:
-
         if self.read_only:
             snapshot = await self.chat_snapshot(owner, chat_id)
             line = _shown_path_of(snapshot, message_id)
@@ -307,14 +300,10 @@ class SQLStore(Transactions):
             path, earlier = branch_end(line[: at if first is None else first], limit)
             return ShownChat(snapshot.chat, snapshot.base, tuple(path), earlier)
 
-        def read(db: Database) -> ShownChat | None:
-            with db.snapshot():
-                found = _query_chat_and_defaults(db, owner, chat_id)
-                part = shown_part.load_shown_before(db, owner, chat_id, message_id, limit=limit, first=first)
-                chat, base = found()
-            return ShownChat(chat, base, tuple(part[0]), part[1]) if chat is not None and part else None
+        def load(db: Database) -> tuple[Any, ...] | None:
+            return shown_part.load_shown_before(db, owner, chat_id, message_id, limit=limit, first=first)
 
-        return await self.run_read(read, owner)
+        return await self._load_with_chat(ShownChat, owner, chat_id, load)
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None:
         if self.read_only:
