@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.values.messages import Message
     from notso.smollm3.values.sampling_params import SamplingParams
-    from notso.web.store.protocol import StoredMessage
 
 
 @dataclass(slots=True)
@@ -357,6 +356,7 @@ def read_chat(path: Path) -> LoadedChat:
     """Read a list of messages, or the newest chat in an export of the chat page. Raises ChatFileError."""
     from notso.smollm3.values.messages import Message
     from notso.web.chat.files.imports import read_chats
+    from notso.web.store.tree import branch
     from notso.web.values.errors import Problem
 
     try:
@@ -368,20 +368,6 @@ def read_chat(path: Path) -> LoadedChat:
     if not chats:
         raise ChatFileError(f"{path} contains no chat")
     chat, stored = max(chats, key=lambda each: each[0].updated_ms)
-    branch = _selected_branch(stored, chat.chosen_root)
-    messages = [Message(each.role, each.content, reasoning_content=each.reasoning or None) for each in branch]
+    line = branch(stored, chat.chosen_root)
+    messages = [Message(each.role, each.content, reasoning_content=each.reasoning or None) for each in line]
     return LoadedChat(messages, str(chat.settings.get("system_prompt") or "") or None)
-
-
-def _selected_branch(stored: Sequence[StoredMessage], chosen: str | None) -> list[StoredMessage]:
-    # A chat is a tree, because messages can have several versions. The branch follows the selected child of each
-    # message, or the newest child if none is selected.
-    children: dict[str | None, dict[str, StoredMessage]] = {}
-    for each in stored:
-        children.setdefault(each.parent_id, {})[each.id] = each
-    branch: list[StoredMessage] = []
-    parent = None
-    while choices := children.get(parent):
-        branch.append(choices.get(chosen or "") or [*choices.values()][-1])
-        parent, chosen = branch[-1].id, branch[-1].chosen_child
-    return branch
