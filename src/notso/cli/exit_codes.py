@@ -78,7 +78,7 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
         (qtensor.DeviceError, FAILED, "Run `nvidia-smi` to check the GPU and its driver."),
         (qtensor.SafetensorsError, BAD_MODEL, "Download the folder again."),
         (qtensor.GGUFError, BAD_MODEL, _file_advice),
-        (model.AdapterFileError, BAD_MODEL, _adapter_advice),
+        (model.AdapterFileError, BAD_MODEL, _if_option("adapter", "Check --adapter.", "Check the adapter.")),
         (model.ModelFileError, BAD_MODEL, _model_advice),
         (model.TemplateError, BAD_MODEL, _template_advice),
         (model.ContextLengthError, FAILED, _context_advice),
@@ -112,8 +112,8 @@ def _file_advice(command: Command) -> str:
     return "Check the file, or download the official one with `notso pull`."
 
 
-def _adapter_advice(command: Command) -> str:
-    return "Check --adapter." if command.has("adapter") else "Check the adapter."
+def _if_option(option: str, advice: str, otherwise: str = "") -> Advice:
+    return lambda command: advice if command.has(option) else otherwise
 
 
 def _model_advice(command: Command) -> str:
@@ -151,12 +151,7 @@ def _memory_advice(command: Command) -> str:
     return f"{joined[0].upper()}{joined[1:]}{limits}."
 
 
-def _close_programs_advice(command: Command) -> str:
-    return "Reduce --context or close other programs." if command.has("context") else "Close other programs."
-
-
-def _directory_advice(command: Command) -> str:
-    return "Use another directory with --data-dir." if command.has("data_dir") else ""
+_close_programs_advice = _if_option("context", "Reduce --context or close other programs.", "Close other programs.")
 
 
 def _address_advice(command: Command) -> str:
@@ -180,19 +175,17 @@ def _rows_of_package(error: BaseException) -> tuple[tuple[type[BaseException], i
         return ()
     from notso.web.values import errors as web
 
+    other_directory = _if_option("data_dir", "Use another directory with --data-dir.")
+    set_key = _if_option("api_key_file", "Set NOTSO_API_KEY or --api-key-file.", "Set NOTSO_API_KEY.")
     return (
-        (web.UnsafeBindError, BIND_REFUSED, _api_key_advice),
+        (web.UnsafeBindError, BIND_REFUSED, set_key),
         (web.SettingsError, WRONG_USAGE, _settings_advice(getattr(error, "setting", ""))),
         (web.AddressInUseError, BIND_REFUSED, ""),
-        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, _directory_advice),
-        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, _directory_advice),
+        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, other_directory),
+        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, other_directory),
         (web.StorageFullError, NO_ROOM, _disk_space_advice),
         (web.StorageError, FAILED, _doctor_advice),
     )
-
-
-def _api_key_advice(command: Command) -> str:
-    return "Set NOTSO_API_KEY or --api-key-file." if command.has("api_key_file") else "Set NOTSO_API_KEY."
 
 
 def _disk_space_advice(command: Command) -> str:
