@@ -151,7 +151,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     """Replace the engine that every command opens in this test."""
     scripted = ScriptedEngine()
 
-    def open_engine(model: Path | None, context_tokens: int | None, threads: int | None, **_: object) -> ScriptedEngine:
+    def open_engine(
+        model: Path | None, *, context_tokens: int | None = None, threads: int | None = None, **_: object
+    ) -> ScriptedEngine:
         scripted.opened_with = (model, context_tokens, threads)
         return scripted
 

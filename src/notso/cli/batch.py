@@ -91,14 +91,15 @@ def batch(
             _exit_if_any_failed(sink)
             return
         engine = None
+        chosen: dict[str, Any] = {"context_tokens": context, "threads": threads, "kv": kv, "device": device}
         if not ray:
-            load = partial(engines.open_engine, model, context, threads, kv=kv, device=device, fetch=fetch)
+            load = partial(engines.open_engine, model, **chosen, fetch=fetch)
             # The engine is loaded only now, because a batch that is already complete does not need it. Later loads are
             # silent, because their messages would disturb the progress bar.
             engine = BatchEngine(load(silent=as_json), partial(load, silent=True))
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if engine is None:
-                chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
+                chosen["model"] = model
                 result: BatchRun | Tally = answer_on_cluster(source, sink, interruption, report, chosen, count)
             else:
                 try:
@@ -151,9 +152,8 @@ class Tally:
 class BatchWorker:
     # An engine on a Ray worker. Ray Data calls the object once per task, with the requests of the task.
     def __init__(self, **engine_options: Any) -> None:
-        model, context = engine_options.pop("model"), engine_options.pop("context_tokens")
-        self._workers = engine_options.pop("workers")
-        load = partial(engines.open_engine, model, context, **engine_options, silent=True)
+        model, self._workers = engine_options.pop("model"), engine_options.pop("workers")
+        load = partial(engines.open_engine, model, **engine_options, silent=True)
         self._engine = BatchEngine(load(), load)
         self._name, self._has_failed = secrets.token_hex(8), False
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import typer
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from notso.smollm3.engine.memory_plan import EnginePlan
     from notso.smollm3.hub.download import DownloadedFile
     from notso.smollm3.hub.registry import KnownFile
-    from notso.smollm3.values.engine_config import EngineConfig, KVChoice
+    from notso.smollm3.values.engine_config import EngineConfig, EngineSettings
     from notso.smollm3.values.model_info import ModelInfo
 
 
@@ -120,31 +120,15 @@ def _download_missing(name: str, *, silent: bool, fetch: bool, missing: Exceptio
 
 
 def open_engine(
-    model: Path | None,
-    context_tokens: int | None,
-    threads: int | None,
-    *,
-    kv: KVChoice = "auto",
-    device: str = "auto",
-    silent: bool = False,
-    adapters: Sequence[str] = (),
-    chat_template_file: Path | None = None,
-    fetch: bool = False,
+    model: Path | None, *, silent: bool = False, fetch: bool = False, **settings: Unpack[EngineSettings]
 ) -> Engine:
     path = model_file(model, silent=silent, fetch=fetch)
     with terminal.waiting("loading the model", silent=silent):
         from notso.smollm3.engine.engine import Engine
 
         exit_on_lost_model_file()
-        engine = Engine.load(
-            path,
-            context_tokens=context_tokens,
-            threads=threads,
-            kv=kv,
-            device=device,
-            adapters=tuple(adapters),
-            chat_template_file=chat_template_file,
-        )
+        engine = Engine.load(path, **settings)
+    context_tokens = settings.get("context_tokens")
     if context_tokens is not None and engine.info.context_tokens < context_tokens and not silent:
         terminal.note(f"The context length is {engine.info.context_tokens:,} tokens, the maximum of this model.")
     if engine.info.device_note and not silent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,14 +43,15 @@ def perplexity(
     from notso.smollm3.diagnostics.perplexity import perplexity as measure
 
     words = options.read_text(text, "TEXT")
-    engine = engines.open_engine(file, window, threads, kv=kv, device=device, silent=as_json)
+    load = partial(engines.open_engine, context_tokens=window, threads=threads, kv=kv, device=device)
+    engine = load(file, silent=as_json)
     with engine, terminal.progress(as_json=as_json) as report:
         if kl is None:
             found: Perplexity | Divergence = measure(
                 engine, words, window=window, progress=lambda done, total: report("windows", done, total)
             )
         else:
-            with engines.open_engine(kl, window, threads, kv=kv, device=device, silent=True) as base:
+            with load(kl, silent=True) as base:
                 found = divergence(
                     engine, base, words, window=window, progress=lambda done, total: report("windows", done, total)
                 )

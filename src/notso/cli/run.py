@@ -85,8 +85,8 @@ def run(
     messages.append(Message("user", question))
     engine = engines.open_engine(
         model,
-        context,
-        threads,
+        context_tokens=context,
+        threads=threads,
         kv=kv,
         device=device,
         silent=as_json,

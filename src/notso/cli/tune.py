@@ -172,7 +172,7 @@ def _generate_answers(base: Path, adapter: Path | None, questions: Sequence[str]
     sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
     request_options = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]
-    with engines.open_engine(base, None, threads, device="cpu", silent=True, adapters=adapters) as engine:
+    with engines.open_engine(base, threads=threads, device="cpu", silent=True, adapters=adapters) as engine:
         conversations = [[Message("user", question)] for question in questions]
         return [_collect_text(engine.generate(each, sampling, request_options)) for each in conversations]
 
@@ -203,7 +203,7 @@ def _rehearsal_rows(
         with suppress(OSError, ValueError):
             rows: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
             return rows
-    with engines.open_engine(base, None, threads, device="cpu", silent=True) as engine:
+    with engines.open_engine(base, threads=threads, device="cpu", silent=True) as engine:
         rows = training_rows.generate_answers(engine, conversations, max_tokens, day, report)
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(rows), "utf-8")

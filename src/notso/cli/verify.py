@@ -147,7 +147,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
         if first.get("rope_scaling") == "yarn":
             context = engines.context_with_yarn(file, context)
         with (
-            engines.open_engine(file, context, None, kv=kv, silent=True, adapters=adapters) as engine,
+            engines.open_engine(file, context_tokens=context, kv=kv, silent=True, adapters=adapters) as engine,
             terminal.waiting("generating the answer again", silent=as_json),
         ):
             start = time.perf_counter()
