@@ -14,43 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.smollm3 import FinishReason, Usage, process_memory
+from notso.smollm3 import EngineStats, FinishReason, Usage, process_memory
 from notso.web.engine.host import EngineHost
-
-
-class LlamaCppMetrics(Collector):
-    """Engine statistics under llama.cpp's names; empty while the default model is not loaded."""
-
-    def __init__(self, engine: EngineHost) -> None:
-        self._engine = engine
-
-    def collect(self) -> Iterator[Metric]:
-        stats = self._engine.stats()
-        if stats is None:
-            return
-        processed = stats.prompt_tokens_total - stats.cached_tokens_total
-        yield _llama_cpp_counter("prompt_tokens", "Prompt tokens processed.", processed)
-        yield _llama_cpp_counter("prompt_tokens_cached", "Prompt tokens found in the cache.", stats.cached_tokens_total)
-        yield _llama_cpp_counter("tokens_predicted", "Generated tokens.", stats.generated_tokens_total)
-        yield _llama_cpp_counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", stats.drafted_tokens_total)
-        yield _llama_cpp_counter(
-            "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens_total
-        )
-        yield _llama_cpp_gauge(
-            "prompt_tokens_seconds", "Prompt tokens processed per second.", stats.prefill_tokens_per_s
-        )
-        yield _llama_cpp_gauge("predicted_tokens_seconds", "Tokens generated per second.", stats.decode_tokens_per_s)
-        yield _llama_cpp_gauge("requests_processing", "Requests in prefill or decode.", stats.running)
-        yield _llama_cpp_gauge("requests_deferred", "Requests waiting in the queue.", stats.waiting)
-
-
-def _llama_cpp_gauge(name: str, help: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"llamacpp:{name}", help, value=value)
-
-
-def _llama_cpp_counter(name: str, help: str, value: float) -> Metric:
-    return CounterMetricFamily(f"llamacpp:{name}", help, value=value)
-
 
 FIRST_ESTIMATE_SECONDS = 10.0  # assumed seconds per answer before the first answer has been measured
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -67,7 +32,6 @@ class Metrics:
         self._generation_seconds = 0.0
         self._registry = registry = CollectorRegistry()
         registry.register(_EngineCollector(engine))
-        registry.register(LlamaCppMetrics(engine))
         self.started = int(time.time())
 
         def seconds(name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
@@ -206,6 +170,27 @@ class _EngineCollector(Collector):
             "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens_total
         )
         yield _counter("num_preemptions", "Requests preempted for lack of KV cache blocks.", stats.preemptions_total)
+        yield from _llama_cpp_metrics(stats)
+
+
+def _llama_cpp_metrics(stats: EngineStats) -> Iterator[Metric]:
+    # Yields engine statistics under llama.cpp's names.
+    counters = (
+        ("prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens_total - stats.cached_tokens_total),
+        ("prompt_tokens_cached", "Prompt tokens found in the cache.", stats.cached_tokens_total),
+        ("tokens_predicted", "Generated tokens.", stats.generated_tokens_total),
+        ("spec_decode_num_draft_tokens", "Draft tokens proposed.", stats.drafted_tokens_total),
+        ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens_total),
+    )
+    gauges = (
+        ("prompt_tokens_seconds", "Prompt tokens processed per second.", stats.prefill_tokens_per_s),
+        ("predicted_tokens_seconds", "Tokens generated per second.", stats.decode_tokens_per_s),
+        ("requests_processing", "Requests in prefill or decode.", stats.running),
+        ("requests_deferred", "Requests waiting in the queue.", stats.waiting),
+    )
+    for kind, rows in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+        for name, help, value in rows:
+            yield kind(f"llamacpp:{name}", help, value=value)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:
