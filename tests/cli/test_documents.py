@@ -13,6 +13,7 @@ import pytest
 from documents.made import text_pdf
 
 from notso.cli import exit_codes
+from notso.documents.values import MAX_FILE_BYTES
 from notso.system.confinement import lacking
 
 Run = Callable[..., Any]
@@ -92,6 +93,17 @@ def test_library_option_selects_a_library(documents: Run, tmp_path: Path) -> Non
     assert "No documents" in documents("list", "--library", "Birds").out
     for name in ("", "x" * 101, "a\u202eb"):
         assert documents("list", "--library", name).code != exit_codes.DONE
+
+
+def test_only_regular_files_of_limited_size_are_stored(documents: Run, tmp_path: Path) -> None:
+    large = tmp_path / "large.txt"
+    with large.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    for path, problem in ((large, "it is larger than 64 MiB"), (Path(os.devnull), "it is not a regular file")):
+        refused = documents("add", str(path))
+        assert refused.code == exit_codes.FAILED
+        assert refused.err == f"notso: {path}: {problem}\n"
+    assert "No documents" in documents().out
 
 
 def test_document_errors_are_one_line(documents: Run, tmp_path: Path) -> None:

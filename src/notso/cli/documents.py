@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from notso.cli import options, terminal
+from notso.text_file import read_regular
 
 if TYPE_CHECKING:
     from notso.web.store.documents import Library, StoredDocument
@@ -121,6 +122,7 @@ async def _search(store: ChatStore, library: Library | None, query: str, as_json
 
 
 async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tuple[Path, str]], as_json: bool) -> None:
+    from notso.documents.values import MAX_FILE_BYTES
     from notso.web.chat.library import LibraryWorker
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.values.errors import StorageError
@@ -129,7 +131,8 @@ async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tu
     work = LibraryWorker(store, unconfined=unconfined)
     ids = []
     for path, shown in files:
-        ids.append((await store.documents.add(LOCAL_OWNER, library.id, shown, path.read_bytes())).id)
+        content = read_regular(path, MAX_FILE_BYTES)
+        ids.append((await store.documents.add(LOCAL_OWNER, library.id, shown, content)).id)
         await work.parse_queued()
     added = await store.documents.some(LOCAL_OWNER, ids)
     _print_documents(added, as_json)
