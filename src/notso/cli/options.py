@@ -135,30 +135,15 @@ MaxNumSeqs = Annotated[
         help="Maximum number of concurrent requests. Default: 16, or fewer if memory is low.",
     ),
 ]
-CacheDisk = Annotated[
-    float,
-    env_option(
-        "--cache-disk",
-        variable="NOTSO_CACHE_DISK",
-        metavar="GB",
-        min=0,
-        max=1_000_000,
-        help="Size limit of the on-disk prompt cache, in GB.",
-        show_default=True,
-    ),
-]
-LibraryDisk = Annotated[
-    float,
-    env_option(
-        "--library-disk",
-        variable="NOTSO_LIBRARY_DISK",
-        metavar="GB",
-        min=0,
-        max=1_000_000,
-        help="Size limit of the on-disk prompt cache for documents, in GB.",
-        show_default=True,
-    ),
-]
+
+
+def _disk_option(flag: str, variable: str, what: str) -> Any:
+    text = f"Size limit of the on-disk prompt cache{what}, in GB."
+    return env_option(flag, variable=variable, metavar="GB", min=0, max=1_000_000, help=text, show_default=True)
+
+
+CacheDisk = Annotated[float, _disk_option("--cache-disk", "NOTSO_CACHE_DISK", "")]
+LibraryDisk = Annotated[float, _disk_option("--library-disk", "NOTSO_LIBRARY_DISK", " for documents")]
 
 
 def option_for_setting(name: str) -> Any:
