@@ -80,12 +80,9 @@ class SQLAccessStore(ABC):
 
     async def key(self, by: str | bytes) -> ApiKey | None:
         column = "digest" if isinstance(by, bytes) else "id"
-
-        def work(db: SQLConnection) -> ApiKey | None:
-            row = db.execute(f"SELECT {_KEY} FROM keys WHERE {column} = ?", (by,)).fetchone()
-            return _key(row) if row else None
-
-        return await self.run_read(work)
+        sql = f"SELECT {_KEY} FROM keys WHERE {column} = ?"
+        row = await self.run_read(lambda db: db.execute(sql, (by,)).fetchone())
+        return _key(row) if row else None
 
     async def revoke_key(self, name: str, now_ms: int, *, by: str = "") -> ApiKey | None:
         def work(db: SQLConnection) -> ApiKey | None:
@@ -122,8 +119,7 @@ class SQLAccessStore(ABC):
             # Query reservations before usage. A reservation that ends in between is then counted twice rather than not
             # at all.
             reserved = db.execute(f"{_RESERVED} AND until_ms > {self.NOW_MS}", day_and_owner).fetchone()
-            row = db.execute(_USED, day_and_owner).fetchone()
-            used = _used(row) if row else UsageTotals()
+            used = _used(db.execute(_USED, day_and_owner).fetchone())
             left = quota.tokens - used.tokens - int(reserved["tokens"])
             answers = allocate_tokens(left, requests) if quota.tokens else [each.answer_tokens for each in requests]
             too_many = quota.requests and used.requests + reserved["requests"] + len(requests) > quota.requests
@@ -175,11 +171,7 @@ class SQLAccessStore(ABC):
         )
 
     async def used_on(self, day: date, owner: str) -> UsageTotals:
-        def work(db: SQLConnection) -> UsageTotals:
-            row = db.execute(_USED, (day.isoformat(), owner)).fetchone()
-            return _used(row) if row else UsageTotals()
-
-        return await self.run_read(work)
+        return await self.run_read(lambda db: _used(db.execute(_USED, (day.isoformat(), owner)).fetchone()))
 
     async def add_audit(self, *entries: AuditEntry) -> None:
         def work(db: SQLConnection) -> None:
@@ -211,4 +203,4 @@ def _key(row: Any) -> ApiKey:
 
 
 def _used(row: Any) -> UsageTotals:
-    return UsageTotals(*(row[name] for name in _COUNTS.split(", ")))
+    return UsageTotals(*(row[name] for name in _COUNTS.split(", "))) if row is not None else UsageTotals()

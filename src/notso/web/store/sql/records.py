@@ -121,12 +121,8 @@ class SQLRecords:
 
     async def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
         sql = f"SELECT {_BATCH} FROM api_batches WHERE id = ? AND owner = ?"
-
-        def work(db: Database) -> StoredBatch | None:
-            row = db.execute(sql, (batch_id, owner)).fetchone()
-            return _batch(row) if row is not None else None
-
-        return await self._store.run_read(work, owner)
+        rows = await self._store.read(owner, sql, batch_id, owner)
+        return _batch(rows[0]) if rows else None
 
     async def claim_batch(self, holder: str, busy: Sequence[str], now_ms: int) -> StoredBatch | None:
         others = f" AND owner NOT IN ({placeholders(busy)})" if busy else ""

@@ -15,7 +15,14 @@ from typing import TypeVar
 from notso.system.files import open_private, sync_folder
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import SQLConnection
-from notso.web.store.sqlite.connection import BUSY_MS, SQLiteStatements, split_statements, storage_errors, transaction
+from notso.web.store.sqlite.connection import (
+    BUSY_MS,
+    SQLiteStatements,
+    read_version,
+    split_statements,
+    storage_errors,
+    transaction,
+)
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
 from notso.web.values.fair_queue import WorkerThreads
 
@@ -216,10 +223,10 @@ def _prepare(connection: sqlite3.Connection, timeout_ms: int) -> None:
         "secure_delete=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
-    if _version(connection) == len(MIGRATIONS):
+    if read_version(connection) == len(MIGRATIONS):
         return
     connection.execute("BEGIN IMMEDIATE")  # another process may migrate the file at the same time
-    version = _version(connection)
+    version = read_version(connection)
     if version > len(MIGRATIONS):
         raise DataDirectoryNewerError(
             f"{ACCESS_FILE} was written by a newer version of notso: please upgrade; nothing was changed"
@@ -229,7 +236,3 @@ def _prepare(connection: sqlite3.Connection, timeout_ms: int) -> None:
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
     connection.execute("COMMIT")
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -155,7 +155,7 @@ def storage_errors(
 
 def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
     connection.row_factory = sqlite3.Row
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    version = read_version(connection)
     if version > SCHEMA_VERSION:
         raise DataDirectoryNewerError(
             "the conversations were written by a newer version of notso: please upgrade; nothing was changed"
@@ -175,6 +175,11 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version={number}")
     connection.execute("INSERT OR REPLACE INTO facts VALUES ('open', '1')")
+
+
+def read_version(connection: sqlite3.Connection) -> int:
+    """Return the version of the schema, 0 for an empty database."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _add_functions(connection: sqlite3.Connection) -> None:
@@ -287,7 +292,7 @@ def detect_damage(path: Path) -> Damage:
     if _is_empty(path):
         return _log_damage("gone" if acknowledged else "", "is missing, although it had content")
     with contextlib.closing(open_reader(path)) as reader, storage_errors():
-        version = int(reader.execute("PRAGMA user_version").fetchone()[0])
+        version = read_version(reader)
         if version == 0:
             return _log_damage("gone" if acknowledged else "", "is empty, although it had content")
         if version > SCHEMA_VERSION:
@@ -338,7 +343,7 @@ def copy_if_unclean(path: Path) -> None:
     if _is_empty(path) or read_acknowledged_count(path) is not None:
         return
     with contextlib.closing(open_reader(path)) as reader, storage_errors():
-        version = int(reader.execute("PRAGMA user_version").fetchone()[0])
+        version = read_version(reader)
         # If notso.db-commits was deleted (see LOST), the store continues without the missing commits. SQLite discards
         # the unusable log when it opens the database for writing.
         unclean = 0 < version <= SCHEMA_VERSION and _is_unclean(reader) and read_commit_count(reader)

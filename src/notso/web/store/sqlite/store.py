@@ -30,6 +30,7 @@ from notso.web.store.sqlite.connection import (
     open_writer,
     read_acknowledged_count,
     read_commit_count,
+    read_version,
     roll_back,
     storage_errors,
     transaction,
@@ -251,8 +252,7 @@ class SQLiteStore(SQLStore):
 @contextlib.contextmanager
 def _open_backup(copy: Path) -> Iterator[sqlite3.Connection]:
     with contextlib.closing(open_reader(copy)) as db, storage_errors():
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version != SCHEMA_VERSION:
+        if read_version(db) != SCHEMA_VERSION:
             raise StorageError("the conversations were written by another version of notso")
         yield db
 
@@ -316,17 +316,19 @@ class SQLiteDatabase(SQLiteStatements, Database):
         self.execute("PRAGMA defer_foreign_keys=ON")
 
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
-        db = self._connection
-        row = db.execute("SELECT number FROM indexed WHERE chat_id = ? AND message_id IS NULL", (chat_id,)).fetchone()
-        number = row[0] if row else _add_index_row(db, owner, chat_id, None)
-        db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, indexed_text(title)))
+        self._index("chat_id = ? AND message_id IS NULL", chat_id, (owner, chat_id, None), title)
 
     def index_message(self, owner: str, message: StoredMessage) -> None:
+        self._index("message_id = ?", message.id, (owner, message.chat_id, message.id), message.content)
+
+    def _index(self, where: str, key: str, row: tuple[str | None, ...], text: str) -> None:
         db = self._connection
-        row = db.execute("SELECT number FROM indexed WHERE message_id = ?", (message.id,)).fetchone()
-        number = row[0] if row else _add_index_row(db, owner, message.chat_id, message.id)
-        body = indexed_text(message.content)
-        db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, body))
+        found = db.execute(f"SELECT number FROM indexed WHERE {where}", (key,)).fetchone()
+        if found is None:
+            added = "INSERT INTO indexed (owner, chat_id, message_id) VALUES (?, ?, ?) RETURNING number"
+            found = db.execute(added, row).fetchone()
+        body = indexed_text(text)
+        db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (found["number"], body))
 
     # Triggers cannot remove these rows: with trusted_schema=OFF, SQLite 3.40 does not let them write to an FTS table.
     def unindex_chat(self, chat_id: str) -> None:
@@ -348,10 +350,3 @@ class SQLiteDatabase(SQLiteStatements, Database):
     def vocabulary(self, owner: str) -> Iterator[str]:
         for row in self.execute("SELECT term FROM vocabulary"):
             yield row["term"]
-
-
-def _add_index_row(db: sqlite3.Connection, owner: str, chat_id: str, message_id: str | None) -> int:
-    cursor = db.execute(
-        "INSERT INTO indexed (owner, chat_id, message_id) VALUES (?, ?, ?)", (owner, chat_id, message_id)
-    )
-    return int(cursor.lastrowid or 0)
