@@ -109,6 +109,7 @@ def keys(
 
 
 def _remove(settings: Settings, name: str) -> None:
+    from notso.web.sign_in.issued_keys import COMMAND_LINE
     from notso.web.sign_in.users import remove_user, user_named
     from notso.web.store.opening import create_access_store, run_with_store
     from notso.web.store.sqlite.access import SQLiteAccessStore
@@ -120,7 +121,7 @@ def _remove(settings: Settings, name: str) -> None:
                 access = create_access_store(settings.directory, settings.database_url)
                 closing.push_async_callback(access.close)
                 await access.open()
-            await remove_user(store, access, await user_named(access, name), "command line")
+            await remove_user(store, access, await user_named(access, name), COMMAND_LINE)
 
     run_with_store(settings.directory, settings.database_url, remove_keys_and_user)
 

@@ -24,6 +24,8 @@ MAX_NAME_CHARACTERS = 64
 CACHE_SECONDS = 60.0
 """Time for which a key remains valid after it was last found in the store, if the store fails."""
 MAX_CACHED = 10_000
+COMMAND_LINE = "command line"
+"""Name in the audit log of operators who use the command line."""
 _log = logging.getLogger("notso.web.access")
 
 
@@ -97,9 +99,8 @@ T = TypeVar("T")
 class KeyManager:
     """Manages keys synchronously. Each call opens a store created by `create_store`. Methods raise StorageError."""
 
-    def __init__(self, create_store: Callable[[], AccessStore], by: str = "command line") -> None:
+    def __init__(self, create_store: Callable[[], AccessStore]) -> None:
         self._create_store = create_store
-        self._by = by
 
     def all(self) -> list[ApiKey]:
         return self._with_store(lambda store: store.keys())
@@ -112,13 +113,13 @@ class KeyManager:
         if not is_name(name):
             raise SettingsError("a key's name must be one line of 1 to 64 characters", setting="name")
         secret, key = new_key(name, **options)
-        if not self._with_store(lambda store: store.add_key(key, digest_of(secret), by=self._by)):
+        if not self._with_store(lambda store: store.add_key(key, digest_of(secret), by=COMMAND_LINE)):
             raise SettingsError(f"there is already a key named {name}, or there are too many keys", setting="name")
         return secret, key
 
     def revoke(self, name: str) -> ApiKey:
         """Revoke a key at once. Raises SettingsError if no active key has that name."""
-        key = self._with_store(lambda store: store.revoke_key(name, current_ms(), by=self._by))
+        key = self._with_store(lambda store: store.revoke_key(name, current_ms(), by=COMMAND_LINE))
         if key is None:
             raise SettingsError(f"there is no active key named {name}", setting="name")
         return key
