@@ -71,6 +71,14 @@ def test_requests_are_logged_with_request_id(start: Callable[..., Any], records:
     assert not records.of("quiet") and "secret" not in records.of("path") and "no-such" not in records.of("path")
 
 
+def test_route_of_cross_origin_request_is_logged_and_counted(start: Callable[..., Any], records: Records) -> None:
+    server = start(ScriptedEngine(), allowed_origins=("app://obsidian.md",)).ready()
+    server.client.get("/v1/models", headers={"X-Request-Id": "abroad", "Origin": "app://obsidian.md"})
+    server.wait(lambda: "GET /v1/models 200" in records.of("abroad"))
+    counted = 'notso_http_requests_total{method="GET",route="/v1/models",status="200"} 1.0'
+    assert counted in server.client.get("/metrics").text
+
+
 @pytest.mark.parametrize(
     ("limit", "said"), [(None, "generation ended: stop; id "), (3, "generation ended: length (max_tokens); id ")]
 )

@@ -95,9 +95,11 @@ class CrossOriginAccess(HttpMiddleware):
                 MutableHeaders(scope=message).update(_cors_headers(origin) | {"access-control-expose-headers": "*"})
             await send(message)
 
-        # Browsers may send a cookie even if they hide the response. The request must not use the cookie's session.
-        headers = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
-        await self._app({**scope, "headers": headers, ALLOWED: True}, receive, send_readable)
+        # Browsers may send a cookie even if they hide the response. The request must not use the cookie's session. The
+        # scope is not copied, because the outer middleware finds the route in it.
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
+        scope[ALLOWED] = True
+        await self._app(scope, receive, send_readable)
 
     def _allowed(self, scope: Scope) -> str | None:
         origins = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == b"origin"]
