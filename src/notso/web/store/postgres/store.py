@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, PostgresDatabase, PostgresPool
-from notso.web.store.protocol import BACKUP_ELSEWHERE, Damage, Heartbeat
+from notso.web.store.protocol import BACKUP_ELSEWHERE, Heartbeat
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Database, SQLConnection
 from notso.web.store.sql.store import SQLStore
@@ -25,7 +25,7 @@ LEASE_THREADS = 1  # heartbeats have their own thread, so that they do not wait 
 
 
 class PostgresStore(SQLStore):
-    damage: Damage = ""
+    is_shared = True
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -35,14 +35,6 @@ class PostgresStore(SQLStore):
         self._reads = FairQueue("notso-db-read", READ_THREADS)
         self._lease_thread = WorkerThreads(LEASE_THREADS, thread_name_prefix="notso-db-lease")
         self._is_open = False
-
-    @property
-    def read_only(self) -> bool:
-        return False
-
-    @property
-    def is_shared(self) -> bool:
-        return True
 
     def access(self) -> PostgresAccessStore:
         return PostgresAccessStore(self._connections)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.sql.search_words import Term
@@ -122,9 +122,7 @@ class Transactions(ABC):
     owner: the user in whose queue the work waits; "" for internal work. Queues are served in turn.
     """
 
-    @property
-    @abstractmethod
-    def is_shared(self) -> bool: ...
+    is_shared: ClassVar[bool]
 
     @abstractmethod
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:

@@ -26,6 +26,7 @@ from notso.web.store.protocol import (
     ChatOrder,
     ChatRow,
     ChatSnapshot,
+    Damage,
     Deletable,
     EarlierImport,
     Memory,
@@ -151,6 +152,8 @@ def _write_method(
 
 
 class SQLStore(Transactions):
+    damage: Damage = ""
+
     def __init__(self) -> None:
         self.max_stored_characters: Callable[[str], int] = lambda owner: 0  # limit of an owner; 0: none
         self.records: ApiRecords = SQLRecords(self)
@@ -158,8 +161,8 @@ class SQLStore(Transactions):
         self._trash_seen: dict[str, float] = {}
 
     @property
-    @abstractmethod
-    def read_only(self) -> bool: ...
+    def read_only(self) -> bool:
+        return bool(self.damage)
 
     @abstractmethod
     async def open(self) -> None: ...

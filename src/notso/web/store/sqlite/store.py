@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from notso.web.store.documents import DocumentText
-from notso.web.store.protocol import FAILED, MOST_TRIES, Damage, Heartbeat, Orphan, StoredMessage
+from notso.web.store.protocol import FAILED, MOST_TRIES, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import FIND, Database
 from notso.web.store.sql.documents import load_text
 from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
@@ -118,6 +118,8 @@ _UNFINISHED = (
 
 
 class SQLiteStore(SQLStore):
+    is_shared = False
+
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self._directory = directory
@@ -128,15 +130,6 @@ class SQLiteStore(SQLStore):
         self._writer: Writer | None = None
         self._readers: list[sqlite3.Connection] = []  # idle connections
         self._checkpoint_timer: asyncio.TimerHandle | None = None
-        self.damage: Damage = ""
-
-    @property
-    def read_only(self) -> bool:
-        return bool(self.damage)
-
-    @property
-    def is_shared(self) -> bool:
-        return False
 
     async def open(self) -> None:
         """Lock the directory, migrate, and mark unfinished answers as interrupted if they cannot be continued.
